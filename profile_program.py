@@ -21,10 +21,11 @@ from harness.run.startup import HANDED_OVER, run_command
 
 ENVIRONMENT = dict(os.environ)  # the program's: our commands add to it
 STEPS = "what ends a step: the optimizer's, a backward pass, or a call of the model for inference (optimizer)"
-THEN = "end the program at once, with its files flushed (kill), by sys.exit, or not"
+THEN = "kill: end it at once, its files flushed (default); exit: as by sys.exit(); continue: let it run to its end"
+DATA = "function or Class.method that loads data, beside DataLoader, as the program calls it; repeatable"
 WHAT_FOLLOWS = {
     "kill": "then the program is ended at once, and what it would do later is not done",
-    "exit": "then the program is ended as by sys.exit(), and what it does at its end is done",
+    "exit": "then the program is ended as by sys.exit(), and has 5 minutes for what it does at its end",
     "continue": "then the program runs to its end without us",
 }
 
@@ -38,15 +39,14 @@ def main() -> None:
     parser = OneLineParser(prog="profile_program.py", description=__doc__, formatter_class=raw)
     add = parser.add_argument
     add("--output-dir", metavar="DIR", type=Path, help="for traces, report and all other files (program_<timestamp>)")
-    add("--warmup-steps", dest="warmup", type=number_of(int, 0), default=3, metavar="N", help="steps before all (3)")
+    add("--warmup-steps", dest="warmup", type=number_of(int, 0), default=3, metavar="N", help="before any is timed (3)")
     steps = {"type": number_of(int, 1), "metavar": "N"}
     add("--timed-steps", dest="timed", default=5, help="steps that are timed without a profiler (5)", **steps)
     add("--profile-steps", dest="profile", default=3, help="steps that are recorded (3)", **steps)
     add("--steps", choices=("optimizer", "backward", "forward"), default="optimizer", help=STEPS)
-    add("--every", type=number_of(int, 1), default=1, metavar="N", help="so many of these are one step (1)")
-    what = "a function that loads data, beside DataLoader"
-    add("--data", action="append", default=[], metavar="[MODULE:]FUNCTION", help=what)
-    add("--then", choices=("kill", "exit", "continue"), default="kill", help=f"after the recorded steps: {THEN}")
+    add("--every", type=number_of(int, 1), default=1, metavar="N", help="so many of those are one step (1)")
+    add("--data", action="append", default=[], metavar="[MODULE:]FUNCTION", help=DATA)
+    add("--then", choices=("kill", "exit", "continue"), default="kill", help=f"after the recorded steps; {THEN}")
     add("--compiled-kernels", action="store_true", help="name the compiler's CPU kernels: compiles anew, slows steps")
     add("--profile-stacks", dest="stacks", action="store_true", help="Python stacks in the trace, which is much larger")
     verbose_flag(parser)
@@ -57,19 +57,16 @@ def main() -> None:
     typed = typed[typed[:1] == ["--"] :]
     command = command_of(typed, ENVIRONMENT.pop(HANDED_OVER, sys.executable))
     from harness.base.command_line import require
-    from harness.base.files import make_folder
+    from harness.base.files import prepare_folder
 
     require("the analysis", ["msgspec", "pandas", "torch", "jinja2", "matplotlib", "plotly", "tensorboard"])
-    make_folder(folder)
-    for earlier in folder.glob("*.pt.trace.json"):
-        earlier.unlink()
+    prepare_folder(folder)
     # Else the profiler warns about tensors that were there before it, and says when it starts and stops.
     environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"} | ENVIRONMENT
     if settings.pop("compiled_kernels"):
         environment["TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"] = "1"
-    first = settings["warmup"] + settings["timed"] + 2  # the profiler warms up in the one before
-    last = first + settings["profile"] - 1
-    say(f"Steps {first} to {last} are recorded; {WHAT_FOLLOWS[settings['then']]}.")
+    settings["first"] = first = max(1, settings["warmup"]) + settings["timed"] + 2  # the profiler warms up before it
+    say(f"Steps {first} to {first + settings['profile'] - 1} are recorded; {WHAT_FOLLOWS[settings['then']]}.")
     settings["out"] = str(folder.resolve())
     ended = run(command, settings, environment)
     from analysis.commands.profiled_program import explain_program  # PyTorch takes seconds to import

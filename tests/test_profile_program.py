@@ -249,13 +249,24 @@ def test_data_of_a_function_and_every_second_step(profiled):
 
 
 @pytest.mark.slow
+def test_data_of_a_function_that_others_have_imported(profiled):
+    Path("loading.py").write_text("def load(batches):\n    return next(batches)\n")
+    source = MODEL + TRAIN + LOOP.replace("batches(STEPS)", "(load(batches(1)) for _ in range(STEPS))")
+    (process,) = profiled("from loading import load\n" + source, data=["loading:load", "os:getcwd"]).recorded
+    assert process["seen"]["data"] == 2
+    assert process["data_not_called"] == ["os:getcwd"]
+
+
+@pytest.mark.slow
 def test_a_function_that_is_not_there_leaves_the_program_alone(profiled, capfd):
     ended = profiled(PLAIN, data=["nothing.load"])
     (process,) = ended.processes
     assert process["state"] == "failed"
     assert process["error"] == "LookupError: --data nothing.load: the program has no such function"
     assert ended.exit_code == 0
-    assert capfd.readouterr().out.splitlines()[-1].startswith("random")
+    out, err = capfd.readouterr()
+    assert out.splitlines()[-1].startswith("random")
+    assert err == f"profile_program.py: {process['error']}; the program goes on, not measured\n"
 
 
 def check_that_logs_are_flushed(process: dict):
@@ -317,7 +328,7 @@ def test_two_programs_are_compared(scratch, known_peaks):
     Path("train.py").write_text("import harness, analysis\nassert not harness.OURS\n" + PLAIN)
     first = tool("--", "train.py")
     assert first.returncode == 0, first.stderr
-    assert "Disturbance of the steps: not measured" not in first.stdout
+    assert "Timed steps: not measured" not in first.stdout
     os.rename("found", "before")
     Path("train.py").write_text(PLAIN.replace("nn.Linear(16, 32), nn.Linear(32", "nn.Linear(16, 64), nn.Linear(64"))
     assert tool("--", "-m", "train").returncode == 0
@@ -358,6 +369,44 @@ def test_a_program_that_catches_its_end_is_ended_one_step_later(profiled, capfd)
     assert capfd.readouterr().out == "caught SystemExit\n"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("then", ["kill", "continue"])
+def test_a_script_does_not_go_on_where_its_program_was_ended(profiled, capfd, then):
+    Path("inner.sh").write_text(f"{sys.executable} train.py | cat\necho inner goes on\n")
+    Path("outer.sh").write_text("echo begins\nbash inner.sh\necho outer goes on\n")
+    ended = profiled(PLAIN, then=then, launcher=["bash", "outer.sh"])
+    out = capfd.readouterr().out.splitlines()
+    assert out[0] == "begins"
+    assert len(ended.recorded) == 1
+    assert ended.by_tool == (then == "kill")
+    went_on = ["inner goes on", "outer goes on"]
+    assert out[-2:] == went_on if then == "continue" else not {*went_on} & {*out}
+    assert then == "kill" or ended.exit_code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["1 / 0", "sys.exit(4)", "os.kill(os.getpid(), signal.SIGINT)"])
+def test_steps_that_were_recorded_before_the_program_ended_are_kept(scratch, known_peaks, how):
+    early = LOOP.replace("loss.backward()", f"step < 7 or {how}; loss.backward()")
+    Path("train.py").write_text("import os, signal\n" + MODEL + TRAIN + early)
+    ended = tool("--profile-steps", "20", "--", "train.py")
+    assert ended.returncode == (4 if "exit" in how else 1), ended.stderr
+    assert "AdamW steps 5 to 7, then the program ended; 1 of 1 rank; ended by itself" in ended.stdout
+    document = json.loads(Path("found", "operator_analysis.json").read_text())
+    assert document["steps"]["count"] == 3
+    summary = json.loads(Path("found", "performance_summary.json").read_text())
+    assert [r for r in summary["steps"]["exclusion_reason"] if r] == ["profiler warm-up", *["profiled"] * 3]
+
+
+@pytest.mark.slow
+def test_recording_stops_where_memory_runs_short(profiled):
+    short = "sys.modules['_hooks_of_profile_program.watch'].short_of_memory = lambda: True\n"
+    ended = profiled(PLAIN.replace("for step,", short + "for step,", 1), profile=9)
+    (process,) = ended.recorded
+    assert (process["recorded_steps"], process["shortened"]) == (1, "memory ran short")
+    assert f"ProfilerStep#{process['first_recorded'] + 1}" not in ranges_of(process)
+
+
 HOOKS = """
 from torch.nn.modules import module
 print(len(module._global_forward_hooks), len(module._global_forward_pre_hooks), torch.autograd._profiler_enabled())
@@ -381,13 +430,21 @@ def test_a_program_that_is_not_there():
         assert error.value.exit_code == 2
 
 
+RECORDS_THROUGHOUT = MODEL + TRAIN + "with torch.profiler.profile():" + LOOP.replace("\n", "\n    ")
 CANNOT = {
     "print(1)": ([], 0, "no process imported torch: it ended"),
     "import torch": (["-I"], 0, "no Python process loaded the hooks: it ended; is it started with -I, -E or -S?"),
     "import torch; print('nothing')": ([], 0, "nothing was trained: it ended; for inference --steps forward"),
     "import torch; raise SystemExit(5)": ([], 5, "nothing was trained: it ended with exit code 5"),
-    PLAIN.replace("else 14", "else 4"): ([], 0, "it ended after 4 steps of AdamW; 6 are needed: lengthen it, or"),
-    PLAIN + "1 / 0": ([], 1, "it ended with exit code 1 after 14 steps of AdamW"),
+    PLAIN.replace("else 14", "else 4"): ([], 0, " ms; 6 are needed: lengthen it, or --warmup-steps 1"),
+    PLAIN.replace("else 14", "else 4") + "1 / 0": ([], 1, "it ended with exit code 1 after 4 steps of AdamW; median"),
+    "import os\n" + PLAIN.replace("else 14", "else 4") + "os._exit(7)": (
+        [],
+        7,
+        "it ended with exit code 7 after its first step, at once: what was not written is lost; see what ended it",
+    ),
+    "import os, torch\nos.kill(os.getpid(), 9)": ([], 137, "nothing was trained: it ended with exit code 137"),
+    RECORDS_THROUGHOUT: ([], 0, "and records a trace of its own throughout: python3 analyze_trace.py on that"),
     "import torch\n1 / 0": ([], 1, "it ended with exit code 1"),
     SHAPES["hand-written step"]: (
         [],
@@ -402,8 +459,7 @@ CANNOT = {
 def test_what_cannot_be_measured_is_said_and_the_exit_code_is_that_of_the_program(scratch, source):
     flags, code, said = CANNOT[source]
     Path("train.py").write_text(source)
-    more = ["--profile-steps", "20"] * ("1 / 0" in source)
-    ended = tool(*more, "--", sys.executable, *flags, "train.py")
+    ended = tool("--", sys.executable, *flags, "train.py")
     assert ended.returncode == code, ended.stderr
     assert said in ended.stderr.splitlines()[-1]
     if "1 / 0" in source:
@@ -463,11 +519,12 @@ except KeyboardInterrupt:
 )
 
 
-def started(scratch: Path, source: str = UNTIL_ENDED) -> tuple[subprocess.Popen, int]:
+def started(scratch: Path, source: str = UNTIL_ENDED, words=("train.py",)) -> tuple[subprocess.Popen, int]:
     """The whole command with a program that does not end, and the program's process id."""
     Path("train.py").write_text(source)
+    Path("train.sh").write_text(f"{sys.executable} train.py\necho goes on\n")
     command = [sys.executable, str(PROJECT / "profile_program.py"), "--output-dir", "found", "--warmup-steps", "100000"]
-    process = start(*command, "--", "train.py")
+    process = start(*command, "--", *words)
     read_until(process, "Steps")
     with time_limit(process):
         return process, int(process.stdout.readline().split()[1])
@@ -498,20 +555,23 @@ def test_ctrl_c_reaches_the_program_once(scratch):
 
 
 @pytest.mark.slow
-def test_sigterm_ends_the_program(scratch):
-    process, pid = started(scratch)
+@pytest.mark.parametrize("words", [["train.py"], ["bash", "train.sh"]])
+def test_sigterm_ends_the_program(scratch, words):
+    process, pid = started(scratch, words=words)
     process.send_signal(signal.SIGTERM)
     with time_limit(process):
-        process.communicate()
+        out, _ = process.communicate()
+    assert "goes on" not in out
     assert process.returncode == 128 + signal.SIGTERM
     assert is_gone(pid)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("heeds", [True, False])
-def test_the_program_does_not_outlive_the_tool(scratch, heeds):
+@pytest.mark.parametrize("words", [["train.py"], ["bash", "train.sh"]])
+def test_the_program_does_not_outlive_the_tool(scratch, heeds, words):
     ignores = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    process, pid = started(scratch, UNTIL_ENDED if heeds else ignores + UNTIL_ENDED)
+    process, pid = started(scratch, UNTIL_ENDED if heeds else ignores + UNTIL_ENDED, words)
     process.kill()
     process.wait()
     assert is_gone(pid)

@@ -33,6 +33,7 @@ def best_three(analysis: dict) -> list[str]:
     rows = [one for one in rows if "memory_bound_mb" not in one]
     rows = sorted(rows, key=lambda row: not found.startswith(row["finding"]))[:3]
     told = [(f"{row['name']}: {gain_text(row)}", row["flag"] or row["next"] * (row["next"] not in do)) for row in rows]
+    told = [(gain, change if len(change) <= LINE - len(gain) else change.partition(": ")[0]) for gain, change in told]
     texts = [gain + f" ({change})" * (0 < len(change) <= LINE - len(gain)) for gain, change in told]
     return texts or [analysis.get("opportunities_reason", "nothing that this trace could support")]
 

@@ -6,6 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 
 import torch
@@ -46,6 +47,8 @@ def explain_program(ended: Ended, command: Sequence[str], settings: dict, folder
         say(*as_text(held_memory_section(held["rows"], held)))
     if not recorded:
         raise UserError(why_nothing(ended, settings, bool(failed)), ended.exit_code)
+    for target in recorded[0]["data_not_called"]:
+        say(f"--data {target}: not called in the recorded steps; for a generator, name the function that it calls")
     summary = summary_of(recorded, command, settings)
     make_folder(folder)
     paths = [folder / one["trace"] for one in recorded]
@@ -63,13 +66,13 @@ def explain_program(ended: Ended, command: Sequence[str], settings: dict, folder
         say("", *as_text(program_section(document)))
     say("", *wrapped(labeled(program_facts(document, summary, analyses[0][1]))), "", *file_lines(files, verbose))
     say("", *answer_of_traces(analyses, report_in(files)))
-    return 0 if document["ended_by"] == "the tool" else ended.exit_code
+    return 0 if ended.by_tool else ended.exit_code
 
 
 def why_nothing(ended: Ended, settings: dict, failed: bool) -> str:
     """What was seen of a program of which no step was recorded, and what to do."""
     code = f"it ended with exit code {ended.exit_code}" if ended.exit_code else "it ended"
-    seen = max(ended.processes, key=lambda one: one["steps"], default=None)
+    seen = max(ended.processes, key=lambda one: (one["steps"], one["backward_passes"]), default=None)
     if failed:
         return f"nothing was recorded in {settings['out']}: {code}"
     if not ended.started:
@@ -77,14 +80,24 @@ def why_nothing(ended: Ended, settings: dict, failed: bool) -> str:
     if seen is None:
         return f"no process imported torch: {code}"
     if seen["steps"]:
-        needed = settings["warmup"] + settings["timed"] + settings["profile"] + 1
+        if not seen.get("at_end"):  # as by kill -9, or os._exit
+            return f"{code} after its first step, at once: what was not written is lost; see what ended it"
+        if seen["profiles_itself"]:
+            return f"{code}, and records a trace of its own throughout: python3 analyze_trace.py on that"
+        needed = settings["first"] + settings["profile"] - 1
         needed = f"{needed} are needed: lengthen it, or {FEWER}"
-        return f"{code} after {count_of(seen['steps'], 'step')} of {' and '.join(seen['optimizers'])}; {needed}"
-    if any(one["backward_passes"] for one in ended.processes):
+        timed = seen["times_ms"] and f"; median of {len(seen['times_ms'])}: {median(seen['times_ms']):,.2f} ms"
+        return f"{code} after {count_of(seen['steps'], 'step')} of {steps_of(seen, settings)}{timed or ''}; {needed}"
+    if seen["backward_passes"]:
         how = f"{code} after {seen['backward_passes']} backward passes, without a step of an optimizer of torch"
         return f"{how}; --steps backward takes each of them for a step"
     how = "for inference --steps forward; a graph that is replayed needs a system profiler"
     return f"nothing was trained: {code}; {how}"
+
+
+def steps_of(process: dict, settings: dict) -> str:
+    by = settings["steps"]
+    return " and ".join(process["optimizers"]) if by == "optimizer" else f"a {by} pass each"
 
 
 # ---- performance_summary.json --------------------------------------------------------------------------------------
@@ -161,7 +174,7 @@ def audit_of(ranks: list[dict]) -> dict:
     first = FirstStep(norms=norms, non_finite=[name for one in found for name in one["non_finite"]], **lists)
     findings = parameter_findings(first, SimpleNamespace(seq_len=2))
     if unowned := found[0]["unowned"]:
-        detail = f"{count_of(len(unowned), 'parameter')} that asks for a gradient is in no optimizer"
+        detail = f"in no optimizer, though it asks for a gradient: {count_of(len(unowned), 'parameter')}"
         findings.append({"check": "unowned_parameter", "detail": detail, "parameters": unowned[:20]})
     not_checked = [{"check": check, "reason": THEIRS} for check in ("first_loss", "backward_time", "rate")]
     return audit | {"ok": not findings, "findings": findings, "not_checked": not_checked}
@@ -186,13 +199,14 @@ def count_flops(summary: dict, analysis: dict) -> None:
 
 
 def program_document(ended: Ended, ranks: list[dict], command: Sequence[str], settings: dict) -> dict:
-    first, by_tool = ranks[0], settings["then"] != "continue"
+    first = ranks[0]
     begin, n = first["first_recorded"], first["recorded_steps"]
     return {
         "command": shlex.join(command),
         "exit_code": ended.exit_code,
-        "ended_by": "the tool" if by_tool else "itself",
+        "ended_by": "the tool" if ended.by_tool else "itself",
         "steps_of": first["optimizers"] if settings["steps"] == "optimizer" else [f"{settings['steps']} passes"],
+        "shortened": first.get("shortened"),
         "first_recorded": begin,
         "last_recorded": begin + n - 1,
         "evaluations": first["evaluations"],
@@ -209,17 +223,18 @@ def program_facts(document: dict, summary: dict, analysis: dict) -> dict[str, st
     recorded = f"{' and '.join(document['steps_of'])} steps {document['first_recorded']} to {document['last_recorded']}"
     ranks = f"{document['ranks_recorded']} of {count_of(document['world_size'], 'rank')}"
     evaluated = f"; evaluation in {document['evaluations']} of {steps}" * bool(document["evaluations"])
+    short = f", then {document['shortened']}" * bool(document["shortened"])
     performance, sizes = summary["performance"], Counter()
     for row in document["memory"]:
         sizes[row["category"]] += row["bytes"] * (row["rank"] == summary["training"]["rank"])
     std = performance["std_step_time_ms"]
     spread = "" if std is None else f", standard deviation {std:.2f} ms"
     facts = {
-        "Recorded": f"{recorded}; {ranks}{evaluated}; ended by {document['ended_by']}",
-        "Step": f"median {performance['median_step_time_ms']:.2f} ms of {performance['steps_averaged']} "
+        "Recorded": f"{recorded}{short}; {ranks}{evaluated}; ended by {document['ended_by']}",
+        "Step time": f"median {performance['median_step_time_ms']:.2f} ms of {performance['steps_averaged']} "
         f"without a profiler{spread}",
         "Memory": ", ".join(f"{name} {size / MB:,.1f} MB" for name, size in sizes.items() if size),
-        "Disturbance of the steps": disturbance_text(summary["disturbance"]),
+        "Timed steps": disturbance_text(summary["disturbance"]),
         "Audit": audit_text(summary["audit"]),
     }
     if tflops := performance["achieved_tflops"]:

@@ -152,5 +152,7 @@ def held_memory_section(rows: list[dict], ran_out: dict | None = None) -> Sectio
         title = f"Memory ran out: {ran_out['error']}"
         tensors = (f"{one['shape']} {one['dtype']}, {one['bytes'] / MB:,.1f} MB" for one in ran_out["largest"])
         note = [f"The largest tensors then: {'; '.join(tensors)}."]
+        sizes_then = {"Allocated then": "allocated_bytes", "Peak up to the step before": "peak_before_bytes"}
+        facts |= {name: f"{ran_out[key] / MB:,.1f} MB" for name, key in sizes_then.items() if ran_out[key] is not None}
     rows = sorted(rows, key=lambda row: -row["bytes"])
     return Section(title, HELD_COLUMNS, rows, note, facts, label="part", sums=("bytes",))

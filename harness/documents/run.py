@@ -240,6 +240,7 @@ class ProgramRun(Document):
     exit_code: int = field("of the program")
     ended_by: str = field("the tool, or itself")
     steps_of: list[str] = field("classes of the optimizers by which its steps were found, or what else was one")
+    shortened: str | None = field("why fewer steps were recorded than asked for", null="as many as asked for")
     first_recorded: int = field("number of the first step in the trace, from 1")
     last_recorded: int = field("number of the last one")
     evaluations: int = field("recorded steps with forward passes without gradients")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from harness.base.errors import UserError
 from harness.program.hooks import SETTINGS, SITECUSTOMIZE
-from harness.program.hooks.limits import GRACE_S
+from harness.program.hooks.limits import EXIT_S, GRACE_S
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -29,6 +29,7 @@ class Ended:
     exit_code: int
     processes: list[dict]  # results of harness.program.hooks.watch, of processes that imported torch
     started: int  # Python processes that loaded the hooks
+    by_tool: bool  # whether it was ended after its recorded steps
 
     @property
     def recorded(self) -> list[dict]:
@@ -59,14 +60,15 @@ def run(command: Sequence[str], settings: dict, environment: dict[str, str]) -> 
         Path(folder, "sitecustomize.py").write_text(SITECUSTOMIZE)
         settings |= {"tool": os.getpid(), "processes": str(processes)}
         path = os.pathsep.join(filter(None, [folder, environment.get("PYTHONPATH")]))
-        code = wait_for(command, environment | {"PYTHONPATH": path, SETTINGS: json.dumps(settings)})
+        environment = environment | {"PYTHONPATH": path, SETTINGS: json.dumps(settings)}
+        code = wait_for(command, environment, processes, EXIT_S if settings["then"] == "exit" else GRACE_S)
         told = [json.loads(file.read_text()) for file in processes.glob("*.json")]
-        return Ended(code, told, len([*processes.glob("*.started")]))
+        return Ended(code, told, len([*processes.glob("*.started")]), any(processes.glob("*.ended")))
 
 
-def wait_for(command: Sequence[str], environment: dict[str, str]) -> int:
+def wait_for(command: Sequence[str], environment: dict[str, str], processes: Path, grace_s: float) -> int:
     """Its exit code, 128 + N if a signal ended it.  Ctrl-C reaches it from the terminal, SIGTERM by us; and it does not
-    outlive us."""
+    outlive us.  processes: what they told; grace_s: for what is left once the first of them has ended."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def dies_with_us() -> None:
@@ -74,36 +76,80 @@ def wait_for(command: Sequence[str], environment: dict[str, str]) -> int:
         if libc:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
-    with handled_signals() as terminate:
+    with handled_signals(processes, grace_s) as started:
         process = subprocess.Popen(command, env=environment, preexec_fn=dies_with_us)
-        terminate.append(process)
+        started.append(process)
         code = process.wait()
     return 128 - code if code < 0 else code
 
 
 @contextlib.contextmanager
-def handled_signals() -> Iterator[list[subprocess.Popen]]:
+def handled_signals(processes: Path, grace_s: float) -> Iterator[list[subprocess.Popen]]:
     """While the program runs: Ctrl-C is for it, SIGTERM is passed on, and SIGURG, from a process that has written all
-    that it recorded, sets a time after which what is left of the program is ended: a parent may wait for results."""
-    processes: list[subprocess.Popen] = []
+    that it recorded, ends the scripts that started it, and sets a time after which all that is left is ended: a parent
+    may wait for results."""
 
-    def end(number: int, frame: object) -> None:
-        for process in processes:
-            process.terminate()
-        if number == signal.SIGALRM:  # and should it not heed that
-            signal.signal(signal.SIGALRM, lambda *_: [process.kill() for process in processes])
+    started: list[subprocess.Popen] = []
+    stages = [signal.SIGTERM, signal.SIGKILL]  # should they not heed the first
+
+    def end_all(number: int, frame: object) -> None:
+        late = number == signal.SIGALRM
+        for pid in {*processes_of(processes.parent), *(child.pid for child in started)}:
+            send(pid, stages[0] if late else signal.SIGTERM)
+        if late and len(stages) > 1:
+            stages.pop(0)
             signal.alarm(int(GRACE_S))
+
+    def one_ended(*_: object) -> None:
+        signal.alarm(int(grace_s))
+        if grace_s == GRACE_S and all_ended(processes):
+            for file in processes.glob("*.ended"):
+                for pid in ancestors(int(file.stem)):
+                    if not (processes / f"{pid}.started").exists():  # torchrun knows how to end
+                        send(pid, signal.SIGTERM)
+            (processes / "go").touch()
 
     handlers = {
         signal.SIGINT: lambda *_: None,  # not SIG_IGN, which the program would inherit
-        signal.SIGTERM: end,
-        signal.SIGALRM: end,
-        signal.SIGURG: lambda *_: signal.alarm(int(GRACE_S)),  # which does nothing to us when it comes late
+        signal.SIGTERM: end_all,
+        signal.SIGALRM: end_all,
+        signal.SIGURG: one_ended,
     }
     earlier = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield processes
+        yield started
     finally:
         signal.alarm(0)
         for number, handler in earlier.items():
             signal.signal(number, handler)
+
+
+def send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def all_ended(processes: Path) -> bool:
+    """Whether each process that has recorded is about to end."""
+    told = (json.loads(file.read_text()) for file in processes.glob("*.json"))
+    return all((processes / f"{one['pid']}.ended").exists() for one in told if one["state"] == "recorded")
+
+
+def ancestors(pid: int) -> Iterator[int]:
+    """From its parent up to our child; none where the system has no proc(5)."""
+    while True:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return
+        if pid in (0, 1, os.getpid()):
+            return
+        yield pid
+
+
+def processes_of(folder: Path) -> Iterator[int]:
+    """Those that have the folder in their environment: the program's, and all that it started."""
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # gone, or another user's
+            if str(folder).encode() in file.read_bytes():
+                yield int(file.parent.name)

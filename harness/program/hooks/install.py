@@ -41,6 +41,7 @@ def install(settings: dict) -> Watch:
         watch.modules.attach()
     atexit.register(watch.ends_by_itself)
     tell_of_memory(watch)
+    watch.guarded(lambda: watch.write("waiting"))
     return watch
 
 

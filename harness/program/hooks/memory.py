@@ -79,6 +79,7 @@ def what_holds_memory(watch, error: str | None = None) -> dict:
         largest = sorted(others.values(), key=lambda t: -t.untyped_storage().nbytes())[:LARGEST]
         found["error"] = error.partition("\n")[0]
         found["allocated_bytes"] = torch.cuda.memory_allocated() if on_gpu else None
+        found["peak_before_bytes"] = watch.peak_bytes
         found["largest"] = [
             {"shape": [*t.shape], "dtype": str(t.dtype), "bytes": t.untyped_storage().nbytes()} for t in largest
         ]

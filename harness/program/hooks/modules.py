@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ class ModuleRanges:
     def __init__(self, watch):
         self.watch, self.names, self.undo = watch, {}, []
         self.models: list[tuple[nn.Module, str]] = []  # outermost ones and what they are called
+        self.called: set[str] = set()  # of --data
         self.stacks: dict[int, list] = defaultdict(list)  # by thread: module, its ranges, the phase that it began
 
     # ---- Names -------------------------------------------------------------------------------------------------------
@@ -103,8 +104,19 @@ class ModuleRanges:
                 function = inspect.getattr_static(holder, last)
             except (KeyError, AttributeError) as error:
                 raise LookupError(f"--data {target}: the program has no such function") from error
-            self.undo.append(functools.partial(setattr, holder, last, function))
-            setattr(holder, last, wrapped(self.watch, getattr(holder, last), "data"))
+            called = functools.partial(self.data, target, getattr(holder, last))
+            phase = wrapped(self.watch, functools.wraps(getattr(holder, last))(called), "data")
+            places = [(holder, last)]  # and where modules have it under a name of their own
+            for one in [*sys.modules.values()]:
+                names = [name for name, value in [*getattr(one, "__dict__", {}).items()] if value is function]
+                places += [(one, name) for name in names if one is not holder]
+            for place, name in places:
+                self.undo.append(functools.partial(setattr, place, name, function))
+                setattr(place, name, phase)
+
+    def data(self, target: str, function: Callable, *args: object, **kwargs: object) -> object:
+        self.called.add(target)
+        return function(*args, **kwargs)
 
     def forget(self) -> None:
         """Else the models would live as long as Python does, and files that the program left open lose their end."""

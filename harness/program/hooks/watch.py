@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import statistics
+import sys
 import threading
 import time
 import weakref
@@ -19,10 +20,11 @@ import torch
 
 from . import our_modules
 from .audit import StepAudit
-from .limits import GRACE_S, LONG_S
+from .limits import FLUSH_S, GRACE_S, LONG_S, SHORT_OF_MEMORY
 from .memory import objects, what_holds_memory
 from .modules import EVALUATION, ModuleRanges, opened
 
+ENDED = "the program ended"
 SELDOM = 100  # steps of another optimizer, after which one is done with: critics take so many at first
 
 
@@ -34,6 +36,7 @@ class Watch:
 
     def __init__(self, settings: dict):
         self.settings, self.off, self.thread = settings, False, None
+        self.tool = settings["tool"] if is_there(settings["tool"]) else None  # not seen from within a container
         self.state = "waiting"  # counting, recording, recorded
         self.depth, self.seen = Counter(), Counter()  # by phase: how often it is open, how often it was recorded
         self.order: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # optimizers by their first step
@@ -41,7 +44,7 @@ class Watch:
         self.foreign: weakref.WeakSet = weakref.WeakSet()  # profilers of the program's own
         self.rarest = lambda: None  # the optimizer that ends a step
         self.marks = self.steps = self.left = self.passes = self.open = 0  # open: phases
-        self.due = self.warm = self.again = self.ending = False
+        self.due = self.warm = self.again = self.ending = self.gave_way = False
         self.last = self.began = self.give_up = 0.0
         self.evaluated: list[bool] = []  # each recorded step
         self.times_ms: list[float] = []  # of the timed steps
@@ -49,16 +52,20 @@ class Watch:
         self.modules = ModuleRanges(self)
         self.audit: StepAudit | None = None
         self.disturbance = contextlib.ExitStack()  # ends the interval of the timed steps
-        self.results: dict = {"state": "waiting"}
+        self.peak_bytes: int | None = None  # on a GPU, at the last step's end
+        self.results: dict = {}
 
     def guarded(self, act: Callable[[], object]) -> None:
         """No error of ours reaches the program: it goes on without us, and the tool is told why."""
         try:
             act()
         except Exception as error:  # noqa: BLE001 - whatever it is
+            told = f"{type(error).__name__}: {error}"
+            with contextlib.suppress(Exception):
+                print(f"profile_program.py: {told}; the program goes on, not measured", file=sys.stderr)
             self.stop_watching()
             with contextlib.suppress(Exception):
-                self.write("failed", error=f"{type(error).__name__}: {error}")
+                self.write("failed", error=told)
 
     # ---- Phases ------------------------------------------------------------------------------------------------------
 
@@ -122,11 +129,11 @@ class Watch:
         now, self.thread, self.due, self.marks = time.perf_counter(), threading.get_ident(), False, self.marks + 1
         if self.marks % self.settings["every"]:
             return
-        try:
-            os.kill(self.settings["tool"], 0)
-        except ProcessLookupError:  # it was killed: the program does not live on
+        if self.tool and not is_there(self.tool):  # it was killed: the program does not live on
             os._exit(1)
         self.steps += 1
+        if torch.cuda.is_initialized():
+            self.peak_bytes = torch.cuda.max_memory_allocated()
         if self.state == "recorded":  # other ranks need it still, or the program caught the exception
             return self.end_with_ranks()
         if self.profiler and self.steps == 1:  # an optimizer that was not known has stepped
@@ -140,17 +147,25 @@ class Watch:
                 self.evaluated.append(self.seen[EVALUATION] > 0)
             self.seen[EVALUATION] = 0
             self.results["recorded_ms"].append(1e3 * (now - self.last))
-            self.profiler.step()
+            self.results["seen"] = dict(self.seen)
             self.left -= 1
+            if self.left and self.evaluated and short_of_memory():
+                self.record_no_more("memory ran short")
+            else:
+                self.profiler.step()
             if not self.left:
                 self.recorded()
+                if self.state == "recorded" and not self.off:
+                    self.give_up = time.monotonic() + GRACE_S
+                    self.end_with_ranks()
         else:
             self.time_step(now)
         self.last = time.perf_counter()
 
     def time_step(self, now: float) -> None:
         if self.state != "counting" or self.steps == 1:
-            self.state, self.began = "counting", now
+            self.began = now
+            self.write("counting", until=None)  # should the program be killed
         foreign = len(self.foreign) > 0 and any(
             one.kineto_results is None for one in self.foreign
         )  # slower, and two at once crash
@@ -200,7 +215,6 @@ class Watch:
         active = max(1, min(self.settings["profile"], int(1e3 * LONG_S / statistics.median(self.times_ms))))
         self.modules.name_all()
         self.results |= {
-            "optimizers": [type(one).__name__ for one in self.order],
             "first_timed": self.steps - len(self.times_ms) + 1,
             "first_recorded": self.steps + 2,  # after one in which the profiler warms up
             "recorded_steps": active,
@@ -240,11 +254,19 @@ class Watch:
         if path.exists():  # of processes that are no ranks of each other
             path = path.with_name(f"{name}_{os.getpid()}_rank{rank}.pt.trace.json")
         profiler.export_chrome_trace(str(path))
+        if self.results.get("shortened") == ENDED:  # the step that has begun is none
+            mark = f"ProfilerStep#{first + self.results['recorded_steps'] + 1}"
+            path.write_text(path.read_text().replace(mark, "unfinished step"))
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 64))
             if not file.read().rstrip().endswith(b"}"):
                 raise OSError(f"cannot write {path}: is the disk full?")
         self.results |= {"trace": path.name, "rank": rank, "world_size": size, "evaluations": sum(self.evaluated)}
+
+    def record_no_more(self, why: str) -> None:
+        """Of the steps that were to be recorded, those that are over are kept."""
+        self.left, self.again = 0, True
+        self.results |= {"recorded_steps": len(self.evaluated), "shortened": why}
 
     def recorded(self) -> None:
         self.stop_recording()
@@ -253,13 +275,11 @@ class Watch:
             self.measure_disturbance()
             self.write("counting", until=None)
             return
-        self.results |= {"seen": dict(self.seen), "memory": what_holds_memory(self)}
+        self.results["data_not_called"] = [one for one in self.settings["data"] if one not in self.modules.called]
+        self.results["memory"] = what_holds_memory(self)
         if self.settings["then"] == "continue":
             self.stop_watching()
         self.write("recorded")
-        if not self.off:
-            self.give_up = time.monotonic() + GRACE_S
-            self.end_with_ranks()
 
     def end_with_ranks(self) -> None:
         """Once those of this node have written, too: the end of one may end all.  A rank that records later steps than
@@ -277,14 +297,21 @@ class Watch:
         self.end()
 
     def end(self) -> None:
-        os.kill(self.settings["tool"], signal.SIGURG)
         caught, self.ending = self.ending, True
-        if caught or self.settings["then"] == "kill" or threading.current_thread() is not threading.main_thread():
-            for one in objects(io.IOBase):  # the program's own logs too, which may be buffered
-                with contextlib.suppress(Exception):
-                    one.flush()
-            os._exit(0)
-        raise SystemExit(0)  # `finally` and atexit run, `except Exception` does not
+        on_another = threading.current_thread() is not threading.main_thread()
+        at_once = caught or on_another or self.settings["then"] == "kill"
+        for one in objects(io.IOBase) if at_once else ():  # the program's own logs too, which may be buffered
+            with contextlib.suppress(Exception):
+                one.flush()
+        (self.folder / f"{os.getpid()}.ended").touch()
+        with contextlib.suppress(OSError):
+            os.kill(self.settings["tool"], signal.SIGURG)
+        if not at_once:
+            raise SystemExit(0)  # `finally` and atexit run, `except Exception` does not
+        give_up = time.monotonic() + FLUSH_S
+        while not (self.folder / "go").exists() and time.monotonic() < give_up:  # else a script would run on
+            time.sleep(0.002)
+        os._exit(0)
 
     def stop_recording(self) -> None:
         profiler, self.profiler, self.audit = self.profiler, None, None
@@ -303,6 +330,7 @@ class Watch:
         """One of the program's own begins: ours gives way, and begins again when that has ended."""
         if self.off or (self.profiler and profile is self.profiler.profiler):
             return
+        self.gave_way = True
         self.foreign.add(profile)
         if self.profiler:
             self.guarded(self.begin_again)
@@ -322,14 +350,41 @@ class Watch:
 
     def write(self, state: str, **more: object) -> None:
         self.state = state
-        self.results |= {"state": state, "pid": os.getpid(), "steps": self.steps, "backward_passes": self.passes} | more
+        self.results |= {"state": state, "pid": os.getpid(), "steps": self.steps, "backward_passes": self.passes}
+        self.results |= {"optimizers": [type(one).__name__ for one in self.order]} | more
         path = self.folder / f"{os.getpid()}.json"
         path.with_suffix(".partial").write_text(json.dumps(self.results))
         path.with_suffix(".partial").replace(path)
 
     def ends_by_itself(self) -> None:
         with contextlib.suppress(Exception):
-            if self.profiler:  # which would crash as Python ends
+            if self.profiler and self.evaluated and threading.get_ident() == self.thread:
+                self.record_no_more(ENDED)
+                self.recorded()
+            elif self.profiler:  # which would crash as Python ends
+                times_ms = self.times_ms
                 self.begin_again()
+                self.times_ms = times_ms
             if self.state not in ("recorded", "failed"):
-                self.write(self.state, times_ms=self.times_ms, optimizers=[type(one).__name__ for one in self.order])
+                throughout = self.gave_way and not self.times_ms
+                self.write(self.state, times_ms=self.times_ms, at_end=True, profiles_itself=throughout)
+
+
+def is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
+def short_of_memory() -> bool:
+    """Whether the host has little left; False where the system does not tell."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        available, total = (int(lines[name].split()[0]) for name in ("MemAvailable", "MemTotal"))
+    except (OSError, KeyError):
+        return False
+    return available < SHORT_OF_MEMORY * total
