@@ -9,6 +9,7 @@ from dataclasses import replace
 from importlib import util
 from pathlib import Path
 
+from analysis.comparison.proof import proof_section
 from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.text import judged_first
 from analysis.report.axes import plain_text
@@ -41,6 +42,7 @@ def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, r
     analyses = judged_first(analyses) if analyses else []
     analysis = analyses[0][1] if analyses else None
     sections = [*(trace_sections(analysis, analyses[1:]) if analysis else []), *run_sections(documents)]
+    sections += [proof_section(documents["proof"])] * bool(documents["proof"])
     drawn, step = charts(analysis, documents), step_of_document(analysis["step_timeline"]) if analysis else None
     page = {"charts": [*drawn, *(["step_timeline"] if analysis else [])], "data": {"charts": drawn, "step": step}}
     # The timeline of a document has parts alone.

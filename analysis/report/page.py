@@ -35,7 +35,7 @@ NAME = 100  # letters of a name in a table, which breaks it once
 LEAD = 160  # letters of what stands beside the title of a section that is folded
 DOCUMENT_FILES = {"summary": "performance_summary.json", "memory": "memory_timeline.json"}
 DOCUMENT_FILES |= {"flops": "flops_profile.json", "intensity": "computational_intensity.json"}
-DOCUMENT_FILES |= {"roofline": "roofline_data.json", "program": "program.json"}
+DOCUMENT_FILES |= {"roofline": "roofline_data.json", "program": "program.json", "proof": "proof.json"}
 Documents = dict[str, dict | None]
 FINDABLE = ("Step time breakdown", "Operators", "Operators by shape", "GPU kernels")  # names that a timeline may have
 

@@ -70,6 +70,8 @@ FILES = (
         TRACE, "--enable-pytorch-profiler", "timeline of the profiled steps; 5_10 in the name means steps 6 to 10"
     ),
     _document("program.json", "profile_program.py", run.ProgramRun),
+    _document("proof.json", "prove_changes.py", sweeps.Proof),
+    FileKind("proof.md", "prove_changes.py", "the table of proof.json"),
     _document("operator_analysis.json", "every run with a trace", trace.OperatorAnalysis),
     _document("operator_analysis_*.json", "--analyze-existing, for further traces", trace.OperatorAnalysis),
     _document("memory_timeline.json", "--profile-memory", memory.MemoryTimeline),

@@ -276,6 +276,59 @@ class CollectiveFit(Document):
     residual: float = field("relative error of the fitted times, root mean square")
 
 
+class ProofOfPlain(Document):
+    step_ms: float = field("median of the turns without a change; of audits alone, of one step")
+    repeats: str = field("whether two runs are bit-equal, apart by rounding, or differ")
+
+
+class ProofRow(Document):
+    change: str = field("as in --try")
+    verdict: str = field(
+        "faster, slower, no difference; passes, where it was not timed; differs, does not apply, already so, fails"
+    )
+    audit: str | None = field(
+        "first step beside the program's: bit-equal, rounding, lower precision, differs", null=UNTOLD
+    )
+    gradient_difference: NotRequired[float] = field("of a parameter in the first step, the largest, relative")
+    departs: list[str] = field("parameters whose gradients differ, in the order of the backward pass")
+    ratio: float | None = field("step time with it / without", null=UNTOLD)
+    ratio_low: float | None = field("interval; those of all changes hold together with 95%", null=UNTOLD)
+    ratio_high: float | None = field("its other end", null=UNTOLD)
+    peak_memory_difference_mb: float | None = field("of its audit, with it - without", null=UNTOLD)
+    extra_start_s: float | None = field("of its audit, with it - without", null=UNTOLD)
+    pays_after_steps: int | None = field(
+        "steps that gain what the start costs", null="it is not faster, or was not timed"
+    )
+    where: str | None = field("file and line of the program", null="it applies to no line")
+    line: str | None = field("of code", null="it does not apply")
+
+
+class Ends(Document):
+    ratio: float = field("step time of turns with nothing changed / without")
+    ratio_low: float = field("interval")
+    ratio_high: float = field("its other end")
+
+
+class ProofTogether(Document):
+    changes: list[str] = field("those that are faster")
+    verdict: str = field("as of a change")
+    audit: str | None = field("as of a change", null=UNTOLD)
+    ratio: float | None = field("step time with all / without", null=UNTOLD)
+    ratio_low: float | None = field("interval", null=UNTOLD)
+    ratio_high: float | None = field("its other end", null=UNTOLD)
+
+
+class Proof(Document):
+    """changes that were tried on a program of somebody else's"""
+
+    command: str = field("that starts it")
+    plain: ProofOfPlain = field("the program as it is")
+    nothing: Ends | None = field("what turns differ by chance", null="nothing was timed")
+    rows: list[ProofRow] = field("changes")
+    together: ProofTogether | None = field("those that help", null="fewer than two do")
+    seconds: float = field("all runs together")
+
+
 class ScalingStudyRow(SweepRow):
     scaling: str = field("weak: same batch on each rank; strong: same global batch")
     parallel: str | None = field("ddp, zero1, fsdp", null=ONE_RANK)

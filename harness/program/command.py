@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from harness.base.errors import UserError
 from harness.program.hooks import SETTINGS, SITECUSTOMIZE
@@ -30,6 +32,7 @@ class Ended:
     processes: list[dict]  # results of harness.program.hooks.watch, of processes that imported torch
     started: int  # Python processes that loaded the hooks
     by_tool: bool  # whether it was ended after its recorded steps
+    signal: int | None = None  # the last that we received meanwhile, of Ctrl-C and SIGTERM
 
     @property
     def recorded(self) -> list[dict]:
@@ -52,8 +55,11 @@ def command_of(words: Sequence[str], python: str = sys.executable) -> list[str]:
     return words
 
 
-def run(command: Sequence[str], settings: dict, environment: dict[str, str]) -> Ended:
-    """Run it to its end, with its output where that goes.  environment: that in which we were started."""
+def run(
+    command: Sequence[str], settings: dict, environment: dict[str, str], output: IO | None = None, limit_s: float = 0
+) -> Ended:
+    """Run it to its end.  environment: that in which we were started; output: where its own goes, by default to ours;
+    limit_s: after which it is ended, 0 for none."""
     with tempfile.TemporaryDirectory(prefix="profile_program_") as folder:
         processes = Path(folder, "processes")
         processes.mkdir()
@@ -61,13 +67,21 @@ def run(command: Sequence[str], settings: dict, environment: dict[str, str]) -> 
         settings |= {"tool": os.getpid(), "processes": str(processes)}
         path = os.pathsep.join(filter(None, [folder, environment.get("PYTHONPATH")]))
         environment = environment | {"PYTHONPATH": path, SETTINGS: json.dumps(settings)}
-        code = wait_for(command, environment, processes, EXIT_S if settings["then"] == "exit" else GRACE_S)
+        grace_s = EXIT_S if settings["then"] == "exit" else GRACE_S
+        code, received = wait_for(command, environment, processes, grace_s, output, limit_s)
         told = [json.loads(file.read_text()) for file in processes.glob("*.json")]
-        return Ended(code, told, len([*processes.glob("*.started")]), any(processes.glob("*.ended")))
+        return Ended(code, told, len([*processes.glob("*.started")]), any(processes.glob("*.ended")), received)
 
 
-def wait_for(command: Sequence[str], environment: dict[str, str], processes: Path, grace_s: float) -> int:
-    """Its exit code, 128 + N if a signal ended it.  Ctrl-C reaches it from the terminal, SIGTERM by us; and it does not
+def wait_for(
+    command: Sequence[str],
+    environment: dict[str, str],
+    processes: Path,
+    grace_s: float,
+    output: IO | None,
+    limit_s: float,
+) -> tuple[int, int | None]:
+    """Its exit code, 128 + N if a signal ended it; and the signal that we received.  Ctrl-C reaches it from the terminal, SIGTERM by us; and it does not
     outlive us.  processes: what they told; grace_s: for what is left once the first of them has ended."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -76,24 +90,29 @@ def wait_for(command: Sequence[str], environment: dict[str, str], processes: Pat
         if libc:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
-    with handled_signals(processes, grace_s) as started:
-        process = subprocess.Popen(command, env=environment, preexec_fn=dies_with_us)
+    with handled_signals(processes, grace_s) as (started, received):
+        process = subprocess.Popen(
+            command, env=environment, preexec_fn=dies_with_us, stdout=output, stderr=output and subprocess.STDOUT
+        )
+        signal.alarm(math.ceil(limit_s))
         started.append(process)
         code = process.wait()
-    return 128 - code if code < 0 else code
+    return 128 - code if code < 0 else code, received[-1] if received else None
 
 
 @contextlib.contextmanager
-def handled_signals(processes: Path, grace_s: float) -> Iterator[list[subprocess.Popen]]:
+def handled_signals(processes: Path, grace_s: float) -> Iterator[tuple[list[subprocess.Popen], list[int]]]:
     """While the program runs: Ctrl-C is for it, SIGTERM is passed on, and SIGURG, from a process that has written all
     that it recorded, ends the scripts that started it, and sets a time after which all that is left is ended: a parent
     may wait for results."""
 
     started: list[subprocess.Popen] = []
+    received: list[int] = []
     stages = [signal.SIGTERM, signal.SIGKILL]  # should they not heed the first
 
     def end_all(number: int, frame: object) -> None:
         late = number == signal.SIGALRM
+        received.extend([number] * (not late))
         for pid in {*processes_of(processes.parent), *(child.pid for child in started)}:
             send(pid, stages[0] if late else signal.SIGTERM)
         if late and len(stages) > 1:
@@ -110,14 +129,14 @@ def handled_signals(processes: Path, grace_s: float) -> Iterator[list[subprocess
             (processes / "go").touch()
 
     handlers = {
-        signal.SIGINT: lambda *_: None,  # not SIG_IGN, which the program would inherit
+        signal.SIGINT: lambda number, frame: received.append(number),  # not SIG_IGN, which the program would inherit
         signal.SIGTERM: end_all,
         signal.SIGALRM: end_all,
         signal.SIGURG: one_ended,
     }
     earlier = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield started
+        yield started, received
     finally:
         signal.alarm(0)
         for number, handler in earlier.items():

@@ -15,16 +15,25 @@ from .audit import StepAudit
 from .memory import ran_out, what_holds_memory
 from .modules import ModuleRanges
 from .phases import not_compiled, wrapped
+from .trial import Trial
 from .watch import Watch
 
 
 def install(settings: dict) -> Watch:
     """Let a Watch know of every phase.  A process that is forked begins anew."""
-    watch = Watch(settings)
+    watch = Trial(settings) if "trial" in settings else Watch(settings)
     os.register_at_fork(after_in_child=lambda: watch.__init__(settings))
-    for holder in (Watch, ModuleRanges, StepAudit, *map(sys.modules.get, {Watch.__module__, ModuleRanges.__module__})):
+    for holder in (
+        Watch,
+        Trial,
+        ModuleRanges,
+        StepAudit,
+        *map(sys.modules.get, {Watch.__module__, ModuleRanges.__module__}),
+    ):
         for function in filter(inspect.isfunction, vars(holder).values()):
             not_compiled(function.__code__)
+    if "trial" in settings:
+        watch.prepare()
     around, autograd, utils = functools.partial(wrapped, watch), torch.autograd, torch.nn.utils
     # Called for each class of optimizers, also those that are not torch's.
     of_class = torch.optim.Optimizer.profile_hook_step

@@ -1,0 +1,227 @@
+"""Which changes make a program faster, and train it the same?  Each is audited, then timed in turn with the program."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from analysis.comparison.proof import DIFFERS, FAILS, FASTER, IN_ORDER, as_fast_text, proof_section
+from analysis.comparison.training import Apart, apart, gain, intervals, is_right, trains
+from analysis.report.html import write_report
+from harness.base.console import file_lines, say
+from harness.base.errors import UserError
+from harness.base.files import write_bytes, write_json
+from harness.base.sections import as_markdown, as_text
+from harness.base.tables import answer
+from harness.base.text import count_of
+from harness.base.units import MB
+from harness.documents.schema import because, unknown
+from harness.program.hooks.changes import CHANGES, EXACT, OTHER_DATA, PRECISION, ROUNDING
+from harness.program.hooks.trial import AUDIT_STEPS, SETTLE, TURN, UNTIMED
+from harness.program.trials import Trial, Trials
+
+# How far parameters are moved, and a seed: by what rounding, or bfloat16, makes of each.
+NUDGES = {ROUNDING: ("6e-8:1", "6e-8:2", "6e-8:3"), PRECISION: ("2e-3:1",)}
+NOTHING = "nothing"
+RIVALS = (("compile", "compile-blocks"),)  # of which one is taken together with others
+ORDERS = ((False, True, True, False), (True, False, False, True))  # of a round: drifts cancel
+NOT_TIMED = ("ratio", "ratio_low", "ratio_high", "pays_after_steps")
+
+
+class Proof:
+    """Of one command; told: what is being done, as it is."""
+
+    def __init__(self, trials: Trials, changes: Sequence[str], rounds: int, audit_only: bool):
+        self.trials, self.changes, self.rounds, self.audit_only = trials, changes, rounds, audit_only
+        self.began = time.monotonic()
+        self.left = 1 + sum(map(len, NUDGES.values())) + len(changes)  # audits
+        self.plain = self.audit()
+
+    def audit(self, *changes: str) -> Trial:
+        trial = self.trials.run(changes, audit=True)
+        what = "+".join(changes) or "the program as it is"
+        each = self.plain.seconds if changes else trial.seconds
+        left = f"; {count_of(self.left, 'audit')} left, about {self.left * each:,.0f} s" * (self.left > 0)
+        say(f"Audit of {what}: {trial.seconds:,.1f} s{left}{f'; {trial.error}' * bool(trial.error)}")
+        self.left -= 1
+        return trial
+
+    def document(self) -> dict:
+        repeats, yardsticks = self.yardsticks()
+        audits = {one: self.audit(one) for one in self.changes}
+        rows = [self.row(one, trial, yardsticks) for one, trial in audits.items()]
+        plain = {"step_ms": self.plain.found["times_ms"][-1], "repeats": repeats}
+        document = {"plain": plain, "nothing": None, "rows": rows, "together": None}
+        timed = [row for row in rows if row["verdict"] == "passes"]
+        if not self.audit_only and timed:
+            self.time(document, timed, yardsticks)
+        document["seconds"] = time.monotonic() - self.began
+        return document
+
+    def yardsticks(self) -> tuple[str, dict[str, Apart]]:
+        """Whether the program repeats itself; and how far it is from itself, nudged by what each kind of change does."""
+        check_plain(self.plain)
+        again = self.audit()
+        if again.error:
+            why = f"it runs once, but not twice: {again.error}"
+            raise UserError(f"{why}; a port, a lock or a folder that must not exist?")
+        noise, of = apart(again.found, self.plain.found), {}
+        for kind, nudges in NUDGES.items():
+            of[kind] = noise
+            for one in nudges:
+                nudged = self.audit(f"nudge={one}")
+                if nudged.error:
+                    raise UserError(f"with parameters that rounding moved: {nudged.error}")
+                marks = apart(nudged.found, self.plain.found)
+                if not marks.any:
+                    raise UserError(
+                        "moving the parameters changes nothing: the model was not found, nothing can be judged"
+                    )
+                of[kind] = of[kind].largest(marks)
+        if not noise.any:
+            return EXACT, of
+        return (ROUNDING if noise.gradient < of[PRECISION].gradient else DIFFERS), of
+
+    def row(self, change: str, trial: Trial, yardsticks: dict[str, Apart]) -> dict:
+        record, plain = CHANGES[change.partition("=")[0]], self.plain.found
+        notes = [one for one in trial.found.get("notes", ()) if one["change"] == change]
+        fresh = [one for one in notes if not one["already"]]
+        row = {"change": change, "audit": None, "where": None, "line": None, "departs": []}
+        row |= unknown("not timed", *NOT_TIMED) | unknown("not compared", "peak_memory_difference_mb", "extra_start_s")
+        if trial.error:
+            return row | {"verdict": FAILS} | because(trial.error, "audit")
+        if not fresh:
+            return row | {"verdict": "already so" if notes else "does not apply"}
+        marks = apart(trial.found, plain)
+        word, first = trains(marks, yardsticks, record.may), fresh[0]
+        line = record.of_trainer.get(plain["trainer"]) or record.line
+        peaks = (trial.found["peak_bytes"], plain["peak_bytes"])
+        return row | {
+            "verdict": "passes" if is_right(word, record.may) else DIFFERS,
+            "audit": word,
+            "gradient_difference": marks.gradient,
+            "departs": list(marks.parameters[:5]) if word == DIFFERS and record.may != OTHER_DATA else [],
+            "where": first["where"] or None,
+            "line": line.format(name=first["name"] or "model", value=change.partition("=")[2] or record.value),
+            "peak_memory_difference_mb": None if None in peaks else (peaks[0] - peaks[1]) / MB,
+            "extra_start_s": trial.seconds - self.plain.seconds,
+        }
+
+    # ---- Times -------------------------------------------------------------------------------------------------------
+
+    def time(self, document: dict, rows: list[dict], yardsticks: dict[str, Apart]) -> None:
+        at_once = [row for row in rows if not CHANGES[row["change"].partition("=")[0]].at_start]
+        found, step_ms = self.in_turn({NOTHING: []} | {row["change"]: [row["change"]] for row in at_once})
+        nothing = found.pop(NOTHING)
+        document["plain"]["step_ms"] = step_ms
+        document["nothing"] = dict(zip(("ratio_low", "ratio", "ratio_high"), nothing, strict=True))
+        for row in rows:
+            if row not in at_once:
+                found[row["change"]] = self.between_runs(row["change"])
+            judge(row, found[row["change"]], nothing[1], step_ms)
+        wins = [row for row in at_once if row["verdict"] == FASTER and row["audit"] != DIFFERS]
+        for family in RIVALS:
+            rivals = sorted((row for row in wins if row["change"] in family), key=lambda row: row["ratio"])
+            wins = [row for row in wins if row not in rivals[1:]]
+        if len(wins) > 1:
+            document["together"] = self.together([row["change"] for row in wins], yardsticks)
+
+    def in_turn(self, contests: dict[str, list[str]]) -> tuple[dict[str, tuple], float]:
+        """The interval of each contest, and the median step of the program as it is, in ms."""
+        of: dict[tuple, list[float]] = {}
+        done, of_round = 0, TURN * 4 * len(contests)
+        while done < self.rounds:  # a program may end before all of them, and is started again
+            order = [(n, name, on) for n in range(done, self.rounds) for name in contests for on in ORDERS[n % 2]]
+            needed = UNTIMED + TURN * len(order)
+            about = needed * self.plain.found["times_ms"][-1] / 1e3 + self.plain.seconds
+            say(f"Times of {', '.join(contests)}, in turn: {needed:,} steps, about {about:,.0f} s")
+            trial = self.trials.run(plan=[contests[name] if on else [] for _, name, on in order])
+            times = trial.found.get("times_ms", ())
+            if trial.error or len(times) < of_round:
+                short = f"the program ends after {trial.found.get('steps', 0)} steps, and a round takes "
+                short += f"{UNTIMED + of_round:,}: lengthen it, or name fewer changes with --try"
+                raise UserError(f"no times: {trial.error or short}")
+            whole = min(self.rounds - done, len(times) // of_round)
+            for i, key in enumerate(order[: whole * 4 * len(contests)]):
+                of.setdefault(key, []).extend(times[TURN * i + SETTLE : TURN * (i + 1)])
+            done += whole
+        middle = {key: median(one) for key, one in of.items()}
+        ratios = {name: [middle[n, name, True] / middle[n, name, False] for n in range(done)] for name in contests}
+        return intervals(ratios), median(one for (_, _, on), one in middle.items() if not on)
+
+    def between_runs(self, change: str) -> tuple[float, float, float]:
+        """Of a change that needs a start of its own."""
+        say(f"Times of {change}, between {2 * self.rounds} runs")
+        middle = {}
+        for n in range(self.rounds):
+            for on in (True, False) if n % 2 else (False, True):
+                trial = self.trials.run([change] if on else [], plan=[[]] * 4)
+                if trial.error or len(trial.found["times_ms"]) <= SETTLE:
+                    raise UserError(f"no times of {change}: {trial.error or 'the program has too few steps'}")
+                middle[n, on] = median(trial.found["times_ms"][SETTLE:])
+        return intervals({change: [middle[n, True] / middle[n, False] for n in range(self.rounds)]})[change]
+
+    def together(self, changes: list[str], yardsticks: dict[str, Apart]) -> dict:
+        """Gains do not add up, and two changes may differ where each is right."""
+        trial, name = self.audit(*changes), "+".join(changes)
+        row = {"changes": changes, "audit": None, "verdict": FAILS}
+        row |= unknown("not timed", "ratio", "ratio_low", "ratio_high")
+        if trial.error:
+            return row | because(trial.error, "audit")
+        may = PRECISION if any(CHANGES[one.partition("=")[0]].may == PRECISION for one in changes) else ROUNDING
+        row["audit"] = trains(apart(trial.found, self.plain.found), yardsticks, may)
+        if row["audit"] == DIFFERS:
+            return row | {"verdict": DIFFERS}
+        found, step_ms = self.in_turn({NOTHING: [], name: changes})
+        judge(row, found[name], found[NOTHING][1], step_ms)
+        return row
+
+
+def judge(row: dict, interval: tuple[float, float, float], nothing: float, step_ms: float) -> None:
+    row |= dict(zip(("ratio_low", "ratio", "ratio_high"), interval, strict=True))
+    row["verdict"] = gain(interval, nothing)
+    cost = row.get("extra_start_s")
+    if row["verdict"] == FASTER and cost is not None:
+        row["pays_after_steps"] = max(0, round(1e3 * cost / (step_ms * (1 - row["ratio"]))))
+
+
+def check_plain(plain: Trial) -> None:
+    """Raises UserError if the program as it is cannot be judged."""
+    found = plain.found
+    if plain.error:
+        raise UserError(f"the program as it is: {plain.error}")
+    if found["state"] != "recorded":
+        raise UserError(f"the program ends after {found['steps']} steps, and an audit takes {AUDIT_STEPS}: lengthen it")
+    if not found["losses"]:
+        raise UserError("no loss was seen: backward() was called on no scalar, and nothing can be compared")
+    if not found["gradients"]:
+        why = "an optimizer that steps inside the backward pass, or clears gradients in its step"
+        raise UserError(f"no gradients are there after the first step ({why}): they cannot be compared")
+
+
+# ---- What is told ----------------------------------------------------------------------------------------------------
+
+
+def tell(document: dict, command: Sequence[str], folder: Path, verbose: bool) -> int:
+    """Write the documents and print the answer; the exit code: 3 if only audits were asked for, and a change differs."""
+    document = {"command": shlex.join(command)} | document
+    write_json(folder / "proof.json", document)
+    section = proof_section(document)
+    write_bytes(folder / "proof.md", ("\n".join(as_markdown(section)) + "\n").encode())
+    files = [folder / "proof.json", folder / "proof.md"]
+    if (folder / "operator_analysis.json").exists():
+        files += write_report(folder)
+    say(*as_text(section), "", *file_lines(files, verbose), "")
+    of = {word: [row for row in document["rows"] if row["verdict"] == word] for word in IN_ORDER}
+    helps = [f"{row['change']}: {as_fast_text(row)} as fast, {row['audit']}; {row['line']}" for row in of[FASTER]]
+    others = {word: ", ".join(row["change"] for row in of[word]) for word in IN_ORDER[1:] if of[word]}
+    rows = {} if all(row["ratio"] is None for row in document["rows"]) else {"Helps": helps or "nothing that was tried"}
+    if both := document["together"]:
+        rows["Together"] = f"{both['verdict']} {as_fast_text(both)}, {both['audit']}"
+    rows |= {word.capitalize(): names for word, names in others.items()}
+    say(*answer(rows | {"Read on": f"{folder}/proof.md; docs/your_own_model.md"}, whole=("Helps", "Differs")))
+    audited_alone = all(row["ratio"] is None for row in document["rows"])
+    return 3 if audited_alone and of[DIFFERS] else 0

@@ -1,0 +1,47 @@
+"""What of a program was proven: its section, those of the changes that help first."""
+
+from analysis.comparison.noise import as_fast
+from harness.base.sections import Section
+from harness.base.tables import column
+from harness.base.text import significant
+
+FASTER, SLOWER, DIFFERS, FAILS = "faster", "slower", "differs", "fails"
+IN_ORDER = (FASTER, "passes", "no difference", SLOWER, DIFFERS, FAILS, "already so", "does not apply")
+COLUMNS = [
+    column("change", "change", left=True),
+    column("verdict", "verdict", left=True),
+    column("as fast", "as_fast", left=True),
+    column("trains", "audit", left=True),
+    column("memory, MB", "peak_memory_difference_mb", "+,.0f"),
+    column("start, s", "extra_start_s", "+.1f"),
+    column("pays after steps", "pays_after_steps", ","),
+]
+
+
+def as_fast_text(row: dict) -> str:
+    return "" if row["ratio"] is None else as_fast(row["ratio"], (row["ratio_low"], row["ratio_high"]), short=True)
+
+
+def proof_section(document: dict) -> Section:
+    """The changes, those that help first; together; and the noise."""
+    rows = [row | {"as_fast": as_fast_text(row)} for row in document["rows"]]
+    rows.sort(key=lambda row: (IN_ORDER.index(row["verdict"]), row["ratio"] or 0))
+    plain, facts = document["plain"], {}
+    facts["The program as it is"] = f"{significant(plain['step_ms'])} ms a step; two runs are {plain['repeats']}"
+    if nothing := document["nothing"]:
+        facts["Turns with nothing changed"] = f"{as_fast_text(nothing)}: what is less is not told from none"
+    for row in document["rows"]:
+        if row["verdict"] == FAILS:
+            facts[f"{row['change']} fails"] = row.get("audit_reason", "")
+        if row["departs"]:
+            where = f"first in the backward pass {', '.join(row['departs'])}"
+            facts[f"{row['change']} differs"] = f"a gradient by {row['gradient_difference']:.0%}; {where}"
+    if both := document["together"]:
+        facts[f"Together ({', '.join(both['changes'])})"] = f"{both['verdict']} {as_fast_text(both)}; {both['audit']}"
+    note = [
+        "As fast: in turns of steps within one run, with and without the change; the intervals hold together with 95%",
+        "Trains: the first step beside the same program, bit by bit, or as far apart as rounding or a lower precision "
+        "makes it; that it converges as well is not proven",
+    ]
+    lines = {row["change"]: f"{row['line']} ({row['where']})" for row in rows if row["line"]}
+    return Section("Changes, tried", COLUMNS, rows, note, facts, parts=[Section("The lines of code", facts=lines)])

@@ -1,0 +1,250 @@
+"""What can be changed in a program from outside, and its line of code: a change is one record here, with its switch.
+
+A switch is turned on and off between steps, also while others are on.  It notes what it applies to, or finds already
+so; what it does not know how to change it leaves alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+EXACT, ROUNDING, PRECISION, OTHER_DATA = "bit-equal", "rounding", "lower precision", "other data"
+BLOCK_LISTS = ("ModuleList", "Sequential")
+
+
+@dataclass(frozen=True)
+class Change:
+    """switch(trial, on, value); may: the most that it does to gradients; line: of code, with {name} of what it changes
+    and {value}; of_trainer: the line where that is the user's; proves: the proposal of a trace that it tries."""
+
+    name: str
+    switch: Callable
+    may: str
+    line: str
+    of_trainer: Mapping[str, str] = field(default_factory=dict)
+    proves: str = ""
+    value: str | None = None  # by default
+    by_default: bool = True  # whether it is tried without being named
+    at_start: bool = False  # whether it needs a start of its own
+
+
+def blocks_of(module) -> Iterator:
+    """Repeated blocks: children of one class in one container."""
+    for container in module.modules():
+        if type(container).__name__ in BLOCK_LISTS:
+            kinds = Counter(type(child) for child in container)
+            yield from (child for child in container if kinds[type(child)] > 1 and [*child.children()])
+
+
+def widened(value):
+    """As the loss outside of the model expects it."""
+    import torch
+
+    return value.float() if torch.is_tensor(value) and value.dtype == torch.bfloat16 else value
+
+
+def bf16(trial, on: bool, value: str | None) -> None:
+    import torch
+
+    for module, place in trial.models.items():
+        device = next(module.parameters()).device.type
+        trial.note(place, already=torch.is_autocast_enabled(device))
+
+        def cast(forward: Callable, device: str = device) -> Callable:
+            def call(*args, **kwargs):
+                with torch.autocast(device, torch.bfloat16):
+                    output = forward(*args, **kwargs)
+                return torch.utils._pytree.tree_map(widened, output)
+
+            return call
+
+        trial.swap(module, "forward", cast, on)
+
+
+def compiled(trial, on: bool, module, mode: str | None) -> None:
+    import torch
+
+    made = trial.kept.setdefault(("compiled", module), torch.compile(module._call_impl, mode=mode))
+    module._compiled_call_impl = made if on else None
+
+
+def compile_model(trial, on: bool, value: str | None) -> None:
+    for module, place in trial.models.items():
+        ours = ("compiled", module) in trial.kept
+        theirs = type(module).__name__ == "OptimizedModule" or (module._compiled_call_impl and not ours)
+        trial.note(place, already=theirs)
+        if not theirs:
+            compiled(trial, on, module, value)
+
+
+def compile_blocks(trial, on: bool, value: str | None) -> None:
+    for module, place in trial.models.items():
+        for block in blocks_of(module):
+            trial.note(place)
+            compiled(trial, on, block, value)
+
+
+def sdpa(trial, on: bool, value: str | None) -> None:
+    for module, place in trial.models.items():
+        for model in [one for one in module.modules() if hasattr(one, "set_attn_implementation")][:1]:
+            before = trial.kept.setdefault(("sdpa", model), model.config._attn_implementation)
+            trial.note(place, already=before == "sdpa")
+            model.set_attn_implementation("sdpa" if on else before)
+
+
+def fused(trial, on: bool, value: str | None) -> None:
+    for optimizer, place in trial.made_at.items():
+        if "fused" not in optimizer.defaults:
+            continue
+        names = [name for name in ("fused", "foreach") if name in optimizer.defaults]
+        trial.note(place, already=optimizer.defaults["fused"], name=type(optimizer).__name__)
+        for group in optimizer.param_groups:
+            group.update({name: name == "fused" if on else optimizer.defaults[name] for name in names})
+            for p in group["params"]:  # a fused optimizer keeps its count of steps on the device
+                if "step" in (state := optimizer.state.get(p, {})):
+                    on_device = group.get("fused") or group.get("capturable")
+                    state["step"] = state["step"].to(p.device if on_device else "cpu")
+
+
+def channels_last(trial, on: bool, value: str | None) -> None:
+    import torch
+
+    def turned(one):
+        images = torch.is_tensor(one) and one.ndim == 4
+        return one.contiguous(memory_format=torch.channels_last) if images else one
+
+    def taking_turned(forward: Callable) -> Callable:
+        return lambda *args, **kwargs: forward(*map(turned, args), **kwargs)
+
+    for module, place in trial.models.items():
+        if any(p.ndim == 4 for p in module.parameters()):
+            trial.note(place)
+            module.to(memory_format=torch.channels_last if on else torch.contiguous_format)
+            trial.swap(module, "forward", taking_turned, on)
+
+
+def threads(trial, on: bool, value: str | None) -> None:
+    import torch
+
+    before = trial.kept.setdefault("threads", torch.get_num_threads())
+    trial.note("", already=before == int(value))
+    torch.set_num_threads(int(value) if on else before)
+
+
+def checkpoint(trial, on: bool, value: str | None) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    for module, place in trial.models.items():
+        for block in blocks_of(module):
+            trial.note(place)
+            recomputed = functools.partial(functools.partial, checkpoint, use_reentrant=False)
+            trial.swap(block, "forward", recomputed, on)
+
+
+def no_checkpoint(trial, on: bool, value: str | None) -> None:
+    """Modules that imported the function by its name before keep theirs."""
+    import torch.utils.checkpoint
+
+    ours = ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop")
+
+    def stored(function: Callable, *args, **kwargs):
+        trial.note("", name="checkpoint", change="no-checkpoint")
+        return function(*args, **{key: one for key, one in kwargs.items() if key not in ours})
+
+    torch.utils.checkpoint.checkpoint = stored
+
+
+def no_data(trial, on: bool, value: str | None) -> None:
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    kept = trial.kept.setdefault("batches", {})
+
+    def first_again(fetch: Callable) -> Callable:
+        def call(loader):
+            trial.note("", name="DataLoader", change="no-data")
+            if loader not in kept:
+                kept[loader] = fetch(loader)
+            return kept[loader]
+
+        return call
+
+    trial.swap(_BaseDataLoaderIter, "__next__", first_again, on)
+
+
+def nudge(trial, on: bool, value: str) -> None:
+    """What rounding alone makes of training: parameters are moved by a share of themselves.  value: share:seed."""
+    import torch
+
+    share, _, seed = value.partition(":")
+    generator = torch.Generator().manual_seed(int(seed))
+    for module in trial.models:
+        for p in module.parameters():
+            noise = torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
+            p.data.mul_(1 + float(share) * noise)
+
+
+CHANGES = {
+    change.name: change
+    for change in (
+        Change(
+            "bf16",
+            bf16,
+            PRECISION,
+            "with torch.autocast(device_type, torch.bfloat16): around {name}(...) and the loss",
+            {
+                "Trainer": "TrainingArguments(bf16=True)",
+                "Lightning": 'Trainer(precision="bf16-mixed")',
+                "accelerate": 'Accelerator(mixed_precision="bf16")',
+            },
+            proves="mixed precision",
+        ),
+        Change(
+            "compile",
+            compile_model,
+            ROUNDING,
+            "{name}.compile()",
+            {"Trainer": "TrainingArguments(torch_compile=True)"},
+            proves="compile",
+        ),
+        Change("compile-blocks", compile_blocks, ROUNDING, "block.compile() for each repeated block of {name}"),
+        Change("sdpa", sdpa, ROUNDING, 'from_pretrained(..., attn_implementation="sdpa")', proves="fused attention"),
+        Change(
+            "fused",
+            fused,
+            ROUNDING,
+            "torch.optim.{name}(..., fused=True)",
+            {"Trainer": 'TrainingArguments(optim="adamw_torch_fused")'},
+            proves="fused optimizer",
+        ),
+        Change(
+            "channels-last",
+            channels_last,
+            ROUNDING,
+            "{name}.to(memory_format=torch.channels_last), and its images too",
+            proves="channels last",
+        ),
+        Change("threads", threads, ROUNDING, "torch.set_num_threads({value})", value="1", by_default=False),
+        Change(
+            "checkpoint",
+            checkpoint,
+            EXACT,
+            "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) for each repeated block of {name}",
+            {"Trainer": "TrainingArguments(gradient_checkpointing=True)"},
+            proves="activation checkpointing",
+            by_default=False,
+        ),
+        Change(
+            "no-checkpoint",
+            no_checkpoint,
+            EXACT,
+            "no activation checkpointing",
+            {"Trainer": "TrainingArguments(gradient_checkpointing=False)"},
+            by_default=False,
+            at_start=True,
+        ),
+        Change("no-data", no_data, OTHER_DATA, "none: a bound, as if data cost nothing", by_default=False),
+    )
+}

@@ -1,0 +1,247 @@
+"""A run of the program with changes: an audit of its first steps, or steps with and without each change in turn."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import random
+import sys
+import sysconfig
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from .changes import CHANGES, nudge
+from .limits import GRACE_S
+from .memory import local
+from .phases import not_compiled
+from .watch import Watch, is_there
+
+AUDIT_STEPS = 4  # of a run that is compared
+UNTIMED, TURN, SETTLE = 4, 6, 2  # steps: before all turns, of a turn, and at its begin, which are not counted
+ELEMENTS = 256  # of each tensor that is compared
+LOOKED_AT = 2  # steps in which models are found
+DROPOUT = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+NOT_THE_PROGRAMS = (sysconfig.get_paths()["stdlib"], "site-packages", "<frozen", str(Path(__file__).parent))
+TRAINERS = {"/transformers/trainer.py": "Trainer", "/pytorch_lightning/": "Lightning", "/lightning/": "Lightning"}
+
+
+def sample(tensor: torch.Tensor) -> list[float]:
+    flat = local(tensor.detach()).reshape(-1)
+    return flat[:: max(1, len(flat) // ELEMENTS)][:ELEMENTS].float().cpu().tolist()
+
+
+class Trial(Watch):
+    """settings["trial"]: {audit: whether it is one; changes: that are on throughout; plan: of each turn, those on}.
+
+    Its rules of what a step is are those of Watch.
+    """
+
+    def __init__(self, settings: dict):
+        super().__init__(settings)
+        self.trial = settings["trial"]
+        self.models: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # outermost ones that train, by place
+        self.made_at: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # optimizers
+        self.kept: dict = {}  # what switches keep to undo themselves
+        self.active, self.turn = "", -1
+        self.names: dict[int, str] = {}  # of parameters
+        self.losses: list[torch.Tensor] = []
+        self.before: list[list[float]] = []  # parameters after the first step
+        self.results |= {"gradients": {}, "moves": [], "losses": [], "notes": [], "times_ms": [], "trainer": ""}
+
+    # ---- For the switches --------------------------------------------------------------------------------------------
+
+    def note(self, place: str, *, already: bool = False, name: str = "", change: str = "") -> None:
+        """What the change that is being made applies to; already: and has no need to."""
+        variable, _, line = place.partition("@")
+        note = {"change": change or self.active, "name": name or variable, "where": line, "already": bool(already)}
+        if note not in self.results["notes"]:
+            self.results["notes"].append(note)
+
+    def swap(self, owner: object, name: str, make: Callable, on: bool) -> None:
+        """An attribute for a changed one, and back."""
+        plain = self.kept.setdefault((id(owner), name), (owner, getattr(owner, name)))[1]
+        setattr(owner, name, make(plain) if on else plain)
+
+    def switch(self, changes: list[str], on: bool) -> None:
+        for one in changes:
+            name, _, value = one.partition("=")
+            self.active = one
+            if name == "nudge":
+                nudge(self, on, value)
+            else:
+                CHANGES[name].switch(self, on, value or CHANGES[name].value)
+
+    def place(self, held: object = None) -> str:
+        """NAME@FILE:LINE: the program's line that is running, and its variable for an object."""
+        frame, name = inspect.currentframe(), ""
+        while frame := frame.f_back:
+            file = frame.f_code.co_filename
+            trainer = next((trainer for part, trainer in TRAINERS.items() if part in file), "")
+            self.results["trainer"] = self.results["trainer"] or trainer
+            known = ((key, one) for key, one in [*frame.f_locals.items()] if key not in ("self", "module"))
+            name = name or next((key for key, one in known if held is not None and one is held), "")
+            if not any(part in file for part in NOT_THE_PROGRAMS):
+                return f"{name or 'model'}@{os.path.relpath(file)}:{frame.f_lineno}"
+        return f"{name or 'model'}@"
+
+    # ---- Hooks beside those of all -----------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Before the other hooks are in place.  Programs that set no seed get one."""
+        random.seed(0)
+        torch.manual_seed(0)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(0)
+        made, call, backward = torch.optim.Optimizer.__init__, torch.nn.Module.__call__, torch.autograd.backward
+
+        def making(optimizer, *args, **kwargs) -> None:
+            self.made_at[optimizer] = self.place()
+            made(optimizer, *args, **kwargs)
+
+        def outermost(module, *args, **kwargs):
+            torch.nn.Module.__call__ = call  # of those inside
+            try:
+                self.guarded(lambda: self.found(module))
+                return call(module, *args, **kwargs)
+            finally:
+                torch.nn.Module.__call__ = outermost if self.steps < LOOKED_AT and not self.off else call
+
+        def with_loss(tensors, *args, **kwargs):
+            loss = tensors if torch.is_tensor(tensors) else tensors[0]
+            if self.trial["audit"] and self.depth["backward"] == 1 and loss.numel() == 1:
+                self.losses.append(loss.detach().clone())
+            return backward(tensors, *args, **kwargs)
+
+        for function in (making, outermost, with_loss):
+            not_compiled(function.__code__)
+        torch.optim.Optimizer.__init__, torch.nn.Module.__call__ = making, outermost
+        torch.autograd.backward = with_loss
+        if self.trial["audit"]:
+            without_dropout()
+        self.switch([one for one in self.trial["changes"] if self.at_start(one)], True)
+
+    def at_start(self, change: str) -> bool:
+        name = change.partition("=")[0]
+        return name in CHANGES and CHANGES[name].at_start
+
+    def found(self, module: torch.nn.Module) -> None:
+        """A module is called by the program: if it trains and is new, changes of modules begin now, for it alone."""
+        inside = self.depth["backward"] or self.depth["data"]
+        if inside or module in self.models or not torch.is_grad_enabled():
+            return
+        if any(p.requires_grad for p in module.parameters()):
+            self.models[module] = self.place(module)
+            self.names |= {id(p): name for name, p in module.named_parameters()}
+            every = self.models
+            self.models = weakref.WeakKeyDictionary({module: self.models[module]})
+            self.switch([one for one in self.trial["changes"] if not self.at_start(one)], True)
+            self.models = every
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.trial["audit"] and optimizer not in self.order:  # of its first step
+            for p in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+                name = self.names.get(id(p), f"parameter {len(self.results['gradients'])}")
+                self.results["gradients"][name] = sample(p.grad)
+        super().stepped(optimizer)
+
+    # ---- Steps -------------------------------------------------------------------------------------------------------
+
+    def boundary(self) -> None:
+        now, self.thread, self.due = time.perf_counter(), threading.get_ident(), False
+        if self.tool and not is_there(self.tool):
+            os._exit(1)
+        self.steps += 1
+        if self.state == "recorded":  # other ranks need it still
+            return self.end_with_ranks()
+        if self.state == "waiting":
+            self.write("counting", until=None)
+        if self.trial["audit"]:
+            self.results["times_ms"].append(1e3 * (now - self.last))
+            self.compare_step()
+        else:
+            self.take_turns(now)
+        self.last = time.perf_counter()
+
+    def compare_step(self) -> None:
+        parameters = list(self.modules.of_optimizers())
+        self.before = self.before or [sample(p) for p in parameters]
+        if self.steps >= AUDIT_STEPS:
+            moves = zip(self.before, map(sample, parameters), strict=True)
+            self.results["moves"] = [b - a for one, two in moves for a, b in zip(one, two, strict=True)]
+            self.finish()
+
+    def take_turns(self, now: float) -> None:
+        plan, times = self.trial["plan"], self.results["times_ms"]
+        if self.steps > UNTIMED:
+            times.append(1e3 * (now - self.last))
+        turn, step = divmod(self.steps - UNTIMED, TURN)
+        if turn < 0:
+            return
+        if step in (0, SETTLE) and torch.cuda.is_initialized():  # steps of a GPU overlap: their mean counts
+            torch.cuda.synchronize()
+            if step == 0 and times:
+                mean = 1e3 * (time.perf_counter() - self.settled) / (TURN - SETTLE)
+                times[SETTLE - TURN :] = [mean] * (TURN - SETTLE)
+            self.settled = time.perf_counter()
+        if step == 0:
+            if self.turn >= 0:
+                self.switch(plan[self.turn], False)
+            self.turn = turn
+            if turn == len(plan):
+                self.finish()
+            else:
+                self.switch(plan[turn], True)
+
+    def finish(self) -> None:
+        self.tell()
+        self.write("recorded")
+        self.give_up = time.monotonic() + GRACE_S
+        self.end_with_ranks()
+
+    def tell(self) -> None:
+        on_gpu, dynamo = torch.cuda.is_initialized(), sys.modules.get("torch._dynamo.utils")
+        ranks = torch.distributed
+        known = ranks.is_available() and ranks.is_initialized()
+        accelerated = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+        accelerated = accelerated and accelerated._shared_state and "accelerate"
+        self.results |= {
+            "losses": [float(one) for one in self.losses],
+            "rank": ranks.get_rank() if known else int(os.environ.get("RANK", 0)),
+            "world_size": ranks.get_world_size() if known else int(os.environ.get("WORLD_SIZE", 1)),
+            "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else host_peak(),
+            "graph_breaks": sum(dynamo.counters["graph_break"].values()) if dynamo else 0,
+            "trainer": self.results["trainer"] or accelerated or "",
+            "device": "cuda" if on_gpu else "cpu",
+        }
+
+    def ends_by_itself(self) -> None:
+        if self.state == "counting" and not self.off:
+            self.tell()
+            self.write("ended", at_end=True)
+
+
+def host_peak() -> int | None:
+    """Peak of the resident set in bytes; None where the system does not tell that of this process alone."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    except OSError:
+        return None
+    return int(lines["VmHWM"].split()[0]) * 1024
+
+
+def without_dropout() -> None:
+    """Its masks depend on the memory format and on what is compiled."""
+    functional = torch.nn.functional
+    attention = functional.scaled_dot_product_attention
+
+    def attend(q, k, v, attn_mask=None, dropout_p=0.0, *args, **kwargs):
+        return attention(q, k, v, attn_mask, 0.0, *args, **kwargs)
+
+    for name in DROPOUT:
+        setattr(functional, name, lambda input, p=0.5, training=True, inplace=False: input)
+    functional.scaled_dot_product_attention = attend

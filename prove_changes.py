@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Prove what makes a training program of yours faster, and trains it the same, without changing its code.
+
+python3 prove_changes.py [flags] -- COMMAND
+
+COMMAND is what you type to train, as for profile_program.py.  First each change is audited: its first steps beside those
+of the program as it is.  Then it is timed, in turn with the program, within one run.  Examples:
+
+  python3 prove_changes.py -- train.py --epochs 1                      proof.json in proof_<timestamp>/
+  python3 prove_changes.py --try bf16,threads=2 -- train.py
+  python3 prove_changes.py --audit-only --try compile -- train.py      is my compile right?  Ends with 3 if not
+"""
+
+import argparse
+import difflib
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+
+from harness.run.startup import HANDED_OVER, run_command
+
+ENVIRONMENT = dict(os.environ)  # the program's: our commands add to it
+RUN_S = 900.0  # of one run, by default
+
+
+def main() -> None:
+    from harness.base.command_line import OneLineParser, number_of, require, verbose_flag
+    from harness.base.console import say
+    from harness.base.errors import UserError
+    from harness.base.files import make_folder
+    from harness.program.command import command_of
+    from harness.program.hooks.changes import CHANGES
+    from harness.program.trials import trials_of
+
+    default = [name for name, change in CHANGES.items() if change.by_default]
+
+    def changes(text: str) -> list[str]:
+        for one in text.split(","):
+            name, equals, _ = one.partition("=")
+            if name not in CHANGES or (equals and CHANGES[name].value is None):
+                near = difflib.get_close_matches(name, CHANGES, 1) or [", ".join(CHANGES)]
+                raise argparse.ArgumentTypeError(f"{one}: there is no such change; there is {near[0]}")
+        return list(dict.fromkeys(text.split(",")))
+
+    parser = OneLineParser(
+        prog="prove_changes.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    what = f"of {', '.join(CHANGES)} ({','.join(default)}); threads=N"
+    add("--try", dest="changes", type=changes, default=default, metavar="CHANGE,...", help=what)
+    add("--rounds", type=number_of(int, 2), default=4, metavar="N", help="of turns with and without each change (4)")
+    add("--audit-only", action="store_true", help="no times: does it train the same?  Ends with 3 if a change differs")
+    add("--keep-files", action="store_true", help="let the program write to its working folder, which else is kept")
+    add("--limit", type=number_of(float, 1), default=RUN_S, metavar="S", help="seconds of one run (900)")
+    add("--output-dir", metavar="DIR", type=Path, help="for proof.json and proof.md (proof_<timestamp>)")
+    verbose_flag(parser)
+    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the program with its arguments")
+    settings = parser.parse_args()
+    typed = settings.command[settings.command[:1] == ["--"] :]
+    command = command_of(typed, ENVIRONMENT.pop(HANDED_OVER, sys.executable))
+    require("the analysis", ["msgspec", "pandas", "torch", "jinja2", "matplotlib", "plotly", "tensorboard"])
+    folder = (settings.output_dir or Path(f"proof_{datetime.now():%Y%m%d_%H%M%S}")).absolute()
+    make_folder(folder)
+    from analysis.commands.proof import Proof, tell  # PyTorch takes seconds to import
+
+    if not settings.changes:
+        raise UserError("--try: name a change", 2)
+    with trials_of(command, ENVIRONMENT, settings.limit, settings.keep_files) as trials:
+        times = "" if settings.audit_only else ", then their times"
+        files = "its files" if settings.keep_files else "other folders' files alone, as its working folder's are kept"
+        say(f"{typed[0]} is run {6 + len(settings.changes)} times for audits{times}; it may write {files}.")
+        document = Proof(trials, settings.changes, settings.rounds, settings.audit_only).document()
+    sys.exit(tell(document, typed, folder, settings.verbose))
+
+
+if __name__ == "__main__":
+    run_command(main)
