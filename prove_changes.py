@@ -3,8 +3,8 @@
 
 python3 prove_changes.py [flags] -- COMMAND
 
-COMMAND is what you type to train, as for profile_program.py.  First each change is audited: its first steps beside those
-of the program as it is.  Then it is timed, in turn with the program, within one run.  Examples:
+COMMAND is what you type to train, as for profile_program.py.  First each change is audited: its first steps beside
+those of the program as it is.  Then it is timed, in turn with the program, within one run.  Examples:
 
   python3 prove_changes.py -- train.py --epochs 1                      proof.json in proof_<timestamp>/
   python3 prove_changes.py --try bf16,threads=2 -- train.py

@@ -62,7 +62,7 @@ class Proof:
         return document
 
     def yardsticks(self) -> tuple[str, dict[str, Apart]]:
-        """Whether the program repeats itself; and how far it is from itself, nudged by what each kind of change does."""
+        """Whether the program repeats itself, and how far it is from itself, nudged as each kind of change does."""
         check_plain(self.plain)
         again = self.audit()
         if again.error:
@@ -77,9 +77,7 @@ class Proof:
                     raise UserError(f"with parameters that rounding moved: {nudged.error}")
                 marks = apart(nudged.found, self.plain.found)
                 if not marks.any:
-                    raise UserError(
-                        "moving the parameters changes nothing: the model was not found, nothing can be judged"
-                    )
+                    raise UserError("moving parameters changes nothing: no model was found, and nothing can be judged")
                 of[kind] = of[kind].largest(marks)
         if not noise.any:
             return EXACT, of
@@ -103,7 +101,7 @@ class Proof:
             "verdict": "passes" if is_right(word, record.may) else DIFFERS,
             "audit": word,
             "gradient_difference": marks.gradient,
-            "departs": list(marks.parameters[:5]) if word == DIFFERS and record.may != OTHER_DATA else [],
+            "departs": [*marks.unlike, *marks.parameters[:5]] * (word == DIFFERS and record.may != OTHER_DATA),
             "where": first["where"] or None,
             "line": line.format(name=first["name"] or "model", value=change.partition("=")[2] or record.value),
             "peak_memory_difference_mb": None if None in peaks else (peaks[0] - peaks[1]) / MB,
@@ -206,7 +204,8 @@ def check_plain(plain: Trial) -> None:
 
 
 def tell(document: dict, command: Sequence[str], folder: Path, verbose: bool) -> int:
-    """Write the documents and print the answer; the exit code: 3 if only audits were asked for, and a change differs."""
+    """Write the documents and print the answer; returns the exit code: 3 if a change differs, and no times were asked
+    for."""
     document = {"command": shlex.join(command)} | document
     write_json(folder / "proof.json", document)
     section = proof_section(document)

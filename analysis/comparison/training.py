@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
@@ -13,8 +14,13 @@ from analysis.comparison.noise import t_draws
 from analysis.comparison.proof import DIFFERS
 from harness.program.hooks.changes import EXACT, OTHER_DATA, PRECISION, ROUNDING
 
-# How far beyond what nudged parameters made of it, and at least: of the first step, where chance has not grown yet.
-BEYOND = {ROUNDING: (30.0, 1e-6), PRECISION: (5.0, 1e-3)}
+# How many times what nudged parameters made of it, and at least: first loss, gradient, later losses, moves.  Of a
+# chaotic program, nudges make much of the last two, and these decide nothing.
+BEYOND = {
+    ROUNDING: ((30.0, 30.0, 30.0, 10.0), (1e-6, 1e-6, 1e-5, 1e-4)),
+    PRECISION: ((5.0, 5.0, 5.0, 5.0), (1e-3, 1e-3, 1e-2, 1e-1)),
+}
+UNLIKE = {"settings": "settings of the optimizer", "in_training": "modules in training mode"}
 TELLING = 0.01  # a smaller gain is not told from none, whatever the interval
 CONFIDENCE = 0.95  # that the intervals of all contests of a run hold
 VARIANCE = 0.01  # of a logarithm, where there is one round
@@ -29,19 +35,18 @@ class Apart:
     later_loss: float
     moves: float  # how parameters moved in all steps
     parameters: tuple[str, ...] = ()  # with that gradient or one near it, in the order of the backward pass
+    unlike: tuple[str, ...] = ()  # what must be the same, and is not
 
     @property
-    def judged(self) -> tuple[float, float]:
-        """By the first step: later ones of a chaotic program say nothing."""
-        return self.first_loss, self.gradient
+    def marks(self) -> tuple[float, float, float, float]:
+        return self.first_loss, self.gradient, self.later_loss, self.moves
 
     @property
     def any(self) -> bool:
-        return any((self.first_loss, self.gradient, self.later_loss, self.moves))
+        return any(self.marks) or bool(self.unlike)
 
     def largest(self, other: Apart) -> Apart:
-        names = ("first_loss", "gradient", "later_loss", "moves")
-        return Apart(*(max(getattr(self, name), getattr(other, name)) for name in names))
+        return Apart(*map(max, self.marks, other.marks))
 
 
 def distance(one: Sequence[float], other: Sequence[float]) -> float:
@@ -61,7 +66,8 @@ def apart(one: dict, plain: dict) -> Apart:
     of = {name: distance(one["gradients"].get(name, ()), plain["gradients"].get(name, ())) for name in names}
     largest = max(of.values(), default=math.inf)
     where = [name for name in reversed(plain["gradients"]) if of[name] >= largest / 10] if largest else []
-    return Apart(losses[0], largest, max(losses), distance(one["moves"], plain["moves"]), tuple(where))
+    unlike = tuple(what for name, what in UNLIKE.items() if one[name] != plain[name])
+    return Apart(losses[0], largest, max(losses), distance(one["moves"], plain["moves"]), tuple(where), unlike)
 
 
 def trains(marks: Apart, yardsticks: Mapping[str, Apart], may: str) -> str:
@@ -73,9 +79,9 @@ def trains(marks: Apart, yardsticks: Mapping[str, Apart], may: str) -> str:
     if not marks.any:
         return EXACT
     for kind in (ROUNDING, PRECISION)[: 1 + (may == PRECISION)]:
-        factor, least = BEYOND[kind]
-        limits = (max(factor * limit, least) for limit in yardsticks[kind].judged)
-        if all(mark <= limit for mark, limit in zip(marks.judged, limits, strict=True)):
+        beyond = zip(*BEYOND[kind], yardsticks[kind].marks, strict=True)
+        limits = (max(factor * mark, least) for factor, least, mark in beyond)
+        if not marks.unlike and all(map(operator.le, marks.marks, limits)):
             return kind
     return DIFFERS
 

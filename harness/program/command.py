@@ -81,8 +81,11 @@ def wait_for(
     output: IO | None,
     limit_s: float,
 ) -> tuple[int, int | None]:
-    """Its exit code, 128 + N if a signal ended it; and the signal that we received.  Ctrl-C reaches it from the terminal, SIGTERM by us; and it does not
-    outlive us.  processes: what they told; grace_s: for what is left once the first of them has ended."""
+    """Its exit code, 128 + N if a signal ended it; and the signal that we received.  Ctrl-C reaches it from the
+    terminal, SIGTERM by us; and it does not outlive us.
+
+    processes: what they told; grace_s: for what is left once the first of them has ended.
+    """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def dies_with_us() -> None:

@@ -24,10 +24,16 @@ from .watch import Watch, is_there
 AUDIT_STEPS = 4  # of a run that is compared
 UNTIMED, TURN, SETTLE = 4, 6, 2  # steps: before all turns, of a turn, and at its begin, which are not counted
 ELEMENTS = 256  # of each tensor that is compared
+HOW_IT_COMPUTES = ("foreach", "fused", "capturable", "differentiable")
 LOOKED_AT = 2  # steps in which models are found
 DROPOUT = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 NOT_THE_PROGRAMS = (sysconfig.get_paths()["stdlib"], "site-packages", "<frozen", str(Path(__file__).parent))
 TRAINERS = {"/transformers/trainer.py": "Trainer", "/pytorch_lightning/": "Lightning", "/lightning/": "Lightning"}
+
+
+def settings_of(group: dict) -> dict:
+    """What of an optimizer's parameters decides how it trains."""
+    return {name: repr(one) for name, one in group.items() if name not in ("params", *HOW_IT_COMPUTES)}
 
 
 def sample(tensor: torch.Tensor) -> list[float]:
@@ -52,6 +58,7 @@ class Trial(Watch):
         self.losses: list[torch.Tensor] = []
         self.before: list[list[float]] = []  # parameters after the first step
         self.results |= {"gradients": {}, "moves": [], "losses": [], "notes": [], "times_ms": [], "trainer": ""}
+        self.results |= {"settings": [], "in_training": 0}
 
     # ---- For the switches --------------------------------------------------------------------------------------------
 
@@ -137,6 +144,7 @@ class Trial(Watch):
         if any(p.requires_grad for p in module.parameters()):
             self.models[module] = self.place(module)
             self.names |= {id(p): name for name, p in module.named_parameters()}
+            self.results["in_training"] += sum(one.training for one in module.modules())
             every = self.models
             self.models = weakref.WeakKeyDictionary({module: self.models[module]})
             self.switch([one for one in self.trial["changes"] if not self.at_start(one)], True)
@@ -169,7 +177,10 @@ class Trial(Watch):
 
     def compare_step(self) -> None:
         parameters = list(self.modules.of_optimizers())
-        self.before = self.before or [sample(p) for p in parameters]
+        if not self.before:
+            self.before = [sample(p) for p in parameters]
+            groups = [group for optimizer in self.order for group in optimizer.param_groups]
+            self.results["settings"] = [settings_of(group) for group in groups]
         if self.steps >= AUDIT_STEPS:
             moves = zip(self.before, map(sample, parameters), strict=True)
             self.results["moves"] = [b - a for one, two in moves for a, b in zip(one, two, strict=True)]
