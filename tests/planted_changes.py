@@ -126,13 +126,10 @@ RIGHT = {
     "one after another": [("weight_decay=0.1", "weight_decay=0.1, foreach=False")],
     "gradients set to zero": [("zero_grad()", "zero_grad(set_to_none=False)")],
     "a graph of operators": [("model = Net()\n", "model = Net()\nmodel.compile(backend='aot_eager')\n")],
-    "two threads": [("torch.manual_seed(", "torch.set_num_threads(2)
-torch.manual_seed(")],
+    "two threads": [("torch.manual_seed(", "torch.set_num_threads(2)\ntorch.manual_seed(")],
     "a sum, divided": [("F.cross_entropy(model(x), y)", "F.cross_entropy(model(x), y, reduction='sum') / len(y)")],
     "a matmul with its bias": [("self.head(x", "(lambda x: x @ self.head.weight.T + self.head.bias)(x")],
-    "a loss in two parts": [
-        ("F.cross_entropy(model(x), y)", "F.nll_loss(F.log_softmax(model(x), -1), y)"),
-    ],
+    "a loss in two parts": [("F.cross_entropy(model(x), y)", "F.nll_loss(F.log_softmax(model(x), -1), y)")],
 }
 
 
