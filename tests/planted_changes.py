@@ -75,7 +75,8 @@ def batch():
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.gates, self.ups, self.downs = (nn.ModuleList(nn.Linear(*s) for _ in range(3)) for s in [(16, 32)] * 2 + [(32, 16)])
+        shapes = [(16, 32), (16, 32), (32, 16)]
+        self.gates, self.ups, self.downs = (nn.ModuleList(nn.Linear(*s) for _ in range(3)) for s in shapes)
         self.head = nn.Linear(16, 4)
 
     def forward(self, x):  # [B, 16]

@@ -39,7 +39,7 @@ def proof_section(document: dict) -> Section:
     if both := document["together"]:
         facts[f"Together ({', '.join(both['changes'])})"] = f"{both['verdict']} {as_fast_text(both)}; {both['audit']}"
     note = [
-        "As fast: in turns of steps within one run, with and without the change; the intervals hold together with 95%",
+        "As fast: in turns of steps within one run, with and without the change; the intervals hold together with 99%",
         "Trains: the first step beside the same program, bit by bit, or as far apart as rounding or a lower precision "
         "makes it; that it converges as well is not proven",
     ]

@@ -22,7 +22,7 @@ BEYOND = {
 }
 UNLIKE = {"settings": "settings of the optimizer", "in_training": "modules in training mode"}
 TELLING = 0.01  # a smaller gain is not told from none, whatever the interval
-CONFIDENCE = 0.95  # that the intervals of all contests of a run hold
+CONFIDENCE = 0.99  # that the intervals of all contests of a run hold
 VARIANCE = 0.01  # of a logarithm, where there is one round
 
 

@@ -107,8 +107,8 @@ FILES = (
 )
 
 FOLDERS = (  # created by the launchers and the documented commands; for .gitignore
-    "*_results_*/ pytorch_profiles*/ *_profiles/ *_analysis*/ analysis_*/ program_*/ memory_hotspots/ memory_study*/ "
-    "system_profile_*/ training_benchmark*/ attention_benchmark*/ precision_study*/ timing_study*/ "
+    "*_results_*/ pytorch_profiles*/ *_profiles/ *_analysis*/ analysis_*/ program_*/ proof_*/ memory_hotspots/ "
+    "memory_study*/ system_profile_*/ training_benchmark*/ attention_benchmark*/ precision_study*/ timing_study*/ "
     "optimization_study*/ scaling_study*/ collective_benchmark*/ "
     "exercise[0-9]*_*/ comparison_*/ runs/"
 ).split()

@@ -292,7 +292,7 @@ class ProofRow(Document):
     gradient_difference: NotRequired[float] = field("of a parameter in the first step, the largest, relative")
     departs: list[str] = field("parameters whose gradients differ, in the order of the backward pass")
     ratio: float | None = field("step time with it / without", null=UNTOLD)
-    ratio_low: float | None = field("interval; those of all changes hold together with 95%", null=UNTOLD)
+    ratio_low: float | None = field("interval; those of all changes hold together with 99%", null=UNTOLD)
     ratio_high: float | None = field("its other end", null=UNTOLD)
     peak_memory_difference_mb: float | None = field("of its audit, with it - without", null=UNTOLD)
     extra_start_s: float | None = field("of its audit, with it - without", null=UNTOLD)

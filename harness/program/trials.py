@@ -32,23 +32,23 @@ class Trial:
 
 @dataclass
 class Trials:
-    """Of one command.  scratch: a folder for what its runs write."""
+    """Of one command.  scratch: a folder for what its runs write; kept: how the working folder is: `as it is`, by an
+    `overlay`, or by a `copy` of it for each run."""
 
     command: Sequence[str]
     environment: dict[str, str]
     scratch: Path
     limit_s: float
-    prefix: Sequence[str] = ()
+    kept: str
 
     def run(self, changes: Sequence[str] = (), plan: Sequence[Sequence[str]] = (), audit: bool = False) -> Trial:
         """Raises SystemExit if it was ended by Ctrl-C or SIGTERM, which is for us, too."""
         trial = {"audit": audit, "changes": [*changes], "plan": [*map(list, plan)]}
         settings = {"steps": "optimizer", "every": 1, "data": [], "then": "kill", "trial": trial}
-        caches = {"TORCHINDUCTOR_CACHE_DIR": str(self.scratch / "inductor")}
+        environment = self.environment | SAME_RUN | {"TORCHINDUCTOR_CACHE_DIR": str(self.scratch / "inductor")}
         began, log = time.monotonic(), self.scratch / "output.txt"
-        with log.open("wb") as output:
-            environment = self.environment | SAME_RUN | caches
-            ended = run([*self.prefix, *self.command], settings, environment, output, self.limit_s)
+        with self.own_folder() as prefix, log.open("wb") as output:
+            ended = run([*prefix, *self.command], settings, environment, output, self.limit_s)
         if ended.signal:
             raise SystemExit(128 + ended.signal)
         seconds = time.monotonic() - began
@@ -58,6 +58,23 @@ class Trials:
         failed = next((one["error"] for one in ended.processes if one["state"] == "failed"), None)
         late = f"longer than {self.limit_s:.0f} s" if seconds >= self.limit_s else None
         return Trial({}, seconds, failed or late or f"exit code {ended.exit_code}: {last_error(log)}")
+
+    @contextlib.contextmanager
+    def own_folder(self) -> Iterator[Sequence[str]]:
+        """Within it, commands with this before them write to their own working folder."""
+        with tempfile.TemporaryDirectory(dir=self.scratch, ignore_cleanup_errors=True) as folder:
+            if self.kept == "copy":
+                with contextlib.chdir(shutil.copytree(Path.cwd(), Path(folder, "copy"), symlinks=True)):
+                    yield ()
+            else:
+                yield overlay(Path(folder)) if self.kept == "overlay" else ()
+
+
+def overlay(folder: Path) -> list[str]:
+    layers = [folder / "upper", folder / "work"]
+    for layer in layers:
+        layer.mkdir()
+    return ["unshare", "-Urm", "sh", "-c", OVERLAY, "sh", str(Path.cwd()), *map(str, layers)]
 
 
 def last_error(log: Path) -> str:
@@ -70,26 +87,19 @@ def last_error(log: Path) -> str:
 def trials_of(command: Sequence[str], environment: dict[str, str], limit_s: float, keep: bool) -> Iterator[Trials]:
     """keep: let the program write its files where it always does; otherwise to an overlay of the working folder, or to
     a copy of it.  Raises UserError if neither can be had."""
-    here = Path.cwd()
-    with tempfile.TemporaryDirectory(prefix="prove_changes_") as folder:
-        scratch = Path(folder)
-        of = Trials(command, environment, scratch, limit_s)
-        if keep:
-            yield of
-            return
-        upper, work = scratch / "upper", scratch / "work"
-        upper.mkdir()
-        work.mkdir()
-        overlay = ["unshare", "-Urm", "sh", "-c", OVERLAY, "sh", str(here), str(upper), str(work)]
-        if shutil.which("unshare") and subprocess.run([*overlay, "true"], capture_output=True).returncode == 0:
-            of.prefix = overlay
-            yield of
-            return
-        size = sum(file.stat().st_size for file in here.rglob("*") if file.is_file() and not file.is_symlink())
-        if size > MOST_TO_COPY:
-            why = f"no overlay can be had here, and {here} has {size / MB:,.0f} MB, too much to copy"
-            raise UserError(
-                f"the program's files cannot be kept as they are: {why}; --keep-files lets it write them", 2
-            )
-        with contextlib.chdir(shutil.copytree(here, scratch / "copy", symlinks=True)):
-            yield of
+    with tempfile.TemporaryDirectory(prefix="prove_changes_", ignore_cleanup_errors=True) as folder:
+        of = Trials(command, environment, Path(folder), limit_s, "as it is" if keep else "overlay")
+        if not keep and not can_overlay(of):
+            of.kept, here = "copy", Path.cwd()
+            size = sum(file.lstat().st_size for file in here.rglob("*"))
+            if size > MOST_TO_COPY:
+                why = f"no overlay can be had here, and {here} has {size / MB:,.0f} MB, too much to copy"
+                raise UserError(f"cannot keep the program's files: {why}; --keep-files lets it write them", 2)
+        yield of
+
+
+def can_overlay(trials: Trials) -> bool:
+    if not shutil.which("unshare"):
+        return False
+    with trials.own_folder() as prefix:
+        return subprocess.run([*prefix, "true"], capture_output=True).returncode == 0

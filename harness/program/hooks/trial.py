@@ -85,16 +85,16 @@ class Trial(Watch):
 
     def place(self, held: object = None) -> str:
         """NAME@FILE:LINE: the program's line that is running, and its variable for an object."""
-        frame, name = inspect.currentframe(), ""
+        frame, name, line = inspect.currentframe(), "", ""
         while frame := frame.f_back:
             file = frame.f_code.co_filename
             trainer = next((trainer for part, trainer in TRAINERS.items() if part in file), "")
             self.results["trainer"] = self.results["trainer"] or trainer
             known = ((key, one) for key, one in [*frame.f_locals.items()] if key not in ("self", "module"))
-            name = name or next((key for key, one in known if held is not None and one is held), "")
-            if not any(part in file for part in NOT_THE_PROGRAMS):
-                return f"{name or 'model'}@{os.path.relpath(file)}:{frame.f_lineno}"
-        return f"{name or 'model'}@"
+            name = name or next((key for key, one in known if held is not None and one is held and not line), "")
+            if not line and not any(part in file for part in NOT_THE_PROGRAMS):
+                line = f"{os.path.relpath(file)}:{frame.f_lineno}"
+        return f"{name or 'model'}@{line}"
 
     # ---- Hooks beside those of all -----------------------------------------------------------------------------------
 

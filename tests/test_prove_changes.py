@@ -1,0 +1,244 @@
+"""prove_changes.py: changes of programs are told right from wrong, timed, and leave nothing behind."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import PROJECT, free_port, start, time_limit
+from planted_changes import PROGRAMS, RIGHT, WRONG, edited
+from programs import LOOP, MODEL, PLAIN, RANKS, SHAPES, TRAIN, TRAINERS
+
+from analysis.commands.proof import Proof, check_plain
+from analysis.comparison.proof import DIFFERS
+from analysis.comparison.training import PRECISION, ROUNDING, Apart, apart, gain, intervals, trains
+from harness.base.errors import UserError
+from harness.program.trials import Trial, trials_of
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
+
+
+def tool(*words: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(PROJECT / "prove_changes.py"), "--output-dir", "found", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def proof() -> dict:
+    return json.loads(Path("found", "proof.json").read_text())
+
+
+def one_run(source: str, *changes: str, launcher=(sys.executable,), plan=(), audit=True) -> Trial:
+    Path("train.py").write_text(source)
+    with trials_of([*launcher, "train.py"], dict(os.environ), 100, keep=True) as trials:
+        return trials.run(changes, plan, audit)
+
+
+# ---- The judgement ---------------------------------------------------------------------------------------------------
+
+
+def test_nothing_never_helps_in_thirty_contests():
+    chance = np.random.default_rng(0)
+    words = []
+    for _ in range(30):
+        ratios = {name: np.exp(chance.normal(0, 0.05, 4)) for name in ("nothing", "one", "other")}
+        found = intervals(ratios)
+        words += [gain(found[name], found["nothing"][1]) for name in ("one", "other")]
+    assert "faster" not in words
+
+
+def test_a_gain_beyond_the_noise_is_seen():
+    found = intervals(
+        {"nothing": [1.01, 0.99, 1.0, 1.0], "one": [0.8, 0.82, 0.79, 0.81], "other": [1.2, 1.21, 1.2, 1.19]}
+    )
+    assert [gain(found[name], found["nothing"][1]) for name in found] == ["no difference", "faster", "slower"]
+    low, ratio, high = found["one"]
+    assert low < 0.805 < high
+    assert ratio == pytest.approx(0.805, abs=1e-3)
+
+
+def test_a_change_that_may_only_round_is_not_excused_by_a_lower_precision():
+    yardsticks = {ROUNDING: Apart(1e-7, 1e-6, 1e-6, 1e-5), PRECISION: Apart(1e-3, 1e-2, 1e-2, 1e-1)}
+    cases = {
+        Apart(0, 0, 0, 0): ("bit-equal", "bit-equal"),
+        Apart(1e-7, 2e-6, 1e-6, 1e-5): ("rounding", "rounding"),
+        Apart(2e-3, 2e-2, 2e-2, 2e-1): (DIFFERS, "lower precision"),
+        Apart(1e-7, 1.0, 1e-6, 1e-5): (DIFFERS, DIFFERS),
+        Apart(0, 0, 0, 0, unlike=("settings of the optimizer",)): (DIFFERS, DIFFERS),
+        Apart(float("inf"), 0, 0, 0): (DIFFERS, DIFFERS),
+    }
+    for marks, words in cases.items():
+        assert tuple(trains(marks, yardsticks, may) for may in (ROUNDING, PRECISION)) == words
+
+
+@pytest.mark.slow
+def test_planted_changes_are_told_from_right_ones(scratch):
+    source = PROGRAMS["attention, AdamW"].replace("SEED", "1")
+    Path("train.py").write_text(source)
+    with trials_of([sys.executable, "train.py"], dict(os.environ), 100, keep=True) as trials:
+        plain = Proof(trials, [], 1, audit_only=True)
+        repeats, yardsticks = plain.yardsticks()
+        assert repeats == "bit-equal"
+        said = {}
+        for name, edits in (WRONG | RIGHT).items():
+            Path("train.py").write_text(edited(source, edits))
+            said[name] = trains(apart(trials.run(audit=True).found, plain.plain.found), yardsticks, ROUNDING)
+    assert {name for name, word in said.items() if word == DIFFERS} == {*WRONG}
+
+
+# ---- The command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_changes_are_timed_and_the_files_of_the_program_are_kept(scratch):
+    Path("kept.txt").write_text("as it was")
+    Path("train.py").write_text("open('kept.txt', 'w').write('changed')\n" + PLAIN.replace("else 14", "else 400"))
+    ended = tool("--rounds", "2", "--try", "fused,checkpoint,sdpa,threads=1", "--", "train.py")
+    assert ended.returncode == 0, ended.stderr
+    assert Path("kept.txt").read_text() == "as it was"
+    assert {*os.listdir()} == {"kept.txt", "train.py", "found"}
+    found = proof()
+    rows = {row["change"]: row for row in found["rows"]}
+    assert found["plain"]["repeats"] == "bit-equal"
+    assert found["nothing"]["ratio_low"] < found["nothing"]["ratio"] < found["nothing"]["ratio_high"]
+    assert rows["checkpoint"]["audit"] == "bit-equal"
+    assert rows["fused"]["audit"] in ("bit-equal", "rounding")
+    for name in ("fused", "checkpoint"):
+        assert rows[name]["verdict"] in ("faster", "slower", "no difference")
+        assert rows[name]["where"].startswith("train.py:")
+    assert rows["fused"]["line"] == "torch.optim.AdamW(..., fused=True)"
+    assert (rows["sdpa"]["verdict"], rows["sdpa"]["ratio"]) == ("does not apply", None)
+    assert rows["threads=1"]["verdict"] == (
+        "already so" if torch.get_num_threads() == 1 else rows["threads=1"]["verdict"]
+    )
+    assert "The lines of code" in Path("found", "proof.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="another PyTorch may compile this network right")
+def test_a_network_that_is_compiled_wrongly_is_found(scratch):
+    program = str(PROJECT / "examples" / "train_convnet.py")
+    ended = tool("--audit-only", "--try", "compile,channels-last", "--", program)
+    assert ended.returncode == 3, ended.stderr
+    rows = {row["change"]: row for row in proof()["rows"]}
+    assert rows["channels-last"]["verdict"] == "passes"
+    assert rows["compile"]["verdict"] == DIFFERS
+    assert {*rows["compile"]["departs"]} == {f"conv{i}.{kind}" for i in (1, 2) for kind in ("weight", "bias")}
+    assert "Differs: compile" in ended.stdout
+
+
+@pytest.mark.slow
+def test_a_change_that_needs_a_start_of_its_own(scratch):
+    ended = tool("--rounds", "2", "--try", "no-checkpoint", "--keep-files", "--", "train.py")
+    assert ended.returncode == 2
+    Path("train.py").write_text(SHAPES["checkpointing"].replace("else 14", "else 60"))
+    ended = tool("--rounds", "2", "--try", "no-checkpoint", "--", "train.py")
+    assert ended.returncode == 0, ended.stderr
+    (row,) = proof()["rows"]
+    assert row["audit"] == "bit-equal"
+    assert row["ratio"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["transformers", "lightning", "accelerate"])
+def test_the_line_is_that_of_the_trainer(scratch, package):
+    pytest.importorskip(package)
+    trial = one_run(TRAINERS[package], "fused")
+    assert not trial.error
+    assert trial.found["trainer"] == {"transformers": "Trainer", "lightning": "Lightning"}.get(package, package)
+    assert [note["change"] for note in trial.found["notes"]] == ["fused"]
+
+
+@pytest.mark.slow
+def test_ranks_are_audited(scratch):
+    shape = next(name for name in RANKS if "DDP" in name)
+    trial = one_run(RANKS[shape], "bf16", launcher=[*TORCHRUN, str(free_port())])
+    assert (trial.error, trial.found["rank"], trial.found["world_size"]) == ("", 0, 2)
+    assert trial.found["gradients"]
+
+
+@pytest.mark.slow
+def test_without_an_overlay_the_folder_is_copied(scratch, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    Path("train.py").write_text("open('new.txt', 'w').write('x')\n" + PLAIN)
+    with trials_of([sys.executable, "train.py"], dict(os.environ), 100, keep=False) as trials:
+        assert not trials.run(audit=True).error
+    assert os.listdir() == ["train.py"]
+    monkeypatch.setattr("harness.program.trials.MOST_TO_COPY", 10)
+    with pytest.raises(UserError, match="too much to copy"), trials_of([], {}, 1, keep=False):
+        pass
+
+
+# ---- What cannot be proven -------------------------------------------------------------------------------------------
+
+
+def test_a_change_that_does_not_exist_names_the_nearest(scratch):
+    ended = tool("--try", "compil", "--", "train.py")
+    assert ended.returncode == 2
+    assert "compil: there is no such change; there is compile" in ended.stderr
+
+
+IN_BACKWARD = """
+def step_of_one(p):
+    p.data -= 0.01 * p.grad
+    p.grad = None
+
+
+for p in model.parameters():
+    p.register_post_accumulate_grad_hook(step_of_one)
+"""
+CANNOT = {
+    "too short": (
+        PLAIN.replace("else 14", "else 3"),
+        "the program ends after 3 steps, and an audit takes 4: lengthen it",
+    ),
+    "no optimizer": (SHAPES["hand-written step"], "the program as it is: exit code 0"),
+    "fails": ("import torch\n" + PLAIN + "1 / 0", None),
+    "fails at once": ("import torch\n1 / 0", "the program as it is: exit code 1: ZeroDivisionError: division by zero"),
+    "gradients are gone": (MODEL + TRAIN + IN_BACKWARD + LOOP, "no gradients are there after the first step"),
+    "no loss": (
+        PLAIN.replace("loss.backward()", "torch.autograd.backward(loss[None].expand(2), torch.ones(2))"),
+        "no loss was seen",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CANNOT)
+def test_a_program_that_cannot_be_judged(scratch, case):
+    source, said = CANNOT[case]
+    trial = one_run(source)
+    if said is None:
+        return check_plain(trial)
+    with pytest.raises(UserError) as error:
+        check_plain(trial)
+    assert said in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_program_that_refuses_to_run_twice(scratch):
+    Path("train.py").write_text("import os\nos.mkdir('run')\n" + PLAIN)
+    ended = tool("--keep-files", "--try", "fused", "--", "train.py")
+    assert ended.returncode == 1
+    assert "it runs once, but not twice: exit code 1: FileExistsError" in ended.stderr
+    os.rmdir("run")
+    assert tool("--audit-only", "--try", "fused", "--", "train.py").returncode == 0
+
+
+@pytest.mark.slow
+def test_a_signal_ends_all(scratch):
+    Path("train.py").write_text(PLAIN.replace("loss.backward()", "loss.backward(); import time; time.sleep(60)"))
+    command = [sys.executable, str(PROJECT / "prove_changes.py"), "--output-dir", "found", "--", "train.py"]
+    process = start(*command)
+    process.stdout.readline()
+    time.sleep(4)
+    process.send_signal(signal.SIGTERM)
+    with time_limit(process):
+        process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
