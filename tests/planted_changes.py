@@ -1,6 +1,15 @@
 """Changes whose effect on training is known, as edits of programs: wrong ones, and right ones that may only round."""
 
+import os
+import sys
+import tempfile
 from itertools import product
+from pathlib import Path
+
+from analysis.commands.proof import Proof
+from analysis.comparison.training import apart, trains
+from harness.program.hooks.changes import ROUNDING
+from harness.program.trials import trials_of
 
 HEAD = """
 import torch
@@ -137,3 +146,24 @@ RIGHT = {
 def edited(source: str, edits: list[tuple[str, str]]) -> str:
     before, after = next(edit for edit in edits if edit[0] in source)
     return source.replace(before, after)
+
+
+def audits(program: str, seed: int) -> dict[str, str]:
+    """What the audit says of each edit of a program; of the program itself it says that it repeats itself."""
+    source, before = PROGRAMS[program].replace("SEED", str(seed)), os.getcwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            Path("train.py").write_text(source)
+            with trials_of([sys.executable, "train.py"], dict(os.environ), 100, keep=True) as trials:
+                proof = Proof(trials, [], 1, audit_only=True)
+                repeats, yardsticks = proof.yardsticks()
+                assert repeats == "bit-equal"
+                said = {}
+                for name, edits in (WRONG | RIGHT).items():
+                    Path("train.py").write_text(edited(source, edits))
+                    trial = trials.run(audit=True)
+                    said[name] = trial.error or trains(apart(trial.found, proof.plain.found), yardsticks, ROUNDING)
+        finally:
+            os.chdir(before)
+    return said

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 from helpers import PROJECT, free_port, start, time_limit
-from planted_changes import PROGRAMS, RIGHT, WRONG, edited
+from planted_changes import WRONG, audits
 from programs import LOOP, MODEL, PLAIN, RANKS, SHAPES, TRAIN, TRAINERS
 
-from analysis.commands.proof import Proof, check_plain
+from analysis.commands.proof import check_plain
 from analysis.comparison.proof import DIFFERS
-from analysis.comparison.training import PRECISION, ROUNDING, Apart, apart, gain, intervals, trains
+from analysis.comparison.training import PRECISION, ROUNDING, Apart, gain, intervals, trains
 from harness.base.errors import UserError
 from harness.program.trials import Trial, trials_of
 
@@ -78,18 +78,10 @@ def test_a_change_that_may_only_round_is_not_excused_by_a_lower_precision():
 
 
 @pytest.mark.slow
-def test_planted_changes_are_told_from_right_ones(scratch):
-    source = PROGRAMS["attention, AdamW"].replace("SEED", "1")
-    Path("train.py").write_text(source)
-    with trials_of([sys.executable, "train.py"], dict(os.environ), 100, keep=True) as trials:
-        plain = Proof(trials, [], 1, audit_only=True)
-        repeats, yardsticks = plain.yardsticks()
-        assert repeats == "bit-equal"
-        said = {}
-        for name, edits in (WRONG | RIGHT).items():
-            Path("train.py").write_text(edited(source, edits))
-            said[name] = trains(apart(trials.run(audit=True).found, plain.plain.found), yardsticks, ROUNDING)
+def test_planted_changes_are_told_from_right_ones():
+    said = audits("attention, AdamW", 1)
     assert {name for name, word in said.items() if word == DIFFERS} == {*WRONG}
+    assert {*said.values()} <= {DIFFERS, ROUNDING, "bit-equal"}
 
 
 # ---- The command -----------------------------------------------------------------------------------------------------

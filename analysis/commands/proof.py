@@ -19,7 +19,7 @@ from harness.base.tables import answer
 from harness.base.text import count_of
 from harness.base.units import MB
 from harness.documents.schema import because, unknown
-from harness.program.hooks.changes import CHANGES, EXACT, OTHER_DATA, PRECISION, ROUNDING
+from harness.program.hooks.changes import CHANGES, EXACT, OF_TRAINERS, OTHER_DATA, PRECISION, ROUNDING
 from harness.program.hooks.trial import AUDIT_STEPS, SETTLE, TURN, UNTIMED
 from harness.program.trials import Trial, Trials
 
@@ -95,7 +95,7 @@ class Proof:
             return row | {"verdict": "already so" if notes else "does not apply"}
         marks = apart(trial.found, plain)
         word, first = trains(marks, yardsticks, record.may), fresh[0]
-        line = record.of_trainer.get(plain["trainer"]) or record.line
+        line = OF_TRAINERS.get((plain["trainer"], record.name), record.line)
         peaks = (trial.found["peak_bytes"], plain["peak_bytes"])
         return row | {
             "verdict": "passes" if is_right(word, record.may) else DIFFERS,

@@ -64,10 +64,10 @@ class Trials:
         """Within it, commands with this before them write to their own working folder."""
         with tempfile.TemporaryDirectory(dir=self.scratch, ignore_cleanup_errors=True) as folder:
             if self.kept == "copy":
-                with contextlib.chdir(shutil.copytree(Path.cwd(), Path(folder, "copy"), symlinks=True)):
-                    yield ()
+                copy = shutil.copytree(Path.cwd(), Path(folder, "copy"), symlinks=True)
+                yield ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", str(copy)]
             else:
-                yield overlay(Path(folder)) if self.kept == "overlay" else ()
+                yield overlay(Path(folder)) if self.kept == "overlay" else []
 
 
 def overlay(folder: Path) -> list[str]:

@@ -8,27 +8,48 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+import torch.utils.checkpoint
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 EXACT, ROUNDING, PRECISION, OTHER_DATA = "bit-equal", "rounding", "lower precision", "other data"
+RECOMPUTED = "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) for each repeated block of {name}"
 BLOCK_LISTS = ("ModuleList", "Sequential")
 
 
-@dataclass(frozen=True)
-class Change:
-    """switch(trial, on, value); may: the most that it does to gradients; line: of code, with {name} of what it changes
-    and {value}; of_trainer: the line where that is the user's; proves: the proposal of a trace that it tries."""
+CHANGES: dict[str, Change] = {}
+# The line of those who train by one of these.
+OF_TRAINERS = {
+    ("Trainer", "bf16"): "TrainingArguments(bf16=True)",
+    ("Trainer", "compile"): "TrainingArguments(torch_compile=True)",
+    ("Trainer", "fused"): 'TrainingArguments(optim="adamw_torch_fused")',
+    ("Trainer", "checkpoint"): "TrainingArguments(gradient_checkpointing=True)",
+    ("Trainer", "no-checkpoint"): "TrainingArguments(gradient_checkpointing=False)",
+    ("Lightning", "bf16"): 'Trainer(precision="bf16-mixed")',
+    ("accelerate", "bf16"): 'Accelerator(mixed_precision="bf16")',
+}
+
+
+class Change(NamedTuple):
+    """may: the most that it does to gradients; line: of code, with {name} of what it changes and {value};
+    switch(trial, on, value); proves: the proposal of a trace that it tries."""
 
     name: str
-    switch: Callable
     may: str
     line: str
-    of_trainer: Mapping[str, str] = field(default_factory=dict)
+    switch: Callable
     proves: str = ""
     value: str | None = None  # by default
     by_default: bool = True  # whether it is tried without being named
     at_start: bool = False  # whether it needs a start of its own
+
+
+def change(name: str, may: str, line: str, **more: object) -> Callable:
+    """Records the switch that follows."""
+    return lambda switch: CHANGES.setdefault(name, Change(name, may, line, switch, **more)).switch
 
 
 def blocks_of(module) -> Iterator:
@@ -41,14 +62,16 @@ def blocks_of(module) -> Iterator:
 
 def widened(value):
     """As the loss outside of the model expects it."""
-    import torch
-
     return value.float() if torch.is_tensor(value) and value.dtype == torch.bfloat16 else value
 
 
+@change(
+    "bf16",
+    PRECISION,
+    "with torch.autocast(device_type, torch.bfloat16): around {name}(...) and the loss",
+    proves="mixed precision",
+)
 def bf16(trial, on: bool, value: str | None) -> None:
-    import torch
-
     for module, place in trial.models.items():
         device = next(module.parameters()).device.type
         trial.note(place, already=torch.is_autocast_enabled(device))
@@ -65,12 +88,11 @@ def bf16(trial, on: bool, value: str | None) -> None:
 
 
 def compiled(trial, on: bool, module, mode: str | None) -> None:
-    import torch
-
     made = trial.kept.setdefault(("compiled", module), torch.compile(module._call_impl, mode=mode))
     module._compiled_call_impl = made if on else None
 
 
+@change("compile", ROUNDING, "{name}.compile()", proves="compile")
 def compile_model(trial, on: bool, value: str | None) -> None:
     for module, place in trial.models.items():
         ours = ("compiled", module) in trial.kept
@@ -80,6 +102,7 @@ def compile_model(trial, on: bool, value: str | None) -> None:
             compiled(trial, on, module, value)
 
 
+@change("compile-blocks", ROUNDING, "block.compile() for each repeated block of {name}")
 def compile_blocks(trial, on: bool, value: str | None) -> None:
     for module, place in trial.models.items():
         for block in blocks_of(module):
@@ -87,6 +110,7 @@ def compile_blocks(trial, on: bool, value: str | None) -> None:
             compiled(trial, on, block, value)
 
 
+@change("sdpa", ROUNDING, 'from_pretrained(..., attn_implementation="sdpa")', proves="fused attention")
 def sdpa(trial, on: bool, value: str | None) -> None:
     for module, place in trial.models.items():
         for model in [one for one in module.modules() if hasattr(one, "set_attn_implementation")][:1]:
@@ -95,6 +119,7 @@ def sdpa(trial, on: bool, value: str | None) -> None:
             model.set_attn_implementation("sdpa" if on else before)
 
 
+@change("fused", ROUNDING, "torch.optim.{name}(..., fused=True)", proves="fused optimizer")
 def fused(trial, on: bool, value: str | None) -> None:
     for optimizer, place in trial.made_at.items():
         if "fused" not in optimizer.defaults:
@@ -109,9 +134,10 @@ def fused(trial, on: bool, value: str | None) -> None:
                     state["step"] = state["step"].to(p.device if on_device else "cpu")
 
 
+@change(
+    "channels-last", ROUNDING, "{name}.to(memory_format=torch.channels_last), and its images", proves="channels last"
+)
 def channels_last(trial, on: bool, value: str | None) -> None:
-    import torch
-
     def turned(one):
         images = torch.is_tensor(one) and one.ndim == 4
         return one.contiguous(memory_format=torch.channels_last) if images else one
@@ -126,28 +152,31 @@ def channels_last(trial, on: bool, value: str | None) -> None:
             trial.swap(module, "forward", taking_turned, on)
 
 
+@change("threads", ROUNDING, "torch.set_num_threads({value})", value="1", by_default=False)
 def threads(trial, on: bool, value: str | None) -> None:
-    import torch
-
     before = trial.kept.setdefault("threads", torch.get_num_threads())
     trial.note("", already=before == int(value))
     torch.set_num_threads(int(value) if on else before)
 
 
+@change(
+    "checkpoint",
+    EXACT,
+    "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) for each repeated block of {name}",
+    proves="activation checkpointing",
+    by_default=False,
+)
 def checkpoint(trial, on: bool, value: str | None) -> None:
-    from torch.utils.checkpoint import checkpoint
-
     for module, place in trial.models.items():
         for block in blocks_of(module):
             trial.note(place)
-            recomputed = functools.partial(functools.partial, checkpoint, use_reentrant=False)
+            recomputed = functools.partial(functools.partial, torch.utils.checkpoint.checkpoint, use_reentrant=False)
             trial.swap(block, "forward", recomputed, on)
 
 
+@change("no-checkpoint", EXACT, "no activation checkpointing", by_default=False, at_start=True)
 def no_checkpoint(trial, on: bool, value: str | None) -> None:
     """Modules that imported the function by its name before keep theirs."""
-    import torch.utils.checkpoint
-
     ours = ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop")
 
     def stored(function: Callable, *args, **kwargs):
@@ -157,9 +186,8 @@ def no_checkpoint(trial, on: bool, value: str | None) -> None:
     torch.utils.checkpoint.checkpoint = stored
 
 
+@change("no-data", OTHER_DATA, "none: a bound, as if data cost nothing", by_default=False)
 def no_data(trial, on: bool, value: str | None) -> None:
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
-
     kept = trial.kept.setdefault("batches", {})
 
     def first_again(fetch: Callable) -> Callable:
@@ -176,75 +204,9 @@ def no_data(trial, on: bool, value: str | None) -> None:
 
 def nudge(trial, on: bool, value: str) -> None:
     """What rounding alone makes of training: parameters are moved by a share of themselves.  value: share:seed."""
-    import torch
-
     share, _, seed = value.partition(":")
     generator = torch.Generator().manual_seed(int(seed))
     for module in trial.models:
         for p in module.parameters():
             noise = torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
             p.data.mul_(1 + float(share) * noise)
-
-
-CHANGES = {
-    change.name: change
-    for change in (
-        Change(
-            "bf16",
-            bf16,
-            PRECISION,
-            "with torch.autocast(device_type, torch.bfloat16): around {name}(...) and the loss",
-            {
-                "Trainer": "TrainingArguments(bf16=True)",
-                "Lightning": 'Trainer(precision="bf16-mixed")',
-                "accelerate": 'Accelerator(mixed_precision="bf16")',
-            },
-            proves="mixed precision",
-        ),
-        Change(
-            "compile",
-            compile_model,
-            ROUNDING,
-            "{name}.compile()",
-            {"Trainer": "TrainingArguments(torch_compile=True)"},
-            proves="compile",
-        ),
-        Change("compile-blocks", compile_blocks, ROUNDING, "block.compile() for each repeated block of {name}"),
-        Change("sdpa", sdpa, ROUNDING, 'from_pretrained(..., attn_implementation="sdpa")', proves="fused attention"),
-        Change(
-            "fused",
-            fused,
-            ROUNDING,
-            "torch.optim.{name}(..., fused=True)",
-            {"Trainer": 'TrainingArguments(optim="adamw_torch_fused")'},
-            proves="fused optimizer",
-        ),
-        Change(
-            "channels-last",
-            channels_last,
-            ROUNDING,
-            "{name}.to(memory_format=torch.channels_last), and its images too",
-            proves="channels last",
-        ),
-        Change("threads", threads, ROUNDING, "torch.set_num_threads({value})", value="1", by_default=False),
-        Change(
-            "checkpoint",
-            checkpoint,
-            EXACT,
-            "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) for each repeated block of {name}",
-            {"Trainer": "TrainingArguments(gradient_checkpointing=True)"},
-            proves="activation checkpointing",
-            by_default=False,
-        ),
-        Change(
-            "no-checkpoint",
-            no_checkpoint,
-            EXACT,
-            "no activation checkpointing",
-            {"Trainer": "TrainingArguments(gradient_checkpointing=False)"},
-            by_default=False,
-            at_start=True,
-        ),
-        Change("no-data", no_data, OTHER_DATA, "none: a bound, as if data cost nothing", by_default=False),
-    )
-}
