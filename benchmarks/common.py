@@ -1,7 +1,5 @@
 """Shared by the benchmarks: flags, two variants timed alternately, and the results file with all times."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import operator

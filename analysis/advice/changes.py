@@ -1,7 +1,5 @@
 """Which changes to the optimizer, the precision, the compiler and what is kept in memory does the trace suggest?"""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

@@ -1,7 +1,5 @@
 """What a proposal is made of: the events of the steps, with the FLOPs and bytes of each where they are known."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass

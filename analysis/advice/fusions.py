@@ -1,7 +1,5 @@
 """Which regions of the model are written out as many operators, and what would remain of them as one?"""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple

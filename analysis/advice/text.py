@@ -1,7 +1,5 @@
 """What to try, for a reader: a table with how it is done, and the first three in a line each."""
 
-from __future__ import annotations
-
 from harness.base.sections import Section
 from harness.base.tables import COLUMNS, Column, column
 from harness.base.text import shortened, significant

@@ -1,7 +1,5 @@
 """Step time breakdown: all time of the profiled steps by component of the model, by phase, by class of operators."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from analysis.attribution.components import BETWEEN, IDLE, NAMED_RANGES, NEARLY_ALL, OVERHEAD, UNATTRIBUTED

@@ -5,8 +5,6 @@ with the group and its sizes, a range of the backend (`nccl:all_reduce`, `gloo:a
 kernels.  Here they are one call.  On a GPU its time is that of the kernels, on a host that of the backend's range.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass

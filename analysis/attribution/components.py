@@ -5,8 +5,6 @@ of the forward operator with the same autograd sequence number, and a GPU event 
 it.  In a trace with neither ranges nor module calls, the components are the kinds of operators.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import numpy as np

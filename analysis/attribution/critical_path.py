@@ -6,8 +6,6 @@ waited for the GPU where it called a synchronization, then the path goes on at t
 returned.  Making something shorter that is not on the path saves nothing.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

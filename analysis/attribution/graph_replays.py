@@ -6,8 +6,6 @@ graph, whose calls name their kernels on ROCm but not on CUDA, or in the warm-up
 beside it.  What is found in neither stays with the graph.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

@@ -23,8 +23,6 @@ alone, without gaps between them, and what overlaps in two steps counts in the f
 step count in it until it ends.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which operators and kernels ran: calls, times, FLOPs and bytes, and the operator that launched each kernel."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

@@ -5,8 +5,6 @@ expression matches in it.  A range or module call that contains nothing else bel
 backward pass of what belongs to it.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator

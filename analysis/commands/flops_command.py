@@ -1,7 +1,5 @@
 """How far is a step from what its device could do?  Bytes moved and the roofline, from a flops_profile.json."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path

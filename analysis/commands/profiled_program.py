@@ -1,7 +1,5 @@
 """What a program of somebody else's showed: the documents of a run, and the answer that follows its output."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ both averaged; if that contains 1, the difference is within noise.  A repeat of 
 it says how large the noise is.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

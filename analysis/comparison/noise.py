@@ -1,7 +1,5 @@
 """Is a difference more than noise?  The one rule of all that compares times, by interval and by what disturbed them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cache

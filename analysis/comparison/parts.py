@@ -1,7 +1,5 @@
 """What do the parts of two profiled runs take?  By component where both have the same parts, else by class."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

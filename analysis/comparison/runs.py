@@ -1,7 +1,5 @@
 """What is known of a run that can be compared?  Its folder, or a trace of any program."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

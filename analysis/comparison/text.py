@@ -1,7 +1,5 @@
 """A comparison of runs for a reader: its tables and its answer, from comparison.json alone."""
 
-from __future__ import annotations
-
 import math
 
 from analysis.comparison.noise import AGAIN, NOISE, REPEAT, REPEATED, UNDECIDED, as_fast, is_decided

@@ -1,7 +1,5 @@
 """What does a trace show?  operator_analysis.json, without the comparison of ranks."""
 
-from __future__ import annotations
-
 from analysis.advice.efficiency import counters
 from analysis.advice.opportunities import opportunities
 from analysis.attribution.breakdown import class_times, step_breakdown

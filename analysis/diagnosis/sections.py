@@ -1,7 +1,5 @@
 """All that a trace shows, as sections in the order in which a reader needs them; the same on a screen and a page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from analysis.advice.text import opportunity_section

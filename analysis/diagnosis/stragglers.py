@@ -7,8 +7,6 @@ GPUs: they are aligned by the ends of the collectives, which all ranks leave tog
 clock: if they leave far apart, they waited for cores.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The answer of a trace: the last lines of every command that reads one, and the sentences that reports share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from analysis.advice.text import best_three

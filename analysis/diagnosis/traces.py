@@ -1,7 +1,5 @@
 """What do the traces of a run show together?  operator_analysis.json of each; those of several ranks are compared."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Iterator
 from dataclasses import replace

@@ -8,8 +8,6 @@ The thresholds are conventions, not measurements; tests hold the verdicts that t
 off the raw events of real traces.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

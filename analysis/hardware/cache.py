@@ -3,8 +3,6 @@
 A disturbed measurement is used, marked as disturbed, and repeated the next time; the best result is kept.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

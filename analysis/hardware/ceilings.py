@@ -1,7 +1,5 @@
 """Upper limits of the rates of a device, from every known source: datasheet, measurement, or --peak."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from analysis.hardware.matching import datasheet

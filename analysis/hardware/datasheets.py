@@ -3,8 +3,6 @@
 Figures are dense (no sparsity), at boost clock.  A device without a row has no peak: none is borrowed from another.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Which peaks does the device of a trace have, in which precision, and where do they come from?"""
 
-from __future__ import annotations
-
 import itertools
 import socket
 

@@ -1,7 +1,5 @@
 """Which limit is each kind of work near?  Its rate and its operations per byte, under the roofs of the device."""
 
-from __future__ import annotations
-
 from analysis.hardware.ceilings import NO_PEAK
 from harness.base.text import count_of
 from harness.documents.flops import NO_TRACE, RooflineData

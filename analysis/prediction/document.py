@@ -1,7 +1,5 @@
 """Will a step fit, what fills its memory, and how fast could it be at best?  prediction.json, before anything runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The lines of a dry run, and clauses about what fits, from prediction.json alone."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What do all figures share?  Titles, axes and their ticks, texts beside bars and in them, legends."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Charts: figures of plotly (https://plotly.com/javascript/reference) as JSON, from the documents alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from html import escape

@@ -1,7 +1,5 @@
 """report.html: everything about a run or its traces in one file that needs no network; the same for TensorBoard."""
 
-from __future__ import annotations
-
 import gzip
 import re
 from base64 import b64encode

@@ -1,7 +1,5 @@
 """The events of one step for a timeline that can be zoomed: GPU streams and host threads, in rows; whose time it is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

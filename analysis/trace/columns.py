@@ -1,7 +1,5 @@
 """The tables of a Trace, from the parts that a reader yields."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

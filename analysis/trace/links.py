@@ -1,7 +1,5 @@
 """Links between the events of a trace: host events with callers, GPU events with launch call, operator and step."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field

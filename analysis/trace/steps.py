@@ -1,7 +1,5 @@
 """Where the steps of a trace are: by their marks, or where its work repeats."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

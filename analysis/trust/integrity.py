@@ -1,7 +1,5 @@
 """How far can a trace be trusted?  What is missing from it, and which figures that makes unreliable."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What a trace was recorded without, what that costs its analysis, and how to record it the next time."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

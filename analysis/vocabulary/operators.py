@@ -1,7 +1,5 @@
 """What is an operator or a kernel, by its name?"""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 

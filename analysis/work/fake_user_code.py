@@ -1,7 +1,5 @@
 """Lets code of the user's, and of libraries, build a model and run a step on fake tensors, which have no values."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """How many FLOPs does a step take?  Counted three ways that must agree: formula, PyTorch's counter, DeepSpeed's."""
 
-from __future__ import annotations
-
 import torch
 from torch.utils.flop_counter import (
     FlopCounterMode,

@@ -1,7 +1,5 @@
 """How fast did the counted operations run, and how far is that from what the device could do?"""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 

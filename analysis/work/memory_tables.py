@@ -1,7 +1,5 @@
 """What fills the memory of a training step, tensor by tensor?  Section and summary of memory_timeline.json."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ Traces record inputs by their position alone.  The table at the end names them, 
 them.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Made of the JSON documents alone: what counts and measures is in the modules beside this one.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 
