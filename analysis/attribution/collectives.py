@@ -12,17 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.trace.links import (
-    OPERATOR,
-    AttributedLinks,
-    Links,
-    cached_on_links,
-    first_row_of,
-    nearest_marked_ancestor,
-    nearest_marked_caller,
-    operators_around,
-    step_at,
-)
+from analysis.trace.links import OPERATOR, AttributedLinks, Links, cached_on_links, first_row_of
+from analysis.trace.nesting import nearest_marked_ancestor, nearest_marked_caller, operators_around
+from analysis.trace.steps import step_at
 from analysis.trace.tables import Trace, has_role, most_frequent, take_or, take_or_none
 from analysis.vocabulary import roles
 from analysis.vocabulary.collectives import UNKNOWN

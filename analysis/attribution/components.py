@@ -10,16 +10,8 @@ from dataclasses import fields
 import numpy as np
 import pandas as pd
 
-from analysis.trace.links import (
-    ANNOTATION,
-    MODULE,
-    OPERATOR,
-    AttributedLinks,
-    Links,
-    nearest_marked_ancestor,
-    nearest_marked_caller,
-    operators_around,
-)
+from analysis.trace.links import ANNOTATION, MODULE, OPERATOR, AttributedLinks, Links
+from analysis.trace.nesting import nearest_marked_ancestor, nearest_marked_caller, operators_around
 from analysis.trace.tables import by_name, has_role, most_frequent, take_or, take_or_none
 from analysis.vocabulary import roles
 from harness.base.layer_names import folded_names

@@ -19,7 +19,8 @@ import pandas as pd
 
 from analysis.attribution.components import attribute
 from analysis.trace.columns import TABLES, with_meanings
-from analysis.trace.links import AttributedLinks, captured, link, operators_around
+from analysis.trace.links import AttributedLinks, captured, link
+from analysis.trace.nesting import operators_around
 from analysis.trace.readers.formats import may_be_trace, reader_of
 from analysis.trace.tables import RANK_IN_NAME, Replayed, Trace, has_role, read_trace
 from analysis.vocabulary import roles

@@ -5,7 +5,8 @@ import pandas as pd
 
 from analysis import SORT_KEYS
 from analysis.attribution.components import UNATTRIBUTED
-from analysis.trace.links import AttributedLinks, Links, cached_on_links, nearest_marked_ancestor
+from analysis.trace.links import AttributedLinks, Links, cached_on_links
+from analysis.trace.nesting import nearest_marked_ancestor
 from analysis.trace.tables import by_name, different_pairs, most_frequent, take_or_none
 from analysis.vocabulary.annotations import BATCH
 from analysis.work.operator_costs import Cost, cost

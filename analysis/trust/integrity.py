@@ -11,15 +11,8 @@ import pandas as pd
 from analysis.attribution.components import NAMED_RANGES
 from analysis.attribution.intervals import slices_of
 from analysis.attribution.ledger import idle_by_cause, left_out, of_steps
-from analysis.trace.links import (
-    CLOCK_TICK_US,
-    OPERATOR,
-    AttributedLinks,
-    Links,
-    cached_on_links,
-    launched_before_trace,
-    step_around,
-)
+from analysis.trace.links import CLOCK_TICK_US, OPERATOR, AttributedLinks, Links, cached_on_links, launched_before_trace
+from analysis.trace.steps import step_around
 from analysis.trace.tables import Trace, has_role, take_or
 from analysis.trust.missing_from_trace import STEPS, missing_lines, not_recorded
 from analysis.vocabulary import roles
