@@ -138,10 +138,8 @@ def forward_of_nodes(host: pd.DataFrame, candidates: np.ndarray, is_node: np.nda
     # The last operator with a number created the node: earlier ones only recorded what the next number would be.
     forward = forward.sort_values("start").drop_duplicates(["thread", "sequence"], keep="last")
     for _, group in host.loc[is_node, ["sequence", "forward_thread"]].groupby("forward_thread"):
-        found = [
-            group["sequence"].map(pd.Series(rows.index, index=rows["sequence"].to_numpy())).fillna(-1)
-            for _, rows in forward.groupby("thread")
-        ]
+        row_of = (pd.Series(rows.index, rows["sequence"].to_numpy()) for _, rows in forward.groupby("thread"))
+        found = [group["sequence"].map(rows).fillna(-1) for rows in row_of]
         if found:
             out[group.index] = max(found, key=lambda match: (match >= 0).sum())
     return out

@@ -112,10 +112,8 @@ def operator_tables(links: Links) -> dict:
     by_shape = groups.loc[groups["shapes"].notna(), ["name", "calls", *TIMES, "flops", "bytes", "shapes"]]
     clock = "self_device_us" if links.on_gpu else "self_cpu_us"
     total = groups[clock].sum()
-    return {
-        "operators": operator_rows(totals.reset_index(), clock, total),
-        "operators_by_shape": operator_rows(by_shape, clock, total),
-    }
+    tables = {"operators": totals.reset_index(), "operators_by_shape": by_shape}
+    return {name: operator_rows(table, clock, total) for name, table in tables.items()}
 
 
 def products(each: list[int | None], calls: pd.Series) -> pd.Series:
@@ -197,9 +195,7 @@ KERNEL_COLUMNS = [
     column("kernel", "name", left=True),
     column("total calls", "count", ","),
     column("total ms", "total_us", "~3", 1e3),
-    column("mean us", "mean_us", "~1"),
-    column("p50 us", "p50_us", "~1"),
-    column("p95 us", "p95_us", "~1"),
+    *(column(f"{name} us", f"{name}_us", "~1") for name in ("mean", "p50", "p95")),
     column("share", "share", ".1%"),
     Column("launched by", lambda row: row.get("launched_by", "-") or "unknown", left=True),
     column("component", "component", left=True),
