@@ -58,9 +58,8 @@ def explain_limits(
                 write_json(files[-1], document)
             if data := documents.get("roofline"):
                 files.append(target / "roofline.png")
-                write_figure(
-                    files[-1], draw_roofline(data, workload.title_on(profile["environment"]["device"]["name"]))
-                )
+                title = workload.title_on(profile["environment"]["device"]["name"])
+                write_figure(files[-1], draw_roofline(data, title))
         files += report()
         if files and (verbose or target.resolve() != source.resolve()):  # else a run has told its folder
             say("", *file_lines(files, verbose))
@@ -76,10 +75,8 @@ def flops_answer(profile: dict, documents: dict[str, dict], source: Path, report
     trace, summary = (read_document(source / name) for name in ("operator_analysis.json", "performance_summary.json"))
     rates = profile["performance_metrics"]
     spread = f", std {rates['std_step_time_ms']:.2f}" if rates["std_step_time_ms"] is not None else ""
-    rows = {
-        "Model FLOPS Utilization": mfu_text(profile),
-        "Bound by": trace["verdict"]["line"] if trace else "not known here: no trace; --generate-roofline records one",
-    }
+    bound = trace["verdict"]["line"] if trace else "not known here: no trace; --generate-roofline records one"
+    rows = {"Model FLOPS Utilization": mfu_text(profile), "Bound by": bound}
     if intensity := documents.get("intensity"):
         facts = intensity_facts(intensity)
         rows["Intensity"] = "; ".join(facts[name] for name in ("Arithmetic intensity", RIDGE, "Bandwidth used"))

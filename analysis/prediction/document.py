@@ -15,7 +15,7 @@ from analysis.prediction.search import changes_that_fit, largest_sizes
 from analysis.work.bytes_moved import step_work
 from analysis.work.flop_counts import flops_of_step
 from analysis.work.memory_tables import place_of_peak
-from analysis.work.sent_bytes import sent_share
+from analysis.work.sent_bytes import sent_bytes
 from harness.base.units import MB
 from harness.documents.memory import NO_NETWORK, Prediction
 from harness.documents.schema import because, explained
@@ -93,11 +93,9 @@ def memory_prediction(
 def fields_of_ranks(workload: Workload, tensors: dict) -> dict:
     """The ranks, and what one of them sends in a step.  tensors: the document of predicted_memory()."""
     ranks = workload.parallel.world_size
-    collectives = [
-        row | {"group_size": ranks, "sent_bytes": round(row["bytes"] * sent_share(row["kind"], ranks))}
-        for row in tensors["collectives"]
-    ]
-    return {"world_size": ranks, "parallel": workload.parallel.parallel, "collectives": collectives}
+    rows = tensors["collectives"]
+    rows = [row | {"group_size": ranks, "sent_bytes": round(sent_bytes([row], ranks))} for row in rows]
+    return {"world_size": ranks, "parallel": workload.parallel.parallel, "collectives": rows}
 
 
 def fields_of_peak(workload: Workload, tensors: dict, capacity: Capacity) -> dict:

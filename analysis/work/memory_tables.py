@@ -5,14 +5,13 @@ from collections.abc import Sequence
 
 from harness.base.layer_names import starred
 from harness.base.sections import Section
-from harness.base.tables import Column, column, sum_row
+from harness.base.tables import Column, column, sum_row, text_columns
 from harness.base.units import MB, megabytes
 from harness.instruments.phases import PHASES
 
 TENSOR_COLUMNS = [
     Column("largest tensors at the peak", lambda row: tensor_name(row), left=True),
-    column("dtype", "dtype", left=True),
-    column("category", "category", left=True),
+    *text_columns("dtype", "category"),
     column("MB", "bytes", ",.1f", MB),
 ]
 KEPT_SIZES = ("bytes", "formula_bytes", "quadratic_bytes")  # of what the forward pass keeps for the backward pass
@@ -126,11 +125,7 @@ def stack_of_memory(timeline: dict, categories: Sequence[str]) -> dict[str, list
 # ---- program.json ---------------------------------------------------------------------------------------------------
 
 
-HELD_COLUMNS = [
-    column("category", "category", left=True),
-    column("part", "part", left=True),
-    column("MB", "bytes", ",.2f", MB),
-]
+HELD_COLUMNS = [*text_columns("category", "part"), column("MB", "bytes", ",.2f", MB)]
 
 
 def program_section(program: dict) -> Section:

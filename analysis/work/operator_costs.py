@@ -96,9 +96,7 @@ def factor_type(shapes: list, types: list | None) -> str | None:
 
 def is_shape(value) -> bool:
     """A list of sizes, or of shapes."""
-    return isinstance(value, list) and all(
-        is_shape(one) if isinstance(one, list) else isinstance(one, int) and one >= 0 for one in value
-    )
+    return isinstance(value, list) and all(is_shape(one) or (isinstance(one, int) and one >= 0) for one in value)
 
 
 # ---- Matmuls and convolutions --------------------------------------------------------------------------------------
