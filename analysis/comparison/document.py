@@ -72,13 +72,9 @@ def run_row(run: ComparedRun, baseline: ComparedRun, repeats: dict | None) -> di
     training = training_check(summary, baseline.summary, losses_differ)
     times = ratio_of_medians(run.step_ms, baseline.step_ms)
     performance, model = summary["performance"], summary["config"]["model"]
-    row = {
-        "name": run.name,
-        "folder": str(run.folder),
-        "status": summary["status"],
-        "size": model.get("size"),
-        "device": summary["environment"]["device"]["name"],
-        "parameters": model["parameters"],
+    row = {"name": run.name, "folder": str(run.folder), "status": summary["status"], "size": model.get("size")}
+    row |= {"device": summary["environment"]["device"]["name"], "parameters": model["parameters"]}
+    row |= {
         "steps_counted": stats["count"],
         **{f"{name}_ms": stats[name] for name in ("mean", "median", "std", "p95")},
         "phases_ms": {phase: performance[f"avg_{phase}_time_ms"] for phase in PHASES},
@@ -87,17 +83,13 @@ def run_row(run: ComparedRun, baseline: ComparedRun, repeats: dict | None) -> di
         "mfu_percent": run.mfu_percent,
         "peak_mb": summary["memory"]["peak_mb"],
         "memory_source": summary["memory"]["source"],
-        **peak_ratio(summary["memory"], baseline.summary["memory"]),
-        "final_loss": summary["loss"]["final"],
-        "largest_loss_difference": losses_differ,
-        **training,
-        "verdict": run.analysis["verdict"]["bound"] if run.analysis else None,
-        "profiler": run.analysis and profiler_of(run.analysis),
-        "profiler_overhead": run.analysis and run.analysis["integrity"]["profiler_overhead"]["ratio"],
-        **run.disturbance,
-        **times,
-        "difference": difference(run, baseline, times, training["not_the_same"], repeats),
     }
+    row |= peak_ratio(summary["memory"], baseline.summary["memory"])
+    row |= {"final_loss": summary["loss"]["final"], "largest_loss_difference": losses_differ} | training
+    traced = run.analysis
+    row |= {"verdict": traced and traced["verdict"]["bound"], "profiler": traced and profiler_of(traced)}
+    row |= {"profiler_overhead": traced and traced["integrity"]["profiler_overhead"]["ratio"]} | run.disturbance
+    row |= times | {"difference": difference(run, baseline, times, training["not_the_same"], repeats)}
     if run.of_trace:
         of_run = [name for name, value in row.items() if value is None and name not in ("std_ms", "ratio_95")]
         row = because(NOT_IN_TRACE, *of_run) | row | {"phases_ms": row["phases_ms"] | because(NOT_IN_TRACE, *PHASES)}

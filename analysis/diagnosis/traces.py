@@ -37,11 +37,8 @@ def analyze_all(
     of read_trace().  slices: takes those of each trace, with names.  device: target and peak of each Trace.  If the
     traces are those of several ranks of one run, each document contains the comparison of the ranks.
     """
-    analyses: list[tuple[Path, dict]] = []
     refused: list[UserError] = []
-    facts: list[RankTrace] = []
-    runs: list[dict | None] = []
-    captures: set[Path] = set()
+    analyses, facts, runs, captures = [], [], [], set()  # the last: files
     for trace in traces_of(paths, reading or {}, refused):
         trace = with_replayed_operators(replace(trace, **device))
         links = attribute(link(trace))

@@ -73,37 +73,22 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
     disturbance = profile_disturbance(trace, summary)
     check_times(found, disturbance, overhead["ratio"])
 
-    of_graph = gpu["of_graph"].to_numpy()
-    return {
-        "trustworthy": not found.problems,
-        **vars(found),
-        "recorded_by": trace.file.tool,
-        "events": trace.n_events,
-        "cut_off": trace.file.cut_off,
-        "malformed_events": trace.n_malformed,
-        "operators": links.first_replayed,
-        "gpu_events": len(gpu),
-        "steps": len(rows) if links.steps_are_marked else 0,
-        "steps_without_gpu_events": sum(row["gpu_events"] == 0 for row in rows) if links.on_gpu else None,
-        "kernel_launches": int(calls["starts_kernel"].sum()),
-        "launches_without_kernel": launches_without_kernel(rows),
-        "kernels_linked_to_an_operator": linked,
-        "gpu_events_launched_before_the_trace": int(early.sum()),
-        **unexplained,
-        "graph_launches": int(calls["starts_graph"].sum()),
-        "graph_events": int(of_graph.sum()),
-        "graph_events_attributed": int((of_graph & ~links.only_of_graph).sum()),
-        "graphs_attributed_through": trace.replayed.where if trace.replayed else [],
-        "rank": trace.rank,
-        "ranks_in_file": trace.ranks_in_file,
-        "world_size": trace.world_size,
-        "shapes_recorded": has_shapes,
-        "stacks_recorded": trace.file.n_frames > 0,
-        "modules_recorded": len(trace.modules) > 0,
-        "not_recorded": missing,
-        "profiler_overhead": overhead,
-        "disturbance": disturbance,
-    }
+    of_graph, attributed = gpu["of_graph"].to_numpy(), (gpu["of_graph"] & ~links.only_of_graph).to_numpy()
+    out = {"trustworthy": not found.problems, **vars(found), "recorded_by": trace.file.tool}
+    out |= {"events": trace.n_events, "cut_off": trace.file.cut_off, "malformed_events": trace.n_malformed}
+    out |= {"operators": links.first_replayed, "gpu_events": len(gpu)}
+    out |= {"steps": len(rows) if links.steps_are_marked else 0}
+    out |= {"steps_without_gpu_events": sum(row["gpu_events"] == 0 for row in rows) if links.on_gpu else None}
+    out |= {"kernel_launches": int(calls["starts_kernel"].sum())}
+    out |= {"launches_without_kernel": launches_without_kernel(rows), "kernels_linked_to_an_operator": linked}
+    out |= {"gpu_events_launched_before_the_trace": int(early.sum()), **unexplained}
+    out |= {"graph_launches": int(calls["starts_graph"].sum()), "graph_events": int(of_graph.sum())}
+    out |= {"graph_events_attributed": int(attributed.sum())}
+    out |= {"graphs_attributed_through": trace.replayed.where if trace.replayed else []}
+    out |= {"rank": trace.rank, "ranks_in_file": trace.ranks_in_file, "world_size": trace.world_size}
+    out |= {"shapes_recorded": has_shapes, "stacks_recorded": trace.file.n_frames > 0}
+    out |= {"modules_recorded": len(trace.modules) > 0, "not_recorded": missing}
+    return out | {"profiler_overhead": overhead, "disturbance": disturbance}
 
 
 def how_found(links: Links) -> str | None:

@@ -27,20 +27,15 @@ def flops_profile(workload: Workload, summary: dict, deepspeed: dict | str) -> d
     performance = summary["performance"]
     counts = flops_analysis(workload, deepspeed)
     flops_per_sec = counts["step_flops"] / (performance["avg_step_time_ms"] / 1e3)
-    profile = {
-        "convention": CONVENTION,
-        "config": summary["config"],
-        "environment": summary["environment"],
-        "flops_analysis": counts,
-        "performance_metrics": {
-            **{name: performance[name] for name in STEP_TIMES},
-            "flops_per_sec": flops_per_sec,
-            "throughput_samples_per_sec": performance["samples_per_sec"],
-            "world_size": summary["training"]["world_size"],
-            "scope": "FLOPs and FLOP/s of one rank, samples of all",
-        },
-        "efficiency_metrics": efficiency_metrics(workload, summary, counts, flops_per_sec),
+    metrics = {name: performance[name] for name in STEP_TIMES} | {"flops_per_sec": flops_per_sec}
+    metrics |= {"throughput_samples_per_sec": performance["samples_per_sec"]}
+    metrics |= {
+        "world_size": summary["training"]["world_size"],
+        "scope": "FLOPs and FLOP/s of one rank, samples of all",
     }
+    efficiency = efficiency_metrics(workload, summary, counts, flops_per_sec)
+    profile = {"convention": CONVENTION, "config": summary["config"], "environment": summary["environment"]}
+    profile |= {"flops_analysis": counts, "performance_metrics": metrics, "efficiency_metrics": efficiency}
     return explained(profile, FlopsProfile)
 
 
