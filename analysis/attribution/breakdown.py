@@ -32,21 +32,15 @@ def step_breakdown(links: AttributedLinks) -> dict:
         return float(ms / step_ms) if step_ms else 0.0
 
     about = {"clock": "GPU" if links.on_gpu else "host", "source": links.source, "steps": n, "ms_per_step": step_ms}
-    return {
-        "attribution": about | {"unattributed_share": share(sums.loc[UNATTRIBUTED].sum())},
-        "phases": [{"phase": phase, "ms_per_step": float(ms), "share": share(ms)} for phase, ms in sums.sum().items()],
-        "components": [
-            {
-                "component": name,
-                "ms_per_step": float(row.sum()),
-                "std_ms": spread.get(name),
-                "share": share(row.sum()),
-                "phases_ms": {phase: float(ms) for phase, ms in row.items() if ms > 0},
-            }
-            for name, row in sums.iterrows()
-            if row.sum() > 0 or name == UNATTRIBUTED
-        ],
-    }
+    about |= {"unattributed_share": share(sums.loc[UNATTRIBUTED].sum())}
+    phases = [{"phase": phase, "ms_per_step": float(ms), "share": share(ms)} for phase, ms in sums.sum().items()]
+    components = []
+    for name, row in sums.iterrows():
+        ms, of_phases = row.sum(), {phase: float(ms) for phase, ms in row.items() if ms > 0}
+        if ms > 0 or name == UNATTRIBUTED:
+            found = {"component": name, "ms_per_step": float(ms), "std_ms": spread.get(name), "share": share(ms)}
+            components.append(found | {"phases_ms": of_phases})
+    return {"attribution": about, "phases": phases, "components": components}
 
 
 def class_times(links: AttributedLinks) -> list[dict]:

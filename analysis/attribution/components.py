@@ -89,7 +89,10 @@ def labeled_events(host: pd.DataFrame, source: str, is_range: np.ndarray) -> tup
         labels[defines] = by_name(names[defines], folded_names(names[defines].unique()).get)
     elif source == MODULE_CALLS:
         defines = (host["kind"] == MODULE).to_numpy()
-        labels[defines] = module_labels(host, defines)
+        # 'BertOutput.Linear': the class of each module call, after that of the call around it
+        rows, classes = np.flatnonzero(defines), host["about"].to_numpy(object)
+        above = nearest_marked_caller(host["parent"].to_numpy(), defines)[rows]
+        labels[rows] = np.where(above >= 0, classes[above] + "." + classes[rows], classes[rows])
     return defines, labels
 
 
@@ -109,14 +112,6 @@ def component_source(host: pd.DataFrame, is_range: np.ndarray, phase: np.ndarray
     if (kind == MODULE).any():
         return MODULE_CALLS
     return RANGES_AND_KINDS if by_name.sum() >= SOME * own[forward].sum() > 0 else OPERATOR_KINDS
-
-
-def module_labels(host: pd.DataFrame, is_module: np.ndarray) -> np.ndarray:
-    """'BertOutput.Linear': the class of each module call, after that of the call around it."""
-    rows, parent = np.flatnonzero(is_module), host["parent"].to_numpy()
-    above = nearest_marked_caller(parent, is_module)[rows]
-    classes = host["about"].to_numpy(object)
-    return np.where(above >= 0, classes[above] + "." + classes[rows], classes[rows])
 
 
 def components_of_nodes(host: pd.DataFrame, component: np.ndarray, is_node: np.ndarray) -> np.ndarray:

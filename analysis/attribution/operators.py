@@ -48,22 +48,11 @@ def operator_calls(links: Links) -> pd.DataFrame:
     call = np.arange(n)
     while (inner := within_inputs[call]).any():
         call[inner] = parent[call[inner]]
-    return pd.DataFrame(
-        {
-            "code": codes,
-            "signature": signature,
-            "call": call,
-            "calls": ~within_inputs,
-            "calls_of_name": ~within_name,
-            "self_cpu_us": np.maximum(0.0, duration - called),
-            "cpu_us": duration * ~within_inputs,
-            "cpu_us_of_name": duration * ~within_name,
-            "self_device_us": own_device,
-            "device_us": device * ~within_inputs,
-            "device_us_of_name": device * ~within_name,
-        },
-        copy=False,
-    )
+    columns = {"code": codes, "signature": signature, "call": call}
+    columns |= {"self_cpu_us": np.maximum(0.0, duration - called), "self_device_us": own_device}
+    for name, values in {"calls": np.ones(n, bool), "cpu_us": duration, "device_us": device}.items():
+        columns |= {name: values * ~within_inputs, f"{name}_of_name": values * ~within_name}
+    return pd.DataFrame(columns, copy=False)
 
 
 @cached_on_links

@@ -228,7 +228,9 @@ def compare_ranks(ranks: list[RankTrace]) -> RankComparison:
         only = f"only {count_of(len(steps), 'step')} compared, which all ranks recorded"
         caution = f"{caution}; {only}" if caution else only
     late, n = arrivals.late, len(steps) if steps else ranks[0].n_steps
-    last, caused_ms = waiting_caused(late, n)
+    # The last rank of each collective causes the time since the one before it, in ms of one of these steps.
+    last, before = late.argmax(axis=0), np.sort(late, axis=0)[-2]
+    caused_ms = np.bincount(last, weights=late.max(axis=0) - before, minlength=len(late)) / 1e3 / n
     spread = late.max(axis=0) > (ONE_CLOCK_US if arrivals.one_clock else arrivals.ends_differ.max())
     times_last = np.bincount(last[spread], minlength=len(ranks))
     for i, row in enumerate(rows):
@@ -249,13 +251,6 @@ def facts_row(one: RankTrace) -> dict:
     in_collectives_ms = float(one.durations()[in_steps].sum() / 1e3 / one.n_steps)
     row = {"rank": one.rank, "file": one.file, "mean_step_ms": one.mean_step_ms, "gpu_busy_ms": one.busy_ms}
     return row | {"in_collectives_ms": in_collectives_ms, "collectives": int(in_steps.sum())}
-
-
-def waiting_caused(late: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """The last rank of each collective, and the excess waiting that each rank causes, in ms of one of these steps: the
-    time since the one before it, where it is the last.  late: [ranks, collectives]."""
-    last, before = late.argmax(axis=0), np.sort(late, axis=0)[-2]
-    return last, np.bincount(last, weights=late.max(axis=0) - before, minlength=len(late)) / 1e3 / steps
 
 
 def waiting_of(ranks: list[RankTrace], groups: list[CommonCollectives]) -> list[np.ndarray]:
