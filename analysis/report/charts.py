@@ -185,21 +185,16 @@ def step_of_document(timeline: dict) -> dict:
     pieces = sorted((*piece, at) for at, lane in enumerate(lanes) for piece in lane["pieces"])
     start, end, part, lane_of = [[*values] for values in zip(*pieces, strict=True)] or [[]] * 4
     nothing, parts = [-1] * len(pieces), timeline["components"]
+    rows = [{"lane": lane["name"], "on_gpu": lane["name"].startswith(GPU), "level": 0, "events": []} for lane in lanes]
+    for i, at in enumerate(lane_of):
+        rows[at]["events"].append(i)
     return {
         "steps": [timeline["step"]],
         "step": timeline["step"],
         "window_ms": [0.0, timeline["length_ms"]],
         "began_ms": None,
         "left_out": 0,
-        "rows": [
-            {
-                "lane": lane["name"],
-                "on_gpu": lane["name"].startswith(GPU),
-                "level": 0,
-                "events": [i for i, one in enumerate(lane_of) if one == at],
-            }
-            for at, lane in enumerate(lanes)
-        ],
+        "rows": rows,
         "events": {
             "start_ms": start,
             "ms": [until - since for since, until in zip(start, end, strict=True)],

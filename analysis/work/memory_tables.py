@@ -19,7 +19,7 @@ KEPT_SIZES = ("bytes", "formula_bytes", "quadratic_bytes")  # of what the forwar
 
 def memory_section(memory: dict) -> Section:
     """Where the step needs most, what was predicted, and what fills the memory; without rows what is not known."""
-    mb = [column(f"{name} MB", name, ",.1f", MB) for name in ("measured", "predicted")]
+    mb = (column(f"{name} MB", name, ",.1f", MB) for name in ("measured", "predicted"))
     categories = [column("category", "name", left=True), *mb]
     kept = [
         column("component, all layers", "component", left=True),
@@ -31,21 +31,15 @@ def memory_section(memory: dict) -> Section:
     rows = [*rows, sum_row("component", "sum", rows, KEPT_SIZES)] if rows else []
     allocator = [column("what", "what", left=True), column("MB", "bytes", ",.1f", MB)]
     peak = f"{megabytes(memory['peak_bytes'])} in {place_of_peak(memory)}: {memory['source']}"
-    return Section(
-        "Memory",
-        facts={
-            "Peak of the step": peak,
-            "Made of": parts_of_peak(memory["peak"]["bytes_by_category"]),
-            "Prediction": prediction_text(memory),
-        },
-        figure="memory_timeline",
-        parts=[
-            Section("At the peak", categories, category_rows(memory)),
-            Section("Tensors", TENSOR_COLUMNS, folded_layers(memory["peak"]["largest_tensors"])),
-            Section("Kept for the backward pass", kept, rows),
-            Section("GPU memory in use", allocator, memory["allocator"] or []),
-        ],
-    )
+    made_of = parts_of_peak(memory["peak"]["bytes_by_category"])
+    facts = {"Peak of the step": peak, "Made of": made_of, "Prediction": prediction_text(memory)}
+    parts = [
+        Section("At the peak", categories, category_rows(memory)),
+        Section("Tensors", TENSOR_COLUMNS, folded_layers(memory["peak"]["largest_tensors"])),
+        Section("Kept for the backward pass", kept, rows),
+        Section("GPU memory in use", allocator, memory["allocator"] or []),
+    ]
+    return Section("Memory", facts=facts, figure="memory_timeline", parts=parts)
 
 
 def memory_lines(memory: dict, summary: dict) -> list[str]:
