@@ -64,15 +64,6 @@ class CommonCollectives:
     complete: bool  # all ranks of the group are here
 
 
-@dataclass
-class RankComparison:
-    """`ranks` of operator_analysis.json, and how long each rank waited in each of its collectives."""
-
-    document: dict
-    waiting_us: list[np.ndarray] | None  # by rank, for each row of its events; NaN: unknown.  None: not known at all
-    why: str  # that is
-
-
 def rank_facts(links: AttributedLinks, slices: pd.DataFrame | None) -> RankTrace:
     """slices: those to keep for a reader, if any."""
     trace = links.trace
@@ -210,9 +201,10 @@ def align_clocks(ranks: list[RankTrace], groups: list[CommonCollectives]) -> tup
 # ---- Who was late --------------------------------------------------------------------------------------------------
 
 
-def compare_ranks(ranks: list[RankTrace]) -> RankComparison:
+def compare_ranks(ranks: list[RankTrace]) -> tuple[dict, list[np.ndarray] | None, str]:
     """Step times, communication and lateness of each rank, in the order of `ranks`; the straggler, if one causes most
     of the waiting.  All of it is of the steps: times are those of one, and collectives are counted over all of them.
+    And how long each rank waited in each of its collectives, in us, NaN if unknown; None, and why, if nothing is known.
 
     A rank waits itself for as long as its part of a collective takes longer than the shortest of all ranks.
     """
@@ -223,7 +215,7 @@ def compare_ranks(ranks: list[RankTrace]) -> RankComparison:
         arrivals, caution = align_clocks(ranks, groups)
     except NotComparable as error:
         out = {"rows": rows, "collectives_compared": 0, "straggler": None, "straggler_reason": str(error)}
-        return RankComparison(out, None, str(error))
+        return out, None, str(error)
     if steps:
         only = f"only {count_of(len(steps), 'step')} compared, which all ranks recorded"
         caution = f"{caution}; {only}" if caution else only
@@ -243,7 +235,7 @@ def compare_ranks(ranks: list[RankTrace]) -> RankComparison:
     within = (one[:, arrivals.in_steps] for one in (arrivals.left, arrivals.reached))
     compared_ms = float(next(within).max() - next(within).min()) / 1e3 / n
     out |= straggler(ranks, caused_ms, times_last, compared_ms)
-    return RankComparison(out, waiting_of(ranks, groups), ONE_TRACE)
+    return out, waiting_of(ranks, groups), ONE_TRACE
 
 
 def facts_row(one: RankTrace) -> dict:
