@@ -23,18 +23,6 @@ from harness.model.workload import Workload
 LIMITS = {"intensity": "computational_intensity.json", "roofline": "roofline_data.json"}
 
 
-def limits(workload: Workload, profile: dict, source: Path, asked: dict[str, bool]) -> dict[str, dict]:
-    """The documents of the intensity and the roofline, by the names of run_sections(), as far as they were asked for.
-
-    Operators' times are those of the trace that was analyzed in the source folder, if there is one.
-    """
-    if not (asked["intensity"] or asked["roof"]):
-        return {}
-    moved = computational_intensity(profile, workload)
-    trace = read_document(source / "operator_analysis.json") if asked["roof"] else None
-    return {"intensity": moved} | ({"roofline": roofline(profile, moved, trace)} if asked["roof"] else {})
-
-
 def explain_limits(
     workload: Workload, profile: dict, source: Path, target: Path, asked: dict[str, bool], report: Callable = list
 ) -> None:
@@ -43,7 +31,12 @@ def explain_limits(
     asked: intensity, roof, detailed, verbose; told: whether a run has already printed the tables of the profile.
     report: writes one, and returns its files.
     """
-    documents, verbose = limits(workload, profile, source, asked), asked["verbose"]
+    documents, verbose = {}, asked["verbose"]  # of intensity and roofline, by the names of run_sections()
+    if asked["intensity"] or asked["roof"]:
+        documents["intensity"] = computational_intensity(profile, workload)
+    if asked["roof"]:  # operators' times are those of the trace that was analyzed in the source folder, if there is one
+        trace = read_document(source / "operator_analysis.json")
+        documents["roofline"] = roofline(profile, documents["intensity"], trace)
     flops, *others = run_sections({"flops": profile} | documents)
     shown = flops.parts[1:] if asked["detailed"] else []
     shown = [*([] if asked["told"] else [flops]), *others] if verbose else shown
