@@ -61,11 +61,9 @@ def breakdown_rows(analysis: dict) -> list[dict]:
     rows = analysis["components"]
     named = analysis["attribution"]["source"] == NAMED_RANGES
     groups = Counter(group for row in rows for group, dot, _ in [row["component"].partition(".")] if named and dot)
-    sums = [
-        component_sum(f"sum of {group}.*", [row for row in rows if row["component"].startswith(f"{group}.")])
-        for group, n in groups.items()
-        if n > 1
-    ]
+    several = [f"{group}." for group, n in groups.items() if n > 1]
+    parts = ([row for row in rows if row["component"].startswith(group)] for group in several)
+    sums = [component_sum(f"sum of {group}*", of) for group, of in zip(several, parts, strict=True)]
     return [*rows, *sums, component_sum("sum", rows)]
 
 

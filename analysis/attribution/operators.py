@@ -140,19 +140,10 @@ def kernel_table(links: AttributedLinks) -> list[dict]:
     us = (gpu["end"] - gpu["start"]).groupby(codes)
     total = us.sum()
     quantiles = us.quantile([0.5, 0.95]).unstack()
-    table = pd.DataFrame(
-        {
-            "name": gpu["name"].cat.categories[total.index],
-            "kind": gpu["kind"].groupby(codes).first(),
-            "count": us.size(),
-            "count_per_step": (gpu["step"] >= 0).groupby(codes).sum() / len(links.steps),
-            "total_us": total,
-            "mean_us": us.mean(),
-            "p50_us": quantiles.get(0.5),
-            "p95_us": quantiles.get(0.95),
-            "share": total / total.sum() if total.sum() else 0.0,
-        }
-    )
+    columns = {"name": gpu["name"].cat.categories[total.index], "kind": gpu["kind"].groupby(codes).first()}
+    columns |= {"count": us.size(), "count_per_step": (gpu["step"] >= 0).groupby(codes).sum() / len(links.steps)}
+    columns |= {"total_us": total, "mean_us": us.mean(), "p50_us": quantiles.get(0.5), "p95_us": quantiles.get(0.95)}
+    table = pd.DataFrame(columns | {"share": total / total.sum() if total.sum() else 0.0})
     launched_by = take_or_none(links.host["name"], gpu["operator"].to_numpy())
     usual = {"launched_by": launched_by, **{key: gpu[key].to_numpy(object) for key in ("component", "category")}}
     for key, values in usual.items():

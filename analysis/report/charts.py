@@ -188,24 +188,12 @@ def step_of_document(timeline: dict) -> dict:
     rows = [{"lane": lane["name"], "on_gpu": lane["name"].startswith(GPU), "level": 0, "events": []} for lane in lanes]
     for i, at in enumerate(lane_of):
         rows[at]["events"].append(i)
-    return {
-        "steps": [timeline["step"]],
-        "step": timeline["step"],
-        "window_ms": [0.0, timeline["length_ms"]],
-        "began_ms": None,
-        "left_out": 0,
-        "rows": rows,
-        "events": {
-            "start_ms": start,
-            "ms": [until - since for since, until in zip(start, end, strict=True)],
-            "step": [timeline["step"]] * len(pieces),
-            **{"above": nothing, "name": part, "inputs": nothing, "part": part},
-        },
-        "names": parts,
-        "inputs": [],
-        "parts": [{"part": name, "class": ""} | look_of(name) for name in parts],
-        "sums": [],
-    }
+    step, ms = timeline["step"], [until - since for since, until in zip(start, end, strict=True)]
+    events = {"start_ms": start, "ms": ms, "step": [step] * len(pieces)}
+    events |= {"above": nothing, "name": part, "inputs": nothing, "part": part}
+    out = {"steps": [step], "step": step, "window_ms": [0.0, timeline["length_ms"]], "began_ms": None, "left_out": 0}
+    out |= {"rows": rows, "events": events, "names": parts, "inputs": [], "sums": []}
+    return out | {"parts": [{"part": name, "class": ""} | look_of(name) for name in parts]}
 
 
 CHARTS = {"step_breakdown": breakdown_chart, "queue": queue_chart, "ranks": ranks_chart, "memory": memory_chart}

@@ -302,16 +302,10 @@ def step_rows(links: Links) -> list[dict]:
     times = zip(during, steps["start"], steps["end"], strict=True)
     stood = [one_clock and ran == 0 and queued(*at) for ran, *at in times]
     idle = (kernels.any() and n > 1) & ((of_kernels == 0) | np.array(stood, bool))
-    rows = {
-        "number": steps["number"].astype(int),
-        "duration_ms": (steps["end"] - steps["start"]) / 1e3,
-        "gpu_events": events,
-        "kernels_during": during,
-        "kernels": of_kernels,
-        "kernel_launches": launched,
-        "kernels_of_launches": answered,
-        "incomplete": idle | (launched - answered > MISSING_KERNELS * launched),
-    }
+    rows = {"number": steps["number"].astype(int), "duration_ms": (steps["end"] - steps["start"]) / 1e3}
+    rows |= {"gpu_events": events, "kernels_during": during, "kernels": of_kernels}
+    rows |= {"kernel_launches": launched, "kernels_of_launches": answered}
+    rows |= {"incomplete": idle | (launched - answered > MISSING_KERNELS * launched)}
     found = pd.DataFrame(rows).to_dict("records")
     return found if one_clock else [row | {"kernels_during": None} for row in found]
 

@@ -223,9 +223,7 @@ def computational_intensity(profile: dict, workload: Workload) -> dict:
     intensity = flops / moved
     document = {
         "convention": {"flops": FLOP_CONVENTION, "bytes": TRAFFIC, "minimum": MINIMUM, "elements": ELEMENTS},
-        "step_flops": flops,
-        "step_bytes": moved,
-        "minimum_step_bytes": least,
+        **{"step_flops": flops, "step_bytes": moved, "minimum_step_bytes": least},
         "arithmetic_intensity_flops_per_byte": intensity,
         "intensity_at_minimum_flops_per_byte": flops / least,
         "memory_bandwidth_used_gb_per_sec": moved / seconds / 1e9,
@@ -233,10 +231,8 @@ def computational_intensity(profile: dict, workload: Workload) -> dict:
         "memory_bandwidth_peak_source": Ceiling(**peaks[0]).label if peaks else None,
         "memory_bandwidth_utilization_percent": bandwidth and 100 * moved / seconds / bandwidth,
         "memory_bound_vs_compute_bound": bound_by_thresholds(intensity),
-        "ridge_point_flops_per_byte": ridge,
-        "side_of_ridge_point": side_of(ridge, intensity),
-        "device_peak_flops": peak,
-        "peak_source": efficiency["peak_source"],
+        **{"ridge_point_flops_per_byte": ridge, "side_of_ridge_point": side_of(ridge, intensity)},
+        **{"device_peak_flops": peak, "peak_source": efficiency["peak_source"]},
         "classes": class_rows(table, ridge),
         "phases": phases.assign(minimum_bytes=pd.Series(work.minimum_by_phase())).reset_index().to_dict("records"),
         "operators": table.sort_values("bytes", ascending=False).to_dict("records"),

@@ -50,20 +50,15 @@ def flops_analysis(workload: Workload, deepspeed: dict | str) -> dict:
     forward_flops, step_flops = flops_of_step(workload)
     parameters = workload.parameter_count()
     shape = {"batch_size": workload.batch_size // workload.micro_steps, "sequence_length": workload.seq_len}
-    analysis = {
-        "forward_flops": forward_flops,
-        "step_flops": step_flops,
-        "unmasked_step_flops": unmasked_flops(workload, step_flops),
-        "recomputed_flops": workload.recomputed_flops(),
-        "forward_flops_by_component": workload.formulas.forward_flops_by_component() or {},
-        "parameters": parameters,
-        "flops_per_parameter": step_flops / parameters,
-        "flops_per_token": step_flops / (workload.batch_size * workload.seq_len),
-        "flops_per_token_by_6n": 6 * parameters,
-        "by_component": by_component(workload),
-        "reconciliation": reconciliation(workload, deepspeed),
-        "deepspeed": None if isinstance(deepspeed, str) else deepspeed | shape,
-    }
+    analysis = {"forward_flops": forward_flops, "step_flops": step_flops}
+    analysis |= {"unmasked_step_flops": unmasked_flops(workload, step_flops)}
+    analysis |= {"recomputed_flops": workload.recomputed_flops()}
+    analysis |= {"forward_flops_by_component": workload.formulas.forward_flops_by_component() or {}}
+    analysis |= {"parameters": parameters, "flops_per_parameter": step_flops / parameters}
+    analysis |= {"flops_per_token": step_flops / (workload.batch_size * workload.seq_len)}
+    analysis |= {"flops_per_token_by_6n": 6 * parameters, "by_component": by_component(workload)}
+    analysis |= {"reconciliation": reconciliation(workload, deepspeed)}
+    analysis |= {"deepspeed": None if isinstance(deepspeed, str) else deepspeed | shape}
     return analysis | because(str(deepspeed), "deepspeed")
 
 

@@ -96,12 +96,13 @@ def folded_layers(tensors: list[dict]) -> list[dict]:
     for row in tensors:
         key = (starred(row["where"]), row["phase"], str(row["shape"]), row["dtype"], row["category"], row["bytes"])
         groups.setdefault(key, []).append(row)
-    return [
-        row | {"where": key[0], "shape": f"{row['shape']} x {1 + len(more)}", "bytes": row["bytes"] * (1 + len(more))}
-        if more
-        else row
-        for key, (row, *more) in groups.items()
-    ]
+    found = []
+    for (where, *_), (row, *more) in groups.items():
+        n = 1 + len(more)
+        found.append(
+            row | {"where": where, "shape": f"{row['shape']} x {n}", "bytes": row["bytes"] * n} if more else row
+        )
+    return found
 
 
 def tensor_name(row: dict) -> str:
