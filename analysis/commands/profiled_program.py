@@ -111,8 +111,8 @@ def summary_of(ranks: list[dict], command: Sequence[str], settings: dict) -> dic
         "training": {"optimizer": ", ".join(first["optimizers"]), "batch_size": None, "precision": None},
         "profiling": {name: settings[name] for name in ("warmup", "timed", "profile", "steps")} | {"peak": "auto"},
     }
-    training = unknown(THEIRS, "batch_size", "sequence_length", "grad_norm", "parallel")
-    training |= dict.fromkeys(("num_steps", "completed_steps"), first["steps"])
+    training = dict.fromkeys(("num_steps", "completed_steps"), first["steps"])
+    training |= unknown(THEIRS, "batch_size", "sequence_length", "grad_norm", "parallel")
     training |= {name: first[name] for name in ("rank", "world_size")}
     performance = unknown(THEIRS, *fields_of(Performance)) | {"avg_step_time_ms": stats["mean"], "steps_averaged": n}
     performance |= {f"{name}_step_time_ms": stats[name] for name in ("median", "std", "p95")}
@@ -121,11 +121,12 @@ def summary_of(ranks: list[dict], command: Sequence[str], settings: dict) -> dic
     memory = {"peak_mb": peak and peak / MB, "average_mb": None, "source": "the allocator's, since it began"}
     memory |= because("no GPU in use: the trace has that of the recorded steps", "peak_mb")
     memory |= because("not sampled", "average_mb")
-    steps = {"step": [*range(begin, begin + len(reasons))], "time_ms": timed + profiled, "exclusion_reason": reasons}
-    steps |= {name: [None] * len(reasons) for name in ("loss", *(f"{share}_share" for share in SHARES), "disturbed")}
+    steps = {"step": [*range(begin, begin + len(reasons))], "loss": [None] * len(reasons)}
+    steps |= {"time_ms": timed + profiled, "exclusion_reason": reasons}
+    steps |= {name: [None] * len(reasons) for name in (*(f"{share}_share" for share in SHARES), "disturbed")}
     summary = {"status": "completed", "error": None, "config": config, "environment": environment}
-    summary |= {"training": training, "performance": performance, "memory": memory, "steps": steps}
-    summary |= {"loss": unknown(THEIRS, "first", "final"), "ranks": [], "no_sync": None}
+    summary |= {"training": training, "performance": performance, "memory": memory}
+    summary |= {"loss": unknown(THEIRS, "first", "final"), "steps": steps, "ranks": [], "no_sync": None}
     summary |= {"disturbance": disturbance_of(ranks), "audit": audit_of(ranks)}
     return explained(summary, PerformanceSummary)
 
@@ -183,10 +184,10 @@ def program_document(ended: Ended, ranks: list[dict], command: Sequence[str], se
         "ended_by": "the tool" if ended.by_tool else "itself",
         "steps_of": first["optimizers"] if by == "optimizer" else [f"{by} passes"],
         "shortened": first.get("shortened"),
-        "last_recorded": first["first_recorded"] + n - 1,
-        **{name: first[name] for name in ("first_recorded", "evaluations", "world_size")},
+        **{"first_recorded": first["first_recorded"], "last_recorded": first["first_recorded"] + n - 1},
+        "evaluations": first["evaluations"],
         "ranks_recorded": len({one["rank"] for one in ranks}),
-        "processes": len(ended.processes),
+        **{"world_size": first["world_size"], "processes": len(ended.processes)},
         "phases_per_step": {name: count / n for name, count in first["seen"].items() if count},
         "memory": [row | {"rank": one["rank"]} for one in ranks for row in one["memory"]["rows"]],
     }
