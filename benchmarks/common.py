@@ -1,7 +1,5 @@
 """Shared by the benchmarks: flags, two variants timed alternately, and the results file with all times."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import operator
@@ -84,9 +82,7 @@ def report(columns, rows: list[dict], output: Path | None, **document) -> None:
         say(f"Results: {output}")
 
 
-def stored_table(
-    name: str, columns: Sequence[Column], rows_of: Callable[[dict], list[dict]] = operator.itemgetter("rows")
-) -> str:
+def stored_table(name: str, columns: Sequence[Column], rows_of: Callable = operator.itemgetter("rows")) -> str:
     """The stored results of a benchmark for its page, in markdown, with the machine if they depend on it."""
     path = next(RESULTS.parent.rglob(f"{name}.json"), None)
     if path is None:

@@ -47,9 +47,8 @@ def row_of(watch, modules: int, turns: int) -> dict:
     idle = [nn.Identity() for _ in range(modules - 3)]
     model = nn.Sequential(nn.Linear(256, 512), nn.Tanh(), *idle, nn.Linear(512, 256))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    batches = iter(
-        torch.utils.data.DataLoader(torch.randn(10**6, 1).expand(-1, 256), batch_size=None, sampler=range(10**6))
-    )
+    data = torch.randn(10**6, 1).expand(-1, 256)
+    batches = iter(torch.utils.data.DataLoader(data, batch_size=None, sampler=range(10**6)))
     times: dict[bool, list[float]] = {False: [], True: []}
     for turn in progress_bar(f"{modules} modules", range(2 * turns)):
         off = watch.off = turn % 2 == (turn // 2) % 2  # each is first in half of the pairs

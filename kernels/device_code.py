@@ -5,8 +5,6 @@ The same source runs on NVIDIA and AMD GPUs: no kernel depends on the number of 
 float32, whatever the type of the tensors, and each result is rounded once; in float64 if the input is, for gradcheck.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

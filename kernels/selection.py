@@ -1,7 +1,5 @@
 """Which kernels a model runs, by its flags; None stands for the operators that the model itself names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch.nn.functional as F

@@ -31,7 +31,8 @@ import tiny_llama_v1 as tiny_llama
 from analysis.attribution.gpu_time import gpu_timeline
 from analysis.attribution.operators import kernel_section
 from analysis.trace.columns import Part, Reader
-from analysis.trace.links import link, parents
+from analysis.trace.links import link
+from analysis.trace.nesting import parents
 from analysis.trace.readers.formats import find_traces, left_out
 from analysis.trace.shrink import write_slim
 from analysis.trace.tables import read_trace

@@ -1,7 +1,5 @@
 """Which kernels are far from what the device can do, and what would they take at a realistic rate?"""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 

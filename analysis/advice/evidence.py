@@ -1,7 +1,5 @@
 """What a proposal is made of: the events of the steps, with the FLOPs and bytes of each where they are known."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass
@@ -103,9 +101,9 @@ class Evidence:
         of_others = self.of_workload_file or "program" in self.config.get("model", {})
         self.of_script = summary is not None and not of_others
 
-    def has_flag(self, flag: str | None) -> bool:
+    def has_flag(self, flag: str) -> bool:
         """Whether the run that was traced has this flag."""
-        training, name = self.config.get("training", {}), (flag or "").partition(" ")[0].strip("-").replace("-", "_")
+        training, name = self.config.get("training", {}), flag.partition(" ")[0].strip("-").replace("-", "_")
         return self.of_script or (self.of_workload_file and name in ANY_MODEL and name in training)
 
     def best_rate(self, work: str, among: np.ndarray | slice = slice(None)) -> float | None:

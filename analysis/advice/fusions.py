@@ -1,7 +1,5 @@
 """Which regions of the model are written out as many operators, and what would remain of them as one?"""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -12,7 +10,8 @@ import pandas as pd
 from analysis.advice.evidence import Evidence, Found, NotApplicable, at_roof
 from analysis.attribution import regions
 from analysis.attribution.components import forward_of_nodes
-from analysis.trace.links import nearest_marked_ancestor, step_around, step_at
+from analysis.trace.nesting import nearest_marked_ancestor
+from analysis.trace.steps import step_around, step_at
 from analysis.trace.tables import by_name, take_or
 from analysis.vocabulary.letters import LETTERS, letter_of
 from analysis.vocabulary.operators import COMPILED

@@ -6,8 +6,6 @@ vanish.  What is only likely, such as the highest rate that this trace shows, gi
 promise: the gain has to be measured.  What cannot help here is listed separately, with the reason.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
 

@@ -1,7 +1,5 @@
 """What to try, for a reader: a table with how it is done, and the first three in a line each."""
 
-from __future__ import annotations
-
 from harness.base.sections import Section
 from harness.base.tables import COLUMNS, Column, column
 from harness.base.text import shortened, significant
@@ -53,18 +51,14 @@ def opportunity_section(analysis: dict) -> Section:
         "ratio of peaks, makes likely",
     ]
     why = [analysis.get("opportunities_reason", "Nothing that this trace could support")]
-    return Section(
-        "What to try",
-        OPPORTUNITY_COLUMNS,
-        rows,
-        note if rows else why,
-        warning=analysis["integrity"]["unreliable"].get("opportunities", ""),
-        parts=[
-            Section("In Perfetto", facts={row["name"]: place_text(row["place"]) for row in rows if row.get("place")}),
-            Section("How to do it", facts={row["name"]: how_text(row) for row in rows}),
-            Section("Not worthwhile here", facts={row["name"]: row["reason"] for row in analysis["not_here"]}),
-        ],
-    )
+    found = Section("What to try", OPPORTUNITY_COLUMNS, rows, note if rows else why)
+    found.warning = analysis["integrity"]["unreliable"].get("opportunities", "")
+    found.parts = [
+        Section("In Perfetto", facts={row["name"]: place_text(row["place"]) for row in rows if row.get("place")}),
+        Section("How to do it", facts={row["name"]: how_text(row) for row in rows}),
+        Section("Not worthwhile here", facts={row["name"]: row["reason"] for row in analysis["not_here"]}),
+    ]
+    return found
 
 
 def how_text(row: dict) -> str:

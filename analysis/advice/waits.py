@@ -1,7 +1,5 @@
 """Which waits could a change shorten: for launches, the host's own code, allocation, copies, data, other ranks?"""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Step time breakdown: all time of the profiled steps by component of the model, by phase, by class of operators."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from analysis.attribution.components import BETWEEN, IDLE, NAMED_RANGES, NEARLY_ALL, OVERHEAD, UNATTRIBUTED
@@ -34,21 +32,15 @@ def step_breakdown(links: AttributedLinks) -> dict:
         return float(ms / step_ms) if step_ms else 0.0
 
     about = {"clock": "GPU" if links.on_gpu else "host", "source": links.source, "steps": n, "ms_per_step": step_ms}
-    return {
-        "attribution": about | {"unattributed_share": share(sums.loc[UNATTRIBUTED].sum())},
-        "phases": [{"phase": phase, "ms_per_step": float(ms), "share": share(ms)} for phase, ms in sums.sum().items()],
-        "components": [
-            {
-                "component": name,
-                "ms_per_step": float(row.sum()),
-                "std_ms": spread.get(name),
-                "share": share(row.sum()),
-                "phases_ms": {phase: float(ms) for phase, ms in row.items() if ms > 0},
-            }
-            for name, row in sums.iterrows()
-            if row.sum() > 0 or name == UNATTRIBUTED
-        ],
-    }
+    about |= {"unattributed_share": share(sums.loc[UNATTRIBUTED].sum())}
+    phases = [{"phase": phase, "ms_per_step": float(ms), "share": share(ms)} for phase, ms in sums.sum().items()]
+    components = []
+    for name, row in sums.iterrows():
+        ms, of_phases = row.sum(), {phase: float(ms) for phase, ms in row.items() if ms > 0}
+        if ms > 0 or name == UNATTRIBUTED:
+            found = {"component": name, "ms_per_step": float(ms), "std_ms": spread.get(name), "share": share(ms)}
+            components.append(found | {"phases_ms": of_phases})
+    return {"attribution": about, "phases": phases, "components": components}
 
 
 def class_times(links: AttributedLinks) -> list[dict]:
@@ -58,20 +50,9 @@ def class_times(links: AttributedLinks) -> list[dict]:
     framework overhead on a host, as idle on a GPU.  On a host, all that happens while data is fetched is data.
     """
     sums = us_by(of_steps(links), "class").sort_values(ascending=False, kind="stable")
-    total = sums.sum()
+    total, n = sums.sum() or 1.0, len(links.steps)
     return [
-        {"class": name, "ms_per_step": float(us / 1e3 / len(links.steps)), "share": float(us / total) if total else 0.0}
-        for name, us in sums.items()
-    ]
-
-
-def component_columns(phases: list[dict]) -> list[Column]:
-    """ms per step by phase and in total, one row per component."""
-    return [
-        column("component", "component", left=True),
-        *(Column(one["phase"], lambda row, p=one["phase"]: row["phases_ms"].get(p), "~3") for one in phases),
-        column("ms/step", "ms_per_step", "~3"),
-        column("share", "share", ".1%"),
+        {"class": name, "ms_per_step": float(us / 1e3 / n), "share": float(us / total)} for name, us in sums.items()
     ]
 
 
@@ -80,11 +61,9 @@ def breakdown_rows(analysis: dict) -> list[dict]:
     rows = analysis["components"]
     named = analysis["attribution"]["source"] == NAMED_RANGES
     groups = Counter(group for row in rows for group, dot, _ in [row["component"].partition(".")] if named and dot)
-    sums = [
-        component_sum(f"sum of {group}.*", [row for row in rows if row["component"].startswith(f"{group}.")])
-        for group, n in groups.items()
-        if n > 1
-    ]
+    several = [f"{group}." for group, n in groups.items() if n > 1]
+    parts = ([row for row in rows if row["component"].startswith(group)] for group in several)
+    sums = [component_sum(f"sum of {group}*", of) for group, of in zip(several, parts, strict=True)]
     return [*rows, *sums, component_sum("sum", rows)]
 
 
@@ -95,7 +74,7 @@ def component_sum(name: str, rows: list[dict]) -> dict:
     return sum_row("component", name, rows, ("ms_per_step", "share")) | {"phases_ms": dict(phases)}
 
 
-CLASS_COLUMNS = [*text_columns("class"), column("ms/step", "ms_per_step", "~3"), column("share", "share", ".1%")]
+TIME_COLUMNS = [column("ms/step", "ms_per_step", "~3"), column("share", "share", ".1%")]
 
 
 def largest_text(analysis: dict) -> str:
@@ -122,17 +101,16 @@ def breakdown_section(analysis: dict) -> Section:
     """The step by component and phase, and by class of operators."""
     about = analysis["attribution"]
     time = f"{significant(about['ms_per_step'], most=3)} ms of {about['clock']} time, {mean_of(analysis)}"
-    phases = [f"{row['phase']} {row['share']:.1%}" for row in analysis["phases"] if row["share"] > 0]
+    phases, names = analysis["phases"], [row["phase"] for row in analysis["phases"]]
+    shares = [f"{row['phase']} {row['share']:.1%}" for row in phases if row["share"] > 0]
     behind = " on the GPU, which runs behind the host" if about["clock"] == "GPU" else ""
-    by_class = "The same time by class, as the names of operators and kernels tell it"
-    return Section(
-        "Step time breakdown",
-        component_columns(analysis["phases"]),
-        breakdown_rows(analysis),
-        [f"Times are ms per step, by {about['source']}; they add up to the step{behind}"],
-        {"Step": time, "Phases": ", ".join(phases)},
-        lead=largest_text(analysis),
-        figure="step_breakdown",
-        warning=analysis["integrity"]["unreliable"].get("components", ""),
-        parts=[Section("Classes of operators", CLASS_COLUMNS, analysis["classes"], [by_class])],
-    )
+    by_phase = (Column(name, lambda row, name=name: row["phases_ms"].get(name), "~3") for name in names)
+    columns, rows = [*text_columns("component"), *by_phase, *TIME_COLUMNS], breakdown_rows(analysis)
+    note = [f"Times are ms per step, by {about['source']}; they add up to the step{behind}"]
+    facts = {"Step": time, "Phases": ", ".join(shares)}
+    found = Section("Step time breakdown", columns, rows, note, facts, figure="step_breakdown")
+    found.lead, found.warning = largest_text(analysis), analysis["integrity"]["unreliable"].get("components", "")
+    by_class = ["The same time by class, as the names of operators and kernels tell it"]
+    columns = [*text_columns("class"), *TIME_COLUMNS]
+    found.parts = [Section("Classes of operators", columns, analysis["classes"], by_class)]
+    return found

@@ -5,8 +5,6 @@ with the group and its sizes, a range of the backend (`nccl:all_reduce`, `gloo:a
 kernels.  Here they are one call.  On a GPU its time is that of the kernels, on a host that of the backend's range.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass
@@ -14,17 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.trace.links import (
-    OPERATOR,
-    AttributedLinks,
-    Links,
-    cached_on_links,
-    first_row_of,
-    nearest_marked_ancestor,
-    nearest_marked_caller,
-    operators_around,
-    step_at,
-)
+from analysis.trace.links import OPERATOR, AttributedLinks, Links, cached_on_links, first_row_of
+from analysis.trace.nesting import nearest_marked_ancestor, nearest_marked_caller, operators_around
+from analysis.trace.steps import step_at
 from analysis.trace.tables import Trace, has_role, most_frequent, take_or, take_or_none
 from analysis.vocabulary import roles
 from analysis.vocabulary.collectives import UNKNOWN
@@ -32,7 +22,7 @@ from analysis.vocabulary.operators import BYTES_OF, TENSORS
 from analysis.work.sent_bytes import sent_share
 from harness.base.layer_names import starred
 from harness.base.sections import Section
-from harness.base.tables import Column, column
+from harness.base.tables import Column, column, text_columns
 from harness.base.text import count_of, significant
 from harness.base.units import MB
 from harness.documents.schema import because, explained
@@ -77,7 +67,8 @@ def host_calls(links: AttributedLinks) -> tuple[pd.DataFrame, np.ndarray]:
     host, trace = links.host, links.trace
     noted = trace.comms.set_axis(trace.comms["operator"].map(first_row_of(trace.operators["external_id"])))
     noted = noted[noted.index.notna() & ~noted.index.duplicated()]
-    note_rows, signatures = noted.index.to_numpy(int), signatures_of(links)
+    note_rows, inputs = noted.index.to_numpy(int), [trace.operators["signature"], trace.annotations["signature"]]
+    signatures = [*map([*trace.signatures, None].__getitem__, np.concatenate(inputs).tolist())]  # by row of links.host
     marked, call_of = calls_of_rows(host, note_rows, signatures)
     inside = np.flatnonzero(marked)
     rows = np.unique(call_of[inside])
@@ -132,13 +123,6 @@ def issued_by(host: pd.DataFrame, ranges: np.ndarray, operators: np.ndarray, sig
                 found[row] = waiting.pop(i)
                 break
     return found
-
-
-def signatures_of(links: AttributedLinks) -> list[tuple | None]:
-    """The recorded inputs of the operators and ranges of links.host, by row."""
-    trace = links.trace
-    numbers = np.concatenate([trace.operators["signature"], trace.annotations["signature"]])
-    return [*map([*trace.signatures, None].__getitem__, numbers.tolist())]
 
 
 def message_bytes(signatures: list[tuple | None], rows: np.ndarray) -> float:
@@ -347,8 +331,7 @@ def collective_columns(rows: list[dict], steps: int) -> list[Column]:
     return [
         column("collective", "kind", left=True),
         *(of_group if len({(row["group"], row["group_size"]) for row in rows}) > 1 else []),
-        column("phase", "phase", left=True),
-        column("component", "component", left=True),
+        *text_columns("phase", "component"),
         column("calls/step", "calls", "~1", steps),
         column("MB/step", "bytes", "~2", MB * steps),
         column("ms/step", "time_ms", "~3", steps),
@@ -383,22 +366,17 @@ BESIDE_COLUMNS = [
 ]
 
 
-def difference_text(about: dict) -> str:
-    """What steps without reduction measured, beside the exposed time of the trace that they should confirm."""
-    from harness.instruments.no_sync import no_sync_text  # takes PyTorch, which reading a trace does not need
-
-    trace = f"the trace has {about['exposed_backward_ms']:.2f} ms exposed in the backward pass"
-    return f"{no_sync_text(about['by_difference'])}; {trace}"
-
-
 def communication_section(analysis: dict) -> Section:
     """What communication costs a step, and each collective; empty without any."""
     about, rows = analysis["communication"], analysis["collectives"]
     if about is None:
         return Section("Communication")
     facts = {"Communication": communication_text(about)}
-    if about["by_difference"]:
-        facts["By difference"] = difference_text(about)
+    if about["by_difference"]:  # what steps without reduction measured: the exposed time should confirm it
+        from harness.instruments.no_sync import no_sync_text  # takes PyTorch, which reading a trace does not need
+
+        trace = f"the trace has {about['exposed_backward_ms']:.2f} ms exposed in the backward pass"
+        facts["By difference"] = f"{no_sync_text(about['by_difference'])}; {trace}"
     known = about["waiting_ms"] is not None
     note = [
         f"Mean of {count_of(about['steps'], 'step')}; of ms: exposed, hidden; MB of the larger of input and output",

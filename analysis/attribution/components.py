@@ -5,23 +5,13 @@ of the forward operator with the same autograd sequence number, and a GPU event 
 it.  In a trace with neither ranges nor module calls, the components are the kinds of operators.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import numpy as np
 import pandas as pd
 
-from analysis.trace.links import (
-    ANNOTATION,
-    MODULE,
-    OPERATOR,
-    AttributedLinks,
-    Links,
-    nearest_marked_ancestor,
-    nearest_marked_caller,
-    operators_around,
-)
+from analysis.trace.links import ANNOTATION, MODULE, OPERATOR, AttributedLinks, Links
+from analysis.trace.nesting import nearest_marked_ancestor, nearest_marked_caller, operators_around
 from analysis.trace.tables import by_name, has_role, most_frequent, take_or, take_or_none
 from analysis.vocabulary import roles
 from harness.base.layer_names import folded_names
@@ -99,7 +89,10 @@ def labeled_events(host: pd.DataFrame, source: str, is_range: np.ndarray) -> tup
         labels[defines] = by_name(names[defines], folded_names(names[defines].unique()).get)
     elif source == MODULE_CALLS:
         defines = (host["kind"] == MODULE).to_numpy()
-        labels[defines] = module_labels(host, defines)
+        # 'BertOutput.Linear': the class of each module call, after that of the call around it
+        rows, classes = np.flatnonzero(defines), host["about"].to_numpy(object)
+        above = nearest_marked_caller(host["parent"].to_numpy(), defines)[rows]
+        labels[rows] = np.where(above >= 0, classes[above] + "." + classes[rows], classes[rows])
     return defines, labels
 
 
@@ -121,14 +114,6 @@ def component_source(host: pd.DataFrame, is_range: np.ndarray, phase: np.ndarray
     return RANGES_AND_KINDS if by_name.sum() >= SOME * own[forward].sum() > 0 else OPERATOR_KINDS
 
 
-def module_labels(host: pd.DataFrame, is_module: np.ndarray) -> np.ndarray:
-    """'BertOutput.Linear': the class of each module call, after that of the call around it."""
-    rows, parent = np.flatnonzero(is_module), host["parent"].to_numpy()
-    above = nearest_marked_caller(parent, is_module)[rows]
-    classes = host["about"].to_numpy(object)
-    return np.where(above >= 0, classes[above] + "." + classes[rows], classes[rows])
-
-
 def components_of_nodes(host: pd.DataFrame, component: np.ndarray, is_node: np.ndarray) -> np.ndarray:
     """For each backward node the component of the forward operator that created it; None elsewhere."""
     out = np.append(component, None)[forward_of_nodes(host, ~pd.isna(component), is_node)]
@@ -148,10 +133,8 @@ def forward_of_nodes(host: pd.DataFrame, candidates: np.ndarray, is_node: np.nda
     # The last operator with a number created the node: earlier ones only recorded what the next number would be.
     forward = forward.sort_values("start").drop_duplicates(["thread", "sequence"], keep="last")
     for _, group in host.loc[is_node, ["sequence", "forward_thread"]].groupby("forward_thread"):
-        found = [
-            group["sequence"].map(pd.Series(rows.index, index=rows["sequence"].to_numpy())).fillna(-1)
-            for _, rows in forward.groupby("thread")
-        ]
+        row_of = (pd.Series(rows.index, rows["sequence"].to_numpy()) for _, rows in forward.groupby("thread"))
+        found = [group["sequence"].map(rows).fillna(-1) for rows in row_of]
         if found:
             out[group.index] = max(found, key=lambda match: (match >= 0).sum())
     return out

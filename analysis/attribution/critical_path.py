@@ -6,8 +6,6 @@ waited for the GPU where it called a synchronization, then the path goes on at t
 returned.  Making something shorter that is not on the path saves nothing.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np
@@ -136,17 +134,12 @@ def path_section(analysis: dict) -> Section:
     path, timeline = analysis["critical_path"], analysis["step_timeline"]
     title = path_title(path) if path else f"not known: {analysis['critical_path_reason']}"
     lanes = timeline["lanes_left_out"]
-    return Section(
-        "One step, and its critical path",
-        PATH_COLUMNS,
-        path["rows"] if path else [],
-        [f"The figure leaves out {lanes} more lanes"] * bool(lanes),
-        {"Timeline": timeline_text(analysis), "Critical path": title},
-        figure="step_timeline",
-        warning=analysis["integrity"]["unreliable"].get("step_timeline", ""),
-        label="component",
-        sums=("ms", "share"),
-    )
+    rows, note = path["rows"] if path else [], [f"The figure leaves out {lanes} more lanes"] * bool(lanes)
+    found = Section("One step, and its critical path", PATH_COLUMNS, rows, note, figure="step_timeline")
+    found.facts = {"Timeline": timeline_text(analysis), "Critical path": title}
+    found.warning = analysis["integrity"]["unreliable"].get("step_timeline", "")
+    found.label, found.sums = "component", ("ms", "share")
+    return found
 
 
 def timeline_text(analysis: dict) -> str:

@@ -1,7 +1,5 @@
 """How a GPU's time splits into computation, exposed communication, exposed copies and idle time, and why it idled."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

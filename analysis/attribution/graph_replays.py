@@ -6,8 +6,6 @@ graph, whose calls name their kernels on ROCm but not on CUDA, or in the warm-up
 beside it.  What is found in neither stays with the graph.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +19,8 @@ import pandas as pd
 
 from analysis.attribution.components import attribute
 from analysis.trace.columns import TABLES, with_meanings
-from analysis.trace.links import AttributedLinks, captured, link, operators_around
+from analysis.trace.links import AttributedLinks, captured, link
+from analysis.trace.nesting import operators_around
 from analysis.trace.readers.formats import may_be_trace, reader_of
 from analysis.trace.tables import RANK_IN_NAME, Replayed, Trace, has_role, read_trace
 from analysis.vocabulary import roles
@@ -33,6 +32,7 @@ MATCHED = 0.9  # of the work of two graphs, from which on they are the same
 # The event that a call starts; its role is what the call does.
 KIND_OF_CALL = {roles.LAUNCH: "kernel", roles.COPY: "memcpy", roles.BLOCKING_COPY: "memcpy", roles.SET: "memset"}
 Work = tuple[str, str | None]  # kind of GPU event, and the name of a kernel; None: a copy, or not recorded
+WorkOfGraph = tuple[Work, ...]
 
 
 class Launcher(NamedTuple):
@@ -95,11 +95,9 @@ def with_replayed_operators(trace: Trace) -> Trace:
     return extended(trace, added, of_event.to_numpy(), found) if added else trace
 
 
-def matches_of_graphs(
-    graphs: Iterable[tuple[tuple[Work, ...], pd.DataFrame]], launched: list[Launched]
-) -> dict[tuple[Work, ...], Match]:
-    """By work; graphs: the work and the GPU events of each replay."""
-    matches: dict[tuple[Work, ...], Match] = {}
+def matches_of_graphs(graphs: Iterable[tuple[WorkOfGraph, pd.DataFrame]], launched: list[Launched]) -> dict:
+    """The Match of each work; graphs: the work and the GPU events of each replay."""
+    matches: dict[WorkOfGraph, Match] = {}
     for work, of_graph in graphs:
         if work not in matches:
             matches[work] = best_match(work, launched, in_order=of_graph["stream"].nunique() == 1)
@@ -216,7 +214,7 @@ def launchers_of(links: AttributedLinks, rows: np.ndarray) -> list[Launcher | No
 # ---- Which of it is that of a graph ---------------------------------------------------------------------------------
 
 
-def best_match(work: tuple[Work, ...], launched: list[Launched], in_order: bool) -> Match:
+def best_match(work: WorkOfGraph, launched: list[Launched], in_order: bool) -> Match:
     """By the names of kernels in a capture, else by the same run of work outside of captures, else by the order of work
     in a capture that names no kernels.
 
@@ -237,13 +235,13 @@ def best_match(work: tuple[Work, ...], launched: list[Launched], in_order: bool)
     return Match([None] * len(work))
 
 
-def share_of(work: tuple[Work, ...], one: Launched, places: Places) -> float:
+def share_of(work: WorkOfGraph, one: Launched, places: Places) -> float:
     """Of the larger of the graph and the capture."""
     size = max(len(work), len(one.work)) if one.is_capture else len(work)
     return sum(place is not None for place in places) / size
 
 
-def by_names(work: tuple[Work, ...], capture: Launched) -> Places:
+def by_names(work: WorkOfGraph, capture: Launched) -> Places:
     """The n-th kernel of a name is the n-th of this name in the capture: streams may run them in another order."""
     if any(kind == "kernel" and name is None for kind, name in capture.work):
         return [None] * len(work)
@@ -253,13 +251,13 @@ def by_names(work: tuple[Work, ...], capture: Launched) -> Places:
     return [left[one].popleft() if left[one] else None for one in work]
 
 
-def by_order(work: tuple[Work, ...], capture: Launched) -> Places:
+def by_order(work: WorkOfGraph, capture: Launched) -> Places:
     """All or nothing: there must be kernels, copies and memory sets in the same places, none of them with a name."""
     same = [(kind, None) for kind, _ in work] == capture.work
     return [*range(len(work))] if same else [None] * len(work)
 
 
-def runs_of(work: tuple[Work, ...], launched: Launched) -> Iterator[Places]:
+def runs_of(work: WorkOfGraph, launched: Launched) -> Iterator[Places]:
     """Where this work was launched in this order, with nothing in between: found as text is, whose search is linear,
     with a character for each kind of work."""
     letters: dict[Work, str] = {}

@@ -1,7 +1,5 @@
 """Intervals of time: whose time it is where they overlap, and how much they cover.  Times are in us."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

@@ -23,8 +23,6 @@ alone, without gaps between them, and what overlaps in two steps counts in the f
 step count in it until it ends.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -419,13 +417,7 @@ def host_slices(links: AttributedLinks) -> pd.DataFrame:
     starts_one = take_or((host["category"] == COMMUNICATION).to_numpy(), owner, False)
     still = (views_and_metadata(links, operator) | starts_one) & ~communicates
     of_nothing = np.where(slices.pop("code"), NUMBER["host_code"], NUMBER["launch"])
-    return slices.assign(
-        event=owner,
-        operator=operator,
-        of_steps=True,
-        kind=np.select([communicates, still], [COMMUNICATES, IDLES], COMPUTES),
-        state=np.select([communicates | data, still, helped], [WAITS, RESTS, WAITS], WORKS),
-        cause=np.select(
-            [communicates, data, still, helped], [NUMBER["communication"], NUMBER["data"], of_nothing, NUMBER["thread"]]
-        ),
-    )
+    rules, kind = [communicates, data, still, helped], np.select([communicates, still], [COMMUNICATES, IDLES], COMPUTES)
+    state = np.select(rules, [WAITS, WAITS, RESTS, WAITS], WORKS)
+    cause = np.select(rules, [NUMBER["communication"], NUMBER["data"], of_nothing, NUMBER["thread"]])
+    return slices.assign(event=owner, operator=operator, of_steps=True, kind=kind, state=state, cause=cause)

@@ -1,13 +1,12 @@
 """Which operators and kernels ran: calls, times, FLOPs and bytes, and the operator that launched each kernel."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 
 from analysis import SORT_KEYS
 from analysis.attribution.components import UNATTRIBUTED
-from analysis.trace.links import AttributedLinks, Links, cached_on_links, nearest_marked_ancestor
+from analysis.trace.links import AttributedLinks, Links, cached_on_links
+from analysis.trace.nesting import nearest_marked_ancestor
 from analysis.trace.tables import by_name, different_pairs, most_frequent, take_or_none
 from analysis.vocabulary.annotations import BATCH
 from analysis.work.operator_costs import Cost, cost
@@ -49,22 +48,11 @@ def operator_calls(links: Links) -> pd.DataFrame:
     call = np.arange(n)
     while (inner := within_inputs[call]).any():
         call[inner] = parent[call[inner]]
-    return pd.DataFrame(
-        {
-            "code": codes,
-            "signature": signature,
-            "call": call,
-            "calls": ~within_inputs,
-            "calls_of_name": ~within_name,
-            "self_cpu_us": np.maximum(0.0, duration - called),
-            "cpu_us": duration * ~within_inputs,
-            "cpu_us_of_name": duration * ~within_name,
-            "self_device_us": own_device,
-            "device_us": device * ~within_inputs,
-            "device_us_of_name": device * ~within_name,
-        },
-        copy=False,
-    )
+    columns = {"code": codes, "signature": signature, "call": call}
+    columns |= {"self_cpu_us": np.maximum(0.0, duration - called), "self_device_us": own_device}
+    for name, values in {"calls": np.ones(n, bool), "cpu_us": duration, "device_us": device}.items():
+        columns |= {name: values * ~within_inputs, f"{name}_of_name": values * ~within_name}
+    return pd.DataFrame(columns, copy=False)
 
 
 @cached_on_links
@@ -113,10 +101,8 @@ def operator_tables(links: Links) -> dict:
     by_shape = groups.loc[groups["shapes"].notna(), ["name", "calls", *TIMES, "flops", "bytes", "shapes"]]
     clock = "self_device_us" if links.on_gpu else "self_cpu_us"
     total = groups[clock].sum()
-    return {
-        "operators": operator_rows(totals.reset_index(), clock, total),
-        "operators_by_shape": operator_rows(by_shape, clock, total),
-    }
+    tables = {"operators": totals.reset_index(), "operators_by_shape": by_shape}
+    return {name: operator_rows(table, clock, total) for name, table in tables.items()}
 
 
 def products(each: list[int | None], calls: pd.Series) -> pd.Series:
@@ -154,19 +140,10 @@ def kernel_table(links: AttributedLinks) -> list[dict]:
     us = (gpu["end"] - gpu["start"]).groupby(codes)
     total = us.sum()
     quantiles = us.quantile([0.5, 0.95]).unstack()
-    table = pd.DataFrame(
-        {
-            "name": gpu["name"].cat.categories[total.index],
-            "kind": gpu["kind"].groupby(codes).first(),
-            "count": us.size(),
-            "count_per_step": (gpu["step"] >= 0).groupby(codes).sum() / len(links.steps),
-            "total_us": total,
-            "mean_us": us.mean(),
-            "p50_us": quantiles.get(0.5),
-            "p95_us": quantiles.get(0.95),
-            "share": total / total.sum() if total.sum() else 0.0,
-        }
-    )
+    columns = {"name": gpu["name"].cat.categories[total.index], "kind": gpu["kind"].groupby(codes).first()}
+    columns |= {"count": us.size(), "count_per_step": (gpu["step"] >= 0).groupby(codes).sum() / len(links.steps)}
+    columns |= {"total_us": total, "mean_us": us.mean(), "p50_us": quantiles.get(0.5), "p95_us": quantiles.get(0.95)}
+    table = pd.DataFrame(columns | {"share": total / total.sum() if total.sum() else 0.0})
     launched_by = take_or_none(links.host["name"], gpu["operator"].to_numpy())
     usual = {"launched_by": launched_by, **{key: gpu[key].to_numpy(object) for key in ("component", "category")}}
     for key, values in usual.items():
@@ -198,9 +175,7 @@ KERNEL_COLUMNS = [
     column("kernel", "name", left=True),
     column("total calls", "count", ","),
     column("total ms", "total_us", "~3", 1e3),
-    column("mean us", "mean_us", "~1"),
-    column("p50 us", "p50_us", "~1"),
-    column("p95 us", "p95_us", "~1"),
+    *(column(f"{name} us", f"{name}_us", "~1") for name in ("mean", "p50", "p95")),
     column("share", "share", ".1%"),
     Column("launched by", lambda row: row.get("launched_by", "-") or "unknown", left=True),
     column("component", "component", left=True),

@@ -5,8 +5,6 @@ expression matches in it.  A range or module call that contains nothing else bel
 backward pass of what belongs to it.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -16,15 +14,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.attribution.components import OVERHEAD, forward_of_nodes
-from analysis.trace.links import (
-    OPERATOR,
-    AttributedLinks,
-    Links,
-    cached_on_links,
-    nearest_marked_ancestor,
-    nearest_marked_caller,
-    step_at,
-)
+from analysis.trace.links import OPERATOR, AttributedLinks, Links, cached_on_links
+from analysis.trace.nesting import nearest_marked_ancestor, nearest_marked_caller
+from analysis.trace.steps import step_at
 from analysis.trace.tables import by_name
 from analysis.vocabulary.letters import BOUNDARY, LETTERS, OTHER, in_letters, letter_of
 

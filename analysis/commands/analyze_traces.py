@@ -1,7 +1,5 @@
 """Analysis of existing traces, without training: a file or a folder of them, from any program."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from importlib.util import find_spec

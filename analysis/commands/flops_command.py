@@ -1,7 +1,5 @@
 """How far is a step from what its device could do?  Bytes moved and the roofline, from a flops_profile.json."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,18 +23,6 @@ from harness.model.workload import Workload
 LIMITS = {"intensity": "computational_intensity.json", "roofline": "roofline_data.json"}
 
 
-def limits(workload: Workload, profile: dict, source: Path, asked: dict[str, bool]) -> dict[str, dict]:
-    """The documents of the intensity and the roofline, by the names of run_sections(), as far as they were asked for.
-
-    Operators' times are those of the trace that was analyzed in the source folder, if there is one.
-    """
-    if not (asked["intensity"] or asked["roof"]):
-        return {}
-    moved = computational_intensity(profile, workload)
-    trace = read_document(source / "operator_analysis.json") if asked["roof"] else None
-    return {"intensity": moved} | ({"roofline": roofline(profile, moved, trace)} if asked["roof"] else {})
-
-
 def explain_limits(
     workload: Workload, profile: dict, source: Path, target: Path, asked: dict[str, bool], report: Callable = list
 ) -> None:
@@ -45,7 +31,12 @@ def explain_limits(
     asked: intensity, roof, detailed, verbose; told: whether a run has already printed the tables of the profile.
     report: writes one, and returns its files.
     """
-    documents, verbose = limits(workload, profile, source, asked), asked["verbose"]
+    documents, verbose = {}, asked["verbose"]  # of intensity and roofline, by the names of run_sections()
+    if asked["intensity"] or asked["roof"]:
+        documents["intensity"] = computational_intensity(profile, workload)
+    if asked["roof"]:  # operators' times are those of the trace that was analyzed in the source folder, if there is one
+        trace = read_document(source / "operator_analysis.json")
+        documents["roofline"] = roofline(profile, documents["intensity"], trace)
     flops, *others = run_sections({"flops": profile} | documents)
     shown = flops.parts[1:] if asked["detailed"] else []
     shown = [*([] if asked["told"] else [flops]), *others] if verbose else shown
@@ -60,9 +51,8 @@ def explain_limits(
                 write_json(files[-1], document)
             if data := documents.get("roofline"):
                 files.append(target / "roofline.png")
-                write_figure(
-                    files[-1], draw_roofline(data, workload.title_on(profile["environment"]["device"]["name"]))
-                )
+                title = workload.title_on(profile["environment"]["device"]["name"])
+                write_figure(files[-1], draw_roofline(data, title))
         files += report()
         if files and (verbose or target.resolve() != source.resolve()):  # else a run has told its folder
             say("", *file_lines(files, verbose))
@@ -78,10 +68,8 @@ def flops_answer(profile: dict, documents: dict[str, dict], source: Path, report
     trace, summary = (read_document(source / name) for name in ("operator_analysis.json", "performance_summary.json"))
     rates = profile["performance_metrics"]
     spread = f", std {rates['std_step_time_ms']:.2f}" if rates["std_step_time_ms"] is not None else ""
-    rows = {
-        "Model FLOPS Utilization": mfu_text(profile),
-        "Bound by": trace["verdict"]["line"] if trace else "not known here: no trace; --generate-roofline records one",
-    }
+    bound = trace["verdict"]["line"] if trace else "not known here: no trace; --generate-roofline records one"
+    rows = {"Model FLOPS Utilization": mfu_text(profile), "Bound by": bound}
     if intensity := documents.get("intensity"):
         facts = intensity_facts(intensity)
         rows["Intensity"] = "; ".join(facts[name] for name in ("Arithmetic intensity", RIDGE, "Bandwidth used"))

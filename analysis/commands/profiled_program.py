@@ -1,7 +1,5 @@
 """What a program of somebody else's showed: the documents of a run, and the answer that follows its output."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -88,17 +86,14 @@ def why_nothing(ended: Ended, settings: dict, failed: bool) -> str:
         needed = settings["first"] + settings["profile"] - 1
         needed = f"{needed} are needed: lengthen it, or {FEWER}"
         timed = seen["times_ms"] and f"; median of {len(seen['times_ms'])}: {median(seen['times_ms']):,.2f} ms"
-        return f"{code} after {count_of(seen['steps'], 'step')} of {steps_of(seen, settings)}{timed or ''}; {needed}"
+        by = settings["steps"]
+        steps_of = " and ".join(seen["optimizers"]) if by == "optimizer" else f"a {by} pass each"
+        return f"{code} after {count_of(seen['steps'], 'step')} of {steps_of}{timed or ''}; {needed}"
     if seen["backward_passes"]:
         how = f"{code} after {seen['backward_passes']} backward passes, without a step of an optimizer of torch"
         return f"{how}; --steps backward takes each of them for a step"
     how = "for inference --steps forward; a graph that is replayed needs a system profiler"
     return f"nothing was trained: {code}; {how}"
-
-
-def steps_of(process: dict, settings: dict) -> str:
-    by = settings["steps"]
-    return " and ".join(process["optimizers"]) if by == "optimizer" else f"a {by} pass each"
 
 
 # ---- performance_summary.json --------------------------------------------------------------------------------------
@@ -112,46 +107,28 @@ def summary_of(ranks: list[dict], command: Sequence[str], settings: dict) -> dic
     reasons = [None] * n + ["profiler warm-up"] + ["profiled"] * (len(profiled) - 1)
     stats, environment = summary_stats(timed), describe_environment(torch.device(first["device"]))
     environment["packages"]["torch"], environment["command_line"] = first["torch"], shlex.join(command)
-    summary = {
-        "status": "completed",
-        "error": None,
-        "config": {
-            "model": {"program": shlex.join(command), "parameters": first["parameters"]},
-            "training": {"optimizer": ", ".join(first["optimizers"]), "batch_size": None, "precision": None},
-            "profiling": {name: settings[name] for name in ("warmup", "timed", "profile", "steps")} | {"peak": "auto"},
-        },
-        "environment": environment,
-        "training": {
-            "num_steps": first["steps"],
-            "completed_steps": first["steps"],
-            **unknown(THEIRS, "batch_size", "sequence_length", "grad_norm", "parallel"),
-            "rank": first["rank"],
-            "world_size": first["world_size"],
-        },
-        "performance": unknown(THEIRS, *fields_of(Performance))
-        | {
-            "avg_step_time_ms": stats["mean"],
-            **{f"{name}_step_time_ms": stats[name] for name in ("median", "std", "p95")},
-            "steps_averaged": n,
-            "steps_averaged_note": f"steps {begin} to {begin + n - 1}, before those that were recorded",
-            "timings_ms": {"step": stats},
-        },
-        "memory": {"peak_mb": peak and peak / MB, "average_mb": None, "source": "the allocator's, since it began"}
-        | because("no GPU in use: the trace has that of the recorded steps", "peak_mb")
-        | because("not sampled", "average_mb"),
-        "loss": unknown(THEIRS, "first", "final"),
-        "steps": {
-            "step": [*range(begin, begin + len(reasons))],
-            "loss": [None] * len(reasons),
-            "time_ms": timed + profiled,
-            "exclusion_reason": reasons,
-            **{name: [None] * len(reasons) for name in (*(f"{share}_share" for share in SHARES), "disturbed")},
-        },
-        "ranks": [],
-        "no_sync": None,
-        "disturbance": disturbance_of(ranks),
-        "audit": audit_of(ranks),
+    config = {
+        "model": {"program": shlex.join(command), "parameters": first["parameters"]},
+        "training": {"optimizer": ", ".join(first["optimizers"]), "batch_size": None, "precision": None},
+        "profiling": {name: settings[name] for name in ("warmup", "timed", "profile", "steps")} | {"peak": "auto"},
     }
+    training = dict.fromkeys(("num_steps", "completed_steps"), first["steps"])
+    training |= unknown(THEIRS, "batch_size", "sequence_length", "grad_norm", "parallel")
+    training |= {name: first[name] for name in ("rank", "world_size")}
+    performance = unknown(THEIRS, *fields_of(Performance)) | {"avg_step_time_ms": stats["mean"], "steps_averaged": n}
+    performance |= {f"{name}_step_time_ms": stats[name] for name in ("median", "std", "p95")}
+    performance["steps_averaged_note"] = f"steps {begin} to {begin + n - 1}, before those that were recorded"
+    performance["timings_ms"] = {"step": stats}
+    memory = {"peak_mb": peak and peak / MB, "average_mb": None, "source": "the allocator's, since it began"}
+    memory |= because("no GPU in use: the trace has that of the recorded steps", "peak_mb")
+    memory |= because("not sampled", "average_mb")
+    steps = {"step": [*range(begin, begin + len(reasons))], "loss": [None] * len(reasons)}
+    steps |= {"time_ms": timed + profiled, "exclusion_reason": reasons}
+    steps |= {name: [None] * len(reasons) for name in (*(f"{share}_share" for share in SHARES), "disturbed")}
+    summary = {"status": "completed", "error": None, "config": config, "environment": environment}
+    summary |= {"training": training, "performance": performance, "memory": memory}
+    summary |= {"loss": unknown(THEIRS, "first", "final"), "steps": steps, "ranks": [], "no_sync": None}
+    summary |= {"disturbance": disturbance_of(ranks), "audit": audit_of(ranks)}
     return explained(summary, PerformanceSummary)
 
 
@@ -201,19 +178,17 @@ def count_flops(summary: dict, analysis: dict) -> None:
 
 def program_document(ended: Ended, ranks: list[dict], command: Sequence[str], settings: dict) -> dict:
     first = ranks[0]
-    begin, n = first["first_recorded"], first["recorded_steps"]
+    n, by = first["recorded_steps"], settings["steps"]
     return {
         "command": shlex.join(command),
         "exit_code": ended.exit_code,
         "ended_by": "the tool" if ended.by_tool else "itself",
-        "steps_of": first["optimizers"] if settings["steps"] == "optimizer" else [f"{settings['steps']} passes"],
+        "steps_of": first["optimizers"] if by == "optimizer" else [f"{by} passes"],
         "shortened": first.get("shortened"),
-        "first_recorded": begin,
-        "last_recorded": begin + n - 1,
+        **{"first_recorded": first["first_recorded"], "last_recorded": first["first_recorded"] + n - 1},
         "evaluations": first["evaluations"],
         "ranks_recorded": len({one["rank"] for one in ranks}),
-        "world_size": first["world_size"],
-        "processes": len(ended.processes),
+        **{"world_size": first["world_size"], "processes": len(ended.processes)},
         "phases_per_step": {name: count / n for name, count in first["seen"].items() if count},
         "memory": [row | {"rank": one["rank"]} for one in ranks for row in one["memory"]["rows"]],
     }

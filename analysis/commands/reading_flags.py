@@ -3,8 +3,6 @@
 Imports nothing slow.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass, fields
 from pathlib import Path

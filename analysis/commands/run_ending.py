@@ -1,7 +1,5 @@
 """How a run ends: its report is closed with the analysis of its recordings, and the last lines name the next step."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

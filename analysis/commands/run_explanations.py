@@ -1,7 +1,5 @@
 """Results of a run's instruments: for each its document, lines to print, and perhaps a figure."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import time

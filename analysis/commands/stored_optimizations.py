@@ -1,7 +1,5 @@
 """Which flags made a step fastest on this device?  From the stored results of run_optimization_study.py."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -5,27 +5,17 @@ both averaged; if that contains 1, the difference is within noise.  A repeat of 
 it says how large the noise is.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 
 from analysis.comparison.noise import BASELINE, NOISE, REPEAT, judged, ratio_of_medians, within_spread
 from analysis.comparison.parts import PART_KINDS, compare_profiles, profiler_of
-from analysis.comparison.runs import (
-    IGNORED,
-    NOT_IN_TRACE,
-    ComparedRun,
-    different_settings,
-    read_run,
-    settings_of_run,
-    unique_names,
-)
+from analysis.comparison.runs import IGNORED, ComparedRun, different_settings, read_run, settings_of_run
 from analysis.trust.same_training import NOT_THE_SAME, training_check
 from harness.base.errors import UserError
 from harness.documents.schema import because, explained, unknown
-from harness.documents.sweeps import Comparison
+from harness.documents.sweeps import NOT_IN_TRACE, Comparison
 from harness.instruments.phases import PHASES, power_law_exponent, summary_stats
 
 SCALES = 1.1  # times the FLOPs: from here on runs are of different sizes; kernels of the same step may differ by less
@@ -35,7 +25,9 @@ def compare(folders: list[Path]) -> dict:
     """comparison.json.  Raises UserError."""
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise UserError("a folder is named twice; give each once", exit_code=2)
-    return compare_read([read_run(folder, name) for folder, name in zip(folders, unique_names(folders), strict=True)])
+    names = [folder.resolve().name for folder in folders]
+    pairs = zip(folders, names, strict=True)
+    return compare_read([read_run(one, str(one) if names.count(name) > 1 else name) for one, name in pairs])
 
 
 def compare_read(runs: list[ComparedRun]) -> dict:
@@ -80,53 +72,41 @@ def run_row(run: ComparedRun, baseline: ComparedRun, repeats: dict | None) -> di
     training = training_check(summary, baseline.summary, losses_differ)
     times = ratio_of_medians(run.step_ms, baseline.step_ms)
     performance, model = summary["performance"], summary["config"]["model"]
-    row = {
-        "name": run.name,
-        "folder": str(run.folder),
-        "status": summary["status"],
-        "size": model.get("size"),
-        "device": summary["environment"]["device"]["name"],
-        "parameters": model["parameters"],
+    row = {"name": run.name, "folder": str(run.folder), "status": summary["status"], "size": model.get("size")}
+    row |= {"device": summary["environment"]["device"]["name"], "parameters": model["parameters"]}
+    row |= {
         "steps_counted": stats["count"],
         **{f"{name}_ms": stats[name] for name in ("mean", "median", "std", "p95")},
         "phases_ms": {phase: performance[f"avg_{phase}_time_ms"] for phase in PHASES},
-        "samples_per_sec": performance["samples_per_sec"],
-        "tokens_per_sec": performance["tokens_per_sec"],
-        "step_flops": performance["model_flops_per_step"],
-        "achieved_tflops": performance["achieved_tflops"],
+        **{name: performance[name] for name in ("samples_per_sec", "tokens_per_sec")},
+        **{"step_flops": performance["model_flops_per_step"], "achieved_tflops": performance["achieved_tflops"]},
         "mfu_percent": run.mfu_percent,
         "peak_mb": summary["memory"]["peak_mb"],
         "memory_source": summary["memory"]["source"],
-        **peak_ratio(summary["memory"], baseline.summary["memory"]),
-        "final_loss": summary["loss"]["final"],
-        "largest_loss_difference": losses_differ,
-        **training,
-        "verdict": run.analysis["verdict"]["bound"] if run.analysis else None,
-        "profiler": run.analysis and profiler_of(run.analysis),
-        "profiler_overhead": run.analysis and run.analysis["integrity"]["profiler_overhead"]["ratio"],
-        **run.disturbance,
-        **times,
-        "difference": difference(run, baseline, times, training["not_the_same"], repeats),
     }
+    row |= peak_ratio(summary["memory"], baseline.summary["memory"])
+    row |= {"final_loss": summary["loss"]["final"], "largest_loss_difference": losses_differ} | training
+    traced = run.analysis
+    row |= {"verdict": traced and traced["verdict"]["bound"], "profiler": traced and profiler_of(traced)}
+    row |= {"profiler_overhead": traced and traced["integrity"]["profiler_overhead"]["ratio"]} | run.disturbance
+    row |= times | {"difference": difference(run, baseline, times, training["not_the_same"], repeats)}
     if run.of_trace:
         of_run = [name for name, value in row.items() if value is None and name not in ("std_ms", "ratio_95")]
         row = because(NOT_IN_TRACE, *of_run) | row | {"phases_ms": row["phases_ms"] | because(NOT_IN_TRACE, *PHASES)}
     return row
 
 
-def difference(
-    run: ComparedRun, baseline: ComparedRun, times: dict, not_the_same: str | None, repeats: dict | None
-) -> str:
+def difference(run: ComparedRun, base: ComparedRun, times: dict, not_the_same: str | None, repeats: dict | None) -> str:
     """How the step time differs from the baseline's, in words.  times: from ratio_of_medians()."""
     if not_the_same:
         return f"{NOT_THE_SAME}: {not_the_same}"
-    if run is baseline or times["ratio"] is None:
-        return BASELINE if run is baseline else times["difference"]
-    if repeats and any({run.name, baseline.name} <= {*group} for group in repeats["groups"]):
+    if run is base or times["ratio"] is None:
+        return BASELINE if run is base else times["difference"]
+    if repeats and any({run.name, base.name} <= {*group} for group in repeats["groups"]):
         return REPEAT
     if repeats and within_spread(times["ratio"], repeats["spread"]):
         return NOISE
-    return judged(times["ratio"], times["ratio_95"], run.disturbance, baseline.disturbance)
+    return judged(times["ratio"], times["ratio_95"], run.disturbance, base.disturbance)
 
 
 def peak_ratio(memory: dict, baseline: dict) -> dict:

@@ -4,8 +4,6 @@ Both are a run, or a folder of runs that repeat each other.  A gate that fails b
 the spread between runs, which noise.noise_between_runs() measures where there are repeats, and assumes where not.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,8 +1,6 @@
 """How did runs change over time?  history.json: the runs below a folder by date, each against the one before it with
 the same settings on the same kind of device, and what changed beyond noise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

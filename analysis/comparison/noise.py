@@ -1,7 +1,5 @@
 """Is a difference more than noise?  The one rule of all that compares times, by interval and by what disturbed them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cache
@@ -40,13 +38,15 @@ def ratio_of_medians(times: np.ndarray, baseline: np.ndarray) -> dict:
     return {"ratio": value, "ratio_95": interval, "difference": judged(value, interval)}
 
 
-def noise_between_runs(
-    base: Sequence[np.ndarray], new: Sequence[np.ndarray], spread: tuple[float, int] = (0.0, 0)
-) -> float | None:
+Runs = Sequence[np.ndarray]  # step times of each
+Interval = Sequence[float] | None  # its ends; None: unknown
+
+
+def noise_between_runs(base: Runs, new: Runs, spread: tuple[float, int] = (0.0, 0)) -> float | None:
     """How much slower runs of the same code may be by chance: 0.04 is 4%.  None: a run has too few steps.
 
-    base, new: step times of each run.  spread: of further repeats, squares of the logarithms of their medians summed
-    about their mean, and degrees of freedom.
+    spread: of further repeats, squares of the logarithms of their medians summed about their mean, and degrees of
+    freedom.
 
     What varies is the run, not the step: steps share the clock, the memory and the neighbors of their run (Kalibera and
     Jones, Rigorous benchmarking in reasonable time, ISMM 2013).  So this is a one-sided t-test on the means of the
@@ -82,7 +82,7 @@ def around(ratio: float, noise: float) -> tuple[float, float]:
 
 def judged(
     ratio: float,
-    ratio_95: Sequence[float] | None,
+    ratio_95: Interval,
     disturbance: dict | None = None,
     of_baseline: dict | None = None,
     in_turn: bool = False,
@@ -103,9 +103,7 @@ def is_decided(word: str) -> bool:
     return word in ("faster", "slower")
 
 
-def as_fast(
-    ratio: float, ratio_95: Sequence[float] | None = None, word: str = "", than: str = "", short: bool = False
-) -> str:
+def as_fast(ratio: float, ratio_95: Interval = None, word: str = "", than: str = "", short: bool = False) -> str:
     """'1.28x as fast as eager (95%: 1.20 to 1.35)', and the word if it decides nothing: what people read of a ratio of
     times.  than: ' as eager'; short: '1.28x (1.20 to 1.35)', in a table whose titles say the rest."""
     text = f"{1 / ratio:.2f}x" + f" as fast{than}" * (not short)

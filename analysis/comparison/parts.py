@@ -1,7 +1,5 @@
 """What do the parts of two profiled runs take?  By component where both have the same parts, else by class."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -43,10 +41,8 @@ def why_by_class(before: dict, after: dict) -> str | None:
     if sources[0] == OPERATOR_KINDS:
         return f"components are {OPERATOR_KINDS} in both runs"
     names = [{row["component"] for row in one["components"]} for one in (before, after)]
-    shares = [
-        sum(row["share"] for row in one["components"] if row["component"] in names[0] & names[1])
-        for one in (before, after)
-    ]
+    common = names[0] & names[1]
+    shares = [sum(row["share"] for row in one["components"] if row["component"] in common) for one in (before, after)]
     return f"the parts that both runs have take only {min(shares):.0%} of a step" if min(shares) < COMMON else None
 
 
@@ -92,9 +88,8 @@ def title_of_part(name: str, alone: list[dict], groups: list[set]) -> str:
     """'attention: scores, softmax, weighted_sum -> sdpa' of a part that only one run has."""
     group = name.partition(".")[0]
     if "." in name and group in groups[0] & groups[1]:
-        parts = (
-            ", ".join(one.removeprefix(f"{group}.") for one in names if one.startswith(f"{group}.")) for names in alone
-        )
+        of = f"{group}."
+        parts = (", ".join(one.removeprefix(of) for one in names if one.startswith(of)) for names in alone)
         return f"{group}: {' -> '.join(parts)}"
     shared = groups[0] & groups[1]
     rest = [one for names in alone for one in names if one.partition(".")[0] not in shared or "." not in one]
@@ -103,10 +98,8 @@ def title_of_part(name: str, alone: list[dict], groups: list[set]) -> str:
 
 def changes(run: str, kind: str, before: Times, after: Times, spread: float) -> list[dict]:
     """What each component, class or operator takes in both runs, the largest change first."""
-    rows = [
-        {"run": run, kind: name} | change_of_part(before.get(name), after.get(name), spread)
-        for name in dict.fromkeys([*before, *after])
-    ]
+    names = dict.fromkeys([*before, *after])
+    rows = [{"run": run, kind: name} | change_of_part(before.get(name), after.get(name), spread) for name in names]
     return sorted(rows, key=lambda row: -abs(row["change_ms"]))
 
 

@@ -1,7 +1,5 @@
 """What is known of a run that can be compared?  Its folder, or a trace of any program."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -170,20 +168,13 @@ def settings_text(different: list[dict]) -> str:
     return ", ".join(f"{row['name']} {' | '.join(dict.fromkeys(map(str, row['values'])))}" for row in different)
 
 
-# ---- Names and settings ----
-
-
-def unique_names(folders: list[Path]) -> list[str]:
-    """Folder names; the path where two folders have the same name."""
-    names = [folder.resolve().name for folder in folders]
-    return [str(folder) if names.count(name) > 1 else name for folder, name in zip(folders, names, strict=True)]
+# ---- Settings ----
 
 
 def different_settings(tables: Sequence[dict]) -> list[dict]:
     """Each name whose values differ between the tables, with its values; None where a table lacks it."""
-    names = dict.fromkeys(
-        name for table in tables for name in table if name not in IGNORED and not name.endswith("_reason")
-    )
+    every = dict.fromkeys(name for table in tables for name in table)
+    names = [name for name in every if name not in IGNORED and not name.endswith("_reason")]
     rows = [{"name": name, "values": [table.get(name) for table in tables]} for name in names]
     return [row for row in rows if any(value != row["values"][0] for value in row["values"][1:])]
 

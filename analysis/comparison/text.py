@@ -1,7 +1,5 @@
 """A comparison of runs for a reader: its tables and its answer, from comparison.json alone."""
 
-from __future__ import annotations
-
 import math
 
 from analysis.comparison.noise import AGAIN, NOISE, REPEAT, REPEATED, UNDECIDED, as_fast, is_decided
@@ -18,8 +16,7 @@ TIME_COLUMNS = [
     column("run", "name", left=True),
     column("steps", "steps_counted"),
     column("median ms", "median_ms", "~9"),
-    column("std", "std_ms", "~9"),
-    column("p95", "p95_ms", "~9"),
+    *(column(name, f"{name}_ms", "~9") for name in ("std", "p95")),
     Column("as fast (95%)", lambda row: row["ratio"] and as_fast(row["ratio"], row["ratio_95"], short=True)),
     Column("against the baseline", lambda row: NOT_THE_SAME if row["not_the_same"] else row["difference"], left=True),
     column("bound", "verdict", left=True),

@@ -1,7 +1,5 @@
 """What does a trace show?  operator_analysis.json, without the comparison of ranks."""
 
-from __future__ import annotations
-
 from analysis.advice.efficiency import counters
 from analysis.advice.opportunities import opportunities
 from analysis.attribution.breakdown import class_times, step_breakdown
@@ -36,27 +34,16 @@ def operator_analysis(links: Links, summary: dict | None) -> dict:
     gpu_timeline |= {"kernel_durations": kernel_durations(links), "queue_over_step": queue_over_step(links)}
     path = {"critical_path": None if "step_timeline" in unreliable else critical_path(links)}
     rates = shape_rates(links, summary)
-    document = {
-        "trace": links.trace.path.name,
-        "integrity": trust,
-        "verdict": verdict(links, trust, summary, path["critical_path"], rates),
-        "steps": steps_document(links),
-        **step_breakdown(links),
-        "classes": class_times(links),
-        **(opportunities(links, summary) if trust["trustworthy"] else {"opportunities": [], "not_here": []}),
-        "gpu_timeline": gpu_timeline,
-        "collectives": rows,
-        "communication": communication and communication | beside,
-        **operator_tables(links),
-        "kernels": kernel_table(links),
-        "counters": counters(links),
-        "shape_rates": rates,
-        **path,
-        **(because(unreliable["step_timeline"], *path) if "step_timeline" in unreliable else {}),
-        "step_timeline": step_timeline(links),
-        "memory": memory_series(links),
-    }
-    document["verdict"] = told_why(document["verdict"], document["communication"])
+    communication = communication and communication | beside
+    judged = told_why(verdict(links, trust, summary, path["critical_path"], rates), communication)
+    document = {"trace": links.trace.path.name, "integrity": trust, "verdict": judged, "steps": steps_document(links)}
+    document |= step_breakdown(links) | {"classes": class_times(links)}
+    document |= opportunities(links, summary) if trust["trustworthy"] else {"opportunities": [], "not_here": []}
+    document |= {"gpu_timeline": gpu_timeline, "collectives": rows, "communication": communication}
+    document |= operator_tables(links) | {"kernels": kernel_table(links), "counters": counters(links)}
+    document |= {"shape_rates": rates} | path
+    document |= because(unreliable["step_timeline"], *path) if "step_timeline" in unreliable else {}
+    document |= {"step_timeline": step_timeline(links), "memory": memory_series(links)}
     note_unclassified(document)
     if not trust["trustworthy"]:
         document["opportunities_reason"] = "the trace is not trustworthy, see integrity"

@@ -4,8 +4,6 @@ A finding that names its cause, such as a straggler or a synchronization, comes 
 helps, such as fusion or compilation, unless that saves far more: it is nearer to the line that has to change.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -1,9 +1,5 @@
 """All that a trace shows, as sections in the order in which a reader needs them; the same on a screen and a page."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 from analysis.advice.text import opportunity_section
 from analysis.attribution.breakdown import breakdown_section
 from analysis.attribution.collectives import communication_section
@@ -12,7 +8,7 @@ from analysis.attribution.gpu_time import gpu_section
 from analysis.attribution.operators import kernel_section, operator_section
 from analysis.diagnosis.headline import headline_place
 from analysis.diagnosis.stragglers import rank_section
-from analysis.diagnosis.text import trust_text
+from analysis.diagnosis.text import Named, trust_text
 from analysis.diagnosis.verdict import rule_section
 from analysis.limits.shape_rates import duration_section, rate_section
 from analysis.trust.integrity import overhead_text, profile_disturbance_text
@@ -22,7 +18,7 @@ from harness.base.tables import Column, column
 from harness.base.text import significant
 
 
-def trace_sections(analysis: dict, others: Sequence[tuple[str, dict]] = (), sort: str | None = None) -> list[Section]:
+def trace_sections(analysis: dict, others: Named = (), sort: str | None = None) -> list[Section]:
     """Of operator_analysis.json; those that have anything to show.
 
     others: names and documents of the traces that were read with it.  sort: the column by which operators are sorted.
@@ -37,9 +33,7 @@ def trace_sections(analysis: dict, others: Sequence[tuple[str, dict]] = (), sort
     return [one for one in found if one]
 
 
-def profile_lines(
-    analysis: dict, top: int = TOP, sort: str | None = None, others: Sequence[tuple[str, dict]] = ()
-) -> list[str]:
+def profile_lines(analysis: dict, top: int = TOP, sort: str | None = None, others: Named = ()) -> list[str]:
     """The same for a terminal, `top` rows of each long table."""
     return [line for section in trace_sections(analysis, others, sort) for line in as_text(section, top)][1:]
 
@@ -63,7 +57,7 @@ def verdict_section(analysis: dict) -> Section:
     return Section("Verdict", facts=facts, parts=[rule_section(analysis)])
 
 
-def traces_section(analysis: dict, others: Sequence[tuple[str, dict]]) -> Section:
+def traces_section(analysis: dict, others: Named) -> Section:
     """Step, GPU and verdict of each trace, where there are several that are no ranks of one run."""
     if not others or "ranks" in analysis:
         return Section("Traces")

@@ -7,8 +7,6 @@ GPUs: they are aligned by the ends of the collectives, which all ranks leave tog
 clock: if they leave far apart, they waited for cores.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,15 +62,6 @@ class CommonCollectives:
     members: list[int]
     rows: np.ndarray  # [members, collectives]
     complete: bool  # all ranks of the group are here
-
-
-@dataclass
-class RankComparison:
-    """`ranks` of operator_analysis.json, and how long each rank waited in each of its collectives."""
-
-    document: dict
-    waiting_us: list[np.ndarray] | None  # by rank, for each row of its events; NaN: unknown.  None: not known at all
-    why: str  # that is
 
 
 def rank_facts(links: AttributedLinks, slices: pd.DataFrame | None) -> RankTrace:
@@ -212,9 +201,10 @@ def align_clocks(ranks: list[RankTrace], groups: list[CommonCollectives]) -> tup
 # ---- Who was late --------------------------------------------------------------------------------------------------
 
 
-def compare_ranks(ranks: list[RankTrace]) -> RankComparison:
+def compare_ranks(ranks: list[RankTrace]) -> tuple[dict, list[np.ndarray] | None, str]:
     """Step times, communication and lateness of each rank, in the order of `ranks`; the straggler, if one causes most
     of the waiting.  All of it is of the steps: times are those of one, and collectives are counted over all of them.
+    And how long each rank waited in each of its collectives, in us, NaN if unknown; None, and why, if nothing is known.
 
     A rank waits itself for as long as its part of a collective takes longer than the shortest of all ranks.
     """
@@ -225,12 +215,14 @@ def compare_ranks(ranks: list[RankTrace]) -> RankComparison:
         arrivals, caution = align_clocks(ranks, groups)
     except NotComparable as error:
         out = {"rows": rows, "collectives_compared": 0, "straggler": None, "straggler_reason": str(error)}
-        return RankComparison(out, None, str(error))
+        return out, None, str(error)
     if steps:
         only = f"only {count_of(len(steps), 'step')} compared, which all ranks recorded"
         caution = f"{caution}; {only}" if caution else only
     late, n = arrivals.late, len(steps) if steps else ranks[0].n_steps
-    last, caused_ms = waiting_caused(late, n)
+    # The last rank of each collective causes the time since the one before it, in ms of one of these steps.
+    last, before = late.argmax(axis=0), np.sort(late, axis=0)[-2]
+    caused_ms = np.bincount(last, weights=late.max(axis=0) - before, minlength=len(late)) / 1e3 / n
     spread = late.max(axis=0) > (ONE_CLOCK_US if arrivals.one_clock else arrivals.ends_differ.max())
     times_last = np.bincount(last[spread], minlength=len(ranks))
     for i, row in enumerate(rows):
@@ -243,7 +235,7 @@ def compare_ranks(ranks: list[RankTrace]) -> RankComparison:
     within = (one[:, arrivals.in_steps] for one in (arrivals.left, arrivals.reached))
     compared_ms = float(next(within).max() - next(within).min()) / 1e3 / n
     out |= straggler(ranks, caused_ms, times_last, compared_ms)
-    return RankComparison(out, waiting_of(ranks, groups), ONE_TRACE)
+    return out, waiting_of(ranks, groups), ONE_TRACE
 
 
 def facts_row(one: RankTrace) -> dict:
@@ -251,13 +243,6 @@ def facts_row(one: RankTrace) -> dict:
     in_collectives_ms = float(one.durations()[in_steps].sum() / 1e3 / one.n_steps)
     row = {"rank": one.rank, "file": one.file, "mean_step_ms": one.mean_step_ms, "gpu_busy_ms": one.busy_ms}
     return row | {"in_collectives_ms": in_collectives_ms, "collectives": int(in_steps.sum())}
-
-
-def waiting_caused(late: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """The last rank of each collective, and the excess waiting that each rank causes, in ms of one of these steps: the
-    time since the one before it, where it is the last.  late: [ranks, collectives]."""
-    last, before = late.argmax(axis=0), np.sort(late, axis=0)[-2]
-    return last, np.bincount(last, weights=late.max(axis=0) - before, minlength=len(late)) / 1e3 / steps
 
 
 def waiting_of(ranks: list[RankTrace], groups: list[CommonCollectives]) -> list[np.ndarray]:

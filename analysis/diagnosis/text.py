@@ -1,7 +1,5 @@
 """The answer of a trace: the last lines of every command that reads one, and the sentences that reports share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from analysis.advice.text import best_three
@@ -14,10 +12,10 @@ from analysis.trust.missing_from_trace import missing_text
 from harness.base.tables import ANSWER_LINES, answer
 from harness.base.text import count_of, printable
 
+Named = Sequence[tuple[str, dict]]  # names and documents of traces
 
-def profile_answer(
-    analysis: dict, read_on: str, limit: int = ANSWER_LINES, others: Sequence[tuple[str, dict]] = ()
-) -> list[str]:
+
+def profile_answer(analysis: dict, read_on: str, limit: int = ANSWER_LINES, others: Named = ()) -> list[str]:
     """What a command that profiles ends with: headline, verdict with trust and disturbance, parts, what to try.
 
     limit: of its lines.  others: names and analyses of the traces that were read with it; of those of other runs the
@@ -52,7 +50,7 @@ def profile_answer(
     return [printable(line) for line in answer(rows | {"Read on": read_on}, limit, told, optional)]
 
 
-def judged_first(analyses: Sequence[tuple[str, dict]]) -> list[tuple[str, dict]]:
+def judged_first(analyses: Named) -> list[tuple[str, dict]]:
     """Names and documents of traces with that of the rank first by which all of them are judged."""
     wanted = analyses[0][1]["verdict"].get("rank_judged", -1)
     return sorted(analyses, key=lambda one: one[1]["integrity"]["rank"] != wanted)

@@ -1,7 +1,5 @@
 """When did what happen in a trace?  Thinned to what a figure can show."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from analysis.attribution.components import UNATTRIBUTED

@@ -1,7 +1,5 @@
 """What do the traces of a run show together?  operator_analysis.json of each; those of several ranks are compared."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -39,11 +37,8 @@ def analyze_all(
     of read_trace().  slices: takes those of each trace, with names.  device: target and peak of each Trace.  If the
     traces are those of several ranks of one run, each document contains the comparison of the ranks.
     """
-    analyses: list[tuple[Path, dict]] = []
     refused: list[UserError] = []
-    facts: list[RankTrace] = []
-    runs: list[dict | None] = []
-    captures: set[Path] = set()
+    analyses, facts, runs, captures = [], [], [], set()  # the last: files
     for trace in traces_of(paths, reading or {}, refused):
         trace = with_replayed_operators(replace(trace, **device))
         links = attribute(link(trace))
@@ -88,13 +83,13 @@ def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | No
     """
     peaks = {one["rank"]: one["peak_memory_mb"] for one in (run or {}).get("ranks", [])}
     documents, facts = zip(*sorted(zip(documents, facts, strict=True), key=lambda pair: pair[1].rank), strict=True)
-    comparison = compare_ranks(facts)
-    waiting = comparison.waiting_us or [None] * len(facts)
-    for document, one, us, row in zip(documents, facts, waiting, comparison.document["rows"], strict=True):
+    comparison, waiting, why = compare_ranks(facts)
+    waiting = waiting or [None] * len(facts)
+    for document, one, us, row in zip(documents, facts, waiting, comparison["rows"], strict=True):
         if us is not None:
             cut = partial(cut_at_arrivals, events=one.found.events, waiting_us=us)
             one.exposed, one.slices = cut(one.exposed), None if one.slices is None else cut(one.slices)
-        document["collectives"] = collective_rows(one.found.events, one.exposed, us, comparison.why)
+        document["collectives"] = collective_rows(one.found.events, one.exposed, us, why)
         if about := document["communication"]:
             times = (about[name] for name in ("steps", "exposed_ms", "hidden_ms"))
             beside = ("by_difference", "predicted")
@@ -103,13 +98,13 @@ def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | No
             document["communication"] = explained(found, StepCommunication)
             document["verdict"] = told_why(document["verdict"], document["communication"])
         row |= rank_row(document, peaks.get(one.rank)) | parts_of_rank(document)
-    comparison.document |= why_late(comparison.document)
+    comparison |= why_late(comparison)
     verdicts = [document["verdict"] for document in documents]
-    known = [i for i, row in enumerate(comparison.document["rows"]) if row["waiting_ms"] is not None]
+    known = [i for i, row in enumerate(comparison["rows"]) if row["waiting_ms"] is not None]
     for document in documents:
-        document["ranks"] = explained(comparison.document, Ranks)
+        document["ranks"] = explained(comparison, Ranks)
     if len(known) == len(documents):  # the others wait for the one that waits least
-        least = min(known, key=lambda i: comparison.document["rows"][i]["waiting_ms"])
+        least = min(known, key=lambda i: comparison["rows"][i]["waiting_ms"])
         told = headline(documents[least])
         for document in documents:
             document["verdict"] = judged_as(document["verdict"], verdicts[least], facts[least].rank)

@@ -8,8 +8,6 @@ The thresholds are conventions, not measurements; tests hold the verdicts that t
 off the raw events of real traces.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -281,23 +279,18 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dic
     asked = [(rule, *ask(facts)) for rule, ask in RULES.items()]
     founds = [one for _, _, one in asked if one]
     found, present = founds[0], founds[bool(facts.problems)]  # of an untrustworthy trace, from the events present
-    notes = notes_on(found, facts, trust)
+    thresholds = {"bound_from_share": BOUND_FROM, "lead_share": LEAD, "ridge_flops_per_byte": ridges.exact}
+    thresholds |= because(ridges.source, "ridge_flops_per_byte") | {"ridge_source": ridges.source}
     return {
         **found._asdict(),
         "trustworthy": trust["trustworthy"],
-        "line": verdict_line(present, facts, notes),
+        "line": verdict_line(present, facts, notes_on(found, facts, trust)),
         "shares": shares,
         "unclassified_share": facts.unclassified,
         "unrecorded_idle_share": unrecorded,
         "basis_shares": basis,
         "meaning": BOUNDS,
-        "thresholds": {
-            "bound_from_share": BOUND_FROM,
-            "lead_share": LEAD,
-            "ridge_flops_per_byte": ridges.exact,
-            **because(ridges.source, "ridge_flops_per_byte"),
-            "ridge_source": ridges.source,
-        },
+        "thresholds": thresholds,
         "rules": [
             {"rule": rule, "figures": figures, "holds": holds, "decides": one is found}
             for rule, figures, one in asked

@@ -3,8 +3,6 @@
 A disturbed measurement is used, marked as disturbed, and repeated the next time; the best result is kept.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform
@@ -44,7 +42,9 @@ def measured(device: dict, precision: str, what: str, reached: float = 0.0, meas
         if found is None:
             return None
         now = {"when": datetime.now().strftime("%Y-%m-%d %H:%M"), "threads": threads, **found._asdict()}
-        entry = now if entry is None or what not in RATES else better(entry, now)
+        # The higher rate is kept, because disturbance only lowers it.
+        best = now if entry is None or what not in RATES else max(entry, now, key=lambda one: one["rate"])
+        entry = best | {"disturbed": now["disturbed"] and (best is now or entry["disturbed"])}
         keep_documents(file, kept | {key: entry})
     if entry["rate"] < reached:  # what a model surpasses is no ceiling
         return None
@@ -52,12 +52,6 @@ def measured(device: dict, precision: str, what: str, reached: float = 0.0, meas
     if entry["disturbed"]:
         source += f"; DISTURBED: {entry['disturbance']}; will be measured again next time"
     return Measurement(entry["rate"], source, entry["disturbed"], entry["disturbance"])
-
-
-def better(before: dict, now: dict) -> dict:
-    """The entry to keep: the higher rate, because disturbance only lowers it."""
-    best = max(before, now, key=lambda entry: entry["rate"])
-    return best | {"disturbed": now["disturbed"] and (best is now or before["disturbed"])}
 
 
 def cache_file(name: str) -> Path:

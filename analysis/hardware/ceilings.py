@@ -1,7 +1,5 @@
 """Upper limits of the rates of a device, from every known source: datasheet, measurement, or --peak."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from analysis.hardware.matching import datasheet
@@ -9,7 +7,6 @@ from harness.base.units import MB
 from harness.documents.memory import NO_PEAK
 
 NOT_MEASURED = f"{NO_PEAK}, and a dry run measures nothing; run_deepspeed_flops.py measures it once"
-MEASURE = ("now", "kept", "never")  # measure what is unknown; use earlier measurements only; use none
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,8 @@ def compute_ceilings(
     """Peak FLOP/s of the device at a precision, from every known source; MFU refers to the first.
 
     choice is --peak: `auto` (the datasheet first), `measured`, or TFLOP/s.  reached, in FLOP/s, is the rate of a
-    model here: a measurement below it is not a ceiling.  measure is one of MEASURE.
+    model here: a measurement below it is not a ceiling.  measure: `now` measures what is unknown, `kept` uses earlier
+    measurements only, `never` none.
     """
     known = _known(device, precision, "flops", choice, measure, reached)
     return [Ceiling(1e12 * choice, "given", f"--peak {choice:g}"), *known] if isinstance(choice, float) else known

@@ -1,8 +1,6 @@
 """Which datasheet row describes this device, and what fraction of it is present?  Which rows can it be, by what is
 known of it?  Which match a name?"""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable

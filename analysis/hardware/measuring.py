@@ -1,7 +1,5 @@
 """Rates that matmuls and copies reach on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import time

@@ -1,7 +1,5 @@
 """What share of its device's peak did a run reach?"""
 
-from __future__ import annotations
-
 from analysis.hardware.ceilings import Ceiling, compute_ceilings
 
 

@@ -1,7 +1,5 @@
 """Rates that a device cannot exceed: a step that seems to has not done its work."""
 
-from __future__ import annotations
-
 import math
 
 import torch

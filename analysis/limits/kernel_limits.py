@@ -5,8 +5,6 @@ Each rule says only what follows from FLOPs and bytes; what none decides stays u
 points that the device can have are asked for the type that is multiplied.
 """
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

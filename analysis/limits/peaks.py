@@ -1,7 +1,5 @@
 """Which peaks does the device of a trace have, in which precision, and where do they come from?"""
 
-from __future__ import annotations
-
 import itertools
 import socket
 
@@ -108,9 +106,8 @@ class Ridges:
         self.known = {self.usual: (found[0], found[0])} if found else {}
         self.source = f"{found[0]:.1f} FLOPs/byte, {found[1]}" if found else self._described()  # of the usual precision
         if named and named != self.device and not links.trace.target:
-            tells = (
-                f"the trace tells {self.device['name'] or self.device['arch']}" if links.on_gpu else "it is of a CPU"
-            )
+            told = self.device["name"] or self.device["arch"]
+            tells = f"the trace tells {told}" if links.on_gpu else "it is of a CPU"
             self.source += f"; --device-name {named['name']} does not count: {tells}"
 
     def of(self, kind: str | None) -> tuple[float, float] | None:

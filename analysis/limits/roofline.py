@@ -1,7 +1,5 @@
 """Which limit is each kind of work near?  Its rate and its operations per byte, under the roofs of the device."""
 
-from __future__ import annotations
-
 from analysis.hardware.ceilings import NO_PEAK
 from harness.base.text import count_of
 from harness.documents.flops import NO_TRACE, RooflineData
@@ -25,23 +23,22 @@ def roofline(profile: dict, intensity: dict, trace: dict | None) -> dict:
     step["bytes"] = intensity["step_bytes"]
     unrated = "it has no time in the trace" if times else NO_TRACE
     counted = {row["class"] for row in intensity["classes"]}
+    ridges = [
+        {"compute": one["kind"], "bandwidth": other["kind"], "operations_per_byte": one["rate"] / other["rate"]}
+        for one in compute
+        for other in bandwidth
+    ]
+    of_step = f"mean of {count_of(rates['steps_averaged'], 'step')}; {rates['steps_averaged_note']}"
     document = {
         "device": profile["environment"]["device"]["name"],
         "precision": profile["efficiency_metrics"]["precision"],
         "roofs": roofs,
-        "ridges": [
-            {"compute": one["kind"], "bandwidth": other["kind"], "operations_per_byte": one["rate"] / other["rate"]}
-            for one in compute
-            for other in bandwidth
-        ],
+        "ridges": ridges,
         "step": point(step, roofs, step_ms, step_ms, unrated),
         "points": [point(row, roofs, times.get(row["class"]), profiled_ms, unrated) for row in intensity["classes"]],
         "time_elsewhere": [row for row in classes if row["class"] not in counted],
         "profiled_step_ms": profiled_ms if times else None,
-        "time_source": {
-            "step": f"mean of {count_of(rates['steps_averaged'], 'step')}; {rates['steps_averaged_note']}",
-            "classes": source,
-        },
+        "time_source": {"step": of_step, "classes": source},
         "convention": intensity["convention"],
     }
     return explained(document, RooflineData)
@@ -59,18 +56,11 @@ def point(row: dict, roofs: dict, ms: float | None, total_ms: float, unrated: st
     roof = operations / moved * bandwidth[0]["rate"] if bandwidth else None
     if row["flops"]:
         roof = min(compute[0]["rate"], roof) if compute and roof else None
-    values = {
-        "name": row["class"],
-        "operations": operations,
-        "bytes": moved,
-        "operations_per_byte": operations / moved,
-        "time_ms": ms,
-        "share_of_time": ms / total_ms if ms else None,
-        "operations_per_sec": rate,
-        "bytes_per_sec": moved / (ms / 1e3) if ms else None,
-        "roof_operations_per_sec": roof,
-        "share_of_roof": rate / roof if rate is not None and roof else None,
-    }
+    values = {"name": row["class"], "operations": operations, "bytes": moved, "operations_per_byte": operations / moved}
+    values |= {"time_ms": ms, "share_of_time": ms / total_ms if ms else None}
+    values |= {"operations_per_sec": rate, "bytes_per_sec": moved / (ms / 1e3) if ms else None}
+    share = rate / roof if rate is not None and roof else None
+    values |= {"roof_operations_per_sec": roof, "share_of_roof": share}
     no_share = unrated
     if ms:
         no_share = NO_PEAK if operations else "it does no arithmetic"

@@ -1,7 +1,5 @@
 """How near is each shape of matmul to the device's roofs, how short are kernels, and how far ahead runs the host?"""
 
-from __future__ import annotations
-
 import numpy as np
 
 from analysis.attribution.operators import costs_of_operators, operator_calls, shapes_text

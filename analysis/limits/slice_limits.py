@@ -1,7 +1,5 @@
 """What limits each slice of the ledger: a column `bound` beside its other columns."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

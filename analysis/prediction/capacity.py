@@ -1,7 +1,5 @@
 """What memory does the device have, and how much of it can the tensors of a step use?"""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,8 +1,6 @@
 """What will communication cost on W ranks?  Bytes of every collective, the time of a network, and where it bounds the
 step.  Predicted: no rank is needed."""
 
-from __future__ import annotations
-
 from analysis.prediction.network import Network
 from analysis.prediction.search import first_world_size
 from analysis.work.sent_bytes import sent_bytes

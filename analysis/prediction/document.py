@@ -1,7 +1,5 @@
 """Will a step fit, what fills its memory, and how fast could it be at best?  prediction.json, before anything runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -17,7 +15,7 @@ from analysis.prediction.search import changes_that_fit, largest_sizes
 from analysis.work.bytes_moved import step_work
 from analysis.work.flop_counts import flops_of_step
 from analysis.work.memory_tables import place_of_peak
-from analysis.work.sent_bytes import sent_share
+from analysis.work.sent_bytes import sent_bytes
 from harness.base.units import MB
 from harness.documents.memory import NO_NETWORK, Prediction
 from harness.documents.schema import because, explained
@@ -55,13 +53,15 @@ def predict(
         sending = communication(document["collectives"], workload.parallel.world_size, bounds, link)
     bounds |= {"network_ms": sending and sending["network_ms"]} | (because(NO_NETWORK, "network_ms") if sending else {})
     forward_flops, step_flops = flops_of_step(workload)
+    known = [bounds[name] for name in ("compute_ms", "bandwidth_ms", "network_ms") if bounds[name] is not None]
     document = {
         **document,
         **changes_that_fit(workload, document, on_gpu=elsewhere or device.type == "cuda"),
         "parameters": workload.parameter_count(),
         "forward_flops": forward_flops,
         "step_flops": step_flops,
-        **lower_bound(bounds),
+        "step_time_lower_bound_ms": max(known, default=None),
+        **because(bounds["bandwidth_ms_reason"], "step_time_lower_bound_ms"),
         "step_time_bounds": bounds,
         "communication": sending,
     }
@@ -95,11 +95,9 @@ def memory_prediction(
 def fields_of_ranks(workload: Workload, tensors: dict) -> dict:
     """The ranks, and what one of them sends in a step.  tensors: the document of predicted_memory()."""
     ranks = workload.parallel.world_size
-    collectives = [
-        row | {"group_size": ranks, "sent_bytes": round(row["bytes"] * sent_share(row["kind"], ranks))}
-        for row in tensors["collectives"]
-    ]
-    return {"world_size": ranks, "parallel": workload.parallel.parallel, "collectives": collectives}
+    rows = tensors["collectives"]
+    rows = [row | {"group_size": ranks, "sent_bytes": round(sent_bytes([row], ranks))} for row in rows]
+    return {"world_size": ranks, "parallel": workload.parallel.parallel, "collectives": rows}
 
 
 def fields_of_peak(workload: Workload, tensors: dict, capacity: Capacity) -> dict:
@@ -146,22 +144,12 @@ def time_bounds(workload: Workload, device: dict, peak: str | float, measure: st
     least = max(0, work.minimum() - 2 * bytes_on_other_ranks(workload))
     compute = compute_ceilings(device, workload.precision, peak, measure=measure)
     bandwidth = bandwidth_ceilings(device, peak, measure)
-    bounds = {
-        "compute_ms": 1e3 * flops / compute[0].rate if compute else None,
-        "compute_peak": compute[0].label if compute else None,
-        "bandwidth_ms": 1e3 * least / bandwidth[0].rate if bandwidth else None,
-        "bandwidth_peak": bandwidth[0].label if bandwidth else None,
-        "least_bytes": least,
-    }
+    bounds = {}
+    for name, amount, peaks in (("compute", flops, compute), ("bandwidth", least, bandwidth)):
+        bounds |= {f"{name}_ms": 1e3 * amount / peaks[0].rate if peaks else None}
+        bounds |= {f"{name}_peak": peaks[0].label if peaks else None}
     if row := datasheet(device):
         why = f"the datasheet of {row[0].name} has no {workload.precision}"
     else:
         why = NOT_MEASURED if measure == "kept" else "--device-memory does not name a device; use --target-device"
-    return bounds | because(why, "compute_ms", "compute_peak", "bandwidth_ms", "bandwidth_peak")
-
-
-def lower_bound(bounds: dict) -> dict:
-    """`step_time_lower_bound_ms`: the largest of the bounds that are known."""
-    known = [bounds[name] for name in ("compute_ms", "bandwidth_ms", "network_ms") if bounds[name] is not None]
-    lower = {"step_time_lower_bound_ms": max(known, default=None)}
-    return lower | because(bounds["bandwidth_ms_reason"], *lower)
+    return bounds | because(why, *bounds) | {"least_bytes": least}

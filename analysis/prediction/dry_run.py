@@ -1,7 +1,5 @@
 """--dry-run: a prediction instead of a run."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What fills the memory of a step?  By running it on fake tensors."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -1,8 +1,6 @@
 """How long do collectives take on a network?  The model alpha + bytes / beta, fitted to measured ones, and kept by
 run_collective_benchmark.py for --network measured."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Is there memory for a run?  Asked before its first step."""
 
-from __future__ import annotations
-
 import torch
 
 from analysis.prediction.capacity import capacity_of

@@ -1,7 +1,5 @@
 """What is the largest step that fits, or the smallest change that makes it fit?"""
 
-from __future__ import annotations
-
 import functools
 import math
 from bisect import bisect_left

@@ -1,7 +1,5 @@
 """The lines of a dry run, and clauses about what fits, from prediction.json alone."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 
@@ -145,10 +143,8 @@ def prediction_section(document: dict, facts: dict[str, str]) -> Section:
 def fit_facts(document: dict) -> dict[str, str]:
     """Whether a step fits, with how much to spare, and what may come on top."""
     margin, context = document["margin_mb"], document["in_use_mb"] == document["context_mb"]
-    in_use, reserve, on_top, has, lack = (
-        memory_text(mb, 0)
-        for mb in (*(document[f"{name}_mb"] for name in ("in_use", "reserve", "on_top", "device_memory")), abs(margin))
-    )
+    sizes = [document[f"{name}_mb"] for name in ("in_use", "reserve", "on_top", "device_memory")]
+    in_use, reserve, on_top, has, lack = (memory_text(mb, 0) for mb in (*sizes, abs(margin)))
     kept = [f"{in_use} {'for a context' if context else 'in use'}"] if document["in_use_mb"] else []
     verdict = f"yes, {lack} to spare" if document["fits"] else f"NO, {lack} short"
     on_top = f"up to {on_top}: {document['on_top_source']}"

@@ -1,7 +1,5 @@
 """What do all figures share?  Titles, axes and their ticks, texts beside bars and in them, legends."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -81,13 +79,9 @@ def log_axis(axis, ticks: Sequence[float] = ()) -> None:
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     axis.set_major_locator(FixedLocator(ticks) if len(ticks) else PlainLogLocator())
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(lambda x, _: plain_number(x))
+    # '1,000,000', '2.5', '0.000001': six digits, and no power of ten
+    axis.set_major_formatter(lambda x, _: f"{x:,.0f}" if x >= 1e6 else f"{Decimal(f'{x:.6g}'):,f}")
     axis.axes.autoscale_view()  # with this locator, where data are drawn already
-
-
-def plain_number(x: float) -> str:
-    """'1,000,000', '2.5', '0.000001': six digits, and no power of ten."""
-    return f"{x:,.0f}" if x >= 1e6 else f"{Decimal(f'{x:.6g}'):,f}"
 
 
 def beside(axes, texts: list[str]) -> None:

@@ -1,7 +1,5 @@
 """Charts: figures of plotly (https://plotly.com/javascript/reference) as JSON, from the documents alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from html import escape
@@ -187,32 +185,15 @@ def step_of_document(timeline: dict) -> dict:
     pieces = sorted((*piece, at) for at, lane in enumerate(lanes) for piece in lane["pieces"])
     start, end, part, lane_of = [[*values] for values in zip(*pieces, strict=True)] or [[]] * 4
     nothing, parts = [-1] * len(pieces), timeline["components"]
-    return {
-        "steps": [timeline["step"]],
-        "step": timeline["step"],
-        "window_ms": [0.0, timeline["length_ms"]],
-        "began_ms": None,
-        "left_out": 0,
-        "rows": [
-            {
-                "lane": lane["name"],
-                "on_gpu": lane["name"].startswith(GPU),
-                "level": 0,
-                "events": [i for i, one in enumerate(lane_of) if one == at],
-            }
-            for at, lane in enumerate(lanes)
-        ],
-        "events": {
-            "start_ms": start,
-            "ms": [until - since for since, until in zip(start, end, strict=True)],
-            "step": [timeline["step"]] * len(pieces),
-            **{"above": nothing, "name": part, "inputs": nothing, "part": part},
-        },
-        "names": parts,
-        "inputs": [],
-        "parts": [{"part": name, "class": ""} | look_of(name) for name in parts],
-        "sums": [],
-    }
+    rows = [{"lane": lane["name"], "on_gpu": lane["name"].startswith(GPU), "level": 0, "events": []} for lane in lanes]
+    for i, at in enumerate(lane_of):
+        rows[at]["events"].append(i)
+    step, ms = timeline["step"], [until - since for since, until in zip(start, end, strict=True)]
+    events = {"start_ms": start, "ms": ms, "step": [step] * len(pieces)}
+    events |= {"above": nothing, "name": part, "inputs": nothing, "part": part}
+    out = {"steps": [step], "step": step, "window_ms": [0.0, timeline["length_ms"]], "began_ms": None, "left_out": 0}
+    out |= {"rows": rows, "events": events, "names": parts, "inputs": [], "sums": []}
+    return out | {"parts": [{"part": name, "class": ""} | look_of(name) for name in parts]}
 
 
 CHARTS = {"step_breakdown": breakdown_chart, "queue": queue_chart, "ranks": ranks_chart, "memory": memory_chart}

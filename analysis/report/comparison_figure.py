@@ -1,7 +1,5 @@
 """The figure of a comparison of runs."""
 
-from __future__ import annotations
-
 import textwrap
 
 import numpy as np

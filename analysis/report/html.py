@@ -1,7 +1,5 @@
 """report.html: everything about a run or its traces in one file that needs no network; the same for TensorBoard."""
 
-from __future__ import annotations
-
 import gzip
 import re
 from base64 import b64encode
@@ -83,15 +81,11 @@ def to_tensorboard(folder: Path, title: str, documents: dict, sections: list[Sec
 
 def escaped(section: Section) -> Section:
     """With markdown that shows its texts as they are: names come from traces of any program."""
-    return replace(
-        section,
-        columns=[replace(one, value=lambda row, text=one.text: safe(text(row)), form="") for one in section.columns],
-        note=[*map(safe, section.note)],
-        facts={label: safe(str(value)) for label, value in section.facts.items()},
-        warning=safe(section.warning),
-        figure="",  # TensorBoard has no files beside its text
-        parts=[*map(escaped, section.parts)],
-    )
+    columns = [replace(one, value=lambda row, text=one.text: safe(text(row)), form="") for one in section.columns]
+    facts = {label: safe(str(value)) for label, value in section.facts.items()}
+    texts = {"note": [*map(safe, section.note)], "facts": facts, "warning": safe(section.warning)}
+    # TensorBoard has no files of figures beside its text.
+    return replace(section, columns=columns, **texts, figure="", parts=[*map(escaped, section.parts)])
 
 
 def safe(text: str) -> str:

@@ -1,7 +1,5 @@
 """The figure of a step's memory, from memory_timeline.json."""
 
-from __future__ import annotations
-
 import numpy as np
 from matplotlib.figure import Figure
 

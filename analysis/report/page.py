@@ -3,8 +3,6 @@
 report.html and the tab in TensorBoard are the same page: the one holds its data, the other asks for them.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

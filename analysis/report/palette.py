@@ -4,8 +4,6 @@ A family of parts shares a hue.  Its parts have shades by what such parts are us
 chance.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from zlib import crc32

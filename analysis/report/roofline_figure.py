@@ -1,7 +1,5 @@
 """The figure of the roofline, from roofline_data.json."""
 
-from __future__ import annotations
-
 import numpy as np
 from matplotlib.figure import Figure
 

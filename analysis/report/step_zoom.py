@@ -1,7 +1,5 @@
 """The events of one step for a timeline that can be zoomed: GPU streams and host threads, in rows; whose time it is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,14 +11,9 @@ from analysis.attribution.ledger import cut_to, ledger, us_by
 from analysis.attribution.operators import shapes_text
 from analysis.diagnosis.timelines import window_of_step
 from analysis.report.palette import GRAY, color_of, text_color
-from analysis.trace.links import (
-    CLOCK_TICK_US,
-    AttributedLinks,
-    cached_on_links,
-    median_step,
-    operators_around,
-    step_around,
-)
+from analysis.trace.links import CLOCK_TICK_US, AttributedLinks, cached_on_links, median_step
+from analysis.trace.nesting import operators_around
+from analysis.trace.steps import step_around
 from analysis.trace.tables import take_or
 
 MOST = 20_000  # events at once: the longest, and the others as one zooms in; blocks of slices at most

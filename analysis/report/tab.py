@@ -5,8 +5,6 @@ in any order.  Several log directories are given as NAME LOGDIR NAME LOGDIR ...,
 It ends when its input does, and writes nothing to the folders that it reads.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

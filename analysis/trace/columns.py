@@ -1,7 +1,5 @@
 """The tables of a Trace, from the parts that a reader yields."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -196,10 +194,8 @@ def keep_what_ran(tables: dict[str, dict[str, np.ndarray]], within: tuple[float,
     beginning of this time until the last of them had ended: what came before them kept the GPU busy."""
     calls, gpu = tables["launches"], tables["gpu"]
     key = "correlation" if (calls["correlation"] >= 0).any() else "external_id"
-    in_time = {
-        name: (tables[name]["start"] < within[1]) & (tables[name]["end"] > within[0])
-        for name in ("launches", "gpu", "gpu_annotations")
-    }
+    few = {name: tables[name] for name in ("launches", "gpu", "gpu_annotations")}
+    in_time = {name: (one["start"] < within[1]) & (one["end"] > within[0]) for name, one in few.items()}
     numbers = calls[key][in_time["launches"]]
     launched = np.isin(gpu[key], numbers[numbers >= 0])
     ended = gpu["end"].max(initial=within[1], where=launched)

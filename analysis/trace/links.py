@@ -1,7 +1,5 @@
 """Links between the events of a trace: host events with callers, GPU events with launch call, operator and step."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from analysis.trace.steps import COVERED, REPEATS, repeated_steps, whole_steps
+from analysis.trace.nesting import operators_around, parents
+from analysis.trace.steps import COVERED, REPEATS, repeated_steps, step_at, whole_steps
 from analysis.trace.tables import Trace, has_role, steps_between, take_or
 from analysis.vocabulary import roles
 from analysis.vocabulary.roles import Meaning
@@ -99,53 +98,6 @@ class AttributedLinks(Links):
     """
 
     source: str  # of the components: named ranges, nn.Module calls, or kinds of operators
-
-
-def parents(
-    start: np.ndarray, end: np.ndarray, thread: np.ndarray, apart: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """For each interval the row of the innermost one that is open on its thread when it starts, or -1, and its end.
-
-    An interval ends with its parent at the latest, but for those `apart`, which are nobody's parent.
-    """
-    apart = np.zeros(len(start), bool) if apart is None else apart
-    order = np.lexsort((-end, start, thread))
-    # Plain lists, because going through NumPy arrays one by one is slow.
-    columns = (order, start[order], end[order], thread[order], apart[order])
-    found, ends, rows, until = [], [], [], []  # of the open intervals: rows, ends
-    current = None
-    for row, began, ended, on, alone in zip(*(column.tolist() for column in columns), strict=True):
-        if on != current:
-            current, rows, until = on, [], []
-        while until and until[-1] <= began:
-            until.pop()
-            rows.pop()
-        found.append(rows[-1] if rows else -1)
-        if not alone:
-            if until and ended > until[-1]:
-                ended = until[-1]
-            rows.append(row)
-            until.append(ended)
-        ends.append(ended)
-    parent, within = np.empty(len(start), dtype=np.int64), np.empty(len(start))
-    parent[order], within[order] = found, ends
-    return parent, within
-
-
-def nearest_marked_ancestor(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
-    """For each row the nearest marked one among itself and its callers, or -1."""
-    n = len(parent)
-    up = np.append(np.where(marked, np.arange(n), np.where(parent >= 0, parent, n)), n)
-    while True:
-        further = up[up]
-        if (further == up).all():
-            return np.where(up[:n] == n, -1, up[:n])
-        up = further
-
-
-def nearest_marked_caller(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
-    """The same among its callers alone."""
-    return take_or(nearest_marked_ancestor(parent, marked), parent, -1)
 
 
 def host_events(trace: Trace) -> pd.DataFrame:
@@ -274,18 +226,6 @@ def captured(calls: pd.DataFrame) -> np.ndarray:
     return np.searchsorted(begins, times) > np.searchsorted(ends, times)
 
 
-def step_at(times: np.ndarray, steps: pd.DataFrame) -> np.ndarray:
-    """The row of the step that was running on the host at each time, or -1; gaps belong to the step before."""
-    at = np.searchsorted(steps["start"].to_numpy(), times, side="right") - 1
-    return np.where(times < steps["end"].max(), at, -1)
-
-
-def step_around(times: np.ndarray, steps: pd.DataFrame) -> np.ndarray:
-    """The row of the step that was running on the host at each time, or -1; gaps belong to none."""
-    at = step_at(times, steps)
-    return np.where(times < steps["end"].to_numpy()[at], at, -1)
-
-
 def step_thread(trace: Trace, host: pd.DataFrame) -> int:
     marks = trace.annotations[has_role(trace.annotations, roles.STEP)]
     if len(marks):
@@ -340,11 +280,3 @@ def operators_of(gpu: pd.DataFrame, calls: pd.DataFrame, operators: pd.DataFrame
     if (unlinked := (row < 0) & (call >= 0)).any():
         row[unlinked] = operators_around(calls.iloc[call[unlinked]], operators)
     return row
-
-
-def operators_around(calls: pd.DataFrame, operators: pd.DataFrame) -> np.ndarray:
-    """The innermost operator around each call."""
-    both = pd.concat([table[["start", "end", "thread"]] for table in (operators, calls)])
-    is_call = np.arange(len(both)) >= len(operators)
-    caller, _ = parents(*(both[name].to_numpy() for name in ("start", "end", "thread")), is_call)
-    return caller[is_call]

@@ -5,8 +5,6 @@ these texts, paths, addresses and the names of users and hosts have stand-ins, t
 the traces of other ranks.  All other texts are left out.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 """A smaller trace for viewers, which cannot open large ones: of some steps, without Python frames or short events; and
 without what names people and machines, if it is to be mailed."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

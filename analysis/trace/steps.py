@@ -1,7 +1,5 @@
 """Where the steps of a trace are: by their marks, or where its work repeats."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 
@@ -85,3 +83,15 @@ def same_names(names: np.ndarray, first: int, lengths: np.ndarray) -> bool:
     counts = counts.reshape(len(lengths), len(different))
     differing = np.abs(counts - np.median(counts, axis=0)).sum(axis=1)
     return bool(np.median(differing / lengths) <= 2 * SAME_LENGTH)
+
+
+def step_at(times: np.ndarray, steps: pd.DataFrame) -> np.ndarray:
+    """The row of the step that was running on the host at each time, or -1; gaps belong to the step before."""
+    at = np.searchsorted(steps["start"].to_numpy(), times, side="right") - 1
+    return np.where(times < steps["end"].max(), at, -1)
+
+
+def step_around(times: np.ndarray, steps: pd.DataFrame) -> np.ndarray:
+    """The row of the step that was running on the host at each time, or -1; gaps belong to none."""
+    at = step_at(times, steps)
+    return np.where(times < steps["end"].to_numpy()[at], at, -1)

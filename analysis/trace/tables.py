@@ -1,7 +1,5 @@
 """A trace as tables, from a file of any format that readers/ knows, of any program and any version of PyTorch."""
 
-from __future__ import annotations
-
 import gc
 import re
 from collections.abc import Callable

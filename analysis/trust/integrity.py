@@ -1,7 +1,5 @@
 """How far can a trace be trusted?  What is missing from it, and which figures that makes unreliable."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,15 +11,8 @@ import pandas as pd
 from analysis.attribution.components import NAMED_RANGES
 from analysis.attribution.intervals import slices_of
 from analysis.attribution.ledger import idle_by_cause, left_out, of_steps
-from analysis.trace.links import (
-    CLOCK_TICK_US,
-    OPERATOR,
-    AttributedLinks,
-    Links,
-    cached_on_links,
-    launched_before_trace,
-    step_around,
-)
+from analysis.trace.links import CLOCK_TICK_US, OPERATOR, AttributedLinks, Links, cached_on_links, launched_before_trace
+from analysis.trace.steps import step_around
 from analysis.trace.tables import Trace, has_role, take_or
 from analysis.trust.missing_from_trace import STEPS, missing_lines, not_recorded
 from analysis.vocabulary import roles
@@ -54,12 +45,6 @@ class Findings:
     notes: list[str] = field(default_factory=list)  # questions that the trace cannot answer
     unreliable: dict[str, str] = field(default_factory=dict)  # sections of the analysis, and why
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def problem(self, text: str) -> None:
-        self.problems.append(text)
-
 
 def integrity(links: AttributedLinks, summary: dict | None) -> dict:
     """What a trace contains and lacks; summary is the run's performance_summary.json."""
@@ -79,46 +64,31 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
     check_clocks(found, links)
     check_gpu(found, links, summary)
     if note := how_found(links):
-        found.note(note)
+        found.notes.append(note)
     if trace.n_malformed:
         skipped = f"{trace.n_malformed} of {trace.n_events} events were skipped"
-        found.note(f"{skipped}: no name, no time, or an impossible duration")
+        found.notes.append(f"{skipped}: no name, no time, or an impossible duration")
     unexplained, missing = check_idle(found, links), not_recorded(links, summary)
     found.notes += missing_lines([row for row in missing if row["part"] != STEPS.part])  # how_found() tells more
     disturbance = profile_disturbance(trace, summary)
     check_times(found, disturbance, overhead["ratio"])
 
-    of_graph = gpu["of_graph"].to_numpy()
-    return {
-        "trustworthy": not found.problems,
-        **vars(found),
-        "recorded_by": trace.file.tool,
-        "events": trace.n_events,
-        "cut_off": trace.file.cut_off,
-        "malformed_events": trace.n_malformed,
-        "operators": links.first_replayed,
-        "gpu_events": len(gpu),
-        "steps": len(rows) if links.steps_are_marked else 0,
-        "steps_without_gpu_events": sum(row["gpu_events"] == 0 for row in rows) if links.on_gpu else None,
-        "kernel_launches": int(calls["starts_kernel"].sum()),
-        "launches_without_kernel": launches_without_kernel(rows),
-        "kernels_linked_to_an_operator": linked,
-        "gpu_events_launched_before_the_trace": int(early.sum()),
-        **unexplained,
-        "graph_launches": int(calls["starts_graph"].sum()),
-        "graph_events": int(of_graph.sum()),
-        "graph_events_attributed": int((of_graph & ~links.only_of_graph).sum()),
-        "graphs_attributed_through": trace.replayed.where if trace.replayed else [],
-        "rank": trace.rank,
-        "ranks_in_file": trace.ranks_in_file,
-        "world_size": trace.world_size,
-        "shapes_recorded": has_shapes,
-        "stacks_recorded": trace.file.n_frames > 0,
-        "modules_recorded": len(trace.modules) > 0,
-        "not_recorded": missing,
-        "profiler_overhead": overhead,
-        "disturbance": disturbance,
-    }
+    of_graph, attributed = gpu["of_graph"].to_numpy(), (gpu["of_graph"] & ~links.only_of_graph).to_numpy()
+    out = {"trustworthy": not found.problems, **vars(found), "recorded_by": trace.file.tool}
+    out |= {"events": trace.n_events, "cut_off": trace.file.cut_off, "malformed_events": trace.n_malformed}
+    out |= {"operators": links.first_replayed, "gpu_events": len(gpu)}
+    out |= {"steps": len(rows) if links.steps_are_marked else 0}
+    out |= {"steps_without_gpu_events": sum(row["gpu_events"] == 0 for row in rows) if links.on_gpu else None}
+    out |= {"kernel_launches": int(calls["starts_kernel"].sum())}
+    out |= {"launches_without_kernel": launches_without_kernel(rows), "kernels_linked_to_an_operator": linked}
+    out |= {"gpu_events_launched_before_the_trace": int(early.sum()), **unexplained}
+    out |= {"graph_launches": int(calls["starts_graph"].sum()), "graph_events": int(of_graph.sum())}
+    out |= {"graph_events_attributed": int(attributed.sum())}
+    out |= {"graphs_attributed_through": trace.replayed.where if trace.replayed else []}
+    out |= {"rank": trace.rank, "ranks_in_file": trace.ranks_in_file, "world_size": trace.world_size}
+    out |= {"shapes_recorded": has_shapes, "stacks_recorded": trace.file.n_frames > 0}
+    out |= {"modules_recorded": len(trace.modules) > 0, "not_recorded": missing}
+    return out | {"profiler_overhead": overhead, "disturbance": disturbance}
 
 
 def how_found(links: Links) -> str | None:
@@ -137,15 +107,17 @@ def how_found(links: Links) -> str | None:
 def check_file(found: Findings, trace: Trace) -> None:
     """Whether the file is whole, and all of it was read."""
     if trace.file.cut_off:
-        found.problem(f"the file is cut off or damaged after {trace.n_events:,} events: what follows is missing")
+        after = f"{trace.n_events:,} events: what follows is missing"
+        found.problems.append(f"the file is cut off or damaged after {after}")
     if trace.file.has_nan:
-        found.note("the file contains NaN or Infinity, which is no JSON and viewers may refuse: they count as unknown")
+        what = "NaN or Infinity, which is no JSON and viewers may refuse: they count as unknown"
+        found.notes.append(f"the file contains {what}")
     if trace.ranks_in_file:
         ranks = ", ".join(map(str, trace.ranks_in_file))
         what = "has several processes, taken for" if trace.file.command else "was merged from the traces of"
-        found.note(f"the file {what} ranks {ranks}; this is rank {trace.rank}")
+        found.notes.append(f"the file {what} ranks {ranks}; this is rank {trace.rank}")
     if trace.steps_in_file is not None and trace.steps_in_file > len(trace.steps):
-        found.note(f"only the last {len(trace.steps)} of {trace.steps_in_file} marked steps were read")
+        found.notes.append(f"only the last {len(trace.steps)} of {trace.steps_in_file} marked steps were read")
 
 
 def check_idle(found: Findings, links: AttributedLinks) -> dict:
@@ -159,7 +131,7 @@ def check_idle(found: Findings, links: AttributedLinks) -> dict:
     share = idle_by_cause(slices)["unknown"] / total if links.on_gpu and total else 0.0
     if share >= UNEXPLAINED:
         why = "the GPU was idle, and no event in the trace says why"
-        found.note(f"{share:.1%} of the steps' time is unexplained: {why}")
+        found.notes.append(f"{share:.1%} of the steps' time is unexplained: {why}")
     return {"unexplained_share": share}
 
 
@@ -173,7 +145,7 @@ def check_left_out(found: Findings, links: AttributedLinks, total: float) -> Non
         ends += f"; what is left is {total / 1e3:,.3f} ms with {count_of(len(gpu), 'GPU event')}: record more"
     for which, reason in ((~at_edge, f"the first event of a stream {why}"), (at_edge, ends)):
         if which.any():
-            found.note(f"{out['us'][which].sum() / 1e3:,.3f} ms are left out of the steps: {reason}")
+            found.notes.append(f"{out['us'][which].sum() / 1e3:,.3f} ms are left out of the steps: {reason}")
 
 
 def check_times(found: Findings, disturbance: dict, overhead: float | None) -> None:
@@ -194,20 +166,20 @@ def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:
     if incomplete:
         n, numbers = len(incomplete), ", ".join(str(row["number"]) for row in incomplete)
         what = f"{lost} launches have no kernel" if lost else "they have none, or none ran while work was queued"
-        found.problem(f"GPU events are missing from {n} of {len(rows)} steps ({numbers}): {what}")
+        found.problems.append(f"GPU events are missing from {n} of {len(rows)} steps ({numbers}): {what}")
     elif lost:
-        found.note(f"{lost} kernel launches in the steps have no matching kernel in the trace")
+        found.notes.append(f"{lost} kernel launches in the steps have no matching kernel in the trace")
     kernels = links.gpu[(links.gpu["kind"] == "kernel").to_numpy()].sort_values("start")
     if len(rows) > 1 and rows[0]["kernels"] and not rows[0]["kernels_during"] and kernels["call"].iloc[0] < 0:
         late = (kernels["start"].iloc[0] - links.steps["start"].iloc[0]) / 1e3
         what = f"GPU events begin {late:.1f} ms after the first step, although work was queued"
-        found.note(f"{what}: what ran until then, from before the trace, was not recorded")
+        found.notes.append(f"{what}: what ran until then, from before the trace, was not recorded")
     for number in links.trace.steps["number"].iloc[len(links.steps) if links.steps_are_marked else 0 :]:
-        found.note(f"step {number} was marked as recording ended, before any of its work: it is no step here")
+        found.notes.append(f"step {number} was marked as recording ended, before any of its work: it is no step here")
     if (shared_us := overlap_us(links.steps)) > CLOCK_TICK_US:
         why = "two profilers were recording, or traces were merged into one whose events tell no rank"
         so = f"the steps cannot be told apart; the {shared_us / 1e3:.3f} ms that they share count once"
-        found.problem(f"the step marks overlap: {why}, so {so}")
+        found.problems.append(f"the step marks overlap: {why}, so {so}")
 
 
 def overlap_us(steps: pd.DataFrame) -> float:
@@ -223,18 +195,18 @@ def check_host(found: Findings, links: AttributedLinks) -> None:
     in_mark = marks_overlap & take_or(has_role(host, roles.STEP), host["parent"].to_numpy(), False)
     if beyond := int(((host["end"] - host["until"] > CLOCK_TICK_US) & ~in_mark).sum()):
         what = f"{count_of(beyond, 'event')} of the host ends after its caller, as after a clock was set back"
-        found.note(f"{what}; the time beyond is not counted")
+        found.notes.append(f"{what}; the time beyond is not counted")
     if not (steps["end"] > steps["start"]).any():
-        found.problem("the steps take no time")
+        found.problems.append("the steps take no time")
     if links.on_gpu:
         return
     operators = host[(host["kind"] == OPERATOR).to_numpy()]
     step = step_around(operators["start"].to_numpy(), steps)
     if beyond := int(((step >= 0) & (operators["until"] > steps["end"].to_numpy()[step] + CLOCK_TICK_US)).sum()):
-        found.note(f"{count_of(beyond, 'operator')} counted only until the end of the step")
+        found.notes.append(f"{count_of(beyond, 'operator')} counted only until the end of the step")
     empty = steps["number"][np.bincount(step[step >= 0], minlength=len(steps)) == 0]
     if links.steps_are_marked and len(empty):
-        found.note(f"no operator began in {count_of(len(empty), 'step')}: {', '.join(map(str, empty))}")
+        found.notes.append(f"no operator began in {count_of(len(empty), 'step')}: {', '.join(map(str, empty))}")
 
 
 def check_operators(found: Findings, links: Links, linked: float | None, early: int) -> None:
@@ -245,19 +217,20 @@ def check_operators(found: Findings, links: Links, linked: float | None, early: 
         why = f"{1 - linked:.0%} of the GPU events of the steps are linked to no operator"
         found.unreliable |= {"components": why, "operators": why}
         if graphs == 0:
-            found.problem(why)
+            found.problems.append(why)
     if links.on_gpu and not n_operators:
         what = "only GPU events, no operators: what launched the kernels, and why the GPU was idle, is unknown"
-        found.note(what if links.calls.empty else "no operators: kernels belong to the program's ranges around calls")
+        of_ranges = "no operators: kernels belong to the program's ranges around calls"
+        found.notes.append(what if links.calls.empty else of_ranges)
         if links.source != NAMED_RANGES:
             found.unreliable["components"] = "no operators in the trace: components are kinds of kernels"
     if early:
         what = f"{early} of {len(gpu)} GPU events were launched before the trace began"
-        found.note(f"{what}, as the GPU runs behind the host: they count in gpu_timeline, but not in the steps")
+        found.notes.append(f"{what}, as the GPU runs behind the host: they count in gpu_timeline, but not in the steps")
     if graphs:
         check_graphs(found, links, graphs)
     if launches and not links.on_gpu:
-        found.problem(f"kernels were launched ({launches}), but the trace has no GPU events")
+        found.problems.append(f"kernels were launched ({launches}), but the trace has no GPU events")
 
 
 def check_graphs(found: Findings, links: Links, launches: int) -> None:
@@ -266,10 +239,10 @@ def check_graphs(found: Findings, links: Links, launches: int) -> None:
     graphs = f"{launches} graph launches"
     if links.trace.replayed:
         through = " and ".join(links.trace.replayed.where)
-        found.note(f"{graphs}: {n - unknown:,} of their {n:,} GPU events are attributed through {through}")
+        found.notes.append(f"{graphs}: {n - unknown:,} of their {n:,} GPU events are attributed through {through}")
     else:
         why = "their kernels belong to no operator and need no launch of their own"
-        found.note(f"{graphs}: {why}; a trace of the capture beside this one would tell their operators")
+        found.notes.append(f"{graphs}: {why}; a trace of the capture beside this one would tell their operators")
     if unknown > UNLINKED_KERNELS * n or not n:
         found.unreliable["operators"] = f"{graphs} stand for many operators"
 
@@ -286,7 +259,7 @@ def check_clocks(found: Findings, links: Links) -> None:
         why = f"{early.sum()} of {len(early)} kernels begin before their launch call: the clocks of GPU and host differ"
         found.unreliable |= dict.fromkeys(BOTH_CLOCKS, why)
         if early.mean() > 0.05:
-            found.problem(why)
+            found.problems.append(why)
         else:
             found.unreliable |= dict.fromkeys(("verdict", "opportunities"), why)
 
@@ -301,7 +274,7 @@ def check_gpu(found: Findings, links: Links, summary: dict | None) -> None:
     name = links.trace.device["name"]  # also in the trace of a CPU run on a machine with a GPU
     device = summary["environment"]["device"] if summary else {"type": "cuda" if name else "cpu", "name": name}
     if device["type"] == "cuda":
-        found.problem(f"the run used a GPU ({device['name']}), but the trace has no GPU events")
+        found.problems.append(f"the run used a GPU ({device['name']}), but the trace has no GPU events")
 
 
 def launches_without_kernel(rows: list[dict]) -> int:
@@ -329,16 +302,10 @@ def step_rows(links: Links) -> list[dict]:
     times = zip(during, steps["start"], steps["end"], strict=True)
     stood = [one_clock and ran == 0 and queued(*at) for ran, *at in times]
     idle = (kernels.any() and n > 1) & ((of_kernels == 0) | np.array(stood, bool))
-    rows = {
-        "number": steps["number"].astype(int),
-        "duration_ms": (steps["end"] - steps["start"]) / 1e3,
-        "gpu_events": events,
-        "kernels_during": during,
-        "kernels": of_kernels,
-        "kernel_launches": launched,
-        "kernels_of_launches": answered,
-        "incomplete": idle | (launched - answered > MISSING_KERNELS * launched),
-    }
+    rows = {"number": steps["number"].astype(int), "duration_ms": (steps["end"] - steps["start"]) / 1e3}
+    rows |= {"gpu_events": events, "kernels_during": during, "kernels": of_kernels}
+    rows |= {"kernel_launches": launched, "kernels_of_launches": answered}
+    rows |= {"incomplete": idle | (launched - answered > MISSING_KERNELS * launched)}
     found = pd.DataFrame(rows).to_dict("records")
     return found if one_clock else [row | {"kernels_during": None} for row in found]
 

@@ -1,7 +1,5 @@
 """What a trace was recorded without, what that costs its analysis, and how to record it the next time."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -35,11 +33,8 @@ STEPS = Part("steps", "where they begin is guessed; incomplete ones go unnoticed
 SEVERAL = Part("more than one step", "no spread: a change cannot be told from noise", "schedule(active=5)")
 WARM_UP = Part("a warm-up step", "the first step, the longest by far, is in every mean", "schedule(warmup=1) or more")
 SHAPES = Part("shapes", "no FLOPs, no bytes, only kernels tell what limits a matmul", "profile(record_shapes=True)")
-PARTS = Part(
-    "parts of the model",
-    "components are only kinds of operators",
-    "record_function(NAME) around them, or profile(with_stack=True, with_modules=True)",
-)
+NAMED_PARTS = "record_function(NAME) around them, or profile(with_stack=True, with_modules=True)"
+PARTS = Part("parts of the model", "components are only kinds of operators", NAMED_PARTS)
 DATA = Part("waiting for data", "it counts as host code", 'a DataLoader, or record_function("data") around next()')
 MEMORY = Part("memory", "no peak, nothing on activation checkpointing", "profile(profile_memory=True)")
 RANKS = Part("other ranks", "stragglers and waiting are unknown", "a trace of each rank, all in one folder")

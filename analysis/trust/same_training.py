@@ -1,7 +1,5 @@
 """Does a run train as the baseline does?  Its audit, and how far rounding may take its losses from the baseline's."""
 
-from __future__ import annotations
-
 from harness.instruments.audit import audit_text, findings_text
 
 NOT_THE_SAME = "not the same training"

@@ -1,7 +1,5 @@
 """What is a range, or a call of a module, by its name?"""
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """What does a call of a GPU's runtime or driver do, by its name?"""
 
-from __future__ import annotations
-
 import re
 
 from analysis.vocabulary import roles

@@ -1,7 +1,5 @@
 """Which kind of collective is it, by the name of its operator, range or kernel, or by what a trace notes of it?"""
 
-from __future__ import annotations
-
 import re
 
 _KINDS = "all_reduce all_gather reduce_scatter all_to_all broadcast barrier send_recv gather scatter reduce send recv"

@@ -1,7 +1,5 @@
 """Which kind of event is it, by its category in a trace file?"""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 

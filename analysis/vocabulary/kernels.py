@@ -1,7 +1,5 @@
 """What does the name of a kernel that multiplies tell beside that: types, tiles, what it is for?"""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 

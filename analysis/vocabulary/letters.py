@@ -3,8 +3,6 @@
 A pattern is written in words, such as `matmul copy* softmax`, each of which stands for a letter.
 """
 
-from __future__ import annotations
-
 import re
 
 from analysis.vocabulary.operators import is_view_or_metadata_op

@@ -1,7 +1,5 @@
 """What is an operator or a kernel, by its name?"""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 
@@ -93,11 +91,6 @@ def operator_class(phase: str | None, kind: str) -> str:
 def operator_role(name: str) -> str | None:
     role = next((role for pattern, role in OPERATORS.items() if re.search(pattern, name)), None)
     return None if role == roles.COLLECTIVE and collective_kind(name) == UNKNOWN else role
-
-
-def is_of_pytorch(name: str) -> bool:
-    """Whether a compiler of PyTorch knows the operator: those of engines and extensions are what they are."""
-    return name.startswith("aten::")
 
 
 def is_view_or_metadata_op(name: str) -> bool:

@@ -5,8 +5,6 @@ comes after asks for these kinds alone, but for the letters of operators, which 
 in a table of this package.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 # Roles of ranges and of calls of modules

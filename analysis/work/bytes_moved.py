@@ -212,6 +212,7 @@ def computational_intensity(profile: dict, workload: Workload) -> dict:
     """computational_intensity.json of a workload, from its flops_profile.json.  Recomputation is included."""
     work = step_work(workload, on_gpu=profile["environment"]["device"]["type"] == "cuda")
     table = work.table()
+    phases = table.groupby("phase", sort=False)[["flops", "bytes"]].sum()
     moved, least = int(table["bytes"].sum()), work.minimum()
     counts, seconds = profile["flops_analysis"], profile["performance_metrics"]["avg_step_time_ms"] / 1e3
     flops = counts["step_flops"] + counts["recomputed_flops"]
@@ -222,9 +223,7 @@ def computational_intensity(profile: dict, workload: Workload) -> dict:
     intensity = flops / moved
     document = {
         "convention": {"flops": FLOP_CONVENTION, "bytes": TRAFFIC, "minimum": MINIMUM, "elements": ELEMENTS},
-        "step_flops": flops,
-        "step_bytes": moved,
-        "minimum_step_bytes": least,
+        **{"step_flops": flops, "step_bytes": moved, "minimum_step_bytes": least},
         "arithmetic_intensity_flops_per_byte": intensity,
         "intensity_at_minimum_flops_per_byte": flops / least,
         "memory_bandwidth_used_gb_per_sec": moved / seconds / 1e9,
@@ -232,12 +231,10 @@ def computational_intensity(profile: dict, workload: Workload) -> dict:
         "memory_bandwidth_peak_source": Ceiling(**peaks[0]).label if peaks else None,
         "memory_bandwidth_utilization_percent": bandwidth and 100 * moved / seconds / bandwidth,
         "memory_bound_vs_compute_bound": bound_by_thresholds(intensity),
-        "ridge_point_flops_per_byte": ridge,
-        "side_of_ridge_point": side_of(ridge, intensity),
-        "device_peak_flops": peak,
-        "peak_source": efficiency["peak_source"],
+        **{"ridge_point_flops_per_byte": ridge, "side_of_ridge_point": side_of(ridge, intensity)},
+        **{"device_peak_flops": peak, "peak_source": efficiency["peak_source"]},
         "classes": class_rows(table, ridge),
-        "phases": phase_rows(table, work.minimum_by_phase()),
+        "phases": phases.assign(minimum_bytes=pd.Series(work.minimum_by_phase())).reset_index().to_dict("records"),
         "operators": table.sort_values("bytes", ascending=False).to_dict("records"),
     }
     return explained(document, ComputationalIntensity)
@@ -262,8 +259,3 @@ def class_rows(table: pd.DataFrame, ridge: float | None) -> list[dict]:
         # The ridge is that of matmuls in the precision in use; other work is limited by the bandwidth alone.
         row["side_of_ridge_point"] = side_of(ridge, row["operations_per_byte"]) if row["flops"] else "memory"
     return rows
-
-
-def phase_rows(table: pd.DataFrame, minimum: dict[str, int]) -> list[dict]:
-    sums = table.groupby("phase", sort=False)[["flops", "bytes"]].sum()
-    return sums.assign(minimum_bytes=pd.Series(minimum)).reset_index().to_dict("records")

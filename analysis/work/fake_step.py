@@ -3,8 +3,6 @@
 A step of any size can thus be analyzed in seconds, even on a machine that could not run it.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import itertools

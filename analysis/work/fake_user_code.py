@@ -1,7 +1,5 @@
 """Lets code of the user's, and of libraries, build a model and run a step on fake tensors, which have no values."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
@@ -31,10 +29,8 @@ def without_values() -> Iterator[None]:
     def step(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, state: dict, *rest, **options) -> object:
         return optimizer.step(*rest, **options)
 
-    with (
-        mock.patch.object(FakeTensor, "__deepcopy__", copied),
-        mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", step),
-    ):
+    copying = mock.patch.object(FakeTensor, "__deepcopy__", copied)
+    with copying, mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", step):
         yield
 
 

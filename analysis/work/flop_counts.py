@@ -1,15 +1,8 @@
 """How many FLOPs does a step take?  Counted three ways that must agree: formula, PyTorch's counter, DeepSpeed's."""
 
-from __future__ import annotations
-
 import torch
-from torch.utils.flop_counter import (
-    FlopCounterMode,
-    flop_registry,
-    register_flop_formula,
-    sdpa_backward_flop_count,
-    sdpa_flop_count,
-)
+from torch.utils import flop_counter
+from torch.utils.flop_counter import FlopCounterMode
 
 from analysis.work.fake_step import fake_tensors
 from analysis.work.sections import COUNTS, counters_in
@@ -24,9 +17,10 @@ def register_cpu_attention() -> None:
     """Have PyTorch count fused attention on a CPU, which it leaves out: the same matmuls as on a GPU."""
     forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    if forward not in flop_registry:
-        register_flop_formula(forward)(lambda q, k, v, *rest, **options: sdpa_flop_count(q, k, v))
-        register_flop_formula(backward)(lambda grad, q, k, v, *rest, **o: sdpa_backward_flop_count(grad, q, k, v))
+    if forward not in flop_counter.flop_registry:
+        register, of_gradient = flop_counter.register_flop_formula, flop_counter.sdpa_backward_flop_count
+        register(forward)(lambda q, k, v, *rest, **options: flop_counter.sdpa_flop_count(q, k, v))
+        register(backward)(lambda gradient, q, k, v, *rest, **options: of_gradient(gradient, q, k, v))
 
 
 def counted_by_torch(workload: Workload) -> dict:

@@ -1,7 +1,5 @@
 """How fast did the counted operations run, and how far is that from what the device could do?"""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,20 +27,15 @@ def flops_profile(workload: Workload, summary: dict, deepspeed: dict | str) -> d
     performance = summary["performance"]
     counts = flops_analysis(workload, deepspeed)
     flops_per_sec = counts["step_flops"] / (performance["avg_step_time_ms"] / 1e3)
-    profile = {
-        "convention": CONVENTION,
-        "config": summary["config"],
-        "environment": summary["environment"],
-        "flops_analysis": counts,
-        "performance_metrics": {
-            **{name: performance[name] for name in STEP_TIMES},
-            "flops_per_sec": flops_per_sec,
-            "throughput_samples_per_sec": performance["samples_per_sec"],
-            "world_size": summary["training"]["world_size"],
-            "scope": "FLOPs and FLOP/s of one rank, samples of all",
-        },
-        "efficiency_metrics": efficiency_metrics(workload, summary, counts, flops_per_sec),
+    metrics = {name: performance[name] for name in STEP_TIMES} | {"flops_per_sec": flops_per_sec}
+    metrics |= {"throughput_samples_per_sec": performance["samples_per_sec"]}
+    metrics |= {
+        "world_size": summary["training"]["world_size"],
+        "scope": "FLOPs and FLOP/s of one rank, samples of all",
     }
+    efficiency = efficiency_metrics(workload, summary, counts, flops_per_sec)
+    profile = {"convention": CONVENTION, "config": summary["config"], "environment": summary["environment"]}
+    profile |= {"flops_analysis": counts, "performance_metrics": metrics, "efficiency_metrics": efficiency}
     return explained(profile, FlopsProfile)
 
 
@@ -57,20 +50,15 @@ def flops_analysis(workload: Workload, deepspeed: dict | str) -> dict:
     forward_flops, step_flops = flops_of_step(workload)
     parameters = workload.parameter_count()
     shape = {"batch_size": workload.batch_size // workload.micro_steps, "sequence_length": workload.seq_len}
-    analysis = {
-        "forward_flops": forward_flops,
-        "step_flops": step_flops,
-        "unmasked_step_flops": unmasked_flops(workload, step_flops),
-        "recomputed_flops": workload.recomputed_flops(),
-        "forward_flops_by_component": workload.formulas.forward_flops_by_component() or {},
-        "parameters": parameters,
-        "flops_per_parameter": step_flops / parameters,
-        "flops_per_token": step_flops / (workload.batch_size * workload.seq_len),
-        "flops_per_token_by_6n": 6 * parameters,
-        "by_component": by_component(workload),
-        "reconciliation": reconciliation(workload, deepspeed),
-        "deepspeed": None if isinstance(deepspeed, str) else deepspeed | shape,
-    }
+    analysis = {"forward_flops": forward_flops, "step_flops": step_flops}
+    analysis |= {"unmasked_step_flops": unmasked_flops(workload, step_flops)}
+    analysis |= {"recomputed_flops": workload.recomputed_flops()}
+    analysis |= {"forward_flops_by_component": workload.formulas.forward_flops_by_component() or {}}
+    analysis |= {"parameters": parameters, "flops_per_parameter": step_flops / parameters}
+    analysis |= {"flops_per_token": step_flops / (workload.batch_size * workload.seq_len)}
+    analysis |= {"flops_per_token_by_6n": 6 * parameters, "by_component": by_component(workload)}
+    analysis |= {"reconciliation": reconciliation(workload, deepspeed)}
+    analysis |= {"deepspeed": None if isinstance(deepspeed, str) else deepspeed | shape}
     return analysis | because(str(deepspeed), "deepspeed")
 
 

@@ -1,7 +1,5 @@
 """What torch.compile makes of a model, run operator by operator on fake tensors: each of its tensors is seen."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 

@@ -1,20 +1,17 @@
 """What fills the memory of a training step, tensor by tensor?  Section and summary of memory_timeline.json."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 
 from harness.base.layer_names import starred
 from harness.base.sections import Section
-from harness.base.tables import Column, column, sum_row
+from harness.base.tables import Column, column, sum_row, text_columns
 from harness.base.units import MB, megabytes
 from harness.instruments.phases import PHASES
 
 TENSOR_COLUMNS = [
     Column("largest tensors at the peak", lambda row: tensor_name(row), left=True),
-    column("dtype", "dtype", left=True),
-    column("category", "category", left=True),
+    *text_columns("dtype", "category"),
     column("MB", "bytes", ",.1f", MB),
 ]
 KEPT_SIZES = ("bytes", "formula_bytes", "quadratic_bytes")  # of what the forward pass keeps for the backward pass
@@ -22,7 +19,7 @@ KEPT_SIZES = ("bytes", "formula_bytes", "quadratic_bytes")  # of what the forwar
 
 def memory_section(memory: dict) -> Section:
     """Where the step needs most, what was predicted, and what fills the memory; without rows what is not known."""
-    mb = [column(f"{name} MB", name, ",.1f", MB) for name in ("measured", "predicted")]
+    mb = (column(f"{name} MB", name, ",.1f", MB) for name in ("measured", "predicted"))
     categories = [column("category", "name", left=True), *mb]
     kept = [
         column("component, all layers", "component", left=True),
@@ -34,21 +31,15 @@ def memory_section(memory: dict) -> Section:
     rows = [*rows, sum_row("component", "sum", rows, KEPT_SIZES)] if rows else []
     allocator = [column("what", "what", left=True), column("MB", "bytes", ",.1f", MB)]
     peak = f"{megabytes(memory['peak_bytes'])} in {place_of_peak(memory)}: {memory['source']}"
-    return Section(
-        "Memory",
-        facts={
-            "Peak of the step": peak,
-            "Made of": parts_of_peak(memory["peak"]["bytes_by_category"]),
-            "Prediction": prediction_text(memory),
-        },
-        figure="memory_timeline",
-        parts=[
-            Section("At the peak", categories, category_rows(memory)),
-            Section("Tensors", TENSOR_COLUMNS, folded_layers(memory["peak"]["largest_tensors"])),
-            Section("Kept for the backward pass", kept, rows),
-            Section("GPU memory in use", allocator, memory["allocator"] or []),
-        ],
-    )
+    made_of = parts_of_peak(memory["peak"]["bytes_by_category"])
+    facts = {"Peak of the step": peak, "Made of": made_of, "Prediction": prediction_text(memory)}
+    parts = [
+        Section("At the peak", categories, category_rows(memory)),
+        Section("Tensors", TENSOR_COLUMNS, folded_layers(memory["peak"]["largest_tensors"])),
+        Section("Kept for the backward pass", kept, rows),
+        Section("GPU memory in use", allocator, memory["allocator"] or []),
+    ]
+    return Section("Memory", facts=facts, figure="memory_timeline", parts=parts)
 
 
 def memory_lines(memory: dict, summary: dict) -> list[str]:
@@ -105,12 +96,13 @@ def folded_layers(tensors: list[dict]) -> list[dict]:
     for row in tensors:
         key = (starred(row["where"]), row["phase"], str(row["shape"]), row["dtype"], row["category"], row["bytes"])
         groups.setdefault(key, []).append(row)
-    return [
-        row | {"where": key[0], "shape": f"{row['shape']} x {1 + len(more)}", "bytes": row["bytes"] * (1 + len(more))}
-        if more
-        else row
-        for key, (row, *more) in groups.items()
-    ]
+    found = []
+    for (where, *_), (row, *more) in groups.items():
+        n = 1 + len(more)
+        found.append(
+            row | {"where": where, "shape": f"{row['shape']} x {n}", "bytes": row["bytes"] * n} if more else row
+        )
+    return found
 
 
 def tensor_name(row: dict) -> str:
@@ -128,11 +120,7 @@ def stack_of_memory(timeline: dict, categories: Sequence[str]) -> dict[str, list
 # ---- program.json ---------------------------------------------------------------------------------------------------
 
 
-HELD_COLUMNS = [
-    column("category", "category", left=True),
-    column("part", "part", left=True),
-    column("MB", "bytes", ",.2f", MB),
-]
+HELD_COLUMNS = [*text_columns("category", "part"), column("MB", "bytes", ",.2f", MB)]
 
 
 def program_section(program: dict) -> Section:

@@ -4,8 +4,6 @@ Traces record inputs by their position alone.  The table at the end names them, 
 them.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable
@@ -40,28 +38,12 @@ class Cost:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The recorded inputs of a call.  Raises IndexError for one that was not recorded."""
+    """The recorded inputs of a call, by name."""
 
-    shapes: list
-    sizes: list[int | None]  # bytes of an element; None: not a tensor, or not known
-    values: list[str]  # the profiler's texts of inputs that are no tensors
-    names: list[str]
-
-    def shape(self, name: str) -> list:
-        return self.shapes[self.names.index(name)]
-
-    def shape_or_none(self, name: str) -> list:
-        """[]: not recorded, or no tensor."""
-        return self.shapes[i] if name in self.names and (i := self.names.index(name)) < len(self.shapes) else []
-
-    def size(self, name: str) -> int | None:
-        return self.sizes[self.names.index(name)]
-
-    def value(self, name: str) -> str:
-        return self.values[self.names.index(name)]
-
-    def value_or_none(self, name: str) -> str | None:
-        return self.values[i] if name in self.names and (i := self.names.index(name)) < len(self.values) else None
+    shapes: dict[str, list]  # [] of what is no tensor
+    sizes: dict[str, int | None]  # bytes of an element; None: not a tensor, or not known
+    values: dict[str, str]  # the profiler's texts of inputs that are no tensors
+    names: list[str]  # of all that the operator takes
 
 
 def cost(name: str, shapes: list, types: list | None, values: list | None, batch: str | None = None) -> Cost:
@@ -79,13 +61,14 @@ def cost(name: str, shapes: list, types: list | None, values: list | None, batch
         sizes = [BYTES_OF.get(kind) for kind in types or [None] * len(shapes)]  # PyTorch 1.8 records no types
         if base in _FORMULAS:
             formula, names = _FORMULAS[base]
-            inputs = Inputs(shapes, sizes, values or [], names.split())
+            recorded = (dict(zip(names.split(), of_all, strict=False)) for of_all in (shapes, sizes, values or []))
+            inputs = Inputs(*recorded, names.split())
             if formula in (attention_cost, untold_attention_cost) and (sums := BATCH.match(batch or "")):
                 return batch_attention_cost(inputs, formula, *map(int, sums.groups()))
             return formula(inputs)
         if category(name) in ("element-wise", "normalization") or base in _SAME_SHAPE:
             return streaming_cost(base, shapes, types or [])
-    except (IndexError, TypeError, ValueError):  # shapes that no operator of this name takes
+    except (LookupError, TypeError, ValueError):  # shapes that no operator of this name takes
         pass
     return Cost()
 
@@ -98,9 +81,7 @@ def factor_type(shapes: list, types: list | None) -> str | None:
 
 def is_shape(value) -> bool:
     """A list of sizes, or of shapes."""
-    return isinstance(value, list) and all(
-        is_shape(one) if isinstance(one, list) else isinstance(one, int) and one >= 0 for one in value
-    )
+    return isinstance(value, list) and all(is_shape(one) or (isinstance(one, int) and one >= 0) for one in value)
 
 
 # ---- Matmuls and convolutions --------------------------------------------------------------------------------------
@@ -110,17 +91,17 @@ TYPE_SIZES = {"5": 2, "6": 4, "15": 2}  # bytes by PyTorch's number of a type: f
 
 def matmul_cost(inputs: Inputs) -> Cost:
     """[..., M, K] @ [..., K, N] -> [..., M, N]"""
-    a, b = inputs.shape("a"), inputs.shape("b")
+    a, b = inputs.shapes["a"], inputs.shapes["b"]
     out = math.prod(a[:-1]) * b[-1]
-    added = math.prod(inputs.shape("added")) if "added" in inputs.names else 0
-    elements, size = math.prod(a) + math.prod(b) + out + added, inputs.size("a")
+    added = math.prod(inputs.shapes["added"]) if "added" in inputs.names else 0
+    elements, size = math.prod(a) + math.prod(b) + out + added, inputs.sizes["a"]
     return Cost(2 * out * a[-1], elements * size if size else None)
 
 
 def scaled_matmul_cost(inputs: Inputs) -> Cost:
     """[M, K] @ [K, N] of 8-bit numbers -> [M, N] in the type that is asked for"""
-    a, b, sizes = inputs.shape("a"), inputs.shape("b"), (inputs.size("a"), inputs.size("b"))
-    written = TYPE_SIZES.get(inputs.value_or_none("out_type"))
+    a, b, sizes = inputs.shapes["a"], inputs.shapes["b"], (inputs.sizes["a"], inputs.sizes["b"])
+    written = TYPE_SIZES.get(inputs.values.get("out_type"))
     read = math.prod(a) * sizes[0] + math.prod(b) * sizes[1] if all(sizes) else None
     known = written is not None and read is not None
     return Cost(2 * a[0] * a[1] * b[1], read + a[0] * b[1] * written if known else None)
@@ -128,8 +109,8 @@ def scaled_matmul_cost(inputs: Inputs) -> Cost:
 
 def convolution_cost(inputs: Inputs) -> Cost:
     """x [N, C, *size], weight [K, C / groups, *kernel] -> [N, K, *out size]"""
-    x, weight, size = inputs.shape("x"), inputs.shape("weight"), inputs.size("x")
-    padding, stride, dilation = (parse_value(inputs.value(name)) for name in ("padding", "stride", "dilation"))
+    x, weight, size = inputs.shapes["x"], inputs.shapes["weight"], inputs.sizes["x"]
+    padding, stride, dilation = (parse_value(inputs.values[name]) for name in ("padding", "stride", "dilation"))
     spatial = [
         (length + 2 * pad - step * (kernel - 1) - 1) // jump + 1
         for length, kernel, jump, pad, step in zip(x[2:], weight[2:], stride, padding, dilation, strict=True)
@@ -141,8 +122,8 @@ def convolution_cost(inputs: Inputs) -> Cost:
 
 def convolution_backward_cost(inputs: Inputs) -> Cost:
     """gradient [N, K, *out size], x, weight -> gradients of x and weight, each a matmul of the forward's size"""
-    gradient, x, weight, size = *map(inputs.shape, ("gradient", "x", "weight")), inputs.size("gradient")
-    mask = inputs.value("output_mask")  # which gradients are wanted: of x, of the weight, of the bias
+    gradient, x, weight, size = *map(inputs.shapes.__getitem__, ("gradient", "x", "weight")), inputs.sizes["gradient"]
+    mask = inputs.values["output_mask"]  # which gradients are wanted: of x, of the weight, of the bias
     of_x, of_weight = (re.findall("True|False", mask) or ["True", "True", ""])[:2]
     wanted = (of_x == "True") + (of_weight == "True")
     written = math.prod(x) * (of_x == "True") + math.prod(weight) * (of_weight == "True")
@@ -152,16 +133,16 @@ def convolution_backward_cost(inputs: Inputs) -> Cost:
 
 def gradient_of_input_cost(inputs: Inputs) -> Cost:
     """gradient [N, K, *out size], weight [K, C / groups, *kernel] -> [N, C, *size], in PyTorch 1.8"""
-    return Cost(2 * math.prod(inputs.shape("gradient")) * math.prod(inputs.shape("weight")[1:]))
+    return Cost(2 * math.prod(inputs.shapes["gradient"]) * math.prod(inputs.shapes["weight"][1:]))
 
 
 def any_layout_matmul_cost(inputs: Inputs) -> Cost:
     """a [M, K], b [K, N] or [N, K] -> [M, N]; bytes only where the output is among the inputs"""
-    a, b, out = inputs.shape("a"), inputs.shape("b"), inputs.shape_or_none("out")
+    a, b, out = inputs.shapes["a"], inputs.shapes["b"], inputs.shapes.get("out", [])
     columns = b[1] if b[0] == a[-1] else b[0]
     if a[-1] not in b[-2:]:
         return Cost()  # packed, or of other shapes
-    sizes = [inputs.size(name) for name in ("a", "b", "out")] if out else [None]
+    sizes = [inputs.sizes[name] for name in ("a", "b", "out")] if out else [None]
     moved = sum(math.prod(one) * size for one, size in zip((a, b, out), sizes, strict=True)) if all(sizes) else None
     return Cost(2 * math.prod(a) * columns, moved)
 
@@ -169,12 +150,12 @@ def any_layout_matmul_cost(inputs: Inputs) -> Cost:
 def grouped_matmul_cost(inputs: Inputs) -> Cost:
     """[M, K] @ [G, K, N] -> [M, N], [G, M, K] @ [K, N] -> [M, N], [M, K] @ [K, N] -> [G, M, N]: each row of M, column
     of N, or part of K belongs to one group"""
-    a, b, size = inputs.shape("a"), inputs.shape("b"), inputs.size("a")
+    a, b, size = inputs.shapes["a"], inputs.shapes["b"], inputs.sizes["a"]
     per_group = a[0] if (len(a), len(b)) == (3, 2) else 1
     flops = 2 * math.prod(a) * b[-1] // per_group
-    groups = inputs.shape("ends")[0] if len(a) == len(b) == 2 else a[0] // per_group if len(a) == 3 else 1
+    groups = inputs.shapes["ends"][0] if len(a) == len(b) == 2 else a[0] // per_group if len(a) == 3 else 1
     written = groups * a[-2] * b[-1] * max(size or 0, 2)  # of 8-bit numbers: bf16
-    return Cost(flops, math.prod(a) * size + math.prod(b) * inputs.size("b") + written if size else None)
+    return Cost(flops, math.prod(a) * size + math.prod(b) * inputs.sizes["b"] + written if size else None)
 
 
 def experts_cost(inputs: Inputs) -> Cost:
@@ -182,9 +163,9 @@ def experts_cost(inputs: Inputs) -> Cost:
 
     All chosen experts are counted as different as far as there are so many: bytes are those at most.  Of numbers packed
     in pairs the last dimension has half of them."""
-    x, up, down, chosen = map(inputs.shape, ("x", "up", "down", "chosen"))
+    x, up, down, chosen = map(inputs.shapes.__getitem__, ("x", "up", "down", "chosen"))
     of_expert = up[1] * x[-1] + x[-1] * down[2] * (x[-1] // up[2])
-    rows, sizes = math.prod(chosen), [inputs.size(name) for name in ("x", "up", "down")]
+    rows, sizes = math.prod(chosen), [inputs.sizes[name] for name in ("x", "up", "down")]
     if not all(sizes):
         return Cost(2 * rows * of_expert)
     weights = (up[1] * up[2] * sizes[1] + down[1] * down[2] * sizes[2]) * min(up[0], rows)
@@ -203,19 +184,19 @@ def attention_cost(inputs: Inputs, heads_first: bool = False) -> Cost:
     more keys than a sequence has on average, and else limited.  Of keys in pages of a cache only the longest is known.
     What is needed at least is that of sequences of equal length, because it grows with their squares.
     """
-    query, key, value = map(inputs.shape, ("query", "key", "value"))
-    if query[0] == 1 and inputs.shape_or_none("key_edges") and not heads_first:
+    query, key, value = map(inputs.shapes.__getitem__, ("query", "key", "value"))
+    if query[0] == 1 and inputs.shapes.get("key_edges", []) and not heads_first:
         query, key, value = (one[-3:] for one in (query, key, value))
-    backward, size = "gradient" in inputs.names, inputs.size("query")
-    packed, pages = len(query) == 3, inputs.shape_or_none("pages")
+    backward, size = "gradient" in inputs.names, inputs.sizes["query"]
+    packed, pages = len(query) == 3, inputs.shapes.get("pages", [])
     if packed and "longest_keys" not in inputs.names:
         return Cost()
     position = -2 if heads_first and not packed else -3
     queries, length = query[position], key[position]
-    mask, left, right = (inputs.value_or_none(name) or "" for name in ("causal", "left", "right"))
+    mask, left, right = (inputs.values.get(name) or "" for name in ("causal", "left", "right"))
     left, right = (int(text) if re.fullmatch(r"\d+", text) else math.inf for text in (left, right))
     right = 0 if mask in CAUSAL else right
-    longest = inputs.value_or_none("longest_keys") if packed or pages else str(length)
+    longest = inputs.values.get("longest_keys") if packed or pages else str(length)
     in_pages = pages[1] * key[1] if pages else math.inf
     keys = min(in_pages, parse_value(longest) if longest or not pages else math.inf, left + right + 1)
     per_key = 3 * query[-1] + 2 * value[-1] if backward else query[-1] + value[-1]
@@ -230,7 +211,7 @@ def attention_cost(inputs: Inputs, heads_first: bool = False) -> Cost:
     if not packed:
         least = 2 * math.prod(query[:-1]) // queries * pairs(queries, length) * per_key
         return Cost(flops, moved, None, limited, least)
-    sequences = inputs.shape("key_edges")[0] - 1
+    sequences = inputs.shapes["key_edges"][0] - 1
     each, longer = divmod(queries, sequences)
     unmasked = (sequences - longer) * pairs(each, each) + longer * pairs(each + 1, each + 1)
     least = 2 * query[-2] * unmasked * per_key if queries == length else None
@@ -246,12 +227,12 @@ def untold_attention_cost(inputs: Inputs) -> Cost:
 def batch_attention_cost(inputs: Inputs, otherwise: Callable, *sums: int) -> Cost:
     """Causal attention of a batch, by sums over the sequences of prompts and over those that generate: queries, keys,
     squares of queries, queries times keys.  query [tokens, H, E], key [..., H of keys, E]; the cache is read too."""
-    query, key, value = map(inputs.shape, ("query", "key", "value"))
+    query, key, value = map(inputs.shapes.__getitem__, ("query", "key", "value"))
     queries, keys, squares, products = map(sum, zip(sums[:4], sums[4:], strict=True))
     if math.prod(query[:-2]) != queries:  # a part of the batch, or attention to something else
         return otherwise(inputs)
     per_score = 2 * query[-2] * (query[-1] + value[-1])
-    sizes = inputs.size("query"), inputs.size("key")
+    sizes = inputs.sizes["query"], inputs.sizes["key"]
     of_keys = keys * key[-2] * (key[-1] + value[-1])
     moved = queries * per_score // 2 * sizes[0] + of_keys * sizes[1] if all(sizes) else None
     return Cost(per_score * products, moved, None, None, per_score * (products - (squares - queries) // 2))
@@ -269,8 +250,8 @@ def unmasked_pairs(queries: int, keys: int, left: float, right: float, top_left:
 
 def paged_attention_cost(inputs: Inputs) -> Cost:
     """query [sequences, H, E], keys and values in pages of a cache; no sequence is longer than the longest."""
-    longest = parse_value(inputs.value("longest_keys"))
-    return Cost(most_flops=4 * math.prod(inputs.shape("query")) * longest, keys=longest)
+    longest = parse_value(inputs.values["longest_keys"])
+    return Cost(most_flops=4 * math.prod(inputs.shapes["query"]) * longest, keys=longest)
 
 
 # ---- All else ------------------------------------------------------------------------------------------------------
@@ -319,7 +300,7 @@ def kind_of_number(kind: str) -> int:
 
 def norm_cost(inputs: Inputs) -> Cost:
     """x -> one number, or one for each place in the dimensions that stay"""
-    x, size, text = inputs.shape("x"), inputs.size("x"), inputs.value_or_none("dimensions") or ""
+    x, size, text = inputs.shapes["x"], inputs.sizes["x"], inputs.values.get("dimensions") or ""
     dims = parse_value(text) if text.startswith("[") and text != "[]" else range(len(x))
     return Cost(None, (math.prod(x) + math.prod(x) // math.prod(x[dim] for dim in dims)) * size if size else None)
 

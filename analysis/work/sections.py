@@ -3,8 +3,6 @@
 Made of the JSON documents alone: what counts and measures is in the modules beside this one.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 
@@ -126,9 +124,8 @@ def agreement_text(document: dict, counts: str) -> str:
 def detail_sections(counts: dict) -> list[Section]:
     """FLOPs by component if the workload has a formula, and forward FLOPs by module as PyTorch and DeepSpeed count."""
     components = [
-        column("component", "component", left=True),
-        column("forward FLOPs", "forward_flops", ","),
-        column("backward FLOPs", "backward_flops", ","),
+        *text_columns("component"),
+        *(column(f"{name} FLOPs", f"{name}_flops", ",") for name in ("forward", "backward")),
         column("forward, per layer", "forward_flops_per_layer", ","),
         column("share", "share", ".1%"),
     ]

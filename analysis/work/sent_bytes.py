@@ -1,7 +1,5 @@
 """How much must a rank send for a collective?"""
 
-from __future__ import annotations
-
 
 def sent_share(kind: str, world_size: int) -> float | None:
     """Bytes that a rank sends at least, by bytes of the larger of input and output; bus bandwidth of nccl-tests counts

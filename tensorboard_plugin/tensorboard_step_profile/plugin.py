@@ -3,8 +3,6 @@
 That runs as a process of its own, so TensorBoard loads nothing of the analysis and goes on while a trace is read.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

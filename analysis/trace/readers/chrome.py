@@ -114,7 +114,10 @@ class ChromeTrace(Reader):
                     break
             while text.length <= HEAD and text.more():  # metadata that follow
                 pass
-            self.end_of_document(text.all())
+            # The metadata that follow the events, from the bracket that ends their list
+            found = self.document(b'{"traceEvents":[' + text.all() + b"}" * self.is_list)
+            self.cut_off = found is None
+            self.metadata |= found or {}
 
     @contextlib.contextmanager
     def content(self) -> Iterator[ReadBuffer]:
@@ -178,17 +181,13 @@ class ChromeTrace(Reader):
                 found = AT_BYTE.search(str(error))
                 wrong = int(found[1]) if found else len(part) - 1
             if wrong is None or bytes(part[wrong : wrong + 1]) in (b"N", b"I"):
-                try:
-                    return self.leniently(bytes(part)), end
+                try:  # some have values of other types than usual, or NaN; an empty event for what is no object
+                    found = json.loads(bytes(part).decode(errors="replace"), parse_constant=self.constant)
+                    return [lenient(Event, event) for event in found], end
                 except json.JSONDecodeError as error:
                     wrong = error.pos
             end = text.last_object(min(wrong - 1, end - 1))
         return [], 0
-
-    def leniently(self, part: bytes) -> list[Event]:
-        """Events of which some have values of other types than usual, or NaN; an empty one for what is no object."""
-        events = json.loads(part.decode(errors="replace"), parse_constant=self.constant)
-        return [lenient(Event, event) for event in events]
 
     def constant(self, name: str) -> float:
         self.has_nan = True
@@ -202,12 +201,6 @@ class ChromeTrace(Reader):
             return None
         found = found if isinstance(found, dict) else {}
         return {name: value for name, value in found.items() if name != "traceEvents"}
-
-    def end_of_document(self, text: bytes) -> None:
-        """Read the metadata that follow the events, from the bracket that ends their list."""
-        found = self.document(b'{"traceEvents":[' + text + b"}" * self.is_list)
-        self.cut_off = found is None
-        self.metadata |= found or {}
 
     def parts(self, wanted: Callable[[str], bool] | None = None) -> Iterator[Part]:
         for events, text in self.records():

@@ -11,8 +11,6 @@ call and shapes, each where there is one, as torch/csrc/profiler/util.cpp writes
 recording ends lasts until then.  Several processes in a file are its ranks, in the order of their numbers.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 import sqlite3

@@ -5,8 +5,6 @@ Each list of JSON and each file of CSV becomes a table of a temporary database, 
 reads of them is in rocprofv3_json.sql and rocprofv3_csv.sql.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import re
