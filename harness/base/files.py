@@ -4,8 +4,6 @@ Everything that must know the files of a run uses FILES: moving an earlier run a
 docs/files.md.  FOLDERS is the list for .gitignore.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fnmatch
 import io

@@ -6,8 +6,6 @@ python3 -m harness.machine.hardware_seen accelerator   what the launchers choose
 The last two need no PyTorch.  Drivers are asked by their files, as their tools are often not on PATH.
 """
 
-from __future__ import annotations
-
 import contextlib
 import grp
 import os

@@ -1,7 +1,5 @@
 """What a LLaMA decoder keeps for its backward pass, in closed form; fake-tensor runs must agree with the formula."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -9,8 +9,6 @@ death only after their limit, when torchrun has long sent SIGTERM to the others,
 cannot reach the node of the store any more.  srun has no agent, and monitored_barrier is for gloo alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

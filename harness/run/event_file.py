@@ -1,7 +1,5 @@
 """TensorBoard's event file: what a run is, scalars of its steps, its figures, and its row in the HPARAMS tab."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

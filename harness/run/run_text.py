@@ -1,7 +1,5 @@
 """What a run says of itself, from performance_summary.json: the lines that scripts search for, and its section."""
 
-from __future__ import annotations
-
 from harness.base.console import RULE
 from harness.base.sections import Section
 from harness.base.tables import column, wrapped

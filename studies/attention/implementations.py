@@ -1,7 +1,5 @@
 """Which implementations of attention are there, and which does a device have?"""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 

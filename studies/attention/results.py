@@ -1,7 +1,5 @@
 """What do the rows of the attention benchmark say?  Tables, growth with the sequence length, and what does not fit."""
 
-from __future__ import annotations
-
 from analysis.comparison.noise import as_fast
 from harness.base.sections import Section
 from harness.base.tables import Column, column, text_columns

@@ -1,7 +1,5 @@
 """Latency and bandwidth of the collectives of training, by bytes and ranks, and their fit alpha + bytes / beta."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 

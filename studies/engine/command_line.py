@@ -1,7 +1,5 @@
 """Which flags do all sweeps have, and how are they read?"""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

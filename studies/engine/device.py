@@ -1,7 +1,5 @@
 """What is known of the device that the rows of a sweep run on?"""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

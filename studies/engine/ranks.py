@@ -1,7 +1,5 @@
 """How is work done on several ranks?  Each is a process of its own on this machine, and nothing of them is left."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """How are the rows of a sweep kept?  In a folder, written anew after each of them, so that it can be resumed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

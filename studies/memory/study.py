@@ -1,7 +1,5 @@
 """Memory by batch size and sequence length: measured and predicted for each pair, with a fit over all."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from dataclasses import dataclass, replace
 from pathlib import Path

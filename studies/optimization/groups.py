@@ -1,7 +1,5 @@
 """Which sets of flags are measured in the same process, and what if it dies?"""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

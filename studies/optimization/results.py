@@ -1,7 +1,5 @@
 """What do the rows of the optimization study say?  Alone, beside one another, and on this device."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ Every size and precision is profiled once, for what the baseline's trace allows.
 as memory permits, and each takes one step in every round.
 """
 
-from __future__ import annotations
-
 import itertools
 from argparse import BooleanOptionalAction
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What do steps of several sets of flags take, need and learn, in turn in one process?"""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """fp32, tf32, bf16 and fp16: time and memory of a step, data types under autocast, range and rounding."""
 
-from __future__ import annotations
-
 import torch
 
 from harness.documents.sweeps import StepTimesRow

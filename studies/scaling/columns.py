@@ -1,7 +1,5 @@
 """Which columns has a row of the scaling study?  Of its launches, and relative to its base."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Sequence

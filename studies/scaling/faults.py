@@ -1,7 +1,5 @@
 """Which faults can be planted in the steps of a scaling study?"""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass
 from unittest import mock

@@ -1,7 +1,5 @@
 """What do the rows of the scaling study say?  What is wrong with them, whether faults are named, and tables."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Weak and strong scaling over numbers of ranks, modes and bucket sizes, beside the prediction; and planted faults."""
 
-from __future__ import annotations
-
 import itertools
 import shlex
 from dataclasses import asdict, dataclass, replace

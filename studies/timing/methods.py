@@ -1,7 +1,5 @@
 """How is a step timed, rightly and wrongly?  Milliseconds of baseline and changed step by each method."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterable

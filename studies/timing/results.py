@@ -1,7 +1,5 @@
 """What does each method conclude, and where does that differ from the right one?"""
 
-from __future__ import annotations
-
 import statistics
 
 import numpy as np

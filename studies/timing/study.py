@@ -1,7 +1,5 @@
 """Baseline and changed step, timed by the right method and by five wrong ones, with the conclusion from each."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What do the rows of the training benchmark say?  Tables, and what compiling, warm-up and the size changed."""
 
-from __future__ import annotations
-
 from analysis.comparison.noise import as_fast, is_decided
 from harness.base.sections import Section
 from harness.base.tables import Column, column, text_columns

@@ -1,7 +1,5 @@
 """Time of each phase of a training step by size, sequence length, precision, warm-up and compilation."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from pathlib import Path

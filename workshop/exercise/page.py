@@ -1,7 +1,5 @@
 """Pages of the documentation: shell blocks with their marks, fields of worksheets."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

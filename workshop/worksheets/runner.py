@@ -1,7 +1,5 @@
 """Run the commands of an exercise, and write or check its worksheet."""
 
-from __future__ import annotations
-
 import textwrap
 import time
 from datetime import datetime

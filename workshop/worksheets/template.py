@@ -1,7 +1,5 @@
 """The results template of the guide, filled from the runs of an exercise."""
 
-from __future__ import annotations
-
 from workshop.answers.shared import ANALYSIS, components, opportunities
 from workshop.exercise.results import Answer, Results, numbered
 
