@@ -147,9 +147,8 @@ class Source:
         """The same for 'rows, small, seq_len 128': values of text alone, others with their names."""
         where, *words = place.split(", ")
         for row in self[where]:
-            if {*words} <= {value for value in row.values() if isinstance(value, str)} | {
-                f"{k} {v}" for k, v in row.items()
-            }:
+            told = {value for value in row.values() if isinstance(value, str)} | {f"{k} {v}" for k, v in row.items()}
+            if told.issuperset(words):
                 return Source(self.name, row, place, self.where)
         raise UserError(f"{self.name}: {where} has no {', '.join(words)}; was it written by another version?")
 
