@@ -23,9 +23,8 @@ def answers(results: Results) -> dict[str, Answer]:
 
 def measured(memory: Source) -> dict[str, Answer]:
     told = memory.told("2.2 2.4 2.5 2.6 2.7 2.8 2.9")
-    activations, parameters, optimizer = (
-        memory.answer(f"peak.bytes_by_category.{name}", MB) for name in ("activations", "parameters", "optimizer")
-    )
+    kinds = (f"peak.bytes_by_category.{name}" for name in ("activations", "parameters", "optimizer"))
+    activations, parameters, optimizer = (memory.answer(kind, MB) for kind in kinds)
     kept = sum(row["bytes"] for row in memory["kept_for_backward"])
     quadratic = sum(row["quadratic_bytes"] for row in memory["predicted.kept_for_backward"])
     before, *_, after = memory["timeline.total_bytes"]

@@ -41,9 +41,8 @@ def matrix_bytes(row: Source) -> int:
 
 
 def costs(attention: Source) -> dict[str, Answer]:
-    manual, eager, math = (
-        attention.row(implementation=name, seq_len=SEQ_LEN) for name in ("manual", "eager", "sdpa-math")
-    )
+    names = ("manual", "eager", "sdpa-math")
+    manual, eager, math = (attention.row(implementation=name, seq_len=SEQ_LEN) for name in names)
     fused = fused_row(attention, SEQ_LEN)
     forward, backward = ([row.answer(name) for row in (manual, eager, fused)] for name in ("forward_ms", "backward_ms"))
     memory = [row.answer("memory_bytes", MB) for row in (manual, eager, fused)]
