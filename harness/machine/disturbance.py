@@ -82,7 +82,8 @@ class DisturbanceMeter:
     def document(self) -> dict:
         """The section `disturbance` of a document; ends the measurement."""
         total = sum(self.intervals, Interval())
-        found = self._waiting(total) | self._setting() | self._quota(total) | self._machine()
+        found = self._waiting(total) | {"threads": self.threads, "cores": self.cores, "load_before": self.load_before}
+        found |= self._quota(total) | self._machine()
         found |= self._sampling(total) | {"gpu": self.gpu and self.gpu.document()}
         self.counters.close()
         found["lost_share"] = most_lost(found, total.lost_share)
@@ -97,9 +98,6 @@ class DisturbanceMeter:
         marks = [mark for mark in map(is_disturbed, self.intervals) if mark is not None]
         shares = {"waited_share": total.waited_share, "longest_wait_share": total.longest_wait_share}
         return shares | {"steps_disturbed": sum(marks) if marks else None}
-
-    def _setting(self) -> dict:
-        return {"threads": self.threads, "cores": self.cores, "load_before": self.load_before}
 
     def _quota(self, total: Interval) -> dict:
         no_quota = self.counters.no_quota_reason

@@ -384,6 +384,5 @@ def known_issue_checks(versions: Versions, environ: Mapping[str, str]) -> list[C
             "this workshop works around it; for other programs: pip uninstall amdsmi",
         ),
     ]
-    return [Check("Version", what, fix) for applies, what, fix in issues if applies] or [
-        Check("Versions", "none has a known problem")
-    ]
+    found = [Check("Version", what, fix) for applies, what, fix in issues if applies]
+    return found or [Check("Versions", "none has a known problem")]

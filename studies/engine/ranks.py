@@ -10,7 +10,7 @@ import torch
 
 from harness.machine.devices import choose_device
 from harness.ranks.distributed import process_group
-from studies.engine.isolation import Child
+from studies.engine.isolation import Child, Tell
 
 
 class RankContext(NamedTuple):
@@ -21,9 +21,7 @@ class RankContext(NamedTuple):
     device: torch.device
 
 
-def on_ranks(
-    world_size: int, device: str, work: Callable, *arguments, while_waiting: Callable[[str], object] = str
-) -> tuple[str, list | str]:
+def on_ranks(world_size: int, device: str, work: Callable, *arguments, while_waiting: Tell = str) -> tuple:
     """Call work(RankContext, *arguments) on new ranks.
 
     Returns ("ok", results by rank), or ("oom" or "failed", reason), that of the rank which failed first: the others

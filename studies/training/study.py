@@ -31,8 +31,7 @@ class TrainingBenchmark(Study):
 
     @staticmethod
     def add_flags(flags: Flags) -> None:
-        default = ByDevice([name for name in SIZES if name.startswith("gpt")], ["tiny", "small", "gpt2-small"])
-        flags.sizes(default)
+        flags.sizes(ByDevice([name for name in SIZES if name.startswith("gpt")], ["tiny", "small", "gpt2-small"]))
         flags.count("--seq-lens", "tokens per sample (that of the size)", nargs="+")
         flags.samples()
         text = "forward: the forward pass alone, saving no tensors; train: a full step (both)"
@@ -64,10 +63,8 @@ class TrainingBenchmark(Study):
         if args.workload:
             sizes = [None]
             common["workload"] = args.workload
-        cells = []
-        for size, seq_len, mode, precision, compiled in itertools.product(
-            sizes, args.seq_lens, args.modes, args.precisions, [False, True] if args.compile else [False]
-        ):
+        cells, shapes = [], (sizes, args.seq_lens, args.modes, args.precisions, sorted({False, args.compile}))
+        for size, seq_len, mode, precision, compiled in itertools.product(*shapes):
             workload = workload_of(size=size, seq_len=seq_len, precision=precision, compile=compiled, **common)
             name = size or Path(args.workload).name
             values = (name, workload.seq_len, workload.batch_size, mode, workload.precision, compiled)
