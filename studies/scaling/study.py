@@ -2,7 +2,7 @@
 
 import itertools
 import shlex
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from analysis.prediction.network import Network, measured_network, network_of, why_not_measured
 from harness.base.command_line import network_choice, number_of
@@ -24,18 +24,6 @@ from tiny_llama_v1 import TinyLlamaWorkload
 
 MODES = ["ddp", "zero1", "fsdp"]
 SCALINGS = ["weak", "strong"]
-
-
-@dataclass(kw_only=True)
-class ScalingLaunch(Cell):
-    """Ranks that train together.  The base has a row for each kind of scaling."""
-
-    workload: TinyLlamaWorkload  # of a rank
-    shape: dict  # columns of its rows
-
-    @property
-    def fault(self) -> str | None:
-        return self.rows[0]["fault"]
 
 
 class ScalingStudy(Study):
@@ -99,7 +87,7 @@ class ScalingStudy(Study):
 
     # ---- Which launches --------------------------------------------------------------------------------------------
 
-    def cells(self) -> list[ScalingLaunch]:
+    def cells(self) -> list[Cell]:
         """The rounds are interleaved, so that drift of the machine affects all rows."""
         launches = self.launches()
         self.workload = launches[0].workload  # for titles
@@ -115,8 +103,8 @@ class ScalingStudy(Study):
         fewest = self.args.world_sizes[0]
         return count_of(fewest, "rank") + ("" if fewest == 1 else " of the same mode")
 
-    def launches(self) -> list[ScalingLaunch]:
-        """Those of a round."""
+    def launches(self) -> list[Cell]:
+        """Ranks that train together: those of a round.  The base has a row for each kind of scaling."""
         args, launches = self.args, []
         ranks = [world_size for world_size in args.world_sizes if world_size > 1]
         if 1 in args.world_sizes:  # the same step is the base of both kinds of scaling
@@ -131,12 +119,10 @@ class ScalingStudy(Study):
             launches.append(self.launch_of([row], mode))
         return launches
 
-    def launch_of(self, rows: list[dict], mode: str) -> ScalingLaunch:
+    def launch_of(self, rows: list[dict], mode: str) -> Cell:
         workload = self.workload_of_row(rows[0], mode)
         check_shards(workload)
-        shape = {"batch_size": workload.batch_size, "base_world_size": self.args.world_sizes[0]}
-        shape["global_batch_size"] = workload.batch_size * rows[0]["world_size"]
-        return ScalingLaunch(rows=rows, workload=workload, shape=shape)
+        return Cell(rows=rows, workload=workload)
 
     def workload_of_row(self, row: dict, mode: str) -> TinyLlamaWorkload:
         """The workload of a rank.  Raises UserError for flags or a batch that it cannot have."""
@@ -158,16 +144,16 @@ class ScalingStudy(Study):
 
     # ---- Measurement -----------------------------------------------------------------------------------------------
 
-    def measure(self, cell: ScalingLaunch) -> list[dict]:
+    def measure(self, cell: Cell) -> list[dict]:
         """The rows with one more launch."""
         workload, world_size = cell.workload, cell.workload.parallel.world_size
-        prediction = self.prediction_of(cell)
-        work = (measure_steps, workload, self.args.num_steps, self.args.warmup_steps, cell.fault)
+        prediction, fault = self.prediction_of(cell), cell.rows[0]["fault"]
+        work = (measure_steps, workload, self.args.num_steps, self.args.warmup_steps, fault)
         peak = prediction["predicted_memory_bytes"]
         outcome, ranks = self.measure_on_ranks(peak, world_size, *work, precision=workload.precision)
         rows = []
         for key in cell.rows:
-            row = columns.columns_before(key, cell.shape) | prediction | outcome
+            row = columns.columns_before(key, workload.batch_size, self.args.world_sizes[0]) | prediction | outcome
             if ranks is not None:
                 earlier = self.sweep.known(key)  # the row of the launches before, which were measured
                 row |= columns.disturbance_so_far(outcome, earlier)
@@ -175,11 +161,11 @@ class ScalingStudy(Study):
             rows.append(row)
         return rows
 
-    def prediction_of(self, launch: ScalingLaunch) -> dict:
+    def prediction_of(self, launch: Cell) -> dict:
         """The predicted columns: those of an earlier round, if there was one."""
         before = self.sweep.known(launch.rows[0])
         if before is None:
-            return self.predict(columns.predicted_columns, launch.workload, self.predicts_gpu, launch.fault)
+            return self.predict(columns.predicted_columns, launch.workload, self.predicts_gpu, launch.rows[0]["fault"])
         return {name: value for name, value in before.items() if name.removesuffix("_reason") in columns.PREDICTED}
 
     # ---- Reporting -------------------------------------------------------------------------------------------------
