@@ -38,10 +38,6 @@ class Step:
     def __call__(self) -> None:
         self.workload.train(self.state, self.stream, 1, self.meter, self.meter)
 
-    @property
-    def losses(self) -> list[torch.Tensor]:
-        return self.meter.losses
-
 
 def cold_steps(workload: TinyLlamaWorkload, steps: int) -> list[float]:
     """Milliseconds of the first steps of a new process, each synchronized."""
