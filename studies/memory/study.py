@@ -61,13 +61,10 @@ class MemoryStudy(Study):
         if self.args.workload:  # its file decides the batches
             workload = self.workload
             return [Cell(rows=[{"batch_size": workload.batch_size, "seq_len": workload.seq_len}], workload=workload)]
-        return [self.run_of(size, length) for length in self.args.seq_lens for size in self.args.batch_sizes]
-
-    def run_of(self, batch_size: int, seq_len: int) -> Cell:
-        """One pair.  Raises UserError if the script cannot train it."""
-        row = {"batch_size": batch_size, "seq_len": seq_len}
-        workload, _ = tiny_llama_v1.resolve(Namespace(**vars(self.args) | row))
-        return Cell(rows=[row], workload=workload)
+        args = self.args
+        rows = [{"batch_size": size, "seq_len": length} for length in args.seq_lens for size in args.batch_sizes]
+        workloads = [tiny_llama_v1.resolve(Namespace(**vars(args) | row))[0] for row in rows]
+        return [Cell(rows=[row], workload=workload) for row, workload in zip(rows, workloads, strict=True)]
 
     def settings(self) -> dict:
         """With the resolved settings of the script, but for those that differ between rows."""

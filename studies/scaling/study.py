@@ -53,13 +53,8 @@ class ScalingStudy(Study):
         flags.add("--network", type=network_choice, metavar="GB/S", help=text)
 
     def prepare(self) -> None:
-        self.args.world_sizes = sorted(self.args.world_sizes or self.device.default_world_sizes())
-        self.check_flags()
-        self.network = self.network_of_study()
-
-    def check_flags(self) -> None:
-        """Raise UserError for values that contradict each other."""
         args = self.args
+        args.world_sizes = sorted(args.world_sizes or self.device.default_world_sizes())
         if not args.dry_run:
             self.device.check_world_sizes(args.world_sizes, least=1)
         if args.world_sizes[-1] < 2:
@@ -71,6 +66,7 @@ class ScalingStudy(Study):
                 raise UserError(f"--faults {fault}: is compared with {mode}; add it to --parallel-modes", 2)
         if args.faults and args.bucket_mbs:
             raise UserError("--faults: are compared with buckets of PyTorch's size; leave out --bucket-mbs", 2)
+        self.network = self.network_of_study()
 
     def network_of_study(self) -> Network | None:
         """That of --network; without the flag the measured one, if there is one.  Without base, none is of use."""
@@ -140,7 +136,7 @@ class ScalingStudy(Study):
             workload = workload.with_settings(batch_size=whole // world_size)
         if world_size == 1:
             workload = workload.with_settings(**asdict(ParallelConfig()))
-        return FAULTS[row["fault"]].planted(workload) if row["fault"] else workload
+        return workload.with_settings(**FAULTS[row["fault"]].settings) if row["fault"] else workload
 
     # ---- Measurement -----------------------------------------------------------------------------------------------
 
