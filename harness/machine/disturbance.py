@@ -202,11 +202,6 @@ def disturbance_text(document: dict) -> str:
         silent = gpu and gpu["other_processes"] is None and gpu["lowered_by"] is None
         return "none seen" + "; GPU: not known here" * bool(silent)
     turns = [TAKE_TURNS] if (gpu := document.get("gpu")) and may_be_shared(gpu) else []
-    return "; ".join([*document["reasons"], consequence(document["lost_share"]), *turns])
-
-
-def consequence(lost_share: float | None) -> str:
-    """What a disturbance means for the times, and what to do; lost_share: of the time, None if unknown."""
-    known = lost_share is not None and lost_share < MOST_LOST
-    most = f"up to {lost_share / (1 - lost_share):.0%}" if known else "far"
-    return f"times may be {most} too long; {CURE}"
+    lost = document["lost_share"]
+    most = "far" if lost is None or lost >= MOST_LOST else f"up to {lost / (1 - lost):.0%}"
+    return "; ".join([*document["reasons"], f"times may be {most} too long; {CURE}", *turns])
