@@ -10,12 +10,7 @@ GET_ROCPROFV3="rocprofv3, of ROCm 6.2 or newer (apt install rocprofiler-sdk)"
 GET_NSYS="nsys, of NVIDIA Nsight Systems (apt install nsight-systems-cli)"
 
 find_tool() { # rocprofv3 | nsys: its path, also where ROCm and CUDA leave it off PATH
-    command -v "$1" && return
-    case $1 in
-    rocprofv3) set -- "${ROCM_PATH:-/opt/rocm}/bin/rocprofv3" ;;
-    nsys) set -- "${CUDA_HOME:-/usr/local/cuda}/bin/nsys" ;;
-    esac
-    [ -x "$1" ] && echo "$1"
+    (PATH=$PATH:${ROCM_PATH:-/opt/rocm}/bin:${CUDA_HOME:-/usr/local/cuda}/bin && command -v "$1")
 }
 
 choose_tool() { # sets GPU, TOOL and TOOL_HELP; a tool sees the GPUs of its own vendor alone
