@@ -7,11 +7,6 @@
 # of this node take part, or two processes where there is none.  Ranks that do not meet within a minute end the run.
 . "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/launcher_common.sh" || exit 1
 
-refuse() {
-    echo "${0##*/}: error: $*" >&2
-    exit 2
-}
-
 run_as_rank() { # train|profile ARGUMENT...
     case $1 in
     train) launch tiny_llama_v1.py multi_node_results --output-dir -- "${@:2}" ;;

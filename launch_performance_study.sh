@@ -4,10 +4,7 @@
 . "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/launcher_common.sh" || exit 1
 if ! wants_help "$@"; then
     case ${1:-} in
-    "" | -* | */*)
-        echo "${0##*/}: error: the first argument is the size: tiny, small, medium, large or very_large" >&2
-        exit 2
-        ;;
+    "" | -* | */*) refuse "the first argument is the size: tiny, small, medium, large or very_large" ;;
     esac
 fi
 launch launch_performance_study.py "performance_results_${1:-}" --output-dir -- "$@"

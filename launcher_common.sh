@@ -6,6 +6,8 @@ HERE=$(CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" &
 
 die() { echo "error: $*" >&2; exit 1; }
 
+refuse() { echo "${0##*/}: error: $*" >&2; exit 2; } # wrong arguments
+
 # --- ranks ------------------------------------------------------------------------------------------
 #
 # Under srun with several tasks, and under the torchrun of launch_multi_node.sh, the launcher is started once for each
@@ -106,9 +108,7 @@ hardware_seen() { # PYTHON [access | accelerator]: see harness/machine/hardware_
 
 accelerator() { hardware_seen "$(base_python)" accelerator; } # cuda DRIVER, rocm ARCHITECTURE, or cpu [ARCHITECTURE...]
 
-has_gpu() { # for which torch is built
-    case $(accelerator) in cuda* | rocm*) ;; *) return 1 ;; esac
-}
+has_gpu() { accelerator | grep -qE '^(cuda|rocm)'; } # for which torch is built
 
 rocm_version() { # of the installed ROCm
     { cat "${ROCM_PATH:-/opt/rocm}/.info/version" 2>/dev/null || hipconfig --version 2>/dev/null; } |

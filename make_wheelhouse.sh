@@ -11,10 +11,7 @@ if wants_help "$@"; then
     exit
 fi
 case ${1:-} in
-"" | -*)
-    echo "${0##*/}: error: the first argument is the folder for the wheels" >&2
-    exit 2
-    ;;
+"" | -*) refuse "the first argument is the folder for the wheels" ;;
 esac
 { mkdir -p -- "$1" && [ -w "$1" ] && folder=$(cd -- "$1" && pwd); } 2>/dev/null || die "cannot write to folder $1"
 

@@ -10,12 +10,7 @@ GET_ROCPROFV3="rocprofv3, of ROCm 6.2 or newer (apt install rocprofiler-sdk)"
 GET_NSYS="nsys, of NVIDIA Nsight Systems (apt install nsight-systems-cli)"
 
 find_tool() { # rocprofv3 | nsys: its path, also where ROCm and CUDA leave it off PATH
-    command -v "$1" && return
-    case $1 in
-    rocprofv3) set -- "${ROCM_PATH:-/opt/rocm}/bin/rocprofv3" ;;
-    nsys) set -- "${CUDA_HOME:-/usr/local/cuda}/bin/nsys" ;;
-    esac
-    [ -x "$1" ] && echo "$1"
+    (PATH=$PATH:${ROCM_PATH:-/opt/rocm}/bin:${CUDA_HOME:-/usr/local/cuda}/bin && command -v "$1")
 }
 
 choose_tool() { # sets GPU, TOOL and TOOL_HELP; a tool sees the GPUs of its own vendor alone
@@ -36,10 +31,7 @@ has_word() { grep -qw -e "$1" <<<"$2"; } # WORD TEXT
 first_word_of() { # TEXT WORD...: the first of the words that the text has, or none
     local word
     for word in "${@:2}"; do
-        if has_word "$word" "$1"; then
-            echo "$word"
-            return
-        fi
+        has_word "$word" "$1" && echo "$word" && return
     done
 }
 
@@ -106,8 +98,9 @@ written() { # FILE: in this run; the folder may hold the profile of an earlier o
     [ -e "$1" ] && [ "$(date -r "$1" +%s)" -ge "$began" ]
 }
 
-no_profile() { # wrong flags, exit code 2, have been named
+no_profile() { # fails; wrong flags, exit code 2, have been named
     [ "$code" = 2 ] || echo "error: ${TOOL##*/} wrote no profile: no step to capture was reached on a GPU" >&2
+    return 1
 }
 
 name_profile() { # PROFILE WHERE_IT_OPENS: fails after an interruption, which an analysis must not delay
@@ -137,10 +130,7 @@ under_rocprofv3() { # COMMAND...
     for ending in kernel_trace.csv results.json results.db; do
         if written "$folder/system_profile_$ending"; then profile=$folder/system_profile_$ending; fi
     done
-    if [ -z "$profile" ]; then
-        no_profile
-        return
-    fi
+    [ -n "$profile" ] || no_profile || return
     case $profile in *.db) viewer=", opens in ROCm Optiq" ;; esac
     name_profile "$profile" "$viewer" && analyze "$profile"
 }
@@ -151,10 +141,7 @@ under_nsys() { # COMMAND...
     "$TOOL" profile --trace=cuda,nvtx --sample=none --cpuctxsw=none --capture-range=cudaProfilerApi \
         --capture-range-end=stop --force-overwrite=true --output="$profile" "$@"
     code=$?
-    if ! written "$profile.nsys-rep"; then
-        no_profile
-        return
-    fi
+    written "$profile.nsys-rep" || no_profile || return
     name_profile "$profile.nsys-rep" ", opens in nsys-ui" || return
     "$TOOL" export --type=sqlite --force-overwrite=true --output="$profile.sqlite" "$profile.nsys-rep" >/dev/null || {
         echo "error: nsys export failed with exit code $?: no analysis of $profile.nsys-rep" >&2

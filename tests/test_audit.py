@@ -278,7 +278,7 @@ def losses(workload, dtype=None) -> list[float]:
         step.state.model.to(dtype)
     for _ in range(20):
         step()
-    return [loss.item() for loss in step.losses]
+    return [loss.item() for loss in step.meter.losses]
 
 
 @pytest.mark.slow

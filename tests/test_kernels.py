@@ -152,7 +152,7 @@ def test_losses_are_those_of_the_baseline(precision, tolerance):
         step = Step(WORKLOAD.with_settings(kernels=kernels, precision=precision, fused_projections=True), DEVICE)
         for _ in range(6):
             step()
-        losses.append([loss.item() for loss in step.losses])
+        losses.append([loss.item() for loss in step.meter.losses])
     assert losses[1] == pytest.approx(losses[0], abs=tolerance)
     assert losses[0][-1] < losses[0][0] - 0.01
 

@@ -63,7 +63,7 @@ def losses(config=CONFIG, device=CPU, compiled=False, **options) -> list[float]:
         step.state.model.compile(dynamic=False)
     for _ in range(workload.training.num_steps):
         step()
-    return [loss.item() for loss in step.losses]
+    return [loss.item() for loss in step.meter.losses]
 
 
 @pytest.mark.slow

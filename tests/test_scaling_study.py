@@ -17,6 +17,7 @@ from analysis.prediction.network import Network
 from harness.instruments.phases import median_interval
 from studies.engine.ranks import on_ranks
 from studies.scaling import study as scaling
+from studies.scaling.columns import columns_before
 from studies.scaling.faults import FAULTS, ReducedAfterBackward
 from studies.scaling.results import findings, verdicts, with_conclusions
 
@@ -145,7 +146,8 @@ def test_batches_of_weak_and_strong_scaling():
     found = {tuple(launch.rows[0].values()): launch for launch in launches}
     assert found["strong", "fsdp", 4, None, None].workload.batch_size == 2
     assert found["weak", "ddp", 4, 5.0, None].workload.parallel.bucket_mb == 5.0
-    assert found["weak", "ddp", 4, 5.0, None].shape["global_batch_size"] == 32
+    weak = found["weak", "ddp", 4, 5.0, None]
+    assert columns_before(weak.rows[0], weak.workload.batch_size, 1)["global_batch_size"] == 32
     assert found["weak", "ddp", 4, None, "small-buckets"].workload.parallel.bucket_mb == 0.05
     assert len(found) == len(launches) == 1 + 2 * 2 * 3 + 2
 

@@ -18,9 +18,10 @@ from harness.base.sections import as_text
 from harness.instruments.memory_tracker import MemoryTracker
 from studies.engine import isolation
 from studies.engine.command_line import workload_of
+from studies.engine.sweep import Cell
 from studies.training.passes import measure_passes, measured_columns
 from studies.training.results import sections
-from studies.training.study import TrainingBenchmark, TrainingRun, measured_rows
+from studies.training.study import TrainingBenchmark, measured_rows
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 
 CPU = torch.device("cpu")
@@ -220,7 +221,7 @@ def test_workspaces_of_libraries_are_part_of_both_peaks(monkeypatch):
         def measure_in_process(self, *arguments, precision):
             return {"status": "ok"}, answer
 
-    cell = TrainingRun(rows=[{"warmup_steps": 1}], workload=WORKLOAD, mode="train")
+    cell = Cell(rows=[{"warmup_steps": 1}], workload=WORKLOAD)
     (row,) = measured_rows(FakeStudy(), cell, repetitions=1)
     assert (row["predicted_peak_bytes"], row["workspace_bytes"]) == (1000 + 64 * 2**20, 64 * 2**20)
 

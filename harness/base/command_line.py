@@ -1,7 +1,5 @@
 """Command-line flags from dataclasses, one-line errors, and the packages that a flag requires."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import difflib

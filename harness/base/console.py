@@ -1,7 +1,5 @@
 """What the user sees while a command runs: lines from rank 0, and progress bars for long operations."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reading JSON documents of this project, and their schema version; harness/documents tells what stands in them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

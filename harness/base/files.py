@@ -4,14 +4,13 @@ Everything that must know the files of a run uses FILES: moving an earlier run a
 docs/files.md.  FOLDERS is the list for .gitignore.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fnmatch
 import io
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -53,7 +52,9 @@ def _tables(name: str, writer: str, contents: str, document: type[Document]) -> 
     )
 
 
-def _sweep(name: str, document: type[Document]) -> tuple[FileKind, ...]:
+def _sweep(document: type[sweeps.SweepDocument]) -> tuple[FileKind, ...]:
+    """MemoryStudy is memory_study.json, which run_memory_study.py writes."""
+    name = re.sub(r"\B(?=[A-Z])", "_", document.__name__).lower()
     return _tables(name, f"run_{name}.py", "one entry per row, rewritten after each row", document)
 
 
@@ -87,14 +88,7 @@ FILES = (
     *_tables("comparison", "compare_runs.py", "what differs between runs", sweeps.Comparison),
     *_tables("history", "compare_runs.py --history", "all runs below a folder by date", sweeps.RunHistory),
     FileKind("system_profile*", "run_system_profiler.sh", "what nsys or rocprofv3 recorded"),
-    *_sweep("memory_study", sweeps.MemoryStudy),
-    *_sweep("training_benchmark", sweeps.TrainingBenchmark),
-    *_sweep("attention_benchmark", sweeps.AttentionBenchmark),
-    *_sweep("precision_study", sweeps.PrecisionStudy),
-    *_sweep("timing_study", sweeps.TimingStudy),
-    *_sweep("optimization_study", sweeps.OptimizationStudy),
-    *_sweep("scaling_study", sweeps.ScalingStudy),
-    *_sweep("collective_benchmark", sweeps.CollectiveBenchmark),
+    *itertools.chain.from_iterable(map(_sweep, sweeps.SweepDocument.__subclasses__())),
     FileKind(
         "profile_*", "run_optimization_study.py", "the baseline of a size and precision, profiled", is_folder=True
     ),

@@ -1,8 +1,6 @@
 """Which part of a model does a name mean, and in which layer?  Names as layers.3.attention.scores, of ranges, modules
 and parameters."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable

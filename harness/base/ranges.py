@@ -1,7 +1,5 @@
 """Named ranges within a step, for the profilers and the observers that are running."""
 
-from __future__ import annotations
-
 import contextlib
 
 import torch

@@ -1,7 +1,5 @@
 """Tables: the same columns as text for a terminal and as markdown."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """torch.compile of a model: in place, timed before and after."""
 
-from __future__ import annotations
-
 import statistics
 
 import torch

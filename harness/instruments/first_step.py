@@ -1,7 +1,5 @@
 """What the first step of a run does with each parameter: its gradient, and whether the optimizer moves it."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator

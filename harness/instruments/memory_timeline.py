@@ -1,7 +1,5 @@
 """What the memory tracker recorded of a step, and memory_timeline.json from it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 

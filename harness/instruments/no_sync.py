@@ -4,8 +4,6 @@ A measurement without a profiler, to compare with the exposed communication of a
 costs a step, not how long it takes: what the backward pass hides costs nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Imports no PyTorch: reading a trace needs none.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 

@@ -134,10 +134,8 @@ class SystemProfilerWindow:
                 how = "in a profile of the whole run, as this rocprofv3 cannot be paused"
             elif not begins_paused:
                 how = "in a profile that begins with the program, paused from here until then"
-        say(
-            f"System profiler: captures steps {self.first + 1} to {self.last} {how}; there each operator is a range, "
-            "which makes the host's times longer"
-        )
+        cost = "there each operator is a range, which makes the host's times longer"
+        say(f"System profiler: captures steps {self.first + 1} to {self.last} {how}; {cost}")
         self.operators = torch.autograd.profiler.emit_nvtx(record_shapes=True)
 
     @contextlib.contextmanager
@@ -300,10 +298,8 @@ def check_profiling(profiling: ProfilerConfig, device: torch.device, output_dir:
     if profiling.profile_operators:
         require("--profile-operators", ["msgspec", "pandas"])
     if device.type == "cpu" and profiling.memory_snapshot:
-        raise UserError(
-            "--memory-snapshot: the allocation history exists only for GPU memory; on a CPU --profile-memory records "
-            "tensors, and run_memory_study.sh shows how their memory grows"
-        )
+        instead = "--profile-memory records tensors, and run_memory_study.sh shows how their memory grows"
+        raise UserError(f"--memory-snapshot: the allocation history exists only for GPU memory; on a CPU {instead}")
     if device.type == "cpu" and profiling.system_profiler:
         raise UserError("--system-profiler: nsys and rocprofv3 profile a GPU, and none is in use")
     if profiling.enable_deepspeed_flops and (problem := deepspeed_problem(device)):

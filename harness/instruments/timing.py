@@ -1,7 +1,5 @@
 """Time: the phases of a step, and how long each takes."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The clock of a device: events in the stream of a GPU, for which the host need not wait; the wall clock on a CPU."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -42,16 +42,20 @@ def architecture(gpu) -> str:
 
 def check_precision(precision: str, device: torch.device) -> None:
     """Raise UserError for a precision that the device does not support or only emulates."""
-    refusal = None
+    if refusal := lacks_precision(precision, device):
+        raise UserError(f"--precision {precision}: {refusal}", exit_code=2)
+
+
+def lacks_precision(precision: str, device: torch.device) -> str | None:
+    """Why the device does not support it, or only emulates it, and what to use; None if it does."""
     if device.type == "cuda":
         gpu = torch.cuda.get_device_properties(device)
-        refusal = missing_arithmetic(precision, gpu.name, architecture(gpu))
-    elif precision == "tf32":
-        refusal = "TF32 exists only in Tensor Cores and Matrix Cores of GPUs; on a CPU use fp32 or bf16"
-    elif precision == "fp16" and not cpu_trains_in_fp16():
-        refusal = f"PyTorch {torch.__version__} cannot train in fp16 on this CPU; use fp32 or bf16"
-    if refusal:
-        raise UserError(f"--precision {precision}: {refusal}", exit_code=2)
+        return missing_arithmetic(precision, gpu.name, architecture(gpu))
+    if precision == "tf32":
+        return "TF32 exists only in Tensor Cores and Matrix Cores of GPUs; on a CPU use fp32 or bf16"
+    if precision == "fp16" and not cpu_trains_in_fp16():
+        return f"PyTorch {torch.__version__} cannot train in fp16 on this CPU; use fp32 or bf16"
+    return None
 
 
 def missing_arithmetic(precision: str, name: str, arch: str) -> str | None:

@@ -82,7 +82,8 @@ class DisturbanceMeter:
     def document(self) -> dict:
         """The section `disturbance` of a document; ends the measurement."""
         total = sum(self.intervals, Interval())
-        found = self._waiting(total) | self._setting() | self._quota(total) | self._machine()
+        found = self._waiting(total) | {"threads": self.threads, "cores": self.cores, "load_before": self.load_before}
+        found |= self._quota(total) | self._machine()
         found |= self._sampling(total) | {"gpu": self.gpu and self.gpu.document()}
         self.counters.close()
         found["lost_share"] = most_lost(found, total.lost_share)
@@ -97,9 +98,6 @@ class DisturbanceMeter:
         marks = [mark for mark in map(is_disturbed, self.intervals) if mark is not None]
         shares = {"waited_share": total.waited_share, "longest_wait_share": total.longest_wait_share}
         return shares | {"steps_disturbed": sum(marks) if marks else None}
-
-    def _setting(self) -> dict:
-        return {"threads": self.threads, "cores": self.cores, "load_before": self.load_before}
 
     def _quota(self, total: Interval) -> dict:
         no_quota = self.counters.no_quota_reason
@@ -204,11 +202,6 @@ def disturbance_text(document: dict) -> str:
         silent = gpu and gpu["other_processes"] is None and gpu["lowered_by"] is None
         return "none seen" + "; GPU: not known here" * bool(silent)
     turns = [TAKE_TURNS] if (gpu := document.get("gpu")) and may_be_shared(gpu) else []
-    return "; ".join([*document["reasons"], consequence(document["lost_share"]), *turns])
-
-
-def consequence(lost_share: float | None) -> str:
-    """What a disturbance means for the times, and what to do; lost_share: of the time, None if unknown."""
-    known = lost_share is not None and lost_share < MOST_LOST
-    most = f"up to {lost_share / (1 - lost_share):.0%}" if known else "far"
-    return f"times may be {most} too long; {CURE}"
+    lost = document["lost_share"]
+    most = "far" if lost is None or lost >= MOST_LOST else f"up to {lost / (1 - lost):.0%}"
+    return "; ".join([*document["reasons"], f"times may be {most} too long; {CURE}", *turns])

@@ -1,7 +1,5 @@
 """The environment of a run: versions, device, host, commit and command line, enough to repeat it."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -119,9 +119,8 @@ class NvidiaDriver:
 
     def power_limits_w(self) -> tuple[float, ...]:
         """Watts that the card may take, and those that it was made for."""
-        return tuple(
-            self._number(f"nvmlDeviceGet{name}Limit") / 1e3 for name in ("EnforcedPower", "PowerManagementDefault")
-        )
+        limits = ("EnforcedPower", "PowerManagementDefault")
+        return tuple(self._number(f"nvmlDeviceGet{limit}Limit") / 1e3 for limit in limits)
 
     def slowdowns(self) -> Slowdowns:
         """Takes a reading."""

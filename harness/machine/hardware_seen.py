@@ -6,8 +6,6 @@ python3 -m harness.machine.hardware_seen accelerator   what the launchers choose
 The last two need no PyTorch.  Drivers are asked by their files, as their tools are often not on PATH.
 """
 
-from __future__ import annotations
-
 import contextlib
 import grp
 import os
@@ -109,9 +107,8 @@ def _rocm_architectures(root: Path) -> list[str]:
 
 
 def _has_nvidia_gpu(root: Path) -> bool:
-    if any(root.glob("proc/driver/nvidia/gpus/*")):
-        return True
-    return bool(re.search(r"^GPU ", _output_of("nvidia-smi", "-L"), re.M))  # in WSL there are no such files
+    found = any(root.glob("proc/driver/nvidia/gpus/*"))  # in WSL there are no such files
+    return found or bool(re.search(r"^GPU ", _output_of("nvidia-smi", "-L"), re.M))
 
 
 def _nvidia_driver(root: Path) -> str | None:
@@ -156,10 +153,8 @@ def _cause(root: Path, platform: str, built_for: str, gpu: str, torch) -> str:
 
 
 def _wrong_build(platform: str, built_for: str) -> str:
-    return (
-        f"the build in {sys.prefix} is for {built_for}; install one for {platform} (a .venv made by a launcher on "
-        "another kind of node: remove it and start the launcher here)"
-    )
+    venv = "a .venv made by a launcher on another kind of node: remove it and start the launcher here"
+    return f"the build in {sys.prefix} is for {built_for}; install one for {platform} ({venv})"
 
 
 def _hidden_by_variable(platform: str) -> str | None:
@@ -209,10 +204,8 @@ def _no_access(root: Path, platform: str, gpu: str) -> str | None:
             group = needed[0].stat().st_gid
             with contextlib.suppress(KeyError):
                 group = grp.getgrgid(group).gr_name
-            return (
-                f"no access to /{needed[0].relative_to(root)}; join the group {group} (usermod -aG {group} $USER, "
-                f"a new login; a container: --group-add {group})"
-            )
+            how = f"usermod -aG {group} $USER, a new login; a container: --group-add {group}"
+            return f"no access to /{needed[0].relative_to(root)}; join the group {group} ({how})"
     return None
 
 

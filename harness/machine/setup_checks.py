@@ -280,12 +280,9 @@ def transport_check(device: str, nodes: int, network: NetworkHardware, environ: 
         return Check("Transport", f"{library}, network plugin {' '.join([*wanted, *network.plugins])}")
     if slingshot:
         fast = ",".join(slingshot)
-        return Check(
-            "Transport",
-            f"{library}, TCP: Slingshot is present ({fast}), but no plugin libnccl-net*.so or librccl-net*.so is on "
-            "LD_LIBRARY_PATH",
-            f"load the site's aws-ofi-nccl or aws-ofi-rccl module; NCCL_SOCKET_IFNAME={fast} NCCL_NET_GDR_LEVEL=PHB",
-        )
+        lacks = "no plugin libnccl-net*.so or librccl-net*.so is on LD_LIBRARY_PATH"
+        fix = f"load the site's aws-ofi-nccl or aws-ofi-rccl module; NCCL_SOCKET_IFNAME={fast} NCCL_NET_GDR_LEVEL=PHB"
+        return Check("Transport", f"{library}, TCP: Slingshot is present ({fast}), but {lacks}", fix)
     used = f"InfiniBand or RoCE ({' '.join(network.infiniband)})" if network.infiniband else None
     tcp = f"TCP over {environ.get('NCCL_SOCKET_IFNAME', 'an interface that it chooses')}"
     return Check("Transport", f"{library}, {used or tcp}; NCCL_DEBUG=INFO shows what it uses")
@@ -384,6 +381,5 @@ def known_issue_checks(versions: Versions, environ: Mapping[str, str]) -> list[C
             "this workshop works around it; for other programs: pip uninstall amdsmi",
         ),
     ]
-    return [Check("Version", what, fix) for applies, what, fix in issues if applies] or [
-        Check("Versions", "none has a known problem")
-    ]
+    found = [Check("Version", what, fix) for applies, what, fix in issues if applies]
+    return found or [Check("Versions", "none has a known problem")]

@@ -1,7 +1,5 @@
 """What the matmul libraries allocate for themselves on a GPU: measured in a process that has not used them before."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

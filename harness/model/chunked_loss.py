@@ -5,8 +5,6 @@ FLOP counters and memory trackers see nothing of it, and a compiler does not com
 that every tool of the workshop sees, and that older versions have too.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

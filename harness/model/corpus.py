@@ -1,7 +1,5 @@
 """The tokens of a corpus: drawn from a model of language, or the bytes of a text file."""
 
-from __future__ import annotations
-
 import math
 import os
 

@@ -1,7 +1,5 @@
 """Forward and backward pass as CUDA graphs: two launches instead of hundreds, for steps that wait for launches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

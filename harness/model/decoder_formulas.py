@@ -1,7 +1,5 @@
 """What is known of a LLaMA decoder's training step without running it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

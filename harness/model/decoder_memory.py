@@ -1,7 +1,5 @@
 """What a LLaMA decoder keeps for its backward pass, in closed form; fake-tensor runs must agree with the formula."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
@@ -52,8 +50,7 @@ class KeptTensors:
         """The normalized rows, unless a kernel computes them again, one number per row, and the output as it is read by
         matmuls, unless they have copies."""
         recomputed = self.triton or (self.training.fused_norm and self.on_gpu)
-        rows = 0 if recomputed else self.float32_hidden
-        output = 0 if self.normalized_copy() else self.hidden
+        rows, output = 0 if recomputed else self.float32_hidden, 0 if self.normalized_copy() else self.hidden
         return rows + 4 * self.tokens + output
 
     # ---- A layer -----------------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """--grad-clip: the norm of all gradients together, and gradients scaled down to it, however ranks share them."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import Tensor

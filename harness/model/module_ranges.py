@@ -1,7 +1,5 @@
 """Named ranges for any model: each nn.Module's forward pass by its path, such as transformer.h.3.attn."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch import nn

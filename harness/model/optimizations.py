@@ -3,8 +3,6 @@
 A new one is a field of the script's OptimizationConfig, with the text of --help, and a record here.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Collectives as PyTorch dispatches them: how many a step calls, of how many bytes, and gloo's on copies."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import torch

@@ -1,7 +1,5 @@
 """The process group: ranks that have met, and can work together."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -9,8 +9,6 @@ death only after their limit, when torchrun has long sent SIGTERM to the others,
 cannot reach the node of the store any more.  srun has no agent, and monitored_barrier is for gloo alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -70,15 +68,8 @@ class Connection:
 
     def messages(self) -> Iterator:
         """All that arrive until the end.  Raises ValueError for what is no JSON."""
-        unread = b""
-        while received := self._receive():
-            *lines, unread = (unread + received).split(b"\n")
-            yield from map(json.loads, lines)
-
-    def _receive(self) -> bytes:
-        with contextlib.suppress(OSError):  # such as keep-alive probes without an answer
-            return self.socket.recv(65536)
-        return b""
+        with contextlib.suppress(OSError), self.socket.makefile("rb") as file:  # keep-alive probes without an answer
+            yield from (json.loads(line) for line in file if line.endswith(b"\n"))
 
 
 class FailureWatch:

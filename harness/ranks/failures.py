@@ -1,7 +1,5 @@
 """What ends a command or a run: every error becomes one line and an exit code, printed by one of the ranks."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

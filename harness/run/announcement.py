@@ -1,7 +1,5 @@
 """What a run prints before its first step: what is about to run, on which device."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

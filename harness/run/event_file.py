@@ -1,7 +1,5 @@
 """TensorBoard's event file: what a run is, scalars of its steps, its figures, and its row in the HPARAMS tab."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time
@@ -16,9 +14,7 @@ from harness.instruments.timing import StepRecord
 from harness.ranks.parallel import ParallelConfig
 
 # No columns of TensorBoard's HPARAMS tab: they affect neither speed nor memory nor the loss.
-HIDDEN_SETTINGS = set(
-    "num_steps output_dir log_interval force device norm_eps rope_theta init_std max_seq_len source_sha256".split()
-)
+HIDDEN = "num_steps output_dir log_interval force device norm_eps rope_theta init_std max_seq_len source_sha256".split()
 
 
 def in_words(settings: dict) -> dict:
@@ -49,7 +45,7 @@ def hyperparameters(summary: dict) -> dict:
     """Settings and results of a run, from performance_summary.json: a row of the HPARAMS tab.  Results as metrics would
     each be a curve of one point under SCALARS."""
     every = summary["config"]["training"] | summary["config"]["model"]
-    hidden = HIDDEN_SETTINGS | {name for name in every if name.endswith("_reason")}
+    hidden = {*HIDDEN, *(name for name in every if name.endswith("_reason"))}
     if summary["training"]["world_size"] == 1:
         hidden |= {one.name for one in fields(ParallelConfig)}
     performance = summary["performance"]

@@ -1,9 +1,6 @@
 """Which flags exclude each other, and which this device does not have: one line, before anything is written."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,10 +8,8 @@ from harness.base.command_line import flag, memory_size, network_choice
 from harness.base.errors import UserError
 from harness.base.text import flag_of
 from harness.instruments.no_sync import check_no_sync
+from harness.instruments.schedule import ProfilerConfig
 from harness.model.optimizations import conflict, missing
-
-if TYPE_CHECKING:
-    from harness.instruments.schedule import ProfilerConfig
 
 
 def check_model(config) -> None:
@@ -70,19 +65,14 @@ def check_combinations(training, profiling: ProfilerConfig, given: dict) -> None
         raise UserError(f"{flag}: does not divide --batch-size {batch_size}; use a divisor of it", 2)
     if "" in (training.output_dir, profiling.profile_dir):
         raise UserError("--output-dir and --profile-dir: must not be empty", 2)
-    rules = {
-        "--system-profiler: nsys and rocprofv3 replace torch.profiler, because only one profiler can be attached to a "
-        "GPU; omit --enable-pytorch-profiler, --profile-stacks and --profile-operators": (
-            profiling.system_profiler and profiling.records_trace
-        ),
-        "--network: one rank sends nothing; predict several with --world-size N": (
-            given.get("network") is not None and training.world_size == 1
-        ),
-        "--compile-mode: requires --compile": given.get("compile_mode") is not None and not training.compile,
-    }
-    for line, applies in rules.items():
-        if applies:
-            raise UserError(line, 2)
+    if profiling.system_profiler and profiling.records_trace:
+        why = "nsys and rocprofv3 replace torch.profiler, because only one profiler can be attached to a GPU"
+        flags = "--enable-pytorch-profiler, --profile-stacks and --profile-operators"
+        raise UserError(f"--system-profiler: {why}; omit {flags}", 2)
+    if given.get("network") is not None and training.world_size == 1:
+        raise UserError("--network: one rank sends nothing; predict several with --world-size N", 2)
+    if given.get("compile_mode") is not None and not training.compile:
+        raise UserError("--compile-mode: requires --compile", 2)
     if line := conflict(training, profiling):
         raise UserError(line, 2)
 

@@ -1,7 +1,5 @@
 """What one rank of a run measures, while it trains and however it ends."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

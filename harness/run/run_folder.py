@@ -1,7 +1,5 @@
 """The folder of a run, and that of its traces."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from harness.base.console import file_lines

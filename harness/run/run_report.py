@@ -1,7 +1,5 @@
 """What a run prints and writes, however it ends: step lines, summary, files, TensorBoard events."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict

@@ -1,10 +1,7 @@
 """performance_summary.json, a pure function of what a run measured."""
 
-from __future__ import annotations
-
 import collections
 import math
-from typing import TYPE_CHECKING
 
 from harness.base.errors import is_interruption
 from harness.base.units import MB
@@ -14,10 +11,7 @@ from harness.instruments.phases import PHASES, summary_stats
 from harness.instruments.timing import StepRecord
 from harness.machine.disturbance import is_disturbed
 from harness.ranks.failures import explain_error
-
-if TYPE_CHECKING:
-    from harness.run.measurements import Measurements
-
+from harness.run.measurements import Measurements
 
 SHARES = ("waited", "longest_wait", "lost")  # of a step's time, in its interval
 

@@ -1,7 +1,5 @@
 """What a run says of itself, from performance_summary.json: the lines that scripts search for, and its section."""
 
-from __future__ import annotations
-
 from harness.base.console import RULE
 from harness.base.sections import Section
 from harness.base.tables import column, wrapped
@@ -56,7 +54,9 @@ def run_section(summary: dict) -> Section:
         "Ranks": training["world_size"],
     }
     if performance["samples_per_sec"]:
-        facts["Throughput"] = throughput_text(summary)
+        facts["Throughput"] = f"{performance['samples_per_sec']:,.1f} samples/s"
+        if training["sequence_length"] > 1:  # images, for one, have no tokens
+            facts["Throughput"] += f", {performance['tokens_per_sec']:,.0f} tokens/s"
     facts |= {"Disturbance": disturbance_text(summary["disturbance"]), "Audit": audit_text(summary.get("audit"))}
     if memory["peak_mb"]:
         facts["Peak memory"] = f"{megabytes(memory['peak_mb'] * MB)}: {memory['source']}"
@@ -68,13 +68,6 @@ def settings_text(settings: dict) -> str:
     on = {name: value for name, value in settings.items() if value is not None and value is not False}
     shown = {name: value for name, value in on.items() if not name.endswith("_reason")}
     return ", ".join(f"{name} {value:,}" if type(value) is int else f"{name} {value}" for name, value in shown.items())
-
-
-def throughput_text(summary: dict) -> str:
-    """'177.8 samples/s, 22,758 tokens/s'; samples that are no sequences of tokens, such as images, have no tokens."""
-    performance, text = summary["performance"], f"{summary['performance']['samples_per_sec']:,.1f} samples/s"
-    tokens = summary["training"]["sequence_length"] > 1
-    return text + f", {performance['tokens_per_sec']:,.0f} tokens/s" * tokens
 
 
 def steps_section(summary: dict, *, detailed: bool = True) -> Section:

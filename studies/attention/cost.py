@@ -1,7 +1,5 @@
 """What does attention alone cost?  Memory by fake tensors, and in a new process time, memory and the kernel."""
 
-from __future__ import annotations
-
 import statistics
 import warnings
 from collections.abc import Callable

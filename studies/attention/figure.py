@@ -1,7 +1,5 @@
 """The figure of the attention benchmark."""
 
-from __future__ import annotations
-
 from matplotlib.figure import Figure
 
 from analysis.report.axes import log_axis

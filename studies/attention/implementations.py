@@ -1,7 +1,5 @@
 """Which implementations of attention are there, and which does a device have?"""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 
@@ -29,8 +27,7 @@ KEY = ("implementation", "dtype", "batch_size", "n_heads", "d_head", "seq_len", 
 def names_of(wanted: list[str], device: torch.device) -> list[str]:
     """The implementations asked for, with sdpa replaced by every kernel that PyTorch has for the device."""
     offered = [f"sdpa-{name}" for name in (ON_CPU if device.type == "cpu" else SDPA_BACKENDS)]
-    names = [name for asked in wanted for name in (offered if asked == "sdpa" else [asked])]
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(name for asked in wanted for name in (offered if asked == "sdpa" else [asked])))
 
 
 def function_of(spec: dict) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:

@@ -1,7 +1,5 @@
 """What do the rows of the attention benchmark say?  Tables, growth with the sequence length, and what does not fit."""
 
-from __future__ import annotations
-
 from analysis.comparison.noise import as_fast
 from harness.base.sections import Section
 from harness.base.tables import Column, column, text_columns
@@ -32,8 +30,7 @@ def time_of(row: dict) -> float:
 def growth_rows(rows: list[dict]) -> list[dict]:
     """For each implementation, dtype and head dimension: the exponents of time and memory in S."""
     growth = []
-    for group in dict.fromkeys(map(group_of, rows)):
-        measured = [row for row in rows if row["status"] == "ok" and group_of(row) == group]
+    for group, measured in grouped((row for row in rows if row["status"] == "ok"), group_of).items():
         if len({row["seq_len"] for row in measured}) > 1:
             line = dict(zip(GROUP, group, strict=True))
             line["seq_lens"] = " ".join(str(row["seq_len"]) for row in measured)

@@ -1,7 +1,5 @@
 """Forward time, backward time and memory of attention alone, by implementation and sequence length."""
 
-from __future__ import annotations
-
 import itertools
 
 from harness.documents.sweeps import AttentionBenchmarkRow

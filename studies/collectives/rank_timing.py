@@ -1,7 +1,5 @@
 """How long does a collective take on every rank?  As nccl-tests does it: calls back to back, the mean over them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

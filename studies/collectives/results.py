@@ -1,7 +1,5 @@
 """What do the rows of the collective benchmark say?  Bandwidths, and fits of alpha + bytes / beta."""
 
-from __future__ import annotations
-
 import statistics
 
 from analysis.prediction.network import fitted

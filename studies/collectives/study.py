@@ -1,8 +1,6 @@
 """Latency and bandwidth of the collectives of training, by bytes and ranks, and their fit alpha + bytes / beta."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+import itertools
 from datetime import datetime
 
 from analysis.prediction.network import BACKENDS, keep_network
@@ -17,14 +15,6 @@ from studies.engine.study import Study
 from studies.engine.sweep import Cell
 
 FACTOR = 4  # from one size to the next
-
-
-@dataclass(kw_only=True)
-class CollectiveLaunch(Cell):
-    """All kinds and sizes on so many ranks."""
-
-    world_size: int
-    sizes: list[int]
 
 
 class CollectiveBenchmark(Study):
@@ -53,22 +43,23 @@ class CollectiveBenchmark(Study):
         self.backend = BACKENDS[device.device.type]
         args.notes.append(f"{self.backend} on one machine" + ("" if device.on_gpu else ", one thread in each rank"))
 
-    def cells(self) -> list[CollectiveLaunch]:
+    def cells(self) -> list[Cell]:
         return [self.launch_of(world_size) for world_size in self.args.world_sizes]
 
-    def launch_of(self, world_size: int) -> CollectiveLaunch:
+    def launch_of(self, world_size: int) -> Cell:
+        """All kinds and sizes on so many ranks."""
         sizes, size = [], self.args.min_bytes
         while size <= self.args.max_bytes:
             sizes.append(size_on_ranks(size, world_size))
             size *= FACTOR
-        sizes = list(dict.fromkeys(sizes))
-        rows = [{"kind": kind, "world_size": world_size, "bytes": size} for kind in self.args.kinds for size in sizes]
-        return CollectiveLaunch(rows=rows, world_size=world_size, sizes=sizes)
+        pairs = itertools.product(self.args.kinds, dict.fromkeys(sizes))
+        return Cell(rows=[{"kind": kind, "world_size": world_size, "bytes": size} for kind, size in pairs])
 
-    def measure(self, cell: CollectiveLaunch) -> list[dict]:
-        tensors = 2 * cell.sizes[-1]  # input and output
-        work = (time_collectives, self.args.kinds, cell.sizes, self.args.repetitions, self.args.warmup_steps)
-        outcome, answers = self.measure_on_ranks(tensors, cell.world_size, *work)
+    def measure(self, cell: Cell) -> list[dict]:
+        sizes = list(dict.fromkeys(row["bytes"] for row in cell.rows))
+        tensors = 2 * sizes[-1]  # input and output
+        work = (time_collectives, self.args.kinds, sizes, self.args.repetitions, self.args.warmup_steps)
+        outcome, answers = self.measure_on_ranks(tensors, cell.rows[0]["world_size"], *work)
         if answers is None:
             return [row | outcome for row in cell.rows]
         times = [answer["times_us"] for answer in answers]

@@ -1,7 +1,5 @@
 """Which columns do the rows and the tables of sweeps share?"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which flags do all sweeps have, and how are they read?"""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -87,8 +85,7 @@ class Flags:
         self.choices("--precisions", text, PRECISIONS, metavar="P", default=default)
 
     def workload(self) -> None:
-        text = "a training step of your own, as in tiny_llama_v1.py"
-        self.add("--workload", metavar="FILE.py[:NAME]", help=text)
+        self.add("--workload", metavar="FILE.py[:NAME]", help="a training step of your own, as in tiny_llama_v1.py")
 
     def resume(self) -> None:
         self.add("--resume", metavar="FOLDER", help="continue an interrupted sweep; use the same flags")

@@ -1,7 +1,5 @@
 """What is known of the device that the rows of a sweep run on?"""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,7 +8,7 @@ import torch
 from analysis.prediction.capacity import Capacity, capacity_of
 from harness.base.errors import UserError
 from harness.base.text import count_of
-from harness.machine.devices import PRECISIONS, check_precision, choose_device
+from harness.machine.devices import PRECISIONS, choose_device, lacks_precision
 from harness.machine.environment import describe_environment
 from harness.machine.host_limits import usable_cores
 
@@ -66,10 +64,4 @@ def properties_of(asked: str) -> DeviceProperties:
 
 def unsupported_precisions(device: torch.device) -> dict[str, str]:
     """Each precision that the device does not support, and why."""
-    reasons = {}
-    for precision in PRECISIONS:
-        try:
-            check_precision(precision, device)
-        except UserError as refusal:
-            reasons[precision] = str(refusal).removeprefix(f"--precision {precision}: ")
-    return reasons
+    return {precision: why for precision in PRECISIONS if (why := lacks_precision(precision, device))}

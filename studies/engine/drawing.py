@@ -1,7 +1,5 @@
 """What do the figures of sweeps share?"""
 
-from __future__ import annotations
-
 import numpy as np
 from matplotlib.figure import Figure  # not pyplot: no global state, no display
 

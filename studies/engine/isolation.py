@@ -1,7 +1,5 @@
 """How does a row leave the others alone?  It is measured in a process of its own, with an empty compiler cache."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io
@@ -15,21 +13,22 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from unittest import mock
 
 import torch
 
 import tiny_llama_v1
 from harness.base.errors import UserError, innermost_cause, out_of_memory
+from harness.instruments.schedule import ProfilerConfig
 from harness.machine.disturbance import DisturbanceMeter
 from harness.ranks.failures import exit_code_of, explain_error
 from tiny_llama_v1 import TinyLlamaWorkload
 
-if TYPE_CHECKING:
-    from harness.instruments.schedule import ProfilerConfig
-
 PRELOADED = ("tiny_llama_v1", "torch._dynamo", "torch.utils.tensorboard", "matplotlib.figure")  # slow to import
+
+
+Tell = Callable[[str], object]  # receives what a process tells while it works
 
 
 class Outcome(NamedTuple):
@@ -73,9 +72,7 @@ class Child:
         self.receiver.close()
 
 
-def in_fresh_process(
-    work: Callable, *arguments, while_waiting: Callable[[str], object] = str, device=None, disturbance=None
-) -> tuple[str, object]:
+def in_fresh_process(work: Callable, *arguments, while_waiting: Tell = str, device=None, disturbance=None) -> tuple:
     """Call work(*arguments) in a new process.  Returns ("ok", result), or ("oom" or "failed", reason).
 
     while_waiting: called every second with '', and with what the work tells.
@@ -124,7 +121,7 @@ def status_of(error: Exception) -> tuple[str, str]:
 
 # ---- In the new process --------------------------------------------------------------------------------------------
 
-_tell: Callable[[str], object] = str
+_tell: Tell = str
 
 
 def tell(text: str) -> None:

@@ -1,7 +1,5 @@
 """How is work done on several ranks?  Each is a process of its own on this machine, and nothing of them is left."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Callable
@@ -12,7 +10,7 @@ import torch
 
 from harness.machine.devices import choose_device
 from harness.ranks.distributed import process_group
-from studies.engine.isolation import Child
+from studies.engine.isolation import Child, Tell
 
 
 class RankContext(NamedTuple):
@@ -23,9 +21,7 @@ class RankContext(NamedTuple):
     device: torch.device
 
 
-def on_ranks(
-    world_size: int, device: str, work: Callable, *arguments, while_waiting: Callable[[str], object] = str
-) -> tuple[str, list | str]:
+def on_ranks(world_size: int, device: str, work: Callable, *arguments, while_waiting: Tell = str) -> tuple:
     """Call work(RankContext, *arguments) on new ranks.
 
     Returns ("ok", results by rank), or ("oom" or "failed", reason), that of the rank which failed first: the others

@@ -1,7 +1,5 @@
 """What is a study?  Cells to measure, each in a process or launch of its own, and what their rows say together."""
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """How are the rows of a sweep kept?  In a folder, written anew after each of them, so that it can be resumed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from harness.base.errors import UserError
 from harness.base.files import prepare_folder, write_json
 from harness.documents.schema import Document, because, explained, fields_of, is_required
 from harness.documents.sweeps import SweepConfig
+from tiny_llama_v1 import TinyLlamaWorkload
 
 FINISHED_STATUSES = ("ok", "oom", "skipped")  # a resumed sweep keeps these rows and runs the failed ones again
 
@@ -28,6 +27,7 @@ class Cell:
     rows: list[dict]
     round: int = 0
     work: float = 1.0  # how much it is, relative to other cells
+    workload: TinyLlamaWorkload | None = None  # that is trained; of several ranks that of each
 
 
 class SweepKind:

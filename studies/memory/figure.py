@@ -1,7 +1,5 @@
 """The figure of the memory study."""
 
-from __future__ import annotations
-
 import numpy as np
 from matplotlib.figure import Figure
 

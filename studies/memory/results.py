@@ -1,7 +1,5 @@
 """What do the rows of the memory study say?  Which terms a peak is made of, and how it grows."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

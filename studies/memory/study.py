@@ -1,9 +1,7 @@
 """Memory by batch size and sequence length: measured and predicted for each pair, with a fit over all."""
 
-from __future__ import annotations
-
 from argparse import Namespace
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import tiny_llama_v1
@@ -33,11 +31,6 @@ NOT_HERE = {  # flags of the script
 }
 
 
-@dataclass(kw_only=True)
-class Run(Cell):
-    workload: TinyLlamaWorkload
-
-
 class MemoryStudy(Study):
     name, row_type, key, results = "memory_study", MemoryStudyRow, results.KEY, results
     predicted_column = "predicted_bytes"
@@ -64,17 +57,14 @@ class MemoryStudy(Study):
         self.workload, self.profiling = tiny_llama_v1.resolve(self.args)
         self.device.check_precisions([self.workload.precision])
 
-    def cells(self) -> list[Run]:
+    def cells(self) -> list[Cell]:
         if self.args.workload:  # its file decides the batches
             workload = self.workload
-            return [Run(rows=[{"batch_size": workload.batch_size, "seq_len": workload.seq_len}], workload=workload)]
-        return [self.run_of(size, length) for length in self.args.seq_lens for size in self.args.batch_sizes]
-
-    def run_of(self, batch_size: int, seq_len: int) -> Run:
-        """One pair.  Raises UserError if the script cannot train it."""
-        row = {"batch_size": batch_size, "seq_len": seq_len}
-        workload, _ = tiny_llama_v1.resolve(Namespace(**vars(self.args) | row))
-        return Run(rows=[row], workload=workload)
+            return [Cell(rows=[{"batch_size": workload.batch_size, "seq_len": workload.seq_len}], workload=workload)]
+        args = self.args
+        rows = [{"batch_size": size, "seq_len": length} for length in args.seq_lens for size in args.batch_sizes]
+        workloads = [tiny_llama_v1.resolve(Namespace(**vars(args) | row))[0] for row in rows]
+        return [Cell(rows=[row], workload=workload) for row, workload in zip(rows, workloads, strict=True)]
 
     def settings(self) -> dict:
         """With the resolved settings of the script, but for those that differ between rows."""
@@ -83,7 +73,7 @@ class MemoryStudy(Study):
         differ = ("max_seq_len", *results.KEY, *NOT_SETTINGS)
         return super().settings() | {name: value for name, value in resolved.items() if name not in differ}
 
-    def measure(self, cell: Run) -> list[dict]:
+    def measure(self, cell: Cell) -> list[dict]:
         row = cell.rows[0] | self.predict(predicted_peak, cell.workload, self.predicts_gpu, "predicted_bytes")
         profiling = replace(self.profiling, profile_memory=True, profile_dir=None)
         work = (tracked_run, cell.workload, profiling, self.sweep.folder)

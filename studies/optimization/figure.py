@@ -1,7 +1,5 @@
 """The figure of the optimization study."""
 
-from __future__ import annotations
-
 from matplotlib.figure import Figure
 
 from analysis.report.axes import SEAM, WIDTH, bare, beside, entitle, legend

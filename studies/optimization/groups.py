@@ -1,7 +1,5 @@
 """Which sets of flags are measured in the same process, and what if it dies?"""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -86,8 +84,7 @@ def rows_of_process(measure: Measure, group: list[Candidate]) -> tuple[dict, lis
     outcome, answers = measure(group)
     if answers is None:
         return outcome, []
-    rows, losses = [], {}
-    for candidate, answer in zip(group, answers, strict=True):
-        rows.append(candidate.row | outcome | columns_alone(answer, candidate.workload))
-        losses[candidate.row["flags"]] = answer.get("losses", [])
+    pairs = list(zip(group, answers, strict=True))
+    rows = [candidate.row | outcome | columns_alone(answer, candidate.workload) for candidate, answer in pairs]
+    losses = {candidate.row["flags"]: answer.get("losses", []) for candidate, answer in pairs}
     return outcome, [row | columns_beside(row, rows, losses) for row in rows]

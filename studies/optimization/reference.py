@@ -1,7 +1,5 @@
 """transformers' LLaMA as a workload: the same shape, weights, data, loss, optimizer and loop as ours."""
 
-from __future__ import annotations
-
 import importlib.util
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """What do the rows of the optimization study say?  Alone, beside one another, and on this device."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -155,9 +153,7 @@ def finding(measured: list[dict], device: str) -> list[str]:
     unknown = {name: why for name, ladder in by_label.items() if (why := undecided(ladder))}
     decided = {name: ladder for name, ladder in by_label.items() if name not in unknown}
     best = {name: best_of(filter(in_time, ladder)) or baseline_of(ladder) for name, ladder in decided.items()}
-    gains = {
-        name: [one for one in ladder if may_win(one) and one["ratio_high"] < 1] for name, ladder in decided.items()
-    }
+    gains = {name: [one for one in rows if may_win(one) and one["ratio_high"] < 1] for name, rows in decided.items()}
     fastest = {name: min(rows, key=lambda row: row["ratio"]) for name, rows in gains.items() if rows}
     late = {name: row for name, row in fastest.items() if not in_time(row)}
 

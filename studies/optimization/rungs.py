@@ -1,7 +1,5 @@
 """The rungs of the ladder: optimizations by name, alone and one on top of another."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

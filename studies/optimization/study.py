@@ -4,8 +4,6 @@ Every size and precision is profiled once, for what the baseline's trace allows.
 as memory permits, and each takes one step in every round.
 """
 
-from __future__ import annotations
-
 import itertools
 from argparse import BooleanOptionalAction
 from collections.abc import Sequence
@@ -52,8 +50,7 @@ class OptimizationStudy(Study):
 
     @staticmethod
     def add_flags(flags: Flags) -> None:
-        default = ByDevice(["small", "medium"], ["tiny", "small"])
-        flags.sizes(default)
+        flags.sizes(ByDevice(["small", "medium"], ["tiny", "small"]))
         flags.precisions("fp32", of="of the baseline: ", default=["fp32"])
         text = "(all; one that the device does not have is a row with the reason)"
         flags.choices("--rungs", f"the optimizations: {', '.join(NAMES)} {text}", NAMES, default=list(NAMES))
@@ -75,8 +72,7 @@ class OptimizationStudy(Study):
 
     def cells(self) -> list[Ladder]:
         args = self.args
-        sizes = [None] if args.workload else args.sizes
-        pairs = itertools.product(sizes, args.precisions)
+        pairs = itertools.product([None] if args.workload else args.sizes, args.precisions)
         self.ladders = cells = [self.ladder_of(size, precision) for size, precision in pairs]
         with_reference = any(results.is_reference(row) for cell in cells for row in cell.rows)
         if args.reference and not args.workload and not with_reference:

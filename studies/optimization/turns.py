@@ -1,7 +1,5 @@
 """What do steps of several sets of flags take, need and learn, in turn in one process?"""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib
@@ -122,14 +120,11 @@ class Turns:
         self.variants[i] = Variant(self.workloads[i], self.device)
         self.answers[i] |= self.variants[i].peak_memory()
         for _ in range(warmup_steps):
-            self._step(i)
+            self.variants[i].step()
 
     def round(self, backwards: bool) -> None:
         for i in sorted(self.variants, reverse=backwards):
-            self._attempt(self._step, i)
-
-    def _step(self, i: int) -> None:
-        self.variants[i].step()
+            self._attempt(lambda i: self.variants[i].step(), i)
 
     def _attempt(self, work: Callable, i: int, *arguments) -> None:
         """work(i, *arguments), noted in the answer if it fails; the memory of the variant is freed for the others."""

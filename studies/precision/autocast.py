@@ -1,7 +1,5 @@
 """The data type of every tensor of a model that is trained under autocast."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

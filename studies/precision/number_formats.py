@@ -1,7 +1,5 @@
 """Range and precision of float32, tfloat32, bfloat16 and float16, and rounding of sums in them."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

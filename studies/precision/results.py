@@ -1,7 +1,5 @@
 """What do the rows of the precision study say?  Time and memory of each precision, relative to fp32."""
 
-from __future__ import annotations
-
 from analysis.comparison.noise import as_fast
 from harness.base.sections import Section
 from harness.base.tables import Column, column

@@ -1,7 +1,5 @@
 """fp32, tf32, bf16 and fp16: time and memory of a step, data types under autocast, range and rounding."""
 
-from __future__ import annotations
-
 import torch
 
 from harness.documents.sweeps import StepTimesRow
@@ -9,9 +7,10 @@ from harness.machine.devices import PRECISIONS
 from studies.engine.command_line import ByDevice, Flags, workload_of
 from studies.engine.report import Report
 from studies.engine.study import Study
+from studies.engine.sweep import Cell
 from studies.precision import number_formats, results
 from studies.precision.autocast import AUTOCAST, data_types, dtype_sections
-from studies.training.study import TrainingRun, measured_rows
+from studies.training.study import measured_rows
 
 KEY = ("size", "seq_len", "batch_size", "precision")
 
@@ -34,17 +33,17 @@ class PrecisionStudy(Study):
         if not self.device.on_gpu:
             self.args.notes.append("No GPU: tf32 is not available, and data types are those of autocast on a CPU")
 
-    def cells(self) -> list[TrainingRun]:
+    def cells(self) -> list[Cell]:
         settings = {name: getattr(self.args, name) for name in ("size", "seq_len", "batch_size", "device")}
         self.workloads = [workload_of(precision=precision, **settings) for precision in self.args.precisions]
         cells = []
         for workload in self.workloads:
             values = (self.args.size, workload.seq_len, workload.batch_size, workload.precision)
             row = dict(zip(KEY, values, strict=True)) | {"warmup_steps": self.args.warmup_steps}
-            cells.append(TrainingRun(rows=[row], workload=workload, mode="train"))
+            cells.append(Cell(rows=[row], workload=workload))
         return cells
 
-    def measure(self, cell: TrainingRun) -> list[dict]:
+    def measure(self, cell: Cell) -> list[dict]:
         if why := self.device.unsupported.get(cell.workload.precision):
             return [row | {"status": "skipped", "reason": why} for row in cell.rows]
         return measured_rows(self, cell, self.args.repetitions)

@@ -1,7 +1,5 @@
 """Which columns has a row of the scaling study?  Of its launches, and relative to its base."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Sequence
@@ -38,10 +36,11 @@ def predicted_columns(workload: TinyLlamaWorkload, on_gpu: bool, fault: str | No
     return dict(zip(PREDICTED, values, strict=True))
 
 
-def columns_before(key: dict, shape: dict) -> dict:
-    """What is known of a row before it is measured."""
+def columns_before(key: dict, batch_size: int, base_world_size: int) -> dict:
+    """What is known of a row before it is measured.  batch_size: of a rank."""
     no_buckets = {} if key["parallel"] in WITH_BUCKETS else because("there are no buckets", "bucket_mb")
-    return key | no_buckets | shape
+    shape = {"batch_size": batch_size, "global_batch_size": batch_size * key["world_size"]}
+    return key | no_buckets | shape | {"base_world_size": base_world_size}
 
 
 def disturbance_so_far(outcome: dict, earlier: dict | None) -> dict:

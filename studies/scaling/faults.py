@@ -1,45 +1,36 @@
 """Which faults can be planted in the steps of a scaling study?"""
 
-from __future__ import annotations
-
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 from unittest import mock
 
 import torch
 from torch import nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from harness.model.workload import Workload
-
 EXTRA_PASSES = 2  # forward passes that a slow rank computes in addition
 MORE_DATA = 2  # times the samples, on the rank that has more
+AFTER_BACKWARD = "gradients are reduced after the backward pass"
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """Something that makes steps of several ranks slower, without changing what they compute together by much."""
 
     parallel: str  # the mode that it is planted in
     text: str
-    settings: tuple[tuple[str, object], ...] = ()  # of ParallelConfig, as flags would set them
+    settings: Mapping[str, object] = MappingProxyType({})  # of ParallelConfig, as flags would set them
     named_by: tuple[str, ...] = ()  # all findings that name it; (): the one of its own name
-
-    def planted(self, workload: Workload) -> Workload:
-        return workload.with_settings(**dict(self.settings))
 
 
 FAULTS = {
     "slow-rank": Fault("ddp", f"the last rank computes each forward pass {1 + EXTRA_PASSES} times"),
     "more-data": Fault("ddp", f"the last rank has {MORE_DATA} times the samples of the others"),
-    "small-buckets": Fault("ddp", "--bucket-mb 0.05", (("bucket_mb", 0.05),)),
-    "no-overlap": Fault("ddp", "gradients are reduced after the backward pass, all in one all-reduce"),
-    "naive": Fault(
-        "ddp",
-        "gradients are reduced after the backward pass, an all-reduce for each parameter",
-        named_by=("no-overlap", "small-buckets"),
-    ),
-    "fine-wrapping": Fault("fsdp", "--fsdp-wrap sublayer", (("fsdp_wrap", "sublayer"),)),
+    "small-buckets": Fault("ddp", "--bucket-mb 0.05", {"bucket_mb": 0.05}),
+    "no-overlap": Fault("ddp", f"{AFTER_BACKWARD}, all in one all-reduce"),
+    "naive": Fault("ddp", f"{AFTER_BACKWARD}, an all-reduce for each parameter", {}, ("no-overlap", "small-buckets")),
+    "fine-wrapping": Fault("fsdp", "--fsdp-wrap sublayer", {"fsdp_wrap": "sublayer"}),
 }
 
 

@@ -1,8 +1,6 @@
 """What does every rank of a scaling study do?  Steps timed with and without communication, and one whose memory is
 tracked."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

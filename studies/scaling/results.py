@@ -1,7 +1,5 @@
 """What do the rows of the scaling study say?  What is wrong with them, whether faults are named, and tables."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 
@@ -199,12 +197,9 @@ def communication_section(rows: list[dict]) -> Section:
 
 
 def collectives_text(row: dict) -> str:
-    return calls_text(row.get("measured_collectives") or row.get("predicted_collectives") or []) or "-"
-
-
-def calls_text(collectives: list[dict]) -> str:
     """'2 all_reduce, 1 broadcast'"""
-    return ", ".join(f"{row['calls']} {row['kind']}" for row in collectives)
+    collectives = row.get("measured_collectives") or row.get("predicted_collectives") or []
+    return ", ".join(f"{one['calls']} {one['kind']}" for one in collectives) or "-"
 
 
 def fault_sections(verdicts: list[dict]) -> list[Section]:

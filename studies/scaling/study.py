@@ -1,10 +1,8 @@
 """Weak and strong scaling over numbers of ranks, modes and bucket sizes, beside the prediction; and planted faults."""
 
-from __future__ import annotations
-
 import itertools
 import shlex
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from analysis.prediction.network import Network, measured_network, network_of, why_not_measured
 from harness.base.command_line import network_choice, number_of
@@ -26,18 +24,6 @@ from tiny_llama_v1 import TinyLlamaWorkload
 
 MODES = ["ddp", "zero1", "fsdp"]
 SCALINGS = ["weak", "strong"]
-
-
-@dataclass(kw_only=True)
-class ScalingLaunch(Cell):
-    """Ranks that train together.  The base has a row for each kind of scaling."""
-
-    workload: TinyLlamaWorkload  # of a rank
-    shape: dict  # columns of its rows
-
-    @property
-    def fault(self) -> str | None:
-        return self.rows[0]["fault"]
 
 
 class ScalingStudy(Study):
@@ -67,13 +53,8 @@ class ScalingStudy(Study):
         flags.add("--network", type=network_choice, metavar="GB/S", help=text)
 
     def prepare(self) -> None:
-        self.args.world_sizes = sorted(self.args.world_sizes or self.device.default_world_sizes())
-        self.check_flags()
-        self.network = self.network_of_study()
-
-    def check_flags(self) -> None:
-        """Raise UserError for values that contradict each other."""
         args = self.args
+        args.world_sizes = sorted(args.world_sizes or self.device.default_world_sizes())
         if not args.dry_run:
             self.device.check_world_sizes(args.world_sizes, least=1)
         if args.world_sizes[-1] < 2:
@@ -85,6 +66,7 @@ class ScalingStudy(Study):
                 raise UserError(f"--faults {fault}: is compared with {mode}; add it to --parallel-modes", 2)
         if args.faults and args.bucket_mbs:
             raise UserError("--faults: are compared with buckets of PyTorch's size; leave out --bucket-mbs", 2)
+        self.network = self.network_of_study()
 
     def network_of_study(self) -> Network | None:
         """That of --network; without the flag the measured one, if there is one.  Without base, none is of use."""
@@ -101,7 +83,7 @@ class ScalingStudy(Study):
 
     # ---- Which launches --------------------------------------------------------------------------------------------
 
-    def cells(self) -> list[ScalingLaunch]:
+    def cells(self) -> list[Cell]:
         """The rounds are interleaved, so that drift of the machine affects all rows."""
         launches = self.launches()
         self.workload = launches[0].workload  # for titles
@@ -117,8 +99,8 @@ class ScalingStudy(Study):
         fewest = self.args.world_sizes[0]
         return count_of(fewest, "rank") + ("" if fewest == 1 else " of the same mode")
 
-    def launches(self) -> list[ScalingLaunch]:
-        """Those of a round."""
+    def launches(self) -> list[Cell]:
+        """Ranks that train together: those of a round.  The base has a row for each kind of scaling."""
         args, launches = self.args, []
         ranks = [world_size for world_size in args.world_sizes if world_size > 1]
         if 1 in args.world_sizes:  # the same step is the base of both kinds of scaling
@@ -133,12 +115,10 @@ class ScalingStudy(Study):
             launches.append(self.launch_of([row], mode))
         return launches
 
-    def launch_of(self, rows: list[dict], mode: str) -> ScalingLaunch:
+    def launch_of(self, rows: list[dict], mode: str) -> Cell:
         workload = self.workload_of_row(rows[0], mode)
         check_shards(workload)
-        shape = {"batch_size": workload.batch_size, "base_world_size": self.args.world_sizes[0]}
-        shape["global_batch_size"] = workload.batch_size * rows[0]["world_size"]
-        return ScalingLaunch(rows=rows, workload=workload, shape=shape)
+        return Cell(rows=rows, workload=workload)
 
     def workload_of_row(self, row: dict, mode: str) -> TinyLlamaWorkload:
         """The workload of a rank.  Raises UserError for flags or a batch that it cannot have."""
@@ -156,20 +136,20 @@ class ScalingStudy(Study):
             workload = workload.with_settings(batch_size=whole // world_size)
         if world_size == 1:
             workload = workload.with_settings(**asdict(ParallelConfig()))
-        return FAULTS[row["fault"]].planted(workload) if row["fault"] else workload
+        return workload.with_settings(**FAULTS[row["fault"]].settings) if row["fault"] else workload
 
     # ---- Measurement -----------------------------------------------------------------------------------------------
 
-    def measure(self, cell: ScalingLaunch) -> list[dict]:
+    def measure(self, cell: Cell) -> list[dict]:
         """The rows with one more launch."""
         workload, world_size = cell.workload, cell.workload.parallel.world_size
-        prediction = self.prediction_of(cell)
-        work = (measure_steps, workload, self.args.num_steps, self.args.warmup_steps, cell.fault)
+        prediction, fault = self.prediction_of(cell), cell.rows[0]["fault"]
+        work = (measure_steps, workload, self.args.num_steps, self.args.warmup_steps, fault)
         peak = prediction["predicted_memory_bytes"]
         outcome, ranks = self.measure_on_ranks(peak, world_size, *work, precision=workload.precision)
         rows = []
         for key in cell.rows:
-            row = columns.columns_before(key, cell.shape) | prediction | outcome
+            row = columns.columns_before(key, workload.batch_size, self.args.world_sizes[0]) | prediction | outcome
             if ranks is not None:
                 earlier = self.sweep.known(key)  # the row of the launches before, which were measured
                 row |= columns.disturbance_so_far(outcome, earlier)
@@ -177,11 +157,11 @@ class ScalingStudy(Study):
             rows.append(row)
         return rows
 
-    def prediction_of(self, launch: ScalingLaunch) -> dict:
+    def prediction_of(self, launch: Cell) -> dict:
         """The predicted columns: those of an earlier round, if there was one."""
         before = self.sweep.known(launch.rows[0])
         if before is None:
-            return self.predict(columns.predicted_columns, launch.workload, self.predicts_gpu, launch.fault)
+            return self.predict(columns.predicted_columns, launch.workload, self.predicts_gpu, launch.rows[0]["fault"])
         return {name: value for name, value in before.items() if name.removesuffix("_reason") in columns.PREDICTED}
 
     # ---- Reporting -------------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """The figure of the timing study."""
 
-from __future__ import annotations
-
 from matplotlib.figure import Figure
 
 from analysis.report.axes import beside, legend, new_axes

@@ -1,7 +1,5 @@
 """How is a step timed, rightly and wrongly?  Milliseconds of baseline and changed step by each method."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -39,10 +37,6 @@ class Step:
 
     def __call__(self) -> None:
         self.workload.train(self.state, self.stream, 1, self.meter, self.meter)
-
-    @property
-    def losses(self) -> list[torch.Tensor]:
-        return self.meter.losses
 
 
 def cold_steps(workload: TinyLlamaWorkload, steps: int) -> list[float]:

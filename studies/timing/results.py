@@ -1,7 +1,5 @@
 """What does each method conclude, and where does that differ from the right one?"""
 
-from __future__ import annotations
-
 import statistics
 
 import numpy as np
@@ -107,9 +105,7 @@ def sections(rows: list[dict], change: str) -> list[Section]:
     pairs = right["ratios_of_pairs"]
     outside = sum(not low <= pair <= high for pair in pairs)
     opposite = sum((pair - 1) * (right["ratio"] - 1) < 0 for pair in pairs)
-    text = [
-        f"Right: {as_fast(right['ratio'], (low, high))}, {len(pairs)} repetitions{doubt(right)}",
-        f"Single pairs of steps: {1 / max(pairs):.2f}x to {1 / min(pairs):.2f}x as fast; {outside} of {len(pairs)} are "
-        f"outside the interval, {opposite} on the other side of 1",
-    ]
-    return [first, Section("How reliable is a single run?", note=text)]
+    spread = f"{1 / max(pairs):.2f}x to {1 / min(pairs):.2f}x as fast"
+    where = f"{outside} of {len(pairs)} are outside the interval, {opposite} on the other side of 1"
+    found = f"Right: {as_fast(right['ratio'], (low, high))}, {len(pairs)} repetitions{doubt(right)}"
+    return [first, Section("How reliable is a single run?", note=[found, f"Single pairs of steps: {spread}; {where}"])]

@@ -1,7 +1,5 @@
 """Baseline and changed step, timed by the right method and by five wrong ones, with the conclusion from each."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import replace
 
@@ -54,16 +52,15 @@ class TimingStudy(Study):
         return [Cell(rows=in_one_process), Cell(rows=[{"method": NO_WARM_UP}])]
 
     def measure(self, cell: Cell) -> list[dict]:
-        cold = cell.rows == [{"method": NO_WARM_UP}]
-        outcome, times_ms = self.measure_cold() if cold else self.measure_interleaved()
+        args = self.args
+        if cell.rows == [{"method": NO_WARM_UP}]:
+            outcome, times_ms = self.measure_cold()
+        else:
+            counts = (args.repetitions, args.wrong_method_repetitions, args.warmup_steps)
+            outcome, times_ms = self.measure_in_process(None, interleaved, self.baseline, self.changed, *counts)
         if times_ms is None:
             return [row | outcome for row in cell.rows]
         return [row | outcome | results.reported(row["method"], *times_ms[row["method"]]) for row in cell.rows]
-
-    def measure_interleaved(self) -> tuple[dict, dict | None]:
-        args = self.args
-        counts = (args.repetitions, args.wrong_method_repetitions, args.warmup_steps)
-        return self.measure_in_process(None, interleaved, self.baseline, self.changed, *counts)
 
     def measure_cold(self) -> tuple[dict, dict | None]:
         """Each of the two in a process of its own."""

@@ -1,7 +1,5 @@
 """The figure of studies of a training step: its time by phase."""
 
-from __future__ import annotations
-
 import numpy as np
 from matplotlib.figure import Figure
 

@@ -1,7 +1,5 @@
 """How long does each phase of a training step, or of a forward pass alone, take in a new process?"""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

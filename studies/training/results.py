@@ -1,7 +1,5 @@
 """What do the rows of the training benchmark say?  Tables, and what compiling, warm-up and the size changed."""
 
-from __future__ import annotations
-
 from analysis.comparison.noise import as_fast, is_decided
 from harness.base.sections import Section
 from harness.base.tables import Column, column, text_columns
@@ -116,15 +114,14 @@ def warmup_section(rows: list[dict]) -> Section:
 
 def compiled_rows(rows: list[dict]) -> list[dict]:
     """The compiled rows with the time of the same row not compiled, speedup and break-even step."""
+
+    def key(row: dict) -> tuple:
+        return tuple(row[name] for name in KEY if name != "compiled")
+
     rows = most_warmed_up(rows)
-    key = [name for name in KEY if name != "compiled"]
-    baselines = {tuple(row[name] for name in key): row for row in rows if not row["compiled"]}
-    lines = []
-    for row in rows:
-        baseline = baselines.get(tuple(row[name] for name in key))
-        if row["compiled"] and baseline is not None:
-            lines.append(row | {"baseline_ms": baseline["step_ms"]} | speedup(row, baseline))
-    return lines
+    baselines = {key(row): row for row in rows if not row["compiled"]}
+    pairs = [(row, baselines[key(row)]) for row in rows if row["compiled"] and key(row) in baselines]
+    return [row | {"baseline_ms": baseline["step_ms"]} | speedup(row, baseline) for row, baseline in pairs]
 
 
 def speedup_section(rows: list[dict]) -> Section:

@@ -1,9 +1,6 @@
 """Time of each phase of a training step by size, sequence length, precision, warm-up and compilation."""
 
-from __future__ import annotations
-
 import itertools
-from dataclasses import dataclass
 from pathlib import Path
 
 from harness.base.text import slug
@@ -14,17 +11,9 @@ from studies.engine.study import Study
 from studies.engine.sweep import Cell
 from studies.training import results
 from studies.training.passes import MODES, measure_passes, measured_columns, predicted_pass
-from tiny_llama_v1 import SIZES, TinyLlamaWorkload
+from tiny_llama_v1 import SIZES
 
 SNAPSHOT_LENGTHS = [128, 256, 512]
-
-
-@dataclass(kw_only=True)
-class TrainingRun(Cell):
-    """Steps of a process, with a row for each number of warm-up steps."""
-
-    workload: TinyLlamaWorkload
-    mode: str
 
 
 class TrainingBenchmark(Study):
@@ -33,8 +22,7 @@ class TrainingBenchmark(Study):
 
     @staticmethod
     def add_flags(flags: Flags) -> None:
-        default = ByDevice([name for name in SIZES if name.startswith("gpt")], ["tiny", "small", "gpt2-small"])
-        flags.sizes(default)
+        flags.sizes(ByDevice([name for name in SIZES if name.startswith("gpt")], ["tiny", "small", "gpt2-small"]))
         flags.count("--seq-lens", "tokens per sample (that of the size)", nargs="+")
         flags.samples()
         text = "forward: the forward pass alone, saving no tensors; train: a full step (both)"
@@ -59,25 +47,23 @@ class TrainingBenchmark(Study):
         if args.memory_snapshot and not self.device.on_gpu:
             args.notes.append("No GPU: peaks are predicted, and no allocation history is written")
 
-    def cells(self) -> list[TrainingRun]:
+    def cells(self) -> list[Cell]:
         args = self.args
         names = ("batch_size", "device", "optimizer_impl")
         common, sizes = {name: getattr(args, name) for name in names}, args.sizes
         if args.workload:
             sizes = [None]
             common["workload"] = args.workload
-        cells = []
-        for size, seq_len, mode, precision, compiled in itertools.product(
-            sizes, args.seq_lens, args.modes, args.precisions, [False, True] if args.compile else [False]
-        ):
+        cells, shapes = [], (sizes, args.seq_lens, args.modes, args.precisions, sorted({False, args.compile}))
+        for size, seq_len, mode, precision, compiled in itertools.product(*shapes):
             workload = workload_of(size=size, seq_len=seq_len, precision=precision, compile=compiled, **common)
             name = size or Path(args.workload).name
             values = (name, workload.seq_len, workload.batch_size, mode, workload.precision, compiled)
             rows = [dict(zip(results.KEY, (*values, warmup), strict=True)) for warmup in args.warmups]
-            cells.append(TrainingRun(rows=rows, workload=workload, mode=mode))
+            cells.append(Cell(rows=rows, workload=workload))
         return cells
 
-    def measure(self, cell: TrainingRun) -> list[dict]:
+    def measure(self, cell: Cell) -> list[dict]:
         snapshots = None
         if self.args.memory_snapshot and self.device.on_gpu:
             snapshots = self.sweep.folder / "snapshots" / slug(*(cell.rows[0][name] for name in results.KEY[:-1]))
@@ -94,9 +80,9 @@ class TrainingBenchmark(Study):
         )
 
 
-def measured_rows(study: Study, cell: TrainingRun, repetitions: int, snapshots: Path | None = None) -> list[dict]:
-    """The rows of a run; also of other studies that time training steps."""
-    workload, mode = cell.workload, cell.mode
+def measured_rows(study: Study, cell: Cell, repetitions: int, snapshots: Path | None = None) -> list[dict]:
+    """A row for each number of warm-up steps; also of other studies, which time training steps alone."""
+    workload, mode = cell.workload, cell.rows[0].get("mode", "train")
     common = study.predict(predicted_pass, workload, mode, study.predicts_gpu)
     common |= {"parameters": workload.parameter_count()}
     steps = repetitions + max(row["warmup_steps"] for row in cell.rows)

@@ -38,7 +38,7 @@ def trace_answers(results: Results, trace: Source) -> dict[str, Answer]:
     matmuls = shared.class_share(trace, shared.MATMUL)
     attention, mlp = (shared.component_share(trace, prefix) for prefix in ("attention.", "mlp."))
     matmul_calls, calls = shared.calls(trace, *shared.MATMULS), shared.calls(trace)
-    problems = trace["integrity.problems"]
+    problems, kernels = trace["integrity.problems"], len(trace["kernels"])
     return {
         "1.11": Answer(file.stat().st_size / MB, file.name, PROFILED),
         **trace.told("1.12 1.13 1.14 1.34"),
@@ -48,9 +48,7 @@ def trace_answers(results: Results, trace: Source) -> dict[str, Answer]:
         "1.20": mlp,
         "1.21": calls,
         "1.22": shared.kernel_launches(trace),
-        "1.33": trace.computed(
-            len(trace["kernels"]) or None, "kernels, rows" if trace["kernels"] else "kernels: none without a GPU"
-        ),
+        "1.33": trace.computed(kernels or None, "kernels, rows" if kernels else "kernels: none without a GPU"),
         "1.23": shared.verdict(trace),
         "1.24": shared.opportunities(trace)[0],
         "1.25": derived(lambda share: share > 50, matmuls),

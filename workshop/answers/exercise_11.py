@@ -15,11 +15,11 @@ DIE_BYTES = 64 * 2**30  # of one die of an MI250X
 def answers(results: Results) -> dict[str, Answer]:
     study = results.read("exercise11_modes", "scaling_study.json", **STUDY, faults=["fine-wrapping"])
     kept = results.read("exercise11_no_reshard", "scaling_study.json", **STUDY, flags="--no-fsdp-reshard")
-    runs = [results.read(f"exercise11_{mode}", "memory_timeline.json") for mode in ("ddp", "zero1")]
     prediction = results.read("exercise11_very_large", "prediction.json", **LARGEST, world_size=8)
     return {
         **by_mode(study),
-        **by_phase(*runs),
+        **results.read("exercise11_ddp", "memory_timeline.json").told("11.16 11.17"),
+        **results.read("exercise11_zero1", "memory_timeline.json").told("11.18"),
         **resharding(study, kept),
         **largest_model(prediction),
         "11.29": everywhere("memory_bytes", study, kept),
@@ -62,13 +62,6 @@ def by_mode(study: Source) -> dict[str, Answer]:
     }
 
 
-def by_phase(ddp: Source, zero1: Source) -> dict[str, Answer]:
-    def peak(run: Source, phase: str) -> Answer:
-        return run.row("phases", name=phase).answer("peak_bytes", MB)
-
-    return {"11.16": peak(ddp, "backward"), "11.17": peak(ddp, "optimizer"), "11.18": peak(zero1, "optimizer")}
-
-
 def resharding(study: Source, kept: Source) -> dict[str, Answer]:
     resharded = study.row(parallel="fsdp", world_size=2, fault=None)
     row, fine = kept.row(parallel="fsdp"), study.row(fault="fine-wrapping")
@@ -99,12 +92,11 @@ def resharding(study: Source, kept: Source) -> dict[str, Answer]:
 def largest_model(prediction: Source) -> dict[str, Answer]:
     P, tokens = prediction["parameters"], prediction["training.seq_len"] * prediction["training.batch_size"]
     on_paper = math.ceil(16 * P / DIE_BYTES)
-    compute, network = (prediction.answer(f"step_time_bounds.{name}_ms") for name in ("compute", "network"))
+    told = prediction.told("11.25 11.26 11.27")
+    compute, network = told["11.26"], told["11.27"]
     return {
         "11.24": Answer(on_paper, f"16 bytes x {P:,} parameters / {DIE_BYTES:,} bytes = {16 * P / DIE_BYTES:.2f}"),
-        "11.25": prediction.answer("smallest_world_size"),
-        "11.26": compute,
-        "11.27": network,
+        **told,
         "11.28": derived(lambda network, compute: tokens * network / compute, network, compute, sign=" / "),
         "11.34": derived(lambda network, compute: network > compute, network, compute),
     }

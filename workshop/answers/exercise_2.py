@@ -23,9 +23,8 @@ def answers(results: Results) -> dict[str, Answer]:
 
 def measured(memory: Source) -> dict[str, Answer]:
     told = memory.told("2.2 2.4 2.5 2.6 2.7 2.8 2.9")
-    activations, parameters, optimizer = (
-        memory.answer(f"peak.bytes_by_category.{name}", MB) for name in ("activations", "parameters", "optimizer")
-    )
+    kinds = (f"peak.bytes_by_category.{name}" for name in ("activations", "parameters", "optimizer"))
+    activations, parameters, optimizer = (memory.answer(kind, MB) for kind in kinds)
     kept = sum(row["bytes"] for row in memory["kept_for_backward"])
     quadratic = sum(row["quadratic_bytes"] for row in memory["predicted.kept_for_backward"])
     before, *_, after = memory["timeline.total_bytes"]
@@ -78,7 +77,6 @@ def savings(results: Results) -> dict[str, Answer]:
     def peak(name: str, **expected) -> Answer:
         return results.read(f"exercise2_{name}", "prediction.json", **LONG, **expected).answer("peak_memory_mb")
 
-    default = peak("default", attention="eager", activation_checkpointing=False, precision="fp32")
     saving = {
         "fused attention": peak("sdpa", attention="sdpa"),
         "checkpointing": peak("checkpointing", activation_checkpointing=True),
@@ -86,7 +84,7 @@ def savings(results: Results) -> dict[str, Answer]:
     }
     shown = ", ".join(f"{name} {answer.value:.1f}" for name, answer in saving.items())
     return {
-        "2.23": default,
+        "2.23": peak("default", attention="eager", activation_checkpointing=False, precision="fp32"),
         **numbered("2.24 2.25 2.26", saving.values()),
         "2.27": Answer(min(saving, key=lambda name: saving[name].value), f"2.24 to 2.26: {shown} MB"),
     }

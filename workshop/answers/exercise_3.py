@@ -52,20 +52,15 @@ def in_depth(results: Results, trace: Source) -> dict[str, Answer]:
     attention_time, mlp_time = (shared.component_share(trace, part) for part in ("attention.", "mlp."))
     by_flops = "flops_analysis.by_component"
     attention_flops, mlp_flops = (shared.component_share(flops, part, by_flops) for part in ("attention", "mlp"))
-    counters = flops["flops_analysis.reconciliation.rows"]
+    agree, counters = (flops[f"flops_analysis.reconciliation.{name}"] for name in ("agree", "rows"))
     counts = ", ".join(f"{row['counter']} {row['forward_flops']:,}" for row in counters)
     return {
         **flops.told("3.15 3.16 3.17 3.18"),
         **intensity.told("3.19"),
         **roofline.told("3.20 3.21 3.22 3.23"),
-        "3.24": attention_time,
-        "3.25": mlp_time,
-        "3.26": attention_flops,
-        "3.27": mlp_flops,
+        **numbered("3.24 3.25 3.26 3.27", (attention_time, mlp_time, attention_flops, mlp_flops)),
         "3.28": shared.verdict(trace),
-        "3.37": flops.computed(
-            flops["flops_analysis.reconciliation.agree"], f"flops_analysis.reconciliation: {counts}"
-        ),
+        "3.37": flops.computed(agree, f"flops_analysis.reconciliation: {counts}"),
         "3.38": derived(lambda mlp, attention: mlp > attention, mlp_flops, attention_flops),
         "3.39": derived(lambda mlp, attention: mlp > attention, mlp_time, attention_time),
     }

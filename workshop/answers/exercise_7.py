@@ -9,13 +9,13 @@ SETTINGS = {"size": "tiny", "seq_len": 64, "batch_size": 2, "repetitions": 3}
 ON_GPU = {"seq_len": 256, "batch_size": 8}
 MORE_TOKENS = {"size": "tiny", "seq_len": 128, "batch_size": 64, "precisions": ["fp32", "bf16"]}
 MODEL = "TinyLlamaModel"
-FLOAT32_BYTES_PER_PARAMETER = 16  # weight, gradient and two moments
+FLOAT32_BYTES = 16  # of a parameter: weight, gradient and two moments
 
 
 def answers(results: Results) -> dict[str, Answer]:
     study = results.read("exercise7_precision", FILE, **SETTINGS)
     memory = results.read("exercise7_memory", FILE, **MORE_TOKENS)
-    step_ratio = bf16_ratio(study, "step_ms")
+    step_ratio, parameters = bf16_ratio(study, "step_ms"), TinyLlamaConfig().parameter_count()
     peak_ratio, large_peak_ratio = (bf16_ratio(source, "predicted_peak_bytes", MB) for source in (study, memory))
     return {
         **types(study),
@@ -23,7 +23,7 @@ def answers(results: Results) -> dict[str, Answer]:
         **sums(study),
         "7.17": step_ratio,
         **matmuls(results.read("exercise7_matmuls", "matmuls.json")),
-        "7.20": float32_memory(),
+        "7.20": Answer(FLOAT32_BYTES * parameters / MB, f"{FLOAT32_BYTES} bytes x {parameters:,} parameters"),
         "7.21": peak_ratio,
         "7.22": large_peak_ratio,
         "7.23": on_gpu(results, study, "gpt2-small"),
@@ -98,12 +98,6 @@ def matmuls(source: Source) -> dict[str, Answer]:
         "7.18": source.computed(slowest, f"ms, bfloat16 / float32: {shown}"),
         "7.19": ratio(source.answer(f"ms.bfloat16.{slowest}"), source.answer(f"ms.float32.{slowest}")),
     }
-
-
-def float32_memory() -> Answer:
-    parameters = TinyLlamaConfig().parameter_count()
-    size = FLOAT32_BYTES_PER_PARAMETER * parameters / MB
-    return Answer(size, f"{FLOAT32_BYTES_PER_PARAMETER} bytes x {parameters:,} parameters")
 
 
 def on_gpu(results: Results, study: Source, size: str) -> Answer:

@@ -77,9 +77,8 @@ def break_even(before: Answer, after: Answer, compile_s: Answer) -> Answer:
     """The step at which compiling has saved as much time as it took."""
     saved = before.value - after.value
     if saved <= 0:
-        return Answer(
-            None, f"8.9 is {before.shown} ms, 8.10 is {after.shown} ms: not faster, so there is no break-even step"
-        )
+        times = f"8.9 is {before.shown} ms, 8.10 is {after.shown} ms"
+        return Answer(None, f"{times}: not faster, so there is no break-even step")
     # The readings are rounded to a tenth of a millisecond, which limits the accuracy of their difference.
     tolerance = max(0.05, 0.1 / saved)
     text = f"{1e3 * compile_s.value:,.0f} ms / ({before.shown} - {after.shown} ms)"

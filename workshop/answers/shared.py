@@ -1,7 +1,5 @@
 """Answers that several exercises need, most of them from operator_analysis.json."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from workshop.exercise.results import Answer, Source

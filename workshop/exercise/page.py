@@ -1,7 +1,5 @@
 """Pages of the documentation: shell blocks with their marks, fields of worksheets."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,9 +140,8 @@ def fields(text: str) -> list[Field]:
         fenced ^= line.lstrip().startswith("```")
         match = None if fenced else ROW.match(line) or CHECKBOX.match(line)
         if match:
-            field = Field(
-                **{"unit": YES_NO} | {k: (v or "").strip() for k, v in match.groupdict().items()}, line=number
-            )
+            cells = {name: (text or "").strip() for name, text in match.groupdict().items()}
+            field = Field(**{"unit": YES_NO} | cells, line=number)
             if field.id in found:
                 raise UserError(f"line {number}: {field.id} is already on line {found[field.id].line}")
             found[field.id] = field

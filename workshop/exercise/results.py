@@ -135,23 +135,16 @@ class Source:
         value = value if scale == 1.0 else value / scale
         return replace(self.computed(value, path + UNITS.get(scale, "")), is_read=True)
 
-    def row(self, where: str = "rows", **key) -> Source:
-        """The row of a list that has these values.  Raises UserError, naming file and row, if there is none."""
-        words = [value if isinstance(value, str) else f"{name} {value}" for name, value in key.items()]
-        for row in self[where]:
-            if all(row.get(name) == value for name, value in key.items()):
-                return Source(self.name, row, ", ".join([where, *words]), self.where)
-        raise UserError(f"{self.name}: {where} has no {', '.join(words)}; was it written by another version?")
+    def row(self, where: str = "rows", *words: str, **key) -> Source:
+        """The row of a list that has these values.  Raises UserError, naming file and row, if there is none.
 
-    def row_at(self, place: str) -> Source:
-        """The same for 'rows, small, seq_len 128': values of text alone, others with their names."""
-        where, *words = place.split(", ")
+        words: values as pages name them, as in 'rows, small, seq_len 128': text alone, others with their names."""
+        named = [*words, *(value if isinstance(value, str) else f"{name} {value}" for name, value in key.items())]
         for row in self[where]:
-            if {*words} <= {value for value in row.values() if isinstance(value, str)} | {
-                f"{k} {v}" for k, v in row.items()
-            }:
-                return Source(self.name, row, place, self.where)
-        raise UserError(f"{self.name}: {where} has no {', '.join(words)}; was it written by another version?")
+            told = {value for value in row.values() if isinstance(value, str)} | {f"{k} {v}" for k, v in row.items()}
+            if told.issuperset(words) and all(row.get(name) == value for name, value in key.items()):
+                return Source(self.name, row, ", ".join([where, *named]), self.where)
+        raise UserError(f"{self.name}: {where} has no {', '.join(named)}; was it written by another version?")
 
     def told(self, ids: str) -> dict[str, Answer]:
         """The answers to fields of which the page tells where in this document they are."""
@@ -159,7 +152,7 @@ class Source:
 
     def read_at(self, where: str) -> Answer:
         place, path, scale = WHERE.search(where).groups("")
-        return (self.row_at(place) if place else self).answer(path, SCALES[scale])
+        return (self.row(*place.split(", ")) if place else self).answer(path, SCALES[scale])
 
 
 class Results:

@@ -1,7 +1,5 @@
 """Run the shell blocks of a page, in order, in a folder with links to the project's files."""
 
-from __future__ import annotations
-
 import contextlib
 import fnmatch
 import os

@@ -1,7 +1,5 @@
 """Values as people write them into a worksheet: numbers with units, names, choices; and when two are equal."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

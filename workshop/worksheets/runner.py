@@ -1,7 +1,5 @@
 """Run the commands of an exercise, and write or check its worksheet."""
 
-from __future__ import annotations
-
 import textwrap
 import time
 from datetime import datetime
@@ -84,7 +82,9 @@ def fill_from(exercise: Exercise, folder: Path, commands: list[dict] | None = No
     if commands is None:  # those of run_exercise.py, if it has run them here
         times = (read_document(folder / answers_file(exercise)) or {}).get("commands")
     else:
-        times = [command_row(row) for row in commands]
+        times = [
+            {"command": row["command"], "seconds": row["seconds"], "seconds_reason": row["skipped"]} for row in commands
+        ]
     write_json(folder / answers_file(exercise), document | {"commands": times})
     known = sum(answer.value is not None for answer in found.values())
     say("", *file_lines([folder / name for name in (sheet_file(exercise), answers_file(exercise))], True))
@@ -115,16 +115,10 @@ def what_is_left(found: dict[str, Answer], commands: list[dict] | None) -> list[
     return lines or [f"Nothing is left: {ran}every field has a value."]
 
 
-def command_row(row: dict) -> dict:
-    """An ExerciseCommand, of a row of run_blocks()."""
-    return {"command": row["command"], "seconds": row["seconds"], "seconds_reason": row["skipped"]}
-
-
 def check_worksheet(path: Path, folder: Path | None) -> bool:
     """Print a row for each field, then what is wrong, in a line each.  Returns whether all are right."""
     exercise, found = read_completed(path)
-    beside = path.parent / answers_file(exercise)
-    where = folder or (path.parent if beside.is_file() else Path("."))
+    where = folder or (path.parent if (path.parent / answers_file(exercise)).is_file() else Path("."))
     rows = check(found, fields_of(exercise), answers(results_in(where, exercise)), str(path))
     columns = (
         column("#", "id"),

@@ -1,7 +1,5 @@
 """The results template of the guide, filled from the runs of an exercise."""
 
-from __future__ import annotations
-
 from workshop.answers.shared import ANALYSIS, components, opportunities
 from workshop.exercise.results import Answer, Results, numbered
 
@@ -19,13 +17,7 @@ def template_answers(results: Results, run: str, trace: str, flops: str | None =
     if flops:
         mfu = results.read(flops, "flops_profile.json").answer("efficiency_metrics.mfu_percent")
     return {
-        **dict(
-            zip(
-                "R.1 R.2 R.3 R.4 R.5 R.6 R.7 R.8 R.9 R.10 R.11 R.12".split(),
-                map(summary.answer, OF_SUMMARY),
-                strict=True,
-            )
-        ),
+        **numbered("R.1 R.2 R.3 R.4 R.5 R.6 R.7 R.8 R.9 R.10 R.11 R.12", map(summary.answer, OF_SUMMARY)),
         "R.13": mfu,
         **numbered("R.14 R.15 R.16", components(analysis)),
         **numbered("R.17 R.18 R.19", opportunities(analysis)),

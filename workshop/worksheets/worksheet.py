@@ -1,7 +1,5 @@
 """Fill in a worksheet from results, or check a completed one against them."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Iterable
