@@ -1,10 +1,8 @@
 """Shared by the benchmarks: flags, two variants timed alternately, and the results file with all times."""
 
 import argparse
-import json
 import operator
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +11,6 @@ import torch
 
 from harness.base.console import say
 from harness.base.documents import read_document
-from harness.base.errors import UserError
 from harness.base.files import make_folder, write_json
 from harness.base.tables import Column, markdown_table, text_table
 from harness.machine.environment import describe_environment
@@ -36,35 +33,6 @@ def environment_of(device: torch.device) -> dict:
     environment["command_line"] = shlex.join(["python", *words])
     say(machine(environment))
     return environment
-
-
-def hta_versions(python: str) -> dict[str, str]:
-    """Of HolisticTraceAnalysis and its pandas, in the environment of this interpreter."""
-    versions = "from importlib.metadata import version as v; print(v('HolisticTraceAnalysis'), v('pandas'))"
-    done = subprocess.run([python, "-c", versions], capture_output=True, text=True, check=True)
-    return {"HolisticTraceAnalysis, its pandas": done.stdout.strip()}
-
-
-# A process of its own, because the peak memory of a child is at least that of the process that starts it.
-LAUNCH = """
-import json, os, subprocess, sys, time
-started = time.perf_counter()
-process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
-_, status, used = os.wait4(process.pid, 0)
-print(json.dumps([time.perf_counter() - started, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024]))
-sys.exit(os.waitstatus_to_exitcode(status) & 255)
-"""
-
-
-def process_cost(command: Sequence[str]) -> list[float]:
-    """Seconds of a process, its CPU seconds, and its peak memory in MB.
-
-    Raises UserError with the last line of its standard error, and its exit code, if it fails.
-    """
-    done = subprocess.run([sys.executable, "-S", "-c", LAUNCH, *command], capture_output=True, text=True)
-    if done.returncode:
-        raise UserError(done.stderr.strip().rpartition("\n")[2], done.returncode)
-    return json.loads(done.stdout)
 
 
 def save(output: Path | None, **document) -> None:

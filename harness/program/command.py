@@ -1,7 +1,5 @@
 """The command that starts the program, with our hooks in its processes, and what becomes of it."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -1,7 +1,5 @@
 """Runs of the program with changes, one after another, that leave its files as they were."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Does the program train?  Gradients and moves of its parameters, in one step that is neither timed nor recorded."""
 
-from __future__ import annotations
-
 import math
 
 import torch

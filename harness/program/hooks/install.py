@@ -1,7 +1,5 @@
 """Which functions of PyTorch tell where a step ends and what it does: they are wrapped once, as torch is imported."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import inspect

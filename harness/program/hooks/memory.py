@@ -1,7 +1,5 @@
 """What holds the memory of a process: tensors by category and part of the model, each storage once."""
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from collections.abc import Iterator

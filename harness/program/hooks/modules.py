@@ -1,7 +1,5 @@
 """The parts of the program's models: ranges by module path, while steps are recorded."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

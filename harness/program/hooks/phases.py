@@ -1,7 +1,5 @@
 """A function of PyTorch, or of the program, as a phase of the step."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import threading

@@ -1,7 +1,5 @@
 """A run of the program with changes: an audit of its first steps, or steps with and without each change in turn."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import random

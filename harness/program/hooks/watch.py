@@ -1,7 +1,5 @@
 """Where a process of the program is: which steps it has done, which of them are timed, recorded, and what follows."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
