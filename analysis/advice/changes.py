@@ -9,7 +9,7 @@ from analysis.hardware.matching import datasheet
 from analysis.limits.peaks import device_of, precision_of, ran_here
 from analysis.trace.tables import has_role, take_or
 from analysis.vocabulary import roles
-from analysis.vocabulary.operators import MATMUL_CLASSES
+from analysis.vocabulary.operators import MATMUL_CLASSES, is_of_pytorch
 from analysis.work.operator_costs import factor_type
 from harness.base.command_line import compiler_problem
 from harness.base.units import MB
@@ -126,7 +126,7 @@ def compilation(evidence: Evidence) -> Found:
     events, inside = evidence.events, evidence.of_model
     fusable = inside & events["category"].isin(FUSABLE).to_numpy() & ~evidence.of_copies(*roles.HOST_COPIES)
     if evidence.links.on_gpu:  # the kernels of others, as inference engines call them, are what they are
-        known = [name for name in events["name"].cat.categories if name.startswith("aten::")]
+        known = [*filter(is_of_pytorch, events["name"].cat.categories)]
         fusable &= events["name"].isin(known).to_numpy() | evidence.kernels("at::native")
     rows, us = evidence.part(fusable)
     # Attention that is written out is a pattern that the compiler knows; the overhead is that of all operators.

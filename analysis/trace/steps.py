@@ -59,7 +59,8 @@ def longest_repetition(names: np.ndarray) -> tuple[int, np.ndarray]:
         alike = np.abs(lengths - usual) <= max(1, SAME_LENGTH * usual)
         if alike[-1] and n - places[-1] >= usual * (1 - SAME_LENGTH):  # the last part, as far as it is there
             lengths, alike = np.append(lengths, min(usual, n - places[-1])), np.append(alike, True)
-        begin, end = longest_run(alike)
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], alike, [False]]).astype(np.int8)))  # of runs
+        begin, end = max(edges.reshape(-1, 2).tolist(), key=lambda run: run[1] - run[0], default=(0, 0))
         covered = lengths[begin:end].sum() / n
         if end - begin < REPEATS or covered < COVERED or usual < 2:
             continue
@@ -67,12 +68,6 @@ def longest_repetition(names: np.ndarray) -> tuple[int, np.ndarray]:
         if score > best and same_names(names, places[begin], lengths[begin:end]):
             best, found = score, (int(places[begin]), lengths[begin:end])
     return found
-
-
-def longest_run(flags: np.ndarray) -> tuple[int, int]:
-    """Begin and end of the longest run of True."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
-    return max(edges.reshape(-1, 2).tolist(), key=lambda run: run[1] - run[0], default=(0, 0))
 
 
 def same_names(names: np.ndarray, first: int, lengths: np.ndarray) -> bool:

@@ -93,6 +93,11 @@ def operator_role(name: str) -> str | None:
     return None if role == roles.COLLECTIVE and collective_kind(name) == UNKNOWN else role
 
 
+def is_of_pytorch(name: str) -> bool:
+    """Whether a compiler of PyTorch knows the operator: those of engines and extensions are what they are."""
+    return name.startswith("aten::")
+
+
 def is_view_or_metadata_op(name: str) -> bool:
     """Whether it moves no elements of a tensor."""
     return operator_role(name) in roles.MOVES_NO_ELEMENT
