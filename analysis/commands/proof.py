@@ -1,7 +1,5 @@
 """Which changes make a program faster, and train it the same?  Each is audited, then timed in turn with the program."""
 
-from __future__ import annotations
-
 import shlex
 import time
 from collections.abc import Sequence

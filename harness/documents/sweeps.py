@@ -281,7 +281,13 @@ class ProofOfPlain(Document):
     repeats: str = field("whether two runs are bit-equal, apart by rounding, or differ")
 
 
-class ProofRow(Document):
+class RatioOfTurns(Document):
+    ratio: float | None = field("step time with it / without", null=UNTOLD)
+    ratio_low: float | None = field("interval; those of all changes hold together with 99%", null=UNTOLD)
+    ratio_high: float | None = field("its other end", null=UNTOLD)
+
+
+class ProofRow(RatioOfTurns):
     change: str = field("as in --try")
     verdict: str = field(
         "faster, slower, no difference; passes, where it was not timed; differs, does not apply, already so, fails"
@@ -291,9 +297,6 @@ class ProofRow(Document):
     )
     gradient_difference: NotRequired[float] = field("of a parameter in the first step, the largest, relative")
     departs: list[str] = field("parameters whose gradients differ, in the order of the backward pass")
-    ratio: float | None = field("step time with it / without", null=UNTOLD)
-    ratio_low: float | None = field("interval; those of all changes hold together with 99%", null=UNTOLD)
-    ratio_high: float | None = field("its other end", null=UNTOLD)
     peak_memory_difference_mb: float | None = field("of its audit, with it - without", null=UNTOLD)
     extra_start_s: float | None = field("of its audit, with it - without", null=UNTOLD)
     pays_after_steps: int | None = field(
@@ -303,19 +306,10 @@ class ProofRow(Document):
     line: str | None = field("of code", null="it does not apply")
 
 
-class Ends(Document):
-    ratio: float = field("step time of turns with nothing changed / without")
-    ratio_low: float = field("interval")
-    ratio_high: float = field("its other end")
-
-
-class ProofTogether(Document):
+class ProofTogether(RatioOfTurns):
     changes: list[str] = field("those that are faster")
     verdict: str = field("as of a change")
     audit: str | None = field("as of a change", null=UNTOLD)
-    ratio: float | None = field("step time with all / without", null=UNTOLD)
-    ratio_low: float | None = field("interval", null=UNTOLD)
-    ratio_high: float | None = field("its other end", null=UNTOLD)
 
 
 class Proof(Document):
@@ -323,7 +317,7 @@ class Proof(Document):
 
     command: str = field("that starts it")
     plain: ProofOfPlain = field("the program as it is")
-    nothing: Ends | None = field("what turns differ by chance", null="nothing was timed")
+    nothing: RatioOfTurns | None = field("of turns with nothing changed", null="nothing was timed")
     rows: list[ProofRow] = field("changes")
     together: ProofTogether | None = field("those that help", null="fewer than two do")
     seconds: float = field("all runs together")

@@ -17,7 +17,7 @@ from .changes import CHANGES, nudge
 from .limits import GRACE_S
 from .memory import local
 from .phases import not_compiled
-from .watch import Watch, is_there
+from .watch import Watch, is_there, kilobytes, rank_of_world
 
 AUDIT_STEPS = 4  # of a run that is compared
 UNTIMED, TURN, SETTLE = 4, 6, 2  # steps: before all turns, of a turn, and at its begin, which are not counted
@@ -214,15 +214,15 @@ class Trial(Watch):
 
     def tell(self) -> None:
         on_gpu, dynamo = torch.cuda.is_initialized(), sys.modules.get("torch._dynamo.utils")
-        ranks = torch.distributed
-        known = ranks.is_available() and ranks.is_initialized()
+        rank, world_size = rank_of_world()
+        host_peak = kilobytes("/proc/self/status").get("VmHWM")
         accelerated = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
         accelerated = accelerated and accelerated._shared_state and "accelerate"
         self.results |= {
             "losses": [float(one) for one in self.losses],
-            "rank": ranks.get_rank() if known else int(os.environ.get("RANK", 0)),
-            "world_size": ranks.get_world_size() if known else int(os.environ.get("WORLD_SIZE", 1)),
-            "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else host_peak(),
+            "rank": rank,
+            "world_size": world_size,
+            "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else host_peak and 1024 * host_peak,
             "graph_breaks": sum(dynamo.counters["graph_break"].values()) if dynamo else 0,
             "trainer": self.results["trainer"] or accelerated or "",
             "device": "cuda" if on_gpu else "cpu",
@@ -232,15 +232,6 @@ class Trial(Watch):
         if self.state == "counting" and not self.off:
             self.tell()
             self.write("ended", at_end=True)
-
-
-def host_peak() -> int | None:
-    """Peak of the resident set in bytes; None where the system does not tell that of this process alone."""
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    except OSError:
-        return None
-    return int(lines["VmHWM"].split()[0]) * 1024
 
 
 def without_dropout() -> None:

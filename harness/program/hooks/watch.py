@@ -242,10 +242,7 @@ class Watch:
     def export(self, profiler: torch.profiler.profile) -> None:
         if any(self.evaluated) and not all(self.evaluated) and not self.again:
             return
-        ranks = torch.distributed
-        known = ranks.is_available() and ranks.is_initialized()
-        rank = ranks.get_rank() if known else int(os.environ.get("RANK", 0))
-        size = ranks.get_world_size() if known else int(os.environ.get("WORLD_SIZE", 1))
+        rank, size = rank_of_world()
         first = self.results["first_recorded"] - 1
         name = f"trace_step_{first}_{first + self.results['recorded_steps']}"
         path = Path(self.settings["out"], f"{name}_rank{rank}.pt.trace.json")
@@ -380,9 +377,21 @@ def is_there(pid: int) -> bool:
 
 def short_of_memory() -> bool:
     """Whether the host has little left; False where the system does not tell."""
+    of = kilobytes("/proc/meminfo")
+    return "MemAvailable" in of and of["MemAvailable"] < SHORT_OF_MEMORY * of["MemTotal"]
+
+
+def kilobytes(path: str) -> dict[str, int]:
+    """The sizes in a file of proc(5), empty where there is none."""
     try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        available, total = (int(lines[name].split()[0]) for name in ("MemAvailable", "MemTotal"))
-    except (OSError, KeyError):
-        return False
-    return available < SHORT_OF_MEMORY * total
+        lines = [line.split() for line in Path(path).read_text().splitlines()]
+    except OSError:
+        return {}
+    return {words[0][:-1]: int(words[1]) for words in lines if words[2:] == ["kB"]}
+
+
+def rank_of_world() -> tuple[int, int]:
+    ranks = torch.distributed
+    if ranks.is_available() and ranks.is_initialized():
+        return ranks.get_rank(), ranks.get_world_size()
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
