@@ -197,9 +197,12 @@ def communication_section(rows: list[dict]) -> Section:
 
 
 def collectives_text(row: dict) -> str:
+    return calls_text(row.get("measured_collectives") or row.get("predicted_collectives") or []) or "-"
+
+
+def calls_text(collectives: list[dict]) -> str:
     """'2 all_reduce, 1 broadcast'"""
-    collectives = row.get("measured_collectives") or row.get("predicted_collectives") or []
-    return ", ".join(f"{one['calls']} {one['kind']}" for one in collectives) or "-"
+    return ", ".join(f"{row['calls']} {row['kind']}" for row in collectives)
 
 
 def fault_sections(verdicts: list[dict]) -> list[Section]:
