@@ -126,7 +126,7 @@ def test_a_network_that_is_compiled_wrongly_is_found(scratch):
 
 
 @pytest.mark.slow
-def test_a_change_that_needs_a_start_of_its_own(scratch):
+def test_what_a_program_recomputes_is_stored_in_turn(scratch):
     ended = tool("--rounds", "2", "--try", "no-checkpoint", "--keep-files", "--", "train.py")
     assert ended.returncode == 2
     Path("train.py").write_text(SHAPES["checkpointing"].replace("else 14", "else 60"))

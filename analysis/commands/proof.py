@@ -109,16 +109,13 @@ class Proof:
     # ---- Times -------------------------------------------------------------------------------------------------------
 
     def time(self, document: dict, rows: list[dict], yardsticks: dict[str, Apart]) -> None:
-        at_once = [row for row in rows if not CHANGES[row["change"].partition("=")[0]].at_start]
-        found, step_ms = self.in_turn({NOTHING: []} | {row["change"]: [row["change"]] for row in at_once})
+        found, step_ms = self.in_turn({NOTHING: []} | {row["change"]: [row["change"]] for row in rows})
         nothing = found.pop(NOTHING)
         document["plain"]["step_ms"] = step_ms
         document["nothing"] = dict(zip(("ratio_low", "ratio", "ratio_high"), nothing, strict=True))
         for row in rows:
-            if row not in at_once:
-                found[row["change"]] = self.between_runs(row["change"])
             judge(row, found[row["change"]], nothing[1], step_ms)
-        wins = [row for row in at_once if row["verdict"] == FASTER and row["audit"] != DIFFERS]
+        wins = [row for row in rows if row["verdict"] == FASTER and row["audit"] != DIFFERS]
         for family in RIVALS:
             rivals = sorted((row for row in wins if row["change"] in family), key=lambda row: row["ratio"])
             wins = [row for row in wins if row not in rivals[1:]]
@@ -147,18 +144,6 @@ class Proof:
         middle = {key: median(one) for key, one in of.items()}
         ratios = {name: [middle[n, name, True] / middle[n, name, False] for n in range(done)] for name in contests}
         return intervals(ratios), median(one for (_, _, on), one in middle.items() if not on)
-
-    def between_runs(self, change: str) -> tuple[float, float, float]:
-        """Of a change that needs a start of its own."""
-        say(f"Times of {change}, between {2 * self.rounds} runs")
-        middle = {}
-        for n in range(self.rounds):
-            for on in (True, False) if n % 2 else (False, True):
-                trial = self.trials.run([change] if on else [], plan=[[]] * 4)
-                if trial.error or len(trial.found["times_ms"]) <= SETTLE:
-                    raise UserError(f"no times of {change}: {trial.error or 'the program has too few steps'}")
-                middle[n, on] = median(trial.found["times_ms"][SETTLE:])
-        return intervals({change: [middle[n, True] / middle[n, False] for n in range(self.rounds)]})[change]
 
     def together(self, changes: list[str], yardsticks: dict[str, Apart]) -> dict:
         """Gains do not add up, and two changes may differ where each is right."""

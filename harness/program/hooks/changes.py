@@ -44,7 +44,6 @@ class Change(NamedTuple):
     proves: str = ""
     value: str | None = None  # by default
     by_default: bool = True  # whether it is tried without being named
-    at_start: bool = False  # whether it needs a start of its own
 
 
 def change(name: str, may: str, line: str, **more: object) -> Callable:
@@ -174,16 +173,24 @@ def checkpoint(trial, on: bool, value: str | None) -> None:
             trial.swap(block, "forward", recomputed, on)
 
 
-@change("no-checkpoint", EXACT, "no activation checkpointing", by_default=False, at_start=True)
+@change("no-checkpoint", EXACT, "no activation checkpointing", by_default=False)
 def no_checkpoint(trial, on: bool, value: str | None) -> None:
-    """Modules that imported the function by its name before keep theirs."""
+    trial.stores = on
+
+
+def store_or_recompute(trial) -> None:
+    """Before the program imports the function by its name."""
+    recompute = torch.utils.checkpoint.checkpoint
     ours = ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop")
 
-    def stored(function: Callable, *args, **kwargs):
+    @functools.wraps(recompute)
+    def either(function: Callable, *args, **kwargs):
+        if not trial.stores:
+            return recompute(function, *args, **kwargs)
         trial.note("", name="checkpoint", change="no-checkpoint")
         return function(*args, **{key: one for key, one in kwargs.items() if key not in ours})
 
-    torch.utils.checkpoint.checkpoint = stored
+    torch.utils.checkpoint.checkpoint = either
 
 
 @change("no-data", OTHER_DATA, "none: a bound, as if data cost nothing", by_default=False)

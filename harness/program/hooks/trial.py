@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from .changes import CHANGES, nudge
+from .changes import CHANGES, nudge, store_or_recompute
 from .limits import GRACE_S
 from .memory import local
 from .phases import not_compiled
@@ -52,6 +52,7 @@ class Trial(Watch):
         self.made_at: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # optimizers
         self.kept: dict = {}  # what switches keep to undo themselves
         self.active, self.turn = "", -1
+        self.stores = False  # what the program would recompute
         self.names: dict[int, str] = {}  # of parameters
         self.losses: list[torch.Tensor] = []
         self.before: list[list[float]] = []  # parameters after the first step
@@ -128,11 +129,8 @@ class Trial(Watch):
         torch.autograd.backward = with_loss
         if self.trial["audit"]:
             without_dropout()
-        self.switch([one for one in self.trial["changes"] if self.at_start(one)], True)
-
-    def at_start(self, change: str) -> bool:
-        name = change.partition("=")[0]
-        return name in CHANGES and CHANGES[name].at_start
+        if any("no-checkpoint" in turn for turn in (self.trial["changes"], *self.trial["plan"])):
+            store_or_recompute(self)
 
     def found(self, module: torch.nn.Module) -> None:
         """A module is called by the program: if it trains and is new, changes of modules begin now, for it alone."""
@@ -145,7 +143,7 @@ class Trial(Watch):
             self.results["in_training"] += sum(one.training for one in module.modules())
             every = self.models
             self.models = weakref.WeakKeyDictionary({module: self.models[module]})
-            self.switch([one for one in self.trial["changes"] if not self.at_start(one)], True)
+            self.switch(self.trial["changes"], True)
             self.models = every
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
