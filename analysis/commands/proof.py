@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from analysis.comparison.proof import DIFFERS, FAILS, FASTER, IN_ORDER, as_fast_text, proof_section
-from analysis.comparison.training import Apart, apart, gain, intervals, is_right, trains
+from analysis.comparison.training import Apart, apart, gain, intervals, trains
 from analysis.report.html import write_report
 from harness.base.console import file_lines, say
 from harness.base.errors import UserError
@@ -95,16 +95,12 @@ class Proof:
         word, first = trains(marks, yardsticks, record.may), fresh[0]
         line = OF_TRAINERS.get((plain["trainer"], record.name), record.line)
         peaks = (trial.found["peak_bytes"], plain["peak_bytes"])
-        return row | {
-            "verdict": "passes" if is_right(word, record.may) else DIFFERS,
-            "audit": word,
-            "gradient_difference": marks.gradient,
-            "departs": [*marks.unlike, *marks.parameters[:5]] * (word == DIFFERS and record.may != OTHER_DATA),
-            "where": first["where"] or None,
-            "line": line.format(name=first["name"] or "model", value=change.partition("=")[2] or record.value),
-            "peak_memory_difference_mb": None if None in peaks else (peaks[0] - peaks[1]) / MB,
-            "extra_start_s": trial.seconds - self.plain.seconds,
-        }
+        right = word != DIFFERS or record.may == OTHER_DATA
+        row |= {"verdict": "passes" if right else DIFFERS, "audit": word, "gradient_difference": marks.gradient}
+        row |= {"departs": [] if right else [*marks.unlike, *marks.parameters[:5]], "where": first["where"] or None}
+        row["line"] = line.format(name=first["name"] or "model", value=change.partition("=")[2] or record.value)
+        row["peak_memory_difference_mb"] = None if None in peaks else (peaks[0] - peaks[1]) / MB
+        return row | {"extra_start_s": trial.seconds - self.plain.seconds}
 
     # ---- Times -------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis.comparison.noise import t_draws
 from analysis.comparison.proof import DIFFERS
-from harness.program.hooks.changes import EXACT, OTHER_DATA, PRECISION, ROUNDING
+from harness.program.hooks.changes import EXACT, PRECISION, ROUNDING
 
 # How many times what nudged parameters made of it, and at least: first loss, gradient, later losses, moves.  Of a
 # chaotic program, nudges make much of the last two, and these decide nothing.
@@ -84,10 +84,6 @@ def trains(marks: Apart, yardsticks: Mapping[str, Apart], may: str) -> str:
         if not marks.unlike and all(map(operator.le, marks.marks, limits)):
             return kind
     return DIFFERS
-
-
-def is_right(word: str, may: str) -> bool:
-    return word != DIFFERS or may == OTHER_DATA
 
 
 def intervals(ratios: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float, float]]:

@@ -281,22 +281,15 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dic
     found, present = founds[0], founds[bool(facts.problems)]  # of an untrustworthy trace, from the events present
     thresholds = {"bound_from_share": BOUND_FROM, "lead_share": LEAD, "ridge_flops_per_byte": ridges.exact}
     thresholds |= because(ridges.source, "ridge_flops_per_byte") | {"ridge_source": ridges.source}
-    return {
-        **found._asdict(),
-        "trustworthy": trust["trustworthy"],
-        "line": verdict_line(present, facts, notes_on(found, facts, trust)),
-        "shares": shares,
-        "unclassified_share": facts.unclassified,
-        "unrecorded_idle_share": unrecorded,
-        "basis_shares": basis,
-        "meaning": BOUNDS,
-        "thresholds": thresholds,
-        "rules": [
-            {"rule": rule, "figures": figures, "holds": holds, "decides": one is found}
-            for rule, figures, one in asked
-            for holds in [one is found or (one is not None and RULES[rule] is not undecided)]  # that: none before it
-        ],
-    }
+    rules = [
+        {"rule": rule, "figures": figures, "holds": holds, "decides": one is found}
+        for rule, figures, one in asked
+        for holds in [one is found or (one is not None and RULES[rule] is not undecided)]  # that: none before it
+    ]
+    line = verdict_line(present, facts, notes_on(found, facts, trust))
+    verdict = found._asdict() | {"trustworthy": trust["trustworthy"], "line": line, "shares": shares}
+    verdict |= {"unclassified_share": facts.unclassified, "unrecorded_idle_share": unrecorded, "basis_shares": basis}
+    return verdict | {"meaning": BOUNDS, "thresholds": thresholds, "rules": rules}
 
 
 def what_to_record(trust: dict, no_ridge: str | None, unrecorded: float, has_launches: bool) -> str:

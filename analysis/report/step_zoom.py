@@ -50,31 +50,19 @@ def zoomed_step(links: AttributedLinks, number: int | None = None, window: tuple
     code = parts.groupby(["part", "class"], sort=False).ngroup().to_numpy()
     of_events, *of_slices = np.split(code, np.cumsum([len(shown), *map(len, slices.values())])[:-1])
     name, inputs = (pd.Categorical(shown[key]) for key in ("name", "inputs"))
-    return {
-        "steps": numbers,
-        "step": numbers[which],
-        "window_ms": [(start - first) / 1e3, (end - first) / 1e3],
-        "began_ms": links.trace.perfetto_ms(first),
-        "left_out": len(inside.index.difference(drawn)),
-        "rows": rows,
-        "events": {
-            "start_ms": ((shown["start"] - first) / 1e3).round(6).tolist(),
-            "ms": (shown["us"] / 1e3).round(6).tolist(),
-            "step": take_or(numbers, shown["step"], None).tolist(),
-            "above": place.reindex(shown["above"], fill_value=-1).tolist(),
-            "name": name.codes.tolist(),
-            "inputs": inputs.codes.tolist(),
-            "part": of_events.tolist(),
-        },
-        "names": name.categories.tolist(),
-        "inputs": inputs.categories.tolist(),
-        "parts": [row | look_of(row["part"]) for row in parts.drop_duplicates().to_dict("records")],
-        "sums": [
-            {"of": of} | pieces(found, part, first)
-            for (of, found), part in zip(slices.items(), of_slices, strict=True)
-            if len(found)
-        ],
-    }
+    pairs = zip(slices.items(), of_slices, strict=True)
+    sums = [{"of": of} | pieces(found, part, first) for (of, found), part in pairs if len(found)]
+    starts, lengths = ((shown["start"] - first) / 1e3).round(6), (shown["us"] / 1e3).round(6)
+    events = {"start_ms": starts.tolist(), "ms": lengths.tolist()}
+    events |= {"step": take_or(numbers, shown["step"], None).tolist()}
+    events |= {"above": place.reindex(shown["above"], fill_value=-1).tolist()}
+    events |= {"name": name.codes.tolist(), "inputs": inputs.codes.tolist(), "part": of_events.tolist()}
+    left_out = len(inside.index.difference(drawn))
+    whole = {"steps": numbers, "step": numbers[which], "window_ms": [(start - first) / 1e3, (end - first) / 1e3]}
+    whole |= {"began_ms": links.trace.perfetto_ms(first), "left_out": left_out, "rows": rows, "events": events}
+    whole |= {"names": name.categories.tolist(), "inputs": inputs.categories.tolist()}
+    looks = [row | look_of(row["part"]) for row in parts.drop_duplicates().to_dict("records")]
+    return whole | {"parts": looks, "sums": sums}
 
 
 def pieces(slices: pd.DataFrame, part: np.ndarray, first: float) -> dict[str, list]:

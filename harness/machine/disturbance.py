@@ -5,8 +5,6 @@ ran, and how long it was ready to run but had no core.  Beside such waits, and w
 others do to a GPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import statistics

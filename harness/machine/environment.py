@@ -48,24 +48,17 @@ def describe_environment(device: torch.device) -> dict:
         about["memory_bytes"] = gpu.total_memory
     changes = git("diff", "HEAD") if commit else None
     unseen = unseen_hardware() if device.type == "cpu" else None
-    document = {
-        "timestamp": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command_line": shlex.join([*launcher(), *sys.argv]),
-        "commit": commit,
-        "uncommitted_changes": bool(changes) if commit else None,
-        "changes_sha256": hashlib.sha256(changes.encode()).hexdigest() if changes else None,
-        "host": socket.gethostname(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        # The metadata of torch may leave out the build: 2.13.0 for 2.13.0+cu130.
-        "packages": {package: version_of(package) for package in PACKAGES} | {"torch": str(torch.__version__)},
-        "hip": torch.version.hip,
-        "cuda": torch.version.cuda,
-        "device": about,
-        "cpu": {"name": cpu_name(), "logical_cores": os.cpu_count(), "torch_threads": torch.get_num_threads()},
-        "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(relevant)},
-        "warnings": [unseen] if unseen else [],
-    }
+    document = {"timestamp": datetime.now().astimezone().isoformat(timespec="seconds")}
+    document |= {"command_line": shlex.join([*launcher(), *sys.argv]), "commit": commit}
+    document |= {"uncommitted_changes": bool(changes) if commit else None}
+    document |= {"changes_sha256": hashlib.sha256(changes.encode()).hexdigest() if changes else None}
+    document |= {"host": socket.gethostname(), "platform": platform.platform(), "python": platform.python_version()}
+    # The metadata of torch may leave out the build: 2.13.0 for 2.13.0+cu130.
+    packages = {package: version_of(package) for package in PACKAGES} | {"torch": str(torch.__version__)}
+    document |= {"packages": packages, "hip": torch.version.hip, "cuda": torch.version.cuda, "device": about}
+    cpu = {"name": cpu_name(), "logical_cores": os.cpu_count(), "torch_threads": torch.get_num_threads()}
+    variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(relevant)}
+    document |= {"cpu": cpu, "variables": variables, "warnings": [unseen] if unseen else []}
     return explained(document, Environment)
 
 

@@ -1,7 +1,5 @@
 """What else a GPU does during a measurement: other processes on it, memory in use, clocks and what lowers them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

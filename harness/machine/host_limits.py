@@ -1,7 +1,5 @@
 """What this process may use of its host: cores and memory, by its control groups of version 1 or 2."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterable

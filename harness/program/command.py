@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -66,18 +67,15 @@ def run(
         path = os.pathsep.join(filter(None, [folder, environment.get("PYTHONPATH")]))
         environment = environment | {"PYTHONPATH": path, SETTINGS: json.dumps(settings)}
         grace_s = EXIT_S if settings["then"] == "exit" else GRACE_S
-        code, received = wait_for(command, environment, processes, grace_s, output, limit_s)
+        streams = {"stdout": output, "stderr": output and subprocess.STDOUT}
+        start = functools.partial(subprocess.Popen, command, env=environment, **streams)
+        code, received = wait_for(start, processes, grace_s, limit_s)
         told = [json.loads(file.read_text()) for file in processes.glob("*.json")]
         return Ended(code, told, len([*processes.glob("*.started")]), any(processes.glob("*.ended")), received)
 
 
 def wait_for(
-    command: Sequence[str],
-    environment: dict[str, str],
-    processes: Path,
-    grace_s: float,
-    output: IO | None,
-    limit_s: float,
+    start: Callable[..., subprocess.Popen], processes: Path, grace_s: float, limit_s: float
 ) -> tuple[int, int | None]:
     """Its exit code, 128 + N if a signal ended it; and the signal that we received.  Ctrl-C reaches it from the
     terminal, SIGTERM by us; and it does not outlive us.
@@ -92,9 +90,7 @@ def wait_for(
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
     with handled_signals(processes, grace_s) as (started, received):
-        process = subprocess.Popen(
-            command, env=environment, preexec_fn=dies_with_us, stdout=output, stderr=output and subprocess.STDOUT
-        )
+        process = start(preexec_fn=dies_with_us)
         signal.alarm(math.ceil(limit_s))
         started.append(process)
         code = process.wait()

@@ -26,29 +26,18 @@ def summarize(run: Measurements, error: BaseException | None = None) -> dict:
     done = {"num_steps": run.schedule.num_steps, "completed_steps": len(records)}
     shape = {"batch_size": run.workload.batch_size, "sequence_length": run.workload.seq_len}
     shape |= {"rank": run.rank, "world_size": run.world_size, "parallel": run.workload.parallel.parallel}
-    summary = {
-        "status": "completed" if error is None else "interrupted" if is_interruption(error) else "failed",
-        "error": explain_error(error)[0] if error else None,
-        "config": run.config,
-        "environment": run.environment,
-        "training": done | shape | {"grad_norm": _grad_norm(run)},
-        "performance": _performance(run, timings, len(averaged), note),
-        "memory": _memory(run),
-        "loss": _losses(run),
-        "steps": {
-            "step": [r.step for r in records],
-            "loss": [_finite(r.loss) for r in records],
-            "time_ms": [r.total_ms for r in records],
-            **({"grad_norm": _grad_norms(run)} if run.grad_clip else {}),
-            "exclusion_reason": reasons,
-            **{f"{name}_share": [getattr(r.interval, f"{name}_share") for r in records] for name in SHARES},
-            "disturbed": [is_disturbed(r.interval) for r in records],
-        },
-        "ranks": run.ranks,
-        "no_sync": run.no_sync,
-        "disturbance": run.disturbance(),
-        "audit": run.audit(),
-    }
+    steps = {"step": [r.step for r in records], "loss": [_finite(r.loss) for r in records]}
+    steps |= {"time_ms": [r.total_ms for r in records]} | ({"grad_norm": _grad_norms(run)} if run.grad_clip else {})
+    steps |= {"exclusion_reason": reasons}
+    steps |= {f"{name}_share": [getattr(r.interval, f"{name}_share") for r in records] for name in SHARES}
+    steps |= {"disturbed": [is_disturbed(r.interval) for r in records]}
+    status = "completed" if error is None else "interrupted" if is_interruption(error) else "failed"
+    summary = {"status": status, "error": explain_error(error)[0] if error else None}
+    summary |= {"config": run.config, "environment": run.environment}
+    summary |= {"training": done | shape | {"grad_norm": _grad_norm(run)}}
+    summary |= {"performance": _performance(run, timings, len(averaged), note), "memory": _memory(run)}
+    summary |= {"loss": _losses(run), "steps": steps, "ranks": run.ranks, "no_sync": run.no_sync}
+    summary |= {"disturbance": run.disturbance(), "audit": run.audit()}
     return explained(summary, PerformanceSummary)
 
 
@@ -74,21 +63,18 @@ def _performance(run: Measurements, timings: dict, averaged: int, note: str) -> 
     steps_per_s = 1e3 / step["mean"] if averaged else math.nan
     samples, records = run.workload.batch_size * run.world_size, run.meter.records
     flops, sampler = run.workload.step_flops(), run.sampler
-    performance = {
-        "avg_step_time_ms": step["mean"],
-        **{f"{name}_step_time_ms": step[name] for name in ("median", "std", "p95")},
-        "first_step_time_ms": records[0].total_ms if records else None,
-        "samples_per_sec": _finite(samples * steps_per_s),
-        "tokens_per_sec": _finite(samples * run.workload.seq_len * steps_per_s),
-        **{f"avg_{phase}_time_ms": timings[phase]["mean"] for phase in PHASES},
-        "model_flops_per_step": flops,
-        "achieved_tflops": None if flops is None else _finite(flops * steps_per_s / 1e12),
-        "gpu_utilization_percent": summary_stats(sampler.utilization_percent)["mean"],
-        "steps_averaged": averaged,
-        "steps_averaged_note": note,
-        "compilation": run.compilation and run.compilation.document(run.workload.micro_steps),
-        "timings_ms": timings,
-    }
+    performance = {"avg_step_time_ms": step["mean"]}
+    performance |= {f"{name}_step_time_ms": step[name] for name in ("median", "std", "p95")}
+    performance |= {"first_step_time_ms": records[0].total_ms if records else None}
+    performance |= {"samples_per_sec": _finite(samples * steps_per_s)}
+    performance |= {"tokens_per_sec": _finite(samples * run.workload.seq_len * steps_per_s)}
+    performance |= {f"avg_{phase}_time_ms": timings[phase]["mean"] for phase in PHASES}
+    achieved = None if flops is None else _finite(flops * steps_per_s / 1e12)
+    performance |= {"model_flops_per_step": flops, "achieved_tflops": achieved}
+    performance |= {"gpu_utilization_percent": summary_stats(sampler.utilization_percent)["mean"]}
+    performance |= {"steps_averaged": averaged, "steps_averaged_note": note}
+    compilation = run.compilation and run.compilation.document(run.workload.micro_steps)
+    performance |= {"compilation": compilation, "timings_ms": timings}
     why_no_sample = sampler.utilization_reason or "the run was too short for a sample"
     performance |= because(why_no_sample, "gpu_utilization_percent")
     if run.workload.compiled:

@@ -211,19 +211,14 @@ class Trial(Watch):
         self.end_with_ranks()
 
     def tell(self) -> None:
-        on_gpu, dynamo = torch.cuda.is_initialized(), sys.modules.get("torch._dynamo.utils")
-        rank, world_size = rank_of_world()
+        on_gpu, (rank, world_size) = torch.cuda.is_initialized(), rank_of_world()
         host_peak = kilobytes("/proc/self/status").get("VmHWM")
         accelerated = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
         accelerated = accelerated and accelerated._shared_state and "accelerate"
         self.results |= {
-            "losses": [float(one) for one in self.losses],
-            "rank": rank,
-            "world_size": world_size,
+            **{"rank": rank, "world_size": world_size, "losses": [float(one) for one in self.losses]},
             "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else host_peak and 1024 * host_peak,
-            "graph_breaks": sum(dynamo.counters["graph_break"].values()) if dynamo else 0,
             "trainer": self.results["trainer"] or accelerated or "",
-            "device": "cuda" if on_gpu else "cpu",
         }
 
     def ends_by_itself(self) -> None:

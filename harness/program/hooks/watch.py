@@ -212,16 +212,11 @@ class Watch:
         activity, on_gpu = torch.profiler.ProfilerActivity, torch.cuda.is_initialized()
         active = max(1, min(self.settings["profile"], int(1e3 * LONG_S / statistics.median(self.times_ms))))
         self.modules.name_all()
-        self.results |= {
-            "first_timed": self.steps - len(self.times_ms) + 1,
-            "first_recorded": self.steps + 2,  # after one in which the profiler warms up
-            "recorded_steps": active,
-            "times_ms": self.times_ms,
-            "recorded_ms": [],  # that of the warm-up step first
-            "device": "cuda" if on_gpu else "cpu",
-            "torch": torch.__version__,
-            "parameters": sum(p.numel() for p in self.modules.trained()),
-        }
+        # The profiler warms up in the step before the first that is recorded; its time is recorded_ms[0].
+        self.results |= {"first_timed": self.steps - len(self.times_ms) + 1, "first_recorded": self.steps + 2}
+        self.results |= {"recorded_steps": active, "times_ms": self.times_ms, "recorded_ms": []}
+        self.results |= {"device": "cuda" if on_gpu else "cpu", "torch": torch.__version__}
+        self.results["parameters"] = sum(p.numel() for p in self.modules.trained())
         self.left, self.audit, self.seen = 1 + active, StepAudit(self.modules.parameters()), Counter()
         self.evaluated = []
         first, schedule = self.steps + 1, torch.profiler.schedule(wait=0, warmup=1, active=active, repeat=1)
