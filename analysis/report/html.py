@@ -40,7 +40,8 @@ def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, r
     analyses = judged_first(analyses) if analyses else []
     analysis = analyses[0][1] if analyses else None
     sections = [*(trace_sections(analysis, analyses[1:]) if analysis else []), *run_sections(documents)]
-    sections += [proof_section(documents["proof"])] * bool(documents["proof"])
+    if documents["proof"]:
+        sections.append(proof_section(documents["proof"]))
     drawn, step = charts(analysis, documents), step_of_document(analysis["step_timeline"]) if analysis else None
     page = {"charts": [*drawn, *(["step_timeline"] if analysis else [])], "data": {"charts": drawn, "step": step}}
     # The timeline of a document has parts alone.
