@@ -118,7 +118,7 @@ def write_part(path: Path, document: dict) -> None:
 def unregistered(folder: Path) -> list[str]:
     """What lies in a folder and is not in harness/base/files.py; of a registered folder only the name counts."""
     strangers = []
-    for path in sorted(folder.iterdir()):
+    for path in sorted(one for one in folder.iterdir() if one.name != "__pycache__"):  # of commands that lie there
         kind = kind_of(path.name)
         if path.is_dir() and any(fnmatch.fnmatch(f"{path.name}/", pattern) for pattern in ("earlier_*/", *FOLDERS)):
             strangers += unregistered(path)

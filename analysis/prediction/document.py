@@ -54,17 +54,11 @@ def predict(
     bounds |= {"network_ms": sending and sending["network_ms"]} | (because(NO_NETWORK, "network_ms") if sending else {})
     forward_flops, step_flops = flops_of_step(workload)
     known = [bounds[name] for name in ("compute_ms", "bandwidth_ms", "network_ms") if bounds[name] is not None]
-    document = {
-        **document,
-        **changes_that_fit(workload, document, on_gpu=elsewhere or device.type == "cuda"),
-        "parameters": workload.parameter_count(),
-        "forward_flops": forward_flops,
-        "step_flops": step_flops,
-        "step_time_lower_bound_ms": max(known, default=None),
-        **because(bounds["bandwidth_ms_reason"], "step_time_lower_bound_ms"),
-        "step_time_bounds": bounds,
-        "communication": sending,
-    }
+    document = document | changes_that_fit(workload, document, on_gpu=elsewhere or device.type == "cuda")
+    document |= {"parameters": workload.parameter_count(), "forward_flops": forward_flops, "step_flops": step_flops}
+    document |= {"step_time_lower_bound_ms": max(known, default=None)}
+    document |= because(bounds["bandwidth_ms_reason"], "step_time_lower_bound_ms")
+    document |= {"step_time_bounds": bounds, "communication": sending}
     return explained(document, Prediction)
 
 
@@ -78,18 +72,12 @@ def memory_prediction(
     capacity = capacity or capacity_of(device, [workload.precision], measure=True)
     on_gpu, available = capacity.kind == "cuda", capacity.for_tensors(workload.precision)
     tensors = predicted_memory(workload, on_gpu).document()
-    prediction = {
-        "device": describe_environment(device)["device"],
-        "target_device": target and described(target),
-        **workload.settings(),
-        **fields_of_ranks(workload, tensors),
-        **fields_of_peak(workload, tensors, capacity),
-        **fields_of_capacity(workload, tensors, capacity),
-        "fits": tensors["peak_bytes"] <= available,
-        "margin_mb": (available - tensors["peak_bytes"]) / MB,
-        **largest_sizes(workload, on_gpu, available),
-    }
-    return explained(prediction, Prediction)
+    prediction = {"device": describe_environment(device)["device"], "target_device": target and described(target)}
+    prediction |= workload.settings() | fields_of_ranks(workload, tensors)
+    prediction |= fields_of_peak(workload, tensors, capacity) | fields_of_capacity(workload, tensors, capacity)
+    margin_mb = (available - tensors["peak_bytes"]) / MB
+    prediction |= {"fits": tensors["peak_bytes"] <= available, "margin_mb": margin_mb}
+    return explained(prediction | largest_sizes(workload, on_gpu, available), Prediction)
 
 
 def fields_of_ranks(workload: Workload, tensors: dict) -> dict:

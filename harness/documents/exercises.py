@@ -1,5 +1,7 @@
 """The answers to an exercise: answers_N.json."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from harness.documents.schema import Document, field

@@ -1,5 +1,7 @@
 """FLOPs and limits: flops_profile.json, computational_intensity.json and roofline_data.json."""
 
+from __future__ import annotations
+
 from typing_extensions import NotRequired
 
 from harness.documents.memory import NO_PEAK

@@ -1,5 +1,7 @@
 """Memory and predictions: memory_timeline.json and prediction.json."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from harness.documents.run import Device

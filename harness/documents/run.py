@@ -5,6 +5,8 @@ file also has schema_version.  Times are milliseconds, sizes bytes or MB (2^20 b
 0 and 1, as the names say.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from typing_extensions import NotRequired

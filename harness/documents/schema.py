@@ -1,5 +1,7 @@
 """How is a JSON document described?  By a class: of each field the type, the meaning, and why it is null by default."""
 
+from __future__ import annotations
+
 import functools
 import os
 from types import NoneType, UnionType

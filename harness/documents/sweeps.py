@@ -1,5 +1,7 @@
 """Comparisons of runs, and sweeps: a document and the columns of its rows each."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from typing_extensions import NotRequired

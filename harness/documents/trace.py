@@ -1,5 +1,7 @@
 """The analysis of a trace: operator_analysis.json."""
 
+from __future__ import annotations
+
 from typing_extensions import NotRequired
 
 from harness.documents.run import ONE_STEP, NoSyncSteps

@@ -1,5 +1,7 @@
 """What of a run is profiled, and which step carries which instrument."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from harness.base.command_line import flag, peak_choice

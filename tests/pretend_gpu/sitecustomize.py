@@ -3,7 +3,6 @@ imported.  Not before, because a command sets its environment before it imports 
 figure of this CPU: briefly, only to have one."""
 
 import importlib.abc
-import importlib.machinery
 import os
 import sys
 
@@ -27,7 +26,8 @@ class _After(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name != self.name:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        specs = (other.find_spec(name, path, target) for other in sys.meta_path[sys.meta_path.index(self) + 1 :])
+        spec = next(filter(None, specs), None)  # of others that wait for it, too
         if spec:
             load = spec.loader.exec_module
 

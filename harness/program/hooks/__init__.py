@@ -59,7 +59,8 @@ def enter(sitecustomize: str) -> None:
     def find_spec(name: str, path=None, target=None):
         if name != "torch":
             return None
-        specs = (other.find_spec(name, path, target) for other in sys.meta_path if other is not finder)
+        behind = sys.meta_path[sys.meta_path.index(finder) + 1 :]  # one before may ask ours in turn
+        specs = (other.find_spec(name, path, target) for other in behind)
         spec = next(filter(None, specs), None)
         if spec and spec.loader:  # perhaps only asked for: many look whether torch is there before they import it
             execute = spec.loader.exec_module
