@@ -1,6 +1,8 @@
 """How the ranks of a run share the work, on PyTorch's own engines: DistributedDataParallel, ZeroRedundancyOptimizer
 (ZeRO-1) and fully_shard (FSDP2)."""
 
+from __future__ import annotations
+
 import contextlib
 import inspect
 import math
