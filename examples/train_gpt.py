@@ -13,7 +13,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 model, optimizer, batches, loss_of = workload()
 model.to(device)
 for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 100):
-    loss = loss_of(model, next(batches).to(device))
+    loss = loss_of(model, [one.to(device) for one in next(batches)])
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
