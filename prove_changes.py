@@ -29,19 +29,22 @@ def main() -> None:
     from harness.base.console import say
     from harness.base.errors import UserError
     from harness.base.files import make_folder
+    from harness.model.changes import CHANGES
     from harness.program.command import command_of
-    from harness.program.hooks.changes import CHANGES
     from harness.program.trials import trials_of
 
     default = [name for name, change in CHANGES.items() if change.by_default]
 
     def changes(text: str) -> list[str]:
+        named = {}
         for one in text.split(","):
-            name, equals, _ = one.partition("=")
-            if name not in CHANGES or (equals and CHANGES[name].value is None):
+            name, _, value = one.partition("=")
+            if name not in CHANGES or (value and CHANGES[name].value is None):
                 near = difflib.get_close_matches(name, CHANGES, 1) or [", ".join(CHANGES)]
                 raise argparse.ArgumentTypeError(f"{one}: there is no such change; there is {near[0]}")
-        return list(dict.fromkeys(text.split(",")))
+            value = value or CHANGES[name].value
+            named[name + f"={value}" * bool(value)] = True
+        return [*named]
 
     parser = OneLineParser(
         prog="prove_changes.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

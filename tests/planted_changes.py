@@ -8,7 +8,7 @@ from pathlib import Path
 
 from analysis.commands.proof import Proof
 from analysis.comparison.training import apart, trains
-from harness.program.hooks.changes import ROUNDING
+from harness.model.changes import ROUNDING
 from harness.program.trials import trials_of
 
 HEAD = """

@@ -194,7 +194,7 @@ def test_the_next_step_is_a_command_where_the_run_is_ours(tmp_path):
     assert again["compile"]["next"] == f"{line} --compile"
     assert found["larger batch"]["next"] == "python3 tiny_llama_v1.py --enable-pytorch-profiler --batch-size 8"
     assert found["larger batch"]["speedup_bound"] is None and found["larger batch"]["speedup_bound_reason"]
-    assert proposals(tmp_path, step(1, 0, 1000), *adds)["compile"]["next"] == "model = torch.compile(model)"
+    assert proposals(tmp_path, step(1, 0, 1000), *adds)["compile"]["next"] == "model.compile()"
 
 
 def test_a_run_of_torchrun_is_repeated_under_torchrun(monkeypatch):

@@ -13,6 +13,7 @@ from analysis.vocabulary.operators import MATMUL_CLASSES, is_of_pytorch
 from analysis.work.operator_costs import factor_type
 from harness.base.command_line import compiler_problem
 from harness.base.units import MB
+from harness.model.changes import CHANGES
 
 IN_A_CACHE = 512 * MB  # what is smaller may be read faster than memory can be
 TORCH_NAME = {"bf16": "bfloat16", "fp16": "float16"}
@@ -49,7 +50,7 @@ def fused_optimizer(evidence: Evidence) -> Found:
         best, basis = 0.0, "its time could vanish; estimate: as long as its two longest operators"
         likely = min(us, float(rows.groupby("name", observed=True)["us"].sum().nlargest(2).sum()))
     how = f"a {'compiled or ' * (not evidence.links.trace.is_compiled)}fused version of its step"
-    how = f"{optimizer}(..., fused=True)" if optimizer in WITH_FUSED else how
+    how = CHANGES["fused"].line(optimizer) if optimizer in WITH_FUSED else how
     if optimizer != "optimizer" and not evidence.runs(rows, roles.FOREACH):
         how += ", or foreach=True"
     finding = f"The optimizer takes {evidence.share(us)} of the step"
@@ -82,7 +83,7 @@ def mixed_precision(evidence: Evidence) -> Found:
     finding = f"Matmuls in {precision_of(evidence.links, evidence.summary)} take {evidence.share(us)} of the step"
     basis += "; what is between them could move half the bytes"
     best += (beside - whole) / 2
-    code = f"with torch.autocast(x.device.type, torch.{TORCH_NAME[narrow]}):"
+    code = CHANGES["bf16"].line().replace("bfloat16", TORCH_NAME[narrow])
     flag = f"--precision {narrow}"
     return Proposal(name, finding, how, us + beside, basis, best, likely, code, text, flag, multiplies)
 
@@ -140,14 +141,13 @@ def compilation(evidence: Evidence) -> Found:
     text = f"{evidence.described(rows)}, none of them a matmul, and {evidence.share(overhead)} {beside}"
     finding = f"Operators between matmuls take {evidence.share(us)} of the step, each a kernel of its own"
     finding += f", and {evidence.share(overhead)} {beside}" * (overhead > us)
-    how = "torch.compile(model): chains of element-wise operators become one kernel each"
+    how = "compile the model: chains of element-wise operators become one kernel each"
     basis = (
         "all work between matmuls could be fused into them, and all overhead vanish; estimate: each chain takes as "
         f"long as its longest operator, and the overhead of {fewer:.0%} of the operators vanishes"
     )
     likely = affected + waits - saved - overhead * fewer
-    code = "model = torch.compile(model)"
-    return Proposal("compile", finding, how, affected + waits, basis, 0.0, likely, code, text, shown=fusable)
+    return Proposal("compile", finding, how, affected + waits, basis, 0.0, likely, evidence=text, shown=fusable)
 
 
 def in_chains(evidence: Evidence, fusable: np.ndarray, inside: np.ndarray) -> tuple[float, float]:

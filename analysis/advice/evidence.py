@@ -19,6 +19,7 @@ from analysis.trust.integrity import profiler_overhead
 from harness.base.text import count_of
 from harness.base.units import MB
 from harness.documents.schema import because
+from harness.model.changes import CHANGES
 from harness.model.optimizations import ANY_MODEL, answering
 
 WHOLE = 0.999  # of the step: a change to all of it has no bound
@@ -34,7 +35,7 @@ class Proposal:
     basis: str  # where best_us and likely_us come from
     best_us: float | None = 0.0  # what would remain of `us` at best; None: no bound can be given, as the basis says
     likely_us: float | None = None  # what would probably remain of it, if that is known
-    code: str | None = None  # the line of code to change, where that is not how
+    code: str | None = None  # the line to change, where it is neither that of harness/model/changes.ini nor how
     evidence: str = ""  # the figures that support it, where they are more than those of the finding
     other_flag: str | None = None  # of tiny_llama_v1.py, where it is not that of the optimization that answers the name
     shown: np.ndarray | str | None = None  # which of the events show it, or the cause of the waits that do
@@ -177,7 +178,8 @@ class Evidence:
         """The command that runs it, of a run of ours, else the line of code to change."""
         command = self.summary and self.summary["environment"].get("command_line")
         if not flag or not command or not (self.of_script or self.of_workload_file):
-            return proposal.code or proposal.how
+            line = next((one.line() for one in CHANGES.values() if proposal.name in one.answers), None)
+            return proposal.code or line or proposal.how
         words = [word for word in shlex.split(command) if word != "--system-profiler"]  # which only its launcher sets
         name = flag.partition(" ")[0]
         if name in words:  # with the value that it had

@@ -29,8 +29,8 @@ from harness.instruments.audit import FirstStep, audit_text, parameter_findings
 from harness.instruments.phases import summary_stats
 from harness.machine.disturbance import disturbance_text, over_ranks
 from harness.machine.environment import describe_environment
+from harness.model.changes import CHANGES
 from harness.program.command import Ended
-from harness.program.hooks.changes import CHANGES
 from harness.run.run_summary import SHARES
 
 NO_PHASE = 0.05  # of the step: worth a word
@@ -220,7 +220,8 @@ def program_facts(document: dict, summary: dict, analysis: dict) -> dict[str, st
     between = next((row for row in analysis["phases"] if row["phase"] == BETWEEN), None)
     if between and between["share"] >= NO_PHASE:
         facts["In no phase"] = f"{between['ms_per_step']:.2f} ms of a step; if they load data: --data [MODULE:]FUNCTION"
-    proving = [one.name for one in CHANGES.values() if one.proves in {row["name"] for row in analysis["opportunities"]}]
+    proposed = {row["name"] for row in analysis["opportunities"]}
+    proving = [one.name for one in CHANGES.values() if proposed.intersection(one.answers)]
     if proving:
         facts["Prove it"] = f"python3 prove_changes.py --try {','.join(proving)} -- {document['command']}"
     return facts

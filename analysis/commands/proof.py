@@ -17,7 +17,7 @@ from harness.base.tables import answer
 from harness.base.text import count_of
 from harness.base.units import MB
 from harness.documents.schema import because, unknown
-from harness.program.hooks.changes import CHANGES, EXACT, OF_TRAINERS, OTHER_DATA, PRECISION, ROUNDING
+from harness.model.changes import EXACT, OTHER_DATA, PRECISION, ROUNDING, change_of
 from harness.program.hooks.trial import AUDIT_STEPS, SETTLE, TURN, UNTIMED
 from harness.program.trials import Trial, Trials
 
@@ -82,7 +82,7 @@ class Proof:
         return (ROUNDING if noise.gradient < of[PRECISION].gradient else DIFFERS), of
 
     def row(self, change: str, trial: Trial, yardsticks: dict[str, Apart]) -> dict:
-        record, plain = CHANGES[change.partition("=")[0]], self.plain.found
+        (record, value), plain = change_of(change), self.plain.found
         notes = [one for one in trial.found.get("notes", ()) if one["change"] == change]
         fresh = [one for one in notes if not one["already"]]
         row = {"change": change, "audit": None, "where": None, "line": None, "departs": []}
@@ -93,12 +93,11 @@ class Proof:
             return row | {"verdict": "already so" if notes else "does not apply"}
         marks = apart(trial.found, plain)
         word, first = trains(marks, yardsticks, record.may), fresh[0]
-        line = OF_TRAINERS.get((plain["trainer"], record.name), record.line)
         peaks = (trial.found["peak_bytes"], plain["peak_bytes"])
         right = word != DIFFERS or record.may == OTHER_DATA
         row |= {"verdict": "passes" if right else DIFFERS, "audit": word, "gradient_difference": marks.gradient}
         row |= {"departs": [] if right else [*marks.unlike, *marks.parameters[:5]], "where": first["where"] or None}
-        row["line"] = line.format(name=first["name"] or "model", value=change.partition("=")[2] or record.value)
+        row["line"] = record.line(first["name"], value, plain["trainer"])
         row["peak_memory_difference_mb"] = None if None in peaks else (peaks[0] - peaks[1]) / MB
         return row | {"extra_start_s": trial.seconds - self.plain.seconds}
 
@@ -148,7 +147,7 @@ class Proof:
         row |= unknown("not timed", "ratio", "ratio_low", "ratio_high")
         if trial.error:
             return row | because(trial.error, "audit")
-        may = PRECISION if any(CHANGES[one.partition("=")[0]].may == PRECISION for one in changes) else ROUNDING
+        may = PRECISION if any(change_of(one)[0].may == PRECISION for one in changes) else ROUNDING
         row["audit"] = trains(apart(trial.found, self.plain.found), yardsticks, may)
         if row["audit"] == DIFFERS:
             return row | {"verdict": DIFFERS}

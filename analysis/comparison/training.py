@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis.comparison.noise import t_draws
 from analysis.comparison.proof import DIFFERS
-from harness.program.hooks.changes import EXACT, PRECISION, ROUNDING
+from harness.model.changes import EXACT, PRECISION, ROUNDING
 
 # How many times what nudged parameters made of it, and at least: first loss, gradient, later losses, moves.  Of a
 # chaotic program, nudges make much of the last two, and these decide nothing.

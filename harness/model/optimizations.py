@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from harness.base.command_line import compiler_problem
 from harness.base.text import flag_of
+from harness.model.changes import CHANGES, ROUNDING
 
 
 class Optimization(NamedTuple):
@@ -21,6 +22,7 @@ class Optimization(NamedTuple):
     value: object = True
     answers: tuple[str, ...] = ()  # what a trace's opportunities call that which it improves
     effect: str = ""  # for the documentation, where the text of --help does not do
+    may: str = ROUNDING  # the most that it does to gradients
     climbs: bool = True  # it is part of the ladder; the others save memory, or change the arithmetic
     studied: bool = True  # the optimization study measures it
     replaced_by: tuple[str, ...] = ()  # those that take its place on the ladder: they do the same, or exclude it
@@ -36,6 +38,12 @@ class Optimization(NamedTuple):
         return flag_of(self.setting, self.value)
 
 
+def shared(change: str) -> dict[str, Any]:
+    """What is said of a change that any program can make."""
+    record = CHANGES[change]
+    return {"answers": record.answers, "effect": record.effect, "may": record.may}
+
+
 GRAPHS_EXCLUDE = {
     "--parallel fsdp": "a graph keeps addresses, and FSDP gathers parameters in new memory each time; use ddp or zero1",
     "--gradient-accumulation-steps": "a graph writes its gradients to the same addresses, so they cannot accumulate",
@@ -43,11 +51,9 @@ GRAPHS_EXCLUDE = {
 NO_OPERATORS = "operators are recorded one by one, and what is compiled or in a graph runs no separate operators"
 # fmt: off
 OPTIMIZATIONS = (  # in the order of the ladder
-    Optimization("sdpa", "attention", "sdpa", answers=("fused attention",), saves_memory=True,
-                 effect="PyTorch's fused attention: the scores are never written to memory"),
+    Optimization("sdpa", "attention", "sdpa", **shared("sdpa"), saves_memory=True),
     Optimization("foreach-optimizer", "optimizer_impl", "foreach", studied=False, any_model=True),
-    Optimization("fused-optimizer", "optimizer_impl", "fused", answers=("fused optimizer",), any_model=True,
-                 effect="AdamW in one kernel"),
+    Optimization("fused-optimizer", "optimizer_impl", "fused", **shared("fused"), any_model=True),
     Optimization("fused-projections", "fused_projections", answers=("fuse q, k and v", "fuse gate and up")),
     Optimization("fused-norm", "fused_norm", answers=("fused norm",),
                  replaced_by=("triton", "compile")),
@@ -57,7 +63,7 @@ OPTIMIZATIONS = (  # in the order of the ladder
                  effect="norm and SwiGLU in [our own](kernels.md): two operators each, no copies for bf16 matmuls",
                  excludes={"--fused-norm": "the Triton kernels contain a norm"}, compiles=True,
                  without_gpu="its kernels are for GPUs; on a CPU --compile fuses norm and SwiGLU"),
-    Optimization("compile", "compile", answers=("compile",), any_model=True, compiles=True,
+    Optimization("compile", "compile", **shared("compile"), any_model=True, compiles=True,
                  excludes={"--profile-memory": f"{NO_OPERATORS}; --dry-run --compile predicts the memory"}),
     Optimization("reduce-overhead", "compile_mode", "reduce-overhead", studied=False, any_model=True,
                  excludes=GRAPHS_EXCLUDE,
@@ -70,10 +76,9 @@ OPTIMIZATIONS = (  # in the order of the ladder
                      "--enable-deepspeed-flops": NO_OPERATORS},
                  without_gpu="only a GPU has them; on a CPU --compile lowers the overhead between operators"),
     Optimization("fused-loss", "fused_loss", answers=("fused loss",), climbs=False),
-    Optimization("checkpointing", "activation_checkpointing", answers=("activation checkpointing",), climbs=False,
-                 any_model=True, saves_memory=True),
-    Optimization("bf16", "precision", "bf16", answers=("mixed precision",), climbs=False, any_model=True,
-                 saves_memory=True, effect="matmuls in bf16 by autocast"),
+    Optimization("checkpointing", "activation_checkpointing", **shared("checkpoint"), climbs=False, any_model=True,
+                 saves_memory=True),
+    Optimization("bf16", "precision", "bf16", **shared("bf16"), climbs=False, any_model=True, saves_memory=True),
 )
 # fmt: on
 ANY_MODEL = tuple(dict.fromkeys(one.setting for one in OPTIMIZATIONS if one.any_model))  # settings of --workload too

@@ -1,4 +1,4 @@
-"""What can be changed in a program from outside, and its line of code: a change is one record here, with its switch.
+"""The switches of harness/model/changes.ini: what changes a program from outside.
 
 A switch is turned on and off between steps, also while others are on.  It notes what it applies to, or finds already
 so; what it does not know how to change it leaves alone.
@@ -9,46 +9,17 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import torch
 import torch.utils.checkpoint
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-EXACT, ROUNDING, PRECISION, OTHER_DATA = "bit-equal", "rounding", "lower precision", "other data"
-RECOMPUTED = "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) for each repeated block of {name}"
 BLOCK_LISTS = ("ModuleList", "Sequential")
+SWITCHES: dict[str, Callable] = {}  # by the name of the change: of a trial, on or off, its value
 
 
-CHANGES: dict[str, Change] = {}
-# The line of those who train by one of these.
-OF_TRAINERS = {
-    ("Trainer", "bf16"): "TrainingArguments(bf16=True)",
-    ("Trainer", "compile"): "TrainingArguments(torch_compile=True)",
-    ("Trainer", "fused"): 'TrainingArguments(optim="adamw_torch_fused")',
-    ("Trainer", "checkpoint"): "TrainingArguments(gradient_checkpointing=True)",
-    ("Trainer", "no-checkpoint"): "TrainingArguments(gradient_checkpointing=False)",
-    ("Lightning", "bf16"): 'Trainer(precision="bf16-mixed")',
-    ("accelerate", "bf16"): 'Accelerator(mixed_precision="bf16")',
-}
-
-
-class Change(NamedTuple):
-    """may: the most that it does to gradients; line: of code, with {name} of what it changes and {value};
-    switch(trial, on, value); proves: the proposal of a trace that it tries."""
-
-    name: str
-    may: str
-    line: str
-    switch: Callable
-    proves: str = ""
-    value: str | None = None  # by default
-    by_default: bool = True  # whether it is tried without being named
-
-
-def change(name: str, may: str, line: str, **more: object) -> Callable:
-    """Records the switch that follows."""
-    return lambda switch: CHANGES.setdefault(name, Change(name, may, line, switch, **more)).switch
+def switch(name: str) -> Callable:
+    return lambda function: SWITCHES.setdefault(name, function)
 
 
 def blocks_of(module) -> Iterator:
@@ -64,12 +35,7 @@ def widened(value):
     return value.float() if torch.is_tensor(value) and value.dtype == torch.bfloat16 else value
 
 
-@change(
-    "bf16",
-    PRECISION,
-    "with torch.autocast(device_type, torch.bfloat16): around {name}(...) and the loss",
-    proves="mixed precision",
-)
+@switch("bf16")
 def bf16(trial, on: bool, value: str | None) -> None:
     for module, place in trial.models.items():
         device = next(module.parameters()).device.type
@@ -91,7 +57,7 @@ def compiled(trial, on: bool, module, mode: str | None) -> None:
     module._compiled_call_impl = made if on else None
 
 
-@change("compile", ROUNDING, "{name}.compile()", proves="compile")
+@switch("compile")
 def compile_model(trial, on: bool, value: str | None) -> None:
     for module, place in trial.models.items():
         ours = ("compiled", module) in trial.kept
@@ -101,7 +67,7 @@ def compile_model(trial, on: bool, value: str | None) -> None:
             compiled(trial, on, module, value)
 
 
-@change("compile-blocks", ROUNDING, "block.compile() for each repeated block of {name}")
+@switch("compile-blocks")
 def compile_blocks(trial, on: bool, value: str | None) -> None:
     for module, place in trial.models.items():
         for block in blocks_of(module):
@@ -109,7 +75,7 @@ def compile_blocks(trial, on: bool, value: str | None) -> None:
             compiled(trial, on, block, value)
 
 
-@change("sdpa", ROUNDING, 'from_pretrained(..., attn_implementation="sdpa")', proves="fused attention")
+@switch("sdpa")
 def sdpa(trial, on: bool, value: str | None) -> None:
     for module, place in trial.models.items():
         for model in [one for one in module.modules() if hasattr(one, "set_attn_implementation")][:1]:
@@ -118,7 +84,7 @@ def sdpa(trial, on: bool, value: str | None) -> None:
             model.set_attn_implementation("sdpa" if on else before)
 
 
-@change("fused", ROUNDING, "torch.optim.{name}(..., fused=True)", proves="fused optimizer")
+@switch("fused")
 def fused(trial, on: bool, value: str | None) -> None:
     for optimizer, place in trial.made_at.items():
         if "fused" not in optimizer.defaults:
@@ -133,9 +99,7 @@ def fused(trial, on: bool, value: str | None) -> None:
                     state["step"] = state["step"].to(p.device if on_device else "cpu")
 
 
-@change(
-    "channels-last", ROUNDING, "{name}.to(memory_format=torch.channels_last), and its images", proves="channels last"
-)
+@switch("channels-last")
 def channels_last(trial, on: bool, value: str | None) -> None:
     def turned(one):
         images = torch.is_tensor(one) and one.ndim == 4
@@ -151,20 +115,14 @@ def channels_last(trial, on: bool, value: str | None) -> None:
             trial.swap(module, "forward", taking_turned, on)
 
 
-@change("threads", ROUNDING, "torch.set_num_threads({value})", value="1", by_default=False)
+@switch("threads")
 def threads(trial, on: bool, value: str | None) -> None:
     before = trial.kept.setdefault("threads", torch.get_num_threads())
     trial.note("", already=before == int(value))
     torch.set_num_threads(int(value) if on else before)
 
 
-@change(
-    "checkpoint",
-    EXACT,
-    "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) for each repeated block of {name}",
-    proves="activation checkpointing",
-    by_default=False,
-)
+@switch("checkpoint")
 def checkpoint(trial, on: bool, value: str | None) -> None:
     for module, place in trial.models.items():
         for block in blocks_of(module):
@@ -173,7 +131,7 @@ def checkpoint(trial, on: bool, value: str | None) -> None:
             trial.swap(block, "forward", recomputed, on)
 
 
-@change("no-checkpoint", EXACT, "no activation checkpointing", by_default=False)
+@switch("no-checkpoint")
 def no_checkpoint(trial, on: bool, value: str | None) -> None:
     trial.stores = on
 
@@ -193,7 +151,7 @@ def store_or_recompute(trial) -> None:
     torch.utils.checkpoint.checkpoint = either
 
 
-@change("no-data", OTHER_DATA, "none: a bound, as if data cost nothing", by_default=False)
+@switch("no-data")
 def no_data(trial, on: bool, value: str | None) -> None:
     kept = trial.kept.setdefault("batches", {})
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from .changes import CHANGES, nudge, store_or_recompute
+from .changes import SWITCHES, nudge, store_or_recompute
 from .limits import GRACE_S
 from .memory import local
 from .phases import not_compiled
@@ -77,10 +77,7 @@ class Trial(Watch):
         for one in changes:
             name, _, value = one.partition("=")
             self.active = one
-            if name == "nudge":
-                nudge(self, on, value)
-            else:
-                CHANGES[name].switch(self, on, value or CHANGES[name].value)
+            (nudge if name == "nudge" else SWITCHES[name])(self, on, value or None)
 
     def place(self, held: object = None) -> str:
         """NAME@FILE:LINE: the program's line that is running, and its variable for an object."""

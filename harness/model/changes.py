@@ -1,0 +1,43 @@
+"""What can be changed in any training program, and its line of code: one record each, a section of changes.ini.
+
+A new one is a section there, a switch in harness/program/hooks/changes.py that makes it from outside, and a test.
+"""
+
+import configparser
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+EXACT, ROUNDING, PRECISION, OTHER_DATA = "bit-equal", "rounding", "lower precision", "other data"
+
+
+class Change(NamedTuple):
+    """As changes.ini says."""
+
+    name: str
+    may: str
+    lines: Mapping[str, str]  # by who trains: "line" of a loop of one's own, else that of the trainer of this name
+    effect: str = ""
+    answers: tuple[str, ...] = ()
+    value: str | None = None
+    by_default: bool = True
+
+    def line(self, name: str = "model", value: str | None = None, trainer: str = "") -> str:
+        return self.lines.get(trainer, self.lines["line"]).format(name=name or "model", value=value or self.value)
+
+
+def _record(name: str, of: Mapping[str, str]) -> Change:
+    answers = (of["answers"],) if "answers" in of else ()
+    return Change(name, of["may"], dict(of), of.get("effect", ""), answers, of.get("value"), "named" not in of)
+
+
+_TABLE = configparser.ConfigParser(interpolation=None, delimiters="=")
+_TABLE.optionxform = str  # trainers keep their capitals
+_TABLE.read(Path(__file__).with_suffix(".ini"), encoding="utf-8")
+CHANGES = {name: _record(name, _TABLE[name]) for name in _TABLE.sections()}
+
+
+def change_of(one: str) -> tuple[Change, str | None]:
+    """The record and the value of NAME or NAME=VALUE."""
+    name, _, value = one.partition("=")
+    return CHANGES[name], value or CHANGES[name].value
