@@ -16,10 +16,13 @@ from helpers import PROJECT, free_port, start, time_limit
 from planted_changes import WRONG, audits
 from programs import LOOP, MODEL, PLAIN, RANKS, SHAPES, TRAIN, TRAINERS
 
-from analysis.commands.proof import check_plain
+from analysis.commands.proof import check_plain, innermost
 from analysis.comparison.proof import DIFFERS
 from analysis.comparison.training import PRECISION, ROUNDING, Apart, gain, intervals, trains
 from harness.base.errors import UserError
+from harness.model.changes import CHANGES
+from harness.program.hooks.changes import SWITCHES
+from harness.program.hooks.reproduce import captured
 from harness.program.trials import Trial, trials_of
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
@@ -77,6 +80,41 @@ def test_a_change_that_may_only_round_is_not_excused_by_a_lower_precision():
         assert tuple(trains(marks, yardsticks, may) for may in (ROUNDING, PRECISION)) == words
 
 
+def test_every_change_has_a_switch():
+    assert {*SWITCHES} == {*CHANGES}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [({"net.a"}, "net.a"), ({"net.b.c"}, "net.b.c"), ({"net"}, "net"), ({"net.b.d", "net.b.c"}, "net.b.c")],
+)
+def test_the_innermost_module_that_differs_is_found(wrong, found):
+    parts = {"net": ["net.e", "net.a", "net.b"], "net.b": ["net.c", "net.d"], "net.a": [], "net.e": [], "other": []}
+    parts |= {"net.b": ["net.b.c", "net.b.d"], "net.b.c": [], "net.b.d": []}
+
+    def differs(*paths: str) -> bool:
+        return any(one.startswith(f"{path}.") or one == path for one in wrong for path in paths)
+
+    assert innermost(differs, ["net", "other"], parts) == found
+
+
+def test_the_module_that_takes_several_of_its_parts_to_differ():
+    assert innermost(lambda *paths: {"net.a", "net.b"} <= {*paths}, ["net"], {"net": ["net.a", "net.b"]}) == "net"
+
+
+def test_a_compiled_graph_as_a_program_of_its_own():
+    programs: list[str] = []
+    network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.0))
+    torch.compile(network, backend=captured(programs))(torch.randn(5, 4)).sum().backward()
+    (program,) = programs
+    right = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert right.returncode == 0, right.stderr
+    wrong = program.replace(
+        "torch.compile(forward)", "lambda self, *inputs: [2 * one for one in forward(self, *inputs)]"
+    )
+    assert subprocess.run([sys.executable, "-c", wrong], capture_output=True).returncode == 1
+
+
 @pytest.mark.slow
 def test_planted_changes_are_told_from_right_ones():
     said = audits("attention, AdamW", 1)
@@ -126,6 +164,11 @@ def test_a_network_that_is_compiled_wrongly_is_found(scratch):
     assert rows["compile"]["verdict"] == DIFFERS
     assert {*rows["compile"]["departs"]} == {f"conv{i}.{kind}" for i in (1, 2) for kind in ("weight", "bias")}
     assert "Differs: compile" in ended.stdout
+    assert rows["compile"]["module"] == "model (Net)"
+    alone = subprocess.run([sys.executable, "found/reproduce.py"], capture_output=True, text=True)
+    assert alone.returncode == 1
+    exact, wrong = ([*map(float, line.split(":")[1].split())] for line in alone.stdout.splitlines())
+    assert max(exact) < 0.01 < max(wrong)
 
 
 @pytest.mark.slow

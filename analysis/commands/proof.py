@@ -2,7 +2,9 @@
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from statistics import median
 
@@ -38,9 +40,10 @@ class Proof:
         self.left = 1 + sum(map(len, NUDGES.values())) + len(changes)  # audits
         self.plain = self.audit()
 
-    def audit(self, *changes: str) -> Trial:
-        trial = self.trials.run(changes, audit=True)
+    def audit(self, *changes: str, **more: object) -> Trial:
+        trial = self.trials.run(changes, audit=True, **more)
         what = "+".join(changes) or "the program as it is"
+        what += f" in {', '.join(inside)}" if (inside := more.get("inside")) else ""
         each = self.plain.seconds if changes else trial.seconds
         left = f"; {count_of(self.left, 'audit')} left, about {self.left * each:,.0f} s" * (self.left > 0)
         say(f"Audit of {what}: {trial.seconds:,.1f} s{left}{f'; {trial.error}' * bool(trial.error)}")
@@ -51,6 +54,9 @@ class Proof:
         repeats, yardsticks = self.yardsticks()
         audits = {one: self.audit(one) for one in self.changes}
         rows = [self.row(one, trial, yardsticks) for one, trial in audits.items()]
+        for row in rows:
+            if row["verdict"] == DIFFERS and change_of(row["change"])[0].of == "modules":
+                self.narrow(row, yardsticks)
         plain = {"step_ms": self.plain.found["times_ms"][-1], "repeats": repeats}
         document = {"plain": plain, "nothing": None, "rows": rows, "together": None}
         timed = [row for row in rows if row["verdict"] == "passes"]
@@ -100,6 +106,24 @@ class Proof:
         row["line"] = record.line(first["name"], value, plain["trainer"])
         row["peak_memory_difference_mb"] = None if None in peaks else (peaks[0] - peaks[1]) / MB
         return row | {"extra_start_s": trial.seconds - self.plain.seconds}
+
+    def narrow(self, row: dict, yardsticks: dict[str, Apart]) -> None:
+        """Where it departs, by halving over modules; and the graph that shows it without the program, of a compiler."""
+        change, parts = row["change"], {path: one[1:] for path, one in self.plain.found["modules"].items()}
+        may = change_of(change)[0].may
+
+        @cache
+        def differs(*paths: str) -> bool:
+            trial = self.audit(change, inside=[*paths])
+            return not trial.error and trains(apart(trial.found, self.plain.found), yardsticks, may) == DIFFERS
+
+        models = [path for path in parts if path not in chain.from_iterable(parts.values())]
+        at = innermost(differs, models, parts)
+        row["module"] = at and f"{at} ({self.plain.found['modules'][at][0]})"
+        if at and change.startswith("compile"):
+            trial = self.audit(change, inside=[at], captures=True)
+            graphs = [one for one in trial.found["graphs"] if self.trials.departs(trial.found["python"], one)]
+            row |= {"reproduce": graphs[0]} if graphs else {}
 
     # ---- Times -------------------------------------------------------------------------------------------------------
 
@@ -156,6 +180,23 @@ class Proof:
         return row
 
 
+def innermost(differs: Callable[..., bool], within: list[str], parts: dict[str, list[str]]) -> str | None:
+    """The path of the first module that differs by itself, and none of its parts does.  within: models, which together
+    differ."""
+    at = None
+    while within:
+        some = within
+        while len(some) > 1:
+            half = some[: len(some) // 2]
+            some = half if differs(*half) else some[len(half) :]
+        if len(within) > 1 and not differs(*some):  # it takes several of them
+            return at
+        at, within = some[0], parts[some[0]]
+        if not within or not differs(*within):
+            break
+    return at
+
+
 def judge(row: dict, interval: tuple[float, float, float], nothing: float, step_ms: float) -> None:
     row |= dict(zip(("ratio_low", "ratio", "ratio_high"), interval, strict=True))
     row["verdict"] = gain(interval, nothing)
@@ -185,10 +226,14 @@ def tell(document: dict, command: Sequence[str], folder: Path, verbose: bool) ->
     """Write the documents and print the answer; returns the exit code: 3 if a change differs, and no times were asked
     for."""
     document = {"command": shlex.join(command)} | document
+    files = [folder / "proof.json", folder / "proof.md"]
+    for row in (row for row in document["rows"] if "reproduce" in row):
+        files += [folder / ("reproduce.py" if len(files) == 2 else f"reproduce_{row['change']}.py")]
+        write_bytes(files[-1], row["reproduce"].encode())
+        row["reproduce"] = files[-1].name
     write_json(folder / "proof.json", document)
     section = proof_section(document)
     write_bytes(folder / "proof.md", ("\n".join(as_markdown(section)) + "\n").encode())
-    files = [folder / "proof.json", folder / "proof.md"]
     if (folder / "operator_analysis.json").exists():
         files += write_report(folder)
     say(*as_text(section), "", *file_lines(files, verbose), "")

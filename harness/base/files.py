@@ -72,6 +72,7 @@ FILES = (
     ),
     _document("program.json", "profile_program.py", run.ProgramRun),
     _document("proof.json", "prove_changes.py", sweeps.Proof),
+    FileKind("reproduce*.py", "prove_changes.py", "the compiled graph whose gradients depart, without the program"),
     FileKind("proof.md", "prove_changes.py", "the table of proof.json"),
     _document("operator_analysis.json", "every run with a trace", trace.OperatorAnalysis),
     _document("operator_analysis_*.json", "--analyze-existing, for further traces", trace.OperatorAnalysis),

@@ -297,6 +297,8 @@ class ProofRow(RatioOfTurns):
     )
     gradient_difference: NotRequired[float] = field("of a parameter in the first step, the largest, relative")
     departs: list[str] = field("parameters whose gradients differ, in the order of the backward pass")
+    module: NotRequired[str | None] = field("the innermost that differs by itself", null="it takes several")
+    reproduce: NotRequired[str] = field("file with the compiled graph whose gradients are wrong")
     peak_memory_difference_mb: float | None = field("of its audit, with it - without", null=UNTOLD)
     extra_start_s: float | None = field("of its audit, with it - without", null=UNTOLD)
     pays_after_steps: int | None = field(

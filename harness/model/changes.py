@@ -15,6 +15,7 @@ class Change(NamedTuple):
     """As changes.ini says."""
 
     name: str
+    of: str
     may: str
     lines: Mapping[str, str]  # by who trains: "line" of a loop of one's own, else that of the trainer of this name
     effect: str = ""
@@ -28,7 +29,9 @@ class Change(NamedTuple):
 
 def _record(name: str, of: Mapping[str, str]) -> Change:
     answers = (of["answers"],) if "answers" in of else ()
-    return Change(name, of["may"], dict(of), of.get("effect", ""), answers, of.get("value"), "named" not in of)
+    return Change(
+        name, of["of"], of["may"], dict(of), of.get("effect", ""), answers, of.get("value"), "named" not in of
+    )
 
 
 _TABLE = configparser.ConfigParser(interpolation=None, delimiters="=")

@@ -39,9 +39,12 @@ class Trials:
     limit_s: float
     kept: str
 
-    def run(self, changes: Sequence[str] = (), plan: Sequence[Sequence[str]] = (), audit: bool = False) -> Trial:
-        """Raises SystemExit if it was ended by Ctrl-C or SIGTERM, which is for us, too."""
-        trial = {"audit": audit, "changes": [*changes], "plan": [*map(list, plan)]}
+    def run(
+        self, changes: Sequence[str] = (), plan: Sequence[Sequence[str]] = (), audit: bool = False, **more: object
+    ) -> Trial:
+        """more: of harness.program.hooks.trial.  Raises SystemExit if it was ended by Ctrl-C or SIGTERM, which is for
+        us, too."""
+        trial = {"audit": audit, "changes": [*changes], "plan": [*map(list, plan)], "inside": None, **more}
         settings = {"steps": "optimizer", "every": 1, "data": [], "then": "kill", "trial": trial}
         environment = self.environment | SAME_RUN | {"TORCHINDUCTOR_CACHE_DIR": str(self.scratch / "inductor")}
         began, log = time.monotonic(), self.scratch / "output.txt"
@@ -56,6 +59,15 @@ class Trials:
         failed = next((one["error"] for one in ended.processes if one["state"] == "failed"), None)
         late = f"longer than {self.limit_s:.0f} s" if seconds >= self.limit_s else None
         return Trial({}, seconds, failed or late or f"exit code {ended.exit_code}: {last_error(log)}")
+
+    def departs(self, python: str, program: str) -> bool:
+        """Whether a program that compares a compiled graph with itself finds that a gradient departs."""
+        if not program:
+            return False
+        file = self.scratch / "reproduce.py"
+        file.write_text(program)
+        ended = subprocess.run([python, str(file)], env=self.environment, capture_output=True, timeout=self.limit_s)
+        return ended.returncode == 1 and b"compiled" in ended.stdout
 
     @contextlib.contextmanager
     def own_folder(self) -> Iterator[Sequence[str]]:

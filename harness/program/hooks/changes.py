@@ -14,6 +14,8 @@ import torch
 import torch.utils.checkpoint
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from .reproduce import captured
+
 BLOCK_LISTS = ("ModuleList", "Sequential")
 SWITCHES: dict[str, Callable] = {}  # by the name of the change: of a trial, on or off, its value
 
@@ -38,7 +40,7 @@ def widened(value):
 @switch("bf16")
 def bf16(trial, on: bool, value: str | None) -> None:
     for module, place in trial.models.items():
-        device = next(module.parameters()).device.type
+        device = next((p.device.type for p in module.parameters()), "cpu")
         trial.note(place, already=torch.is_autocast_enabled(device))
 
         def cast(forward: Callable, device: str = device) -> Callable:
@@ -53,7 +55,8 @@ def bf16(trial, on: bool, value: str | None) -> None:
 
 
 def compiled(trial, on: bool, module, mode: str | None) -> None:
-    made = trial.kept.setdefault(("compiled", module), torch.compile(module._call_impl, mode=mode))
+    how = {"backend": captured(trial.results["graphs"])} if trial.trial.get("captures") else {"mode": mode}
+    made = trial.kept.setdefault(("compiled", module), torch.compile(module._call_impl, **how))
     module._compiled_call_impl = made if on else None
 
 

@@ -8,7 +8,7 @@ import sysconfig
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -34,13 +34,21 @@ def settings_of(group: dict) -> dict:
     return {name: repr(one) for name, one in group.items() if name not in ("params", *HOW_IT_COMPUTES)}
 
 
+def parts_of(module: torch.nn.Module, path: str) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The modules that it calls, by their paths: lists of modules are looked through."""
+    for name, child in module.named_children():
+        is_list = type(child).forward is torch.nn.Module.forward
+        yield from parts_of(child, f"{path}.{name}") if is_list else [(f"{path}.{name}", child)]
+
+
 def sample(tensor: torch.Tensor) -> list[float]:
     flat = local(tensor.detach()).reshape(-1)
     return flat[:: max(1, len(flat) // ELEMENTS)][:ELEMENTS].float().cpu().tolist()
 
 
 class Trial(Watch):
-    """settings["trial"]: {audit: whether it is one; changes: that are on throughout; plan: of each turn, those on}.
+    """settings["trial"]: {audit: whether it is one; changes: that are on throughout; plan: of each turn, those on;
+    inside: paths of the modules that are changed in place of models, or None; captures: compiled graphs are noted}.
 
     Its rules of what a step is are those of Watch.
     """
@@ -57,7 +65,7 @@ class Trial(Watch):
         self.losses: list[torch.Tensor] = []
         self.before: list[list[float]] = []  # parameters after the first step
         self.results |= {"gradients": {}, "moves": [], "losses": [], "notes": [], "times_ms": [], "trainer": ""}
-        self.results |= {"settings": [], "in_training": 0}
+        self.results |= {"settings": [], "in_training": 0, "modules": {}, "graphs": [], "python": sys.executable}
 
     # ---- For the switches --------------------------------------------------------------------------------------------
 
@@ -138,10 +146,22 @@ class Trial(Watch):
             self.models[module] = self.place(module)
             self.names |= {id(p): name for name, p in module.named_parameters()}
             self.results["in_training"] += sum(one.training for one in module.modules())
-            every = self.models
-            self.models = weakref.WeakKeyDictionary({module: self.models[module]})
+            every, paths = self.models, self.note_modules(module, self.models[module])
+            wanted = {path: one for path, one in paths.items() if path in (self.trial["inside"] or [*paths][:1])}
+            self.models = weakref.WeakKeyDictionary(dict.fromkeys(wanted.values(), every[module]))
             self.switch(self.trial["changes"], True)
             self.models = every
+
+    def note_modules(self, module: torch.nn.Module, place: str) -> dict[str, torch.nn.Module]:
+        """A model and all modules within it, by path: first itself, by the name of its variable."""
+        noted, name = self.results["modules"], place.partition("@")[0]
+        paths = {name if name not in noted else f"{name}#{len(noted)}": module}
+        for path in (todo := [*paths]):
+            of = dict(parts_of(paths[path], path))
+            noted[path] = [type(paths[path]).__name__, *of]
+            paths |= of
+            todo += of
+        return paths
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         if self.trial["audit"] and optimizer not in self.order:  # of its first step
