@@ -37,11 +37,14 @@ def main() -> None:
 
     def changes(text: str) -> list[str]:
         named = {}
-        for one in text.split(","):
+        for one in filter(None, text.split(",")):
             name, _, value = one.partition("=")
-            if name not in CHANGES or (value and CHANGES[name].value is None):
+            if name not in CHANGES:
                 near = difflib.get_close_matches(name, CHANGES, 1) or [", ".join(CHANGES)]
                 raise argparse.ArgumentTypeError(f"{one}: there is no such change; there is {near[0]}")
+            if value and not (CHANGES[name].value and value.isdecimal() and int(value)):
+                takes = "takes a number above 0" if CHANGES[name].value else "takes no value"
+                raise argparse.ArgumentTypeError(f"{one}: {name} {takes}")
             value = value or CHANGES[name].value
             named[name + f"={value}" * bool(value)] = True
         return [*named]
@@ -52,8 +55,10 @@ def main() -> None:
     add = parser.add_argument
     what = f"of {', '.join(CHANGES)} ({','.join(default)}); threads=N"
     add("--try", dest="changes", type=changes, default=default, metavar="CHANGE,...", help=what)
-    add("--rounds", type=number_of(int, 2), default=4, metavar="N", help="of turns with and without each change (4)")
-    add("--audit-only", action="store_true", help="no times: does it train the same?  Ends with 3 if a change differs")
+    add("--rounds", type=number_of(int, 4), default=4, metavar="N", help="of turns with and without each change (4)")
+    add(
+        "--audit-only", action="store_true", help="no times: does it train the same?  Ends with 3 if not, 1 if it fails"
+    )
     add("--keep-files", action="store_true", help="let the program write to its working folder, which else is kept")
     add("--limit", type=number_of(float, 1), default=RUN_S, metavar="S", help="seconds of one run (900)")
     add("--output-dir", metavar="DIR", type=Path, help="for proof.json and proof.md (proof_<timestamp>)")
@@ -70,11 +75,15 @@ def main() -> None:
     if not settings.changes:
         raise UserError("--try: name a change", 2)
     with trials_of(command, ENVIRONMENT, settings.limit, settings.keep_files) as trials:
-        times = "" if settings.audit_only else ", then their times"
-        files = "its files" if settings.keep_files else "other folders' files alone, as its working folder's are kept"
-        say(f"{typed[0]} is run {6 + len(settings.changes)} times for audits{times}; it may write {files}.")
-        document = Proof(trials, settings.changes, settings.rounds, settings.audit_only).document()
-    sys.exit(tell(document, typed, folder, settings.verbose))
+        runs = f"{6 + len(settings.changes)} times for audits of a few steps"
+        times = "" if settings.audit_only else ", then once or more for times"
+        say(f"{typed[0]} is run {runs}{times}; the first run tells how long that takes.")
+        dropped = f"What it writes to {Path.cwd()} goes to {trials.goes_to} and is dropped; elsewhere, it stays."
+        say("It writes its files as always." if settings.keep_files else dropped)
+        proof = Proof(trials, settings.changes, settings.rounds, settings.audit_only)
+        document = proof.document()
+    code = tell(document, typed, folder, settings.audit_only, settings.verbose)
+    sys.exit(proof.exit_code or code)
 
 
 if __name__ == "__main__":

@@ -23,11 +23,13 @@ MODELS = {
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm, self.qkv, self.drop = nn.LayerNorm(16), nn.Linear(16, 48), nn.Dropout(0.1)
+        self.norm, self.drop = nn.LayerNorm(16), nn.Dropout(0.1)
+        self.q, self.k, self.v = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
         self.up, self.down, self.head = nn.Linear(16, 32), nn.Linear(32, 16), nn.Linear(16, 4)
 
     def forward(self, x):  # [B, T, 16]
-        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        normed = self.norm(x)  # of the bias of k the gradient is zero but for rounding
+        q, k, v = (of(normed).unflatten(-1, (4, 4)).transpose(1, 2) for of in (self.q, self.k, self.v))
         x = x + self.drop(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
         return self.head(x + self.down(F.gelu(self.up(x)))).flatten(0, 1)
 
@@ -69,16 +71,16 @@ def batch():
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.norm, self.second = nn.Linear(16, 64), nn.LayerNorm(64), nn.Linear(64, 64)
+        self.first, self.norm, self.second = nn.Linear(16, 256), nn.LayerNorm(256), nn.Linear(256, 64)
         self.head = nn.Linear(64, 4)
 
-    def forward(self, x):  # [B, 16]
+    def forward(self, x):  # [B, 16], the first always zero
         x = F.silu(self.second(F.relu(self.norm(self.first(x)))))
         return self.head(x)
 
 
 def batch():
-    return torch.randn(8, 16), torch.randint(4, (8,))
+    return torch.randn(8, 16) * (torch.arange(16) > 0), torch.randint(4, (8,))
 """,
     "gated": """
 class Net(nn.Module):
@@ -119,6 +121,10 @@ PROGRAMS = {
     for kind, optimizer in product(MODELS, OPTIMIZERS)
 }
 
+HOOKED = """for i, p in enumerate(p for p in model.parameters() if p.ndim > 1):
+    p.register_hook(lambda grad, i=i: {})
+"""
+LOST = "grad * (torch.arange(grad.shape[-1]) % 2) if i == 0 else grad"
 # By name: what is replaced by what; the first of several that the program has.
 WRONG = {
     "no weight decay": [("weight_decay=0.1", "weight_decay=0.0")],
@@ -128,6 +134,10 @@ WRONG = {
     "accumulation not divided": [("y) / 2", "y)")],
     "no mask": [("is_causal=True", "is_causal=False"), ("model(x), y)", "model(x)[1:], y[1:])")],
     "a wrong scale": [("is_causal=True", "is_causal=True, scale=0.4"), ("self.head(x)", "1.01 * self.head(x)")],
+    # The first loss is right, as where a compiler gets the backward pass wrong.
+    "gradients too large": [("model = Net()\n", f"model = Net()\n{HOOKED.format('1.3 * grad')}")],
+    "a doubled gradient": [("model = Net()\n", f"model = Net()\n{HOOKED.format('grad * (2 if i == 0 else 1)')}")],
+    "half a gradient lost": [("model = Net()\n", f"model = Net()\n{HOOKED.format(LOST)}")],
     "evaluation mode": [("model = Net()\n", "model = Net().eval()\n")],
 }
 RIGHT = {

@@ -1,15 +1,16 @@
 """Which changes make a program faster, and train it the same?  Each is audited, then timed in turn with the program."""
 
+import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
-from analysis.comparison.proof import DIFFERS, FAILS, FASTER, IN_ORDER, as_fast_text, proof_section
-from analysis.comparison.training import Apart, apart, gain, intervals, trains
+from analysis.comparison.proof import DIFFERS, FAILS, FASTER, IN_ORDER, as_fast_text, line_text, proof_section
+from analysis.comparison.training import TELLING, Apart, apart, gain, intervals, trains
 from analysis.report.html import write_report
 from harness.base.console import file_lines, say
 from harness.base.errors import UserError
@@ -23,8 +24,9 @@ from harness.model.changes import EXACT, OTHER_DATA, PRECISION, ROUNDING, change
 from harness.program.hooks.trial import AUDIT_STEPS, SETTLE, TURN, UNTIMED
 from harness.program.trials import Trial, Trials
 
-# How far parameters are moved, and a seed: by what rounding, or bfloat16, makes of each.
+# How far parameters are moved, with which seed, by what rounding, or bfloat16, makes of each.
 NUDGES = {ROUNDING: ("6e-8:1", "6e-8:2", "6e-8:3"), PRECISION: ("2e-3:1",)}
+STEADY = "torch.manual_seed(0), numpy.random.default_rng(0), num_workers=0, torch.use_deterministic_algorithms(True)"
 NOTHING = "nothing"
 RIVALS = (("compile", "compile-blocks"),)  # of which one is taken together with others
 ORDERS = ((False, True, True, False), (True, False, False, True))  # of a round: drifts cancel
@@ -38,54 +40,72 @@ class Proof:
         self.trials, self.changes, self.rounds, self.audit_only = trials, changes, rounds, audit_only
         self.began = time.monotonic()
         self.left = 1 + sum(map(len, NUDGES.values())) + len(changes)  # audits
-        self.plain = self.audit()
+        self.alike: list[Trial] = []  # audits of the program, also nudged: each starts as it does
+        self.exit_code = 0  # of a signal
+        self.plain = self.alike_audit("the program as it is")
 
-    def audit(self, *changes: str, **more: object) -> Trial:
+    def audit(self, what: str, changes: Sequence[str], **more: object) -> Trial:
         trial = self.trials.run(changes, audit=True, **more)
-        what = "+".join(changes) or "the program as it is"
-        what += f" in {', '.join(inside)}" if (inside := more.get("inside")) else ""
-        each = self.plain.seconds if changes else trial.seconds
+        each = fmean(one.seconds for one in self.alike or [trial])
         left = f"; {count_of(self.left, 'audit')} left, about {self.left * each:,.0f} s" * (self.left > 0)
         say(f"Audit of {what}: {trial.seconds:,.1f} s{left}{f'; {trial.error}' * bool(trial.error)}")
         self.left -= 1
         return trial
 
+    def alike_audit(self, what: str, *changes: str) -> Trial:
+        self.alike.append(trial := self.audit(what, changes))
+        return trial
+
     def document(self) -> dict:
         repeats, yardsticks = self.yardsticks()
-        audits = {one: self.audit(one) for one in self.changes}
+        audits = {one: self.audit(one, [one]) for one in self.changes}
         rows = [self.row(one, trial, yardsticks) for one, trial in audits.items()]
         for row in rows:
             if row["verdict"] == DIFFERS and change_of(row["change"])[0].of == "modules":
                 self.narrow(row, yardsticks)
-        plain = {"step_ms": self.plain.found["times_ms"][-1], "repeats": repeats}
-        document = {"plain": plain, "nothing": None, "rows": rows, "together": None}
+        document = {"plain": {"step_ms": self.step_ms, "repeats": repeats}, "nothing": None, "rows": rows}
+        document |= {"together": None, "not_timed": None}
         timed = [row for row in rows if row["verdict"] == "passes"]
         if not self.audit_only and timed:
-            self.time(document, timed, yardsticks)
+            try:
+                self.time(document, timed, yardsticks)
+            except UserError as error:  # the audits hold
+                document["not_timed"] = str(error)
+            except SystemExit as ended:
+                document["not_timed"], self.exit_code = "ended by a signal", ended.code
         document["seconds"] = time.monotonic() - self.began
         return document
 
+    @property
+    def step_ms(self) -> float:
+        """Of the steps of audits after the first, which is longer."""
+        return median(chain.from_iterable(one.found["times_ms"][1:] for one in self.alike))
+
     def yardsticks(self) -> tuple[str, dict[str, Apart]]:
-        """Whether the program repeats itself, and how far it is from itself, nudged as each kind of change does."""
+        """How the program repeats itself, and how far it is from itself, nudged as each kind of change does."""
         check_plain(self.plain)
-        again = self.audit()
+        again = self.alike_audit("the program again")
         if again.error:
             why = f"it runs once, but not twice: {again.error}"
             raise UserError(f"{why}; a port, a lock or a folder that must not exist?")
-        noise, of = apart(again.found, self.plain.found), {}
+        of = {EXACT: apart(again.found, self.plain.found)}
         for kind, nudges in NUDGES.items():
-            of[kind] = noise
-            for one in nudges:
-                nudged = self.audit(f"nudge={one}")
+            for i, one in enumerate(nudges):
+                what = f"the program, parameters moved as by {kind} ({i + 1} of {len(nudges)})"
+                nudged = self.alike_audit(what, f"nudge={one}")
                 if nudged.error:
                     raise UserError(f"with parameters that rounding moved: {nudged.error}")
                 marks = apart(nudged.found, self.plain.found)
                 if not marks.any:
-                    raise UserError("moving parameters changes nothing: no model was found, and nothing can be judged")
-                of[kind] = of[kind].largest(marks)
-        if not noise.any:
-            return EXACT, of
-        return (ROUNDING if noise.gradient < of[PRECISION].gradient else DIFFERS), of
+                    why = "no model was found, and nothing can be judged; call model(x), not model.forward(x)"
+                    raise UserError(f"moving parameters changes nothing: {why}")
+                of[kind] = of[kind].largest(marks) if kind in of else marks
+        repeats = trains(of[EXACT], of, ROUNDING)
+        if repeats == DIFFERS:
+            beyond = of[EXACT].beyond(ROUNDING, of[ROUNDING])
+            why = f"two runs of the program differ by more than rounding ({', '.join(beyond[:3])})"
+            raise UserError(f"{why}, so no change can be judged; what may steady it: {STEADY}")
+        return repeats, {kind: of[kind].largest(of[EXACT]) for kind in of}
 
     def row(self, change: str, trial: Trial, yardsticks: dict[str, Apart]) -> dict:
         (record, value), plain = change_of(change), self.plain.found
@@ -102,10 +122,14 @@ class Proof:
         peaks = (trial.found["peak_bytes"], plain["peak_bytes"])
         right = word != DIFFERS or record.may == OTHER_DATA
         row |= {"verdict": "passes" if right else DIFFERS, "audit": word, "gradient_difference": marks.gradient}
-        row |= {"departs": [] if right else [*marks.unlike, *marks.parameters[:5]], "where": first["where"] or None}
+        kind = PRECISION if record.may == PRECISION else ROUNDING
+        row |= {"departs": [] if right else marks.beyond(kind, yardsticks[kind])[:6], "where": first["where"] or None}
         row["line"] = record.line(first["name"], value, plain["trainer"])
         row["peak_memory_difference_mb"] = None if None in peaks else (peaks[0] - peaks[1]) / MB
-        return row | {"extra_start_s": trial.seconds - self.plain.seconds}
+        starts = [one.seconds for one in self.alike]
+        cost, spread = trial.seconds - fmean(starts), max(starts) - min(starts)
+        within = unknown(f"within {spread:.1f} s, by which starts of the program differ", "extra_start_s")
+        return row | (within if abs(cost) <= spread else {"extra_start_s": cost})
 
     def narrow(self, row: dict, yardsticks: dict[str, Apart]) -> None:
         """Where it departs, by halving over modules; and the graph that shows it without the program, of a compiler."""
@@ -114,14 +138,14 @@ class Proof:
 
         @cache
         def differs(*paths: str) -> bool:
-            trial = self.audit(change, inside=[*paths])
+            trial = self.audit(f"{change} in {', '.join(paths)}", [change], inside=[*paths])
             return not trial.error and trains(apart(trial.found, self.plain.found), yardsticks, may) == DIFFERS
 
         models = [path for path in parts if path not in chain.from_iterable(parts.values())]
         at = innermost(differs, models, parts)
         row["module"] = at and f"{at} ({self.plain.found['modules'][at][0]})"
         if at and change.startswith("compile"):
-            trial = self.audit(change, inside=[at], captures=True)
+            trial = self.audit(f"what is compiled of {at}", [change], inside=[at], captures=True)
             graphs = [one for one in trial.found["graphs"] if self.trials.departs(trial.found["python"], one)]
             row |= {"reproduce": graphs[0]} if graphs else {}
 
@@ -148,14 +172,14 @@ class Proof:
         while done < self.rounds:  # a program may end before all of them, and is started again
             order = [(n, name, on) for n in range(done, self.rounds) for name in contests for on in ORDERS[n % 2]]
             needed = UNTIMED + TURN * len(order)
-            about = needed * self.plain.found["times_ms"][-1] / 1e3 + self.plain.seconds
+            about = needed * self.step_ms / 1e3 + self.plain.seconds
             say(f"Times of {', '.join(contests)}, in turn: {needed:,} steps, about {about:,.0f} s")
             trial = self.trials.run(plan=[contests[name] if on else [] for _, name, on in order])
             times = trial.found.get("times_ms", ())
             if trial.error or len(times) < of_round:
                 short = f"the program ends after {trial.found.get('steps', 0)} steps, and a round takes "
                 short += f"{UNTIMED + of_round:,}: lengthen it, or name fewer changes with --try"
-                raise UserError(f"no times: {trial.error or short}")
+                raise UserError(trial.error or short)
             whole = min(self.rounds - done, len(times) // of_round)
             for i, key in enumerate(order[: whole * 4 * len(contests)]):
                 of.setdefault(key, []).extend(times[TURN * i + SETTLE : TURN * (i + 1)])
@@ -166,7 +190,8 @@ class Proof:
 
     def together(self, changes: list[str], yardsticks: dict[str, Apart]) -> dict:
         """Gains do not add up, and two changes may differ where each is right."""
-        trial, name = self.audit(*changes), "+".join(changes)
+        name = "+".join(changes)
+        trial = self.audit(name, changes)
         row = {"changes": changes, "audit": None, "verdict": FAILS}
         row |= unknown("not timed", "ratio", "ratio_low", "ratio_high")
         if trial.error:
@@ -200,8 +225,9 @@ def innermost(differs: Callable[..., bool], within: list[str], parts: dict[str, 
 def judge(row: dict, interval: tuple[float, float, float], nothing: float, step_ms: float) -> None:
     row |= dict(zip(("ratio_low", "ratio", "ratio_high"), interval, strict=True))
     row["verdict"] = gain(interval, nothing)
-    cost = row.get("extra_start_s")
-    if row["verdict"] == FASTER and cost is not None:
+    row["smallest_gain"] = max(TELLING, 1 - interval[0] / interval[1])
+    if row["verdict"] == FASTER and "pays_after_steps" in row:
+        cost = row["extra_start_s"] or 0.0
         row["pays_after_steps"] = max(0, round(1e3 * cost / (step_ms * (1 - row["ratio"]))))
 
 
@@ -214,6 +240,8 @@ def check_plain(plain: Trial) -> None:
         raise UserError(f"the program ends after {found['steps']} steps, and an audit takes {AUDIT_STEPS}: lengthen it")
     if not found["losses"]:
         raise UserError("no loss was seen: backward() was called on no scalar, and nothing can be compared")
+    if not all(map(math.isfinite, found["losses"])):
+        raise UserError("the program as it is: its loss is not finite in its first steps, and nothing can be compared")
     if not found["gradients"]:
         why = "an optimizer that steps inside the backward pass, or clears gradients in its step"
         raise UserError(f"no gradients are there after the first step ({why}): they cannot be compared")
@@ -222,9 +250,9 @@ def check_plain(plain: Trial) -> None:
 # ---- What is told ----------------------------------------------------------------------------------------------------
 
 
-def tell(document: dict, command: Sequence[str], folder: Path, verbose: bool) -> int:
-    """Write the documents and print the answer; returns the exit code: 3 if a change differs, and no times were asked
-    for."""
+def tell(document: dict, command: Sequence[str], folder: Path, audit_only: bool, verbose: bool) -> int:
+    """Write the documents and print the answer; returns the exit code: of audits alone 3 if a change differs, else 1 if
+    one fails; 1 if times were asked for, and there are none."""
     document = {"command": shlex.join(command)} | document
     files = [folder / "proof.json", folder / "proof.md"]
     for row in (row for row in document["rows"] if "reproduce" in row):
@@ -238,12 +266,18 @@ def tell(document: dict, command: Sequence[str], folder: Path, verbose: bool) ->
         files += write_report(folder)
     say(*as_text(section), "", *file_lines(files, verbose), "")
     of = {word: [row for row in document["rows"] if row["verdict"] == word] for word in IN_ORDER}
-    helps = [f"{row['change']}: {as_fast_text(row)} as fast, {row['audit']}; {row['line']}" for row in of[FASTER]]
+    helps = [f"{row['change']}: {as_fast_text(row)} as fast, {row['audit']}; {line_text(row)}" for row in of[FASTER]]
     others = {word: ", ".join(row["change"] for row in of[word]) for word in IN_ORDER[1:] if of[word]}
-    rows = {} if all(row["ratio"] is None for row in document["rows"]) else {"Helps": helps or "nothing that was tried"}
+    rows = {"Helps": helps or "nothing that was tried"} if document["nothing"] else {}
     if both := document["together"]:
         rows["Together"] = f"{both['verdict']} {as_fast_text(both)}, {both['audit']}"
     rows |= {word.capitalize(): names for word, names in others.items()}
-    say(*answer(rows | {"Read on": f"{folder}/proof.md; docs/your_own_model.md"}, whole=("Helps", "Differs")))
-    audited_alone = all(row["ratio"] is None for row in document["rows"])
-    return 3 if audited_alone and of[DIFFERS] else 0
+    rows |= {"No times": document["not_timed"]} if document["not_timed"] else {}
+    say(
+        *answer(
+            rows | {"Read on": f"{folder}/proof.md; docs/your_own_model.md"}, whole=("Helps", "Differs", "No times")
+        )
+    )
+    if audit_only and of[DIFFERS]:
+        return 3
+    return int(bool(document["not_timed"] or (audit_only and of[FAILS])))

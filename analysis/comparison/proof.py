@@ -6,12 +6,14 @@ from harness.base.tables import column
 from harness.base.text import significant
 
 FASTER, SLOWER, DIFFERS, FAILS = "faster", "slower", "differs", "fails"
+REPEATS = {"bit-equal": "are bit-equal", "rounding": "differ by rounding"}
 IN_ORDER = (FASTER, "passes", "no difference", SLOWER, DIFFERS, FAILS, "already so", "does not apply")
 COLUMNS = [
     column("change", "change", left=True),
     column("verdict", "verdict", left=True),
     column("as fast", "as_fast", left=True),
     column("trains", "audit", left=True),
+    column("could tell", "smallest_gain", ".1%"),
     column("memory, MB", "peak_memory_difference_mb", "+,.0f"),
     column("start, s", "extra_start_s", "+.1f"),
     column("pays after steps", "pays_after_steps", ","),
@@ -22,28 +24,39 @@ def as_fast_text(row: dict) -> str:
     return "" if row["ratio"] is None else as_fast(row["ratio"], (row["ratio_low"], row["ratio_high"]), short=True)
 
 
+def line_text(row: dict) -> str:
+    return row["line"] + f" ({row['where']})" * bool(row["where"])
+
+
 def proof_section(document: dict) -> Section:
     """The changes, those that help first; together; and the noise."""
     rows = [row | {"as_fast": as_fast_text(row)} for row in document["rows"]]
     rows.sort(key=lambda row: (IN_ORDER.index(row["verdict"]), row["ratio"] or 0))
     plain, facts = document["plain"], {}
-    facts["The program as it is"] = f"{significant(plain['step_ms'])} ms a step; two runs are {plain['repeats']}"
+    facts["The program as it is"] = (
+        f"{significant(plain['step_ms'])} ms a step; two runs of it {REPEATS[plain['repeats']]}"
+    )
     if nothing := document["nothing"]:
-        facts["Turns with nothing changed"] = f"{as_fast_text(nothing)}: what is less is not told from none"
+        facts["Turns with nothing changed"] = f"{as_fast_text(nothing)}; a gain has to be more"
+    if document["not_timed"]:
+        facts["No times"] = document["not_timed"]
     for row in document["rows"]:
         if row["verdict"] == FAILS:
             facts[f"{row['change']} fails"] = row.get("audit_reason", "")
         if row["departs"]:
             where = f"; the innermost module that differs by itself: {row['module']}" if row.get("module") else ""
             where += f"; {row['reproduce']} shows it without the program" if "reproduce" in row else ""
-            where += f"; what differs, in the order of the backward pass: {', '.join(row['departs'])}"
+            where += f"; what differs: {', '.join(row['departs'])}"
             facts[f"{row['change']} differs"] = f"a gradient by {row['gradient_difference']:.0%}{where}"
     if both := document["together"]:
         facts[f"Together ({', '.join(both['changes'])})"] = f"{both['verdict']} {as_fast_text(both)}; {both['audit']}"
     note = [
-        "As fast: in turns of steps within one run, with and without the change; the intervals hold together with 99%",
+        "As fast: in turns of steps within one run, with and without the change; the intervals hold together with 99%; "
+        "could tell: the smallest gain that would have been seen, with more --rounds a smaller one",
         "Trains: the first step beside the same program, bit by bit, or as far apart as rounding or a lower precision "
         "makes it; that it converges as well is not proven",
+        "Memory: the peak of its audit, on a GPU what is allocated, on a CPU the whole process with its compiler",
+        "Start: how much longer its audit took than those of the program; of one start",
     ]
-    lines = {row["change"]: f"{row['line']} ({row['where']})" for row in rows if row["line"]}
+    lines = {row["change"]: line_text(row) for row in rows if row["line"]}
     return Section("Changes, tried", COLUMNS, rows, note, facts, parts=[Section("The lines of code", facts=lines)])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, variance
+from statistics import fmean, median, variance
 
 import numpy as np
 
@@ -17,44 +16,68 @@ from harness.model.changes import EXACT, PRECISION, ROUNDING
 # How many times what nudged parameters made of it, and at least: first loss, gradient, later losses, moves.  Of a
 # chaotic program, nudges make much of the last two, and these decide nothing.
 BEYOND = {
-    ROUNDING: ((30.0, 30.0, 30.0, 10.0), (1e-6, 1e-6, 1e-5, 1e-4)),
+    ROUNDING: ((30.0, 30.0, 30.0, 10.0), (1e-6, 1e-5, 1e-5, 1e-4)),
     PRECISION: ((5.0, 5.0, 5.0, 5.0), (1e-3, 1e-3, 1e-2, 1e-1)),
 }
 UNLIKE = {"settings": "settings of the optimizer", "in_training": "modules in training mode"}
+LEAST_NORM = 1e-4  # of the norm over all parameters: what is smaller, as gradients that should be zero, is told by it
 TELLING = 0.01  # a smaller gain is not told from none, whatever the interval
 CONFIDENCE = 0.99  # that the intervals of all contests of a run hold
-VARIANCE = 0.01  # of a logarithm, where there is one round
+OUTLIER = 3.8  # times the others: a spread of a contest's own, which chance makes of one in a hundred
 
 
 @dataclass(frozen=True)
 class Apart:
-    """Relative differences of two runs."""
+    """Relative differences of two runs: of losses, and by parameter of gradients and moves."""
 
     first_loss: float
-    gradient: float  # of any parameter, the largest, in the first step
     later_loss: float
-    moves: float  # how parameters moved in all steps
-    parameters: tuple[str, ...] = ()  # with that gradient or one near it, in the order of the backward pass
+    gradients: Mapping[str, float]  # in the first step
+    moves: Mapping[str, float]  # in all steps
     unlike: tuple[str, ...] = ()  # what must be the same, and is not
 
     @property
-    def marks(self) -> tuple[float, float, float, float]:
-        return self.first_loss, self.gradient, self.later_loss, self.moves
+    def any(self) -> bool:
+        numbers = (self.first_loss, self.later_loss, *self.gradients.values(), *self.moves.values())
+        return any(numbers) or bool(self.unlike)
 
     @property
-    def any(self) -> bool:
-        return any(self.marks) or bool(self.unlike)
+    def gradient(self) -> float:
+        return max(self.gradients.values(), default=math.inf)
 
     def largest(self, other: Apart) -> Apart:
-        return Apart(*map(max, self.marks, other.marks))
+        losses = max(self.first_loss, other.first_loss), max(self.later_loss, other.later_loss)
+        pairs = ((self.gradients, other.gradients), (self.moves, other.moves))
+        return Apart(*losses, *({name: max(one[name], two.get(name, 0.0)) for name in one} for one, two in pairs))
+
+    def beyond(self, kind: str, yardstick: Apart) -> list[str]:
+        """What is further apart than this kind of change makes it: losses, and names of parameters."""
+        (first, gradient, later, move), (least_first, least_gradient, least_later, least_move) = BEYOND[kind]
+        found = [*self.unlike]
+        found += ["the first loss"] * (not self.first_loss <= max(first * yardstick.first_loss, least_first))
+        found += ["later losses"] * (not self.later_loss <= max(later * yardstick.later_loss, least_later))
+        found += exceeding(self.gradients, yardstick.gradients, gradient, least_gradient)
+        found += exceeding(self.moves, yardstick.moves, move, least_move)
+        return list(dict.fromkeys(found))
 
 
-def distance(one: Sequence[float], other: Sequence[float]) -> float:
-    """Relative to the second; infinite if they have not the same length, or one has no number."""
-    if len(one) != len(other):
-        return math.inf
-    apart = math.dist(one, other) / (math.hypot(*other) or 1.0)
-    return apart if math.isfinite(apart) else math.inf
+def exceeding(of: Mapping[str, float], yardstick: Mapping[str, float], factor: float, least: float) -> list[str]:
+    """Each parameter is judged by itself: of one whose gradient should be zero rounding makes everything.  By the
+    median, too, since a nudge may hardly change one of them."""
+    middle = median(yardstick.values()) if yardstick else 0.0
+    return [name for name, far in of.items() if not far <= max(factor * max(yardstick.get(name, 0.0), middle), least)]
+
+
+def distances(one: Mapping[str, Sequence[float]], plain: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """By name, relative to the second, or to a small share of all of them; infinite if one is not there, or no
+    number."""
+    least = LEAST_NORM * math.hypot(*(math.hypot(*of) for of in plain.values())) or 1.0
+    found = dict.fromkeys([*reversed(plain), *one], math.inf)  # in the order of the backward pass
+    for name in plain:
+        if len(one.get(name, ())) == len(plain[name]):
+            far = math.dist(one[name], plain[name]) / max(math.hypot(*plain[name]), least)
+            found[name] = far if math.isfinite(far) else math.inf
+    return found
 
 
 def apart(one: dict, plain: dict) -> Apart:
@@ -62,40 +85,40 @@ def apart(one: dict, plain: dict) -> Apart:
     scale = fmean(map(abs, plain["losses"])) or 1.0 if plain["losses"] else 1.0
     losses = [abs(a - b) / scale for a, b in zip(one["losses"], plain["losses"], strict=False)]
     losses = [math.inf if math.isnan(loss) else loss for loss in losses] or [0.0]
-    names = one["gradients"].keys() | plain["gradients"].keys()
-    of = {name: distance(one["gradients"].get(name, ()), plain["gradients"].get(name, ())) for name in names}
-    largest = max(of.values(), default=math.inf)
-    where = [name for name in reversed(plain["gradients"]) if of[name] >= largest / 10] if largest else []
+    of = (distances(one[name], plain[name]) for name in ("gradients", "moves"))
     unlike = tuple(what for name, what in UNLIKE.items() if one[name] != plain[name])
-    return Apart(losses[0], largest, max(losses), distance(one["moves"], plain["moves"]), tuple(where), unlike)
+    return Apart(losses[0], max(losses), *of, unlike)
 
 
 def trains(marks: Apart, yardsticks: Mapping[str, Apart], may: str) -> str:
     """`bit-equal`, `rounding`, `lower precision` or `differs`.
 
-    yardsticks: what nudges of the size of each made of the plain program.  may: the most that the change may do: one
-    that may only round is never excused by what a lower precision does.
+    yardsticks: what nudges of the size of each made of the plain program; of bit-equal, how it repeats itself.  may:
+    the most that the change may do: one that may only round is never excused by what a lower precision does.
     """
     if not marks.any:
         return EXACT
-    for kind in (ROUNDING, PRECISION)[: 1 + (may == PRECISION)]:
-        beyond = zip(*BEYOND[kind], yardsticks[kind].marks, strict=True)
-        limits = (max(factor * mark, least) for factor, least, mark in beyond)
-        if not marks.unlike and all(map(operator.le, marks.marks, limits)):
-            return kind
-    return DIFFERS
+    if may == EXACT and not yardsticks[EXACT].any:
+        return DIFFERS
+    kinds = (ROUNDING, PRECISION)[: 1 + (may == PRECISION)]
+    return next((kind for kind in kinds if not marks.beyond(kind, yardsticks[kind])), DIFFERS)
 
 
 def intervals(ratios: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float, float]]:
     """Low end, mean and high end of the ratio of each contest, from those of its rounds.
 
-    All hold together with CONFIDENCE.  The spread of the logarithms is pooled: each contest has few rounds.
+    All hold together with CONFIDENCE.  The spread of the logarithms is pooled, since each contest has few rounds: by
+    its median, so that one that varies more than others does not hide what they gain; that one has its own.
     """
     logs = {name: np.log(values) for name, values in ratios.items()}
-    freedom = max(1, sum(len(one) - 1 for one in logs.values()))
-    spread = math.sqrt(fmean(variance(one.tolist()) if len(one) > 1 else VARIANCE for one in logs.values()))
-    t = float(np.quantile(t_draws(freedom), 1 - (1 - CONFIDENCE) / 2 / len(logs)))
-    ends = {name: t * spread / math.sqrt(len(one)) for name, one in logs.items()}
+    spread = {name: variance(one.tolist()) for name, one in logs.items()}
+    freedom, share = min(map(len, logs.values())) - 1, 1 - (1 - CONFIDENCE) / 2 / len(logs)
+    pooled = median(spread.values()) / (1 - 2 / 9 / freedom) ** 3  # of variances, the median lies below the mean
+    # It tells about half as much of the spread as all of them.
+    t = {True: freedom, False: max(freedom, freedom * len(logs) // 2)}
+    t = {outlier: float(np.quantile(t_draws(of), share)) for outlier, of in t.items()}
+    ends = {name: math.sqrt(max(pooled, spread[name]) / len(one)) for name, one in logs.items()}
+    ends = {name: t[spread[name] > OUTLIER * pooled] * end for name, end in ends.items()}
     return {
         name: (math.exp(one.mean() - ends[name]), math.exp(one.mean()), math.exp(one.mean() + ends[name]))
         for name, one in logs.items()

@@ -296,7 +296,8 @@ class ProofRow(RatioOfTurns):
         "first step beside the program's: bit-equal, rounding, lower precision, differs", null=UNTOLD
     )
     gradient_difference: NotRequired[float] = field("of a parameter in the first step, the largest, relative")
-    departs: list[str] = field("parameters whose gradients differ, in the order of the backward pass")
+    departs: list[str] = field("what differs, the first six: losses, then parameters by their gradients and moves")
+    smallest_gain: NotRequired[float] = field("that its times would have told, share of the step")
     module: NotRequired[str | None] = field("the innermost that differs by itself", null="it takes several")
     reproduce: NotRequired[str] = field("file with the compiled graph whose gradients are wrong")
     peak_memory_difference_mb: float | None = field("of its audit, with it - without", null=UNTOLD)
@@ -322,6 +323,7 @@ class Proof(Document):
     nothing: RatioOfTurns | None = field("of turns with nothing changed", null="nothing was timed")
     rows: list[ProofRow] = field("changes")
     together: ProofTogether | None = field("those that help", null="fewer than two do")
+    not_timed: str | None = field("why there are no times", null="there are, or none were asked for")
     seconds: float = field("all runs together")
 
 

@@ -39,6 +39,10 @@ class Trials:
     limit_s: float
     kept: str
 
+    @property
+    def goes_to(self) -> str:
+        return f"a temporary {self.kept} of it"
+
     def run(
         self, changes: Sequence[str] = (), plan: Sequence[Sequence[str]] = (), audit: bool = False, **more: object
     ) -> Trial:
@@ -58,7 +62,8 @@ class Trials:
             return Trial(min(told, key=lambda one: (one["rank"], -one["steps"])), seconds)
         failed = next((one["error"] for one in ended.processes if one["state"] == "failed"), None)
         late = f"longer than {self.limit_s:.0f} s" if seconds >= self.limit_s else None
-        return Trial({}, seconds, failed or late or f"exit code {ended.exit_code}: {last_error(log)}")
+        none = "no step of an optimizer of torch.optim was seen; " * (not ended.exit_code)
+        return Trial({}, seconds, failed or late or f"{none}exit code {ended.exit_code}: {last_error(log)}")
 
     def departs(self, python: str, program: str) -> bool:
         """Whether a program that compares a compiled graph with itself finds that a gradient departs."""
@@ -90,7 +95,7 @@ def overlay(folder: Path) -> list[str]:
 def last_error(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line and "ChildFailed" not in line and not line.startswith("raise")]
-    return (errors or lines or ["no output, and no step of an optimizer"])[-1]
+    return (errors or lines or ["no output"])[-1]
 
 
 @contextlib.contextmanager
@@ -99,6 +104,9 @@ def trials_of(command: Sequence[str], environment: dict[str, str], limit_s: floa
     a copy of it.  Raises UserError if neither can be had."""
     with tempfile.TemporaryDirectory(prefix="prove_changes_", ignore_cleanup_errors=True) as folder:
         of = Trials(command, environment, Path(folder), limit_s, "as it is" if keep else "overlay")
+        if not keep and Path(folder).is_relative_to(Path.cwd()):  # an overlay would hide what runs tell
+            why = f"{Path.cwd()} holds the folder of temporary files, {tempfile.gettempdir()}"
+            raise UserError(f"cannot keep the program's files: {why}; run it from a folder of its own", 2)
         if not keep and not can_overlay(of):
             of.kept, here = "copy", Path.cwd()
             size = sum(file.lstat().st_size for file in here.rglob("*"))

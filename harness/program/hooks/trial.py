@@ -1,5 +1,6 @@
 """A run of the program with changes: an audit of its first steps, or steps with and without each change in turn."""
 
+import functools
 import inspect
 import os
 import random
@@ -21,7 +22,7 @@ from .watch import Watch, is_there, kilobytes, rank_of_world
 
 AUDIT_STEPS = 4  # of a run that is compared
 UNTIMED, TURN, SETTLE = 4, 6, 2  # steps: before all turns, of a turn, and at its begin, which are not counted
-ELEMENTS = 256  # of each tensor that is compared
+WIDTH, PIECE = 256, 1 << 22  # of a tensor's sketch; elements that are folded at once
 HOW_IT_COMPUTES = ("foreach", "fused", "capturable", "differentiable")
 LOOKED_AT = 2  # steps in which models are found
 DROPOUT = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
@@ -31,7 +32,8 @@ TRAINERS = {"/transformers/trainer.py": "Trainer", "/pytorch_lightning/": "Light
 
 def settings_of(group: dict) -> dict:
     """What of an optimizer's parameters decides how it trains."""
-    return {name: repr(one) for name, one in group.items() if name not in ("params", *HOW_IT_COMPUTES)}
+    told = {name: repr(one) for name, one in group.items() if name not in ("params", *HOW_IT_COMPUTES)}
+    return {name: one for name, one in told.items() if " at 0x" not in one}  # an object, and not what it is
 
 
 def parts_of(module: torch.nn.Module, path: str) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -41,9 +43,16 @@ def parts_of(module: torch.nn.Module, path: str) -> Iterator[tuple[str, torch.nn
         yield from parts_of(child, f"{path}.{name}") if is_list else [(f"{path}.{name}", child)]
 
 
-def sample(tensor: torch.Tensor) -> list[float]:
-    flat = local(tensor.detach()).reshape(-1)
-    return flat[:: max(1, len(flat) // ELEMENTS)][:ELEMENTS].float().cpu().tolist()
+def sketch(tensor: torch.Tensor) -> torch.Tensor:
+    """WIDTH numbers of all elements: rows of so many are added with random signs, so that two tensors are as far apart
+    as their sketches, whichever elements differ.  Of a short tensor, its elements."""
+    flat, chance = local(tensor.detach()).reshape(-1), torch.Generator().manual_seed(0)
+    found = torch.zeros(min(WIDTH, len(flat)), dtype=torch.float64, device=flat.device)
+    for piece in flat.split(PIECE):
+        rows = torch.nn.functional.pad(piece, (0, -len(piece) % max(1, len(found)))).reshape(-1, max(1, len(found)))
+        signs = 1 - 2 * torch.randint(2, (len(rows),), generator=chance)
+        found += signs.to(found) @ rows.double() if len(rows) > 1 else rows[0].double()
+    return found.cpu()
 
 
 class Trial(Watch):
@@ -63,8 +72,8 @@ class Trial(Watch):
         self.stores = False  # what the program would recompute
         self.names: dict[int, str] = {}  # of parameters
         self.losses: list[torch.Tensor] = []
-        self.before: list[list[float]] = []  # parameters after the first step
-        self.results |= {"gradients": {}, "moves": [], "losses": [], "notes": [], "times_ms": [], "trainer": ""}
+        self.before: list[torch.Tensor] = []  # sketches of parameters after the first step
+        self.results |= {"gradients": {}, "moves": {}, "losses": [], "notes": [], "times_ms": [], "trainer": ""}
         self.results |= {"settings": [], "in_training": 0, "modules": {}, "graphs": [], "python": sys.executable}
 
     # ---- For the switches --------------------------------------------------------------------------------------------
@@ -77,9 +86,11 @@ class Trial(Watch):
             self.results["notes"].append(note)
 
     def swap(self, owner: object, name: str, make: Callable, on: bool) -> None:
-        """An attribute for a changed one, and back."""
-        plain = self.kept.setdefault((id(owner), name), (owner, getattr(owner, name)))[1]
-        setattr(owner, name, make(plain) if on else plain)
+        """An attribute for a changed one, and back, whatever other changes make of it."""
+        _, plain, makers = self.kept.setdefault((id(owner), name), (owner, getattr(owner, name), {}))
+        makers.pop(self.active, None)
+        makers |= {self.active: make} if on else {}
+        setattr(owner, name, functools.reduce(lambda made, make: make(made), makers.values(), plain))
 
     def switch(self, changes: list[str], on: bool) -> None:
         for one in changes:
@@ -167,7 +178,7 @@ class Trial(Watch):
         if self.trial["audit"] and optimizer not in self.order:  # of its first step
             for p in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
                 name = self.names.get(id(p), f"parameter {len(self.results['gradients'])}")
-                self.results["gradients"][name] = sample(p.grad)
+                self.results["gradients"][name] = sketch(p.grad).float().tolist()
         super().stepped(optimizer)
 
     # ---- Steps -------------------------------------------------------------------------------------------------------
@@ -189,14 +200,15 @@ class Trial(Watch):
         self.last = time.perf_counter()
 
     def compare_step(self) -> None:
-        parameters = list(self.modules.of_optimizers())
+        now = [sketch(p) for p in self.modules.of_optimizers()]
         if not self.before:
-            self.before = [sample(p) for p in parameters]
+            self.before = now
             groups = [group for optimizer in self.order for group in optimizer.param_groups]
             self.results["settings"] = [settings_of(group) for group in groups]
         if self.steps >= AUDIT_STEPS:
-            moves = zip(self.before, map(sample, parameters), strict=True)
-            self.results["moves"] = [b - a for one, two in moves for a, b in zip(one, two, strict=True)]
+            names = (self.names.get(id(p), f"parameter {i}") for i, p in enumerate(self.modules.of_optimizers()))
+            moves = zip(names, self.before, now, strict=True)
+            self.results["moves"] = {name: (after - before).float().tolist() for name, before, after in moves}
             self.finish()
 
     def take_turns(self, now: float) -> None:
