@@ -16,13 +16,11 @@ from helpers import PROJECT, free_port, start, time_limit
 from planted_changes import WRONG, audits
 from programs import LOOP, MODEL, PLAIN, RANKS, SHAPES, TRAIN, TRAINERS
 
-from analysis.commands.proof import check_plain, innermost
+from analysis.commands.proof import check_plain
 from analysis.comparison.proof import DIFFERS
-from analysis.comparison.training import PRECISION, ROUNDING, Apart, gain, intervals, trains
+from analysis.comparison.training import EXACT, PRECISION, ROUNDING, Apart, apart, distances, gain, intervals, trains
 from harness.base.errors import UserError
-from harness.model.changes import CHANGES
-from harness.program.hooks.changes import SWITCHES
-from harness.program.hooks.reproduce import captured
+from harness.program.hooks.trial import sketch
 from harness.program.trials import Trial, trials_of
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
@@ -66,53 +64,62 @@ def test_a_gain_beyond_the_noise_is_seen():
     assert ratio == pytest.approx(0.805, abs=1e-3)
 
 
+def of_a_run(first_loss: float, gradient: float, later_loss: float, move: float, **more) -> Apart:
+    return Apart(first_loss, later_loss, {"weight": gradient}, {"weight": move}, **more)
+
+
 def test_a_change_that_may_only_round_is_not_excused_by_a_lower_precision():
-    yardsticks = {ROUNDING: Apart(1e-7, 1e-6, 1e-6, 1e-5), PRECISION: Apart(1e-3, 1e-2, 1e-2, 1e-1)}
-    cases = {
-        Apart(0, 0, 0, 0): ("bit-equal", "bit-equal"),
-        Apart(1e-7, 2e-6, 1e-6, 1e-5): ("rounding", "rounding"),
-        Apart(2e-3, 2e-2, 2e-2, 2e-1): (DIFFERS, "lower precision"),
-        Apart(1e-7, 1.0, 1e-6, 1e-5): (DIFFERS, DIFFERS),
-        Apart(0, 0, 0, 0, unlike=("settings of the optimizer",)): (DIFFERS, DIFFERS),
-        Apart(float("inf"), 0, 0, 0): (DIFFERS, DIFFERS),
-    }
-    for marks, words in cases.items():
-        assert tuple(trains(marks, yardsticks, may) for may in (ROUNDING, PRECISION)) == words
-
-
-def test_every_change_has_a_switch():
-    assert {*SWITCHES} == {*CHANGES}
-
-
-@pytest.mark.parametrize(
-    ("wrong", "found"),
-    [({"net.a"}, "net.a"), ({"net.b.c"}, "net.b.c"), ({"net"}, "net"), ({"net.b.d", "net.b.c"}, "net.b.c")],
-)
-def test_the_innermost_module_that_differs_is_found(wrong, found):
-    parts = {"net": ["net.e", "net.a", "net.b"], "net.b": ["net.c", "net.d"], "net.a": [], "net.e": [], "other": []}
-    parts |= {"net.b": ["net.b.c", "net.b.d"], "net.b.c": [], "net.b.d": []}
-
-    def differs(*paths: str) -> bool:
-        return any(one.startswith(f"{path}.") or one == path for one in wrong for path in paths)
-
-    assert innermost(differs, ["net", "other"], parts) == found
-
-
-def test_the_module_that_takes_several_of_its_parts_to_differ():
-    assert innermost(lambda *paths: {"net.a", "net.b"} <= {*paths}, ["net"], {"net": ["net.a", "net.b"]}) == "net"
-
-
-def test_a_compiled_graph_as_a_program_of_its_own():
-    programs: list[str] = []
-    network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.0))
-    torch.compile(network, backend=captured(programs))(torch.randn(5, 4)).sum().backward()
-    (program,) = programs
-    right = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert right.returncode == 0, right.stderr
-    wrong = program.replace(
-        "torch.compile(forward)", "lambda self, *inputs: [2 * one for one in forward(self, *inputs)]"
+    yardsticks = {ROUNDING: of_a_run(1e-7, 1e-6, 1e-6, 1e-5), PRECISION: of_a_run(1e-3, 1e-2, 1e-2, 1e-1)}
+    yardsticks[EXACT] = of_a_run(0, 0, 0, 0)
+    cases = (
+        (of_a_run(0, 0, 0, 0), ("bit-equal", "bit-equal", "bit-equal")),
+        (of_a_run(1e-7, 2e-6, 1e-6, 1e-5), (DIFFERS, "rounding", "rounding")),
+        (of_a_run(2e-3, 2e-2, 2e-2, 2e-1), (DIFFERS, DIFFERS, "lower precision")),
+        (of_a_run(1e-7, 1.0, 1e-6, 1e-5), (DIFFERS, DIFFERS, DIFFERS)),
+        (of_a_run(0, 0, 0, 0, unlike=("settings of the optimizer",)), (DIFFERS, DIFFERS, DIFFERS)),
+        (of_a_run(float("inf"), 0, 0, 0), (DIFFERS, DIFFERS, DIFFERS)),
     )
-    assert subprocess.run([sys.executable, "-c", wrong], capture_output=True).returncode == 1
+    for marks, words in cases:
+        assert tuple(trains(marks, yardsticks, may) for may in (EXACT, ROUNDING, PRECISION)) == words
+
+
+def test_a_parameter_is_judged_by_itself():
+    """The gradient of a bias that the model does not depend on is noise, and excuses no other."""
+    noise = {"head": 1e-6, "key.bias": 1.5, "key.weight": 1e-6}
+    right = {"head": 2e-6, "key.bias": 1.2, "key.weight": 1e-6}
+    yardstick = Apart(1e-7, 1e-6, noise, noise)
+    assert Apart(1e-7, 1e-6, right, right).beyond(ROUNDING, yardstick) == []
+    assert Apart(1e-7, 1e-6, right | {"head": 0.3}, right).beyond(ROUNDING, yardstick) == ["head"]
+    assert Apart(1e-7, 1e-6, right, right | {"head": 0.3}).beyond(ROUNDING, yardstick) == ["head"]
+
+
+def test_a_contest_that_varies_more_than_others_hides_and_wins_nothing():
+    chance, words = np.random.default_rng(0), []
+    for _ in range(100):
+        spreads = {"nothing": 0.01, "gains": 0.01, "same": 0.01, "other": 0.01, "wild": 0.2}
+        ratios = {name: np.exp(chance.normal(-0.16 * (name == "gains"), of, 4)) for name, of in spreads.items()}
+        found = intervals(ratios)
+        words.append({name for name in found if gain(found[name], found["nothing"][1]) == "faster"})
+    assert sum("gains" in won for won in words) > 95
+    assert sum("wild" in won for won in words) < 4
+
+
+def test_a_sketch_tells_of_every_element():
+    plain = torch.randn(512, 100, generator=torch.Generator().manual_seed(1))
+    for change in (lambda one: one[:, 3].zero_(), lambda one: one[7].neg_(), lambda one: one.mul_(1.01)):
+        change(other := plain.clone())
+        far = distances({"p": sketch(other).tolist()}, {"p": sketch(plain).tolist()})["p"]
+        assert far == pytest.approx(float((other - plain).norm() / plain.norm()), rel=0.3)
+    assert sketch(plain[0]).tolist() == plain[0].tolist()
+    assert torch.allclose(sketch(plain) - sketch(0.5 * plain), sketch(0.5 * plain))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", [("bf16", "channels-last"), ("channels-last", "bf16")])
+def test_two_changes_of_the_same_module_hold_together(scratch, pair):
+    source = (PROJECT / "examples" / "train_convnet.py").read_text()
+    both, *each = (one_run(source, *of).found for of in (pair, *([one] for one in pair)))
+    assert all(apart(both, one).any for one in each)
 
 
 @pytest.mark.slow
@@ -128,8 +135,8 @@ def test_planted_changes_are_told_from_right_ones():
 @pytest.mark.slow
 def test_changes_are_timed_and_the_files_of_the_program_are_kept(scratch):
     Path("kept.txt").write_text("as it was")
-    Path("train.py").write_text("open('kept.txt', 'w').write('changed')\n" + PLAIN.replace("else 14", "else 400"))
-    ended = tool("--rounds", "2", "--try", "fused,checkpoint,sdpa,threads=1", "--", "train.py")
+    Path("train.py").write_text("open('kept.txt', 'w').write('changed')\n" + PLAIN.replace("else 14", "else 1000"))
+    ended = tool("--rounds", "4", "--try", "fused,checkpoint,sdpa,threads=1", "--", "train.py")
     assert ended.returncode == 0, ended.stderr
     assert Path("kept.txt").read_text() == "as it was"
     assert {*os.listdir()} == {"kept.txt", "train.py", "found"}
@@ -173,10 +180,10 @@ def test_a_network_that_is_compiled_wrongly_is_found(scratch):
 
 @pytest.mark.slow
 def test_what_a_program_recomputes_is_stored_in_turn(scratch):
-    ended = tool("--rounds", "2", "--try", "no-checkpoint", "--keep-files", "--", "train.py")
+    ended = tool("--rounds", "4", "--try", "no-checkpoint", "--keep-files", "--", "train.py")
     assert ended.returncode == 2
-    Path("train.py").write_text(SHAPES["checkpointing"].replace("else 14", "else 60"))
-    ended = tool("--rounds", "2", "--try", "no-checkpoint", "--", "train.py")
+    Path("train.py").write_text(SHAPES["checkpointing"].replace("else 14", "else 220"))
+    ended = tool("--rounds", "4", "--try", "no-checkpoint", "--", "train.py")
     assert ended.returncode == 0, ended.stderr
     (row,) = proof()["rows"]
     assert row["audit"] == "bit-equal"
@@ -236,7 +243,10 @@ CANNOT = {
         PLAIN.replace("else 14", "else 3"),
         "the program ends after 3 steps, and an audit takes 4: lengthen it",
     ),
-    "no optimizer": (SHAPES["hand-written step"], "the program as it is: exit code 0"),
+    "no optimizer": (
+        SHAPES["hand-written step"],
+        "the program as it is: no step of an optimizer of torch.optim was seen; exit code 0",
+    ),
     "fails": ("import torch\n" + PLAIN + "1 / 0", None),
     "fails at once": ("import torch\n1 / 0", "the program as it is: exit code 1: ZeroDivisionError: division by zero"),
     "gradients are gone": (MODEL + TRAIN + IN_BACKWARD + LOOP, "no gradients are there after the first step"),
@@ -267,6 +277,33 @@ def test_a_program_that_refuses_to_run_twice(scratch):
     assert "it runs once, but not twice: exit code 1: FileExistsError" in ended.stderr
     os.rmdir("run")
     assert tool("--audit-only", "--try", "fused", "--", "train.py").returncode == 0
+
+
+@pytest.mark.slow
+def test_a_program_that_does_not_repeat_itself(scratch):
+    Path("train.py").write_text(
+        "import os\n" + PLAIN.replace("loss.backward()", "(loss * (1 + os.getpid() % 1000)).backward()")
+    )
+    ended = tool("--audit-only", "--try", "fused", "--", "train.py")
+    assert ended.returncode == 1
+    assert "two runs of the program differ by more than rounding" in ended.stderr
+    assert "torch.manual_seed(0)" in ended.stderr
+
+
+@pytest.mark.slow
+def test_audits_are_kept_where_there_are_no_times(scratch):
+    Path("train.py").write_text(PLAIN)  # of 14 steps
+    ended = tool("--try", "fused", "--", "train.py")
+    assert ended.returncode == 1
+    assert "a round takes" in proof()["not_timed"]
+    assert [row["verdict"] for row in proof()["rows"]] == ["passes"]
+    assert "No times" in ended.stdout
+
+
+def test_a_folder_that_holds_temporary_files(scratch, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", os.getcwd())
+    with pytest.raises(UserError, match="run it from a folder of its own"), trials_of([], {}, 1, keep=False):
+        pass
 
 
 @pytest.mark.slow

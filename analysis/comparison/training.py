@@ -51,14 +51,15 @@ class Apart:
         return Apart(*losses, *({name: max(one[name], two.get(name, 0.0)) for name in one} for one, two in pairs))
 
     def beyond(self, kind: str, yardstick: Apart) -> list[str]:
-        """What is further apart than this kind of change makes it: losses, and names of parameters."""
+        """What is further apart than this kind of change makes it, losses and parameters: in the first step, or if
+        nothing is, in those that follow."""
         (first, gradient, later, move), (least_first, least_gradient, least_later, least_move) = BEYOND[kind]
         found = [*self.unlike]
         found += ["the first loss"] * (not self.first_loss <= max(first * yardstick.first_loss, least_first))
+        if found := found + exceeding(self.gradients, yardstick.gradients, gradient, least_gradient):
+            return found
         found += ["later losses"] * (not self.later_loss <= max(later * yardstick.later_loss, least_later))
-        found += exceeding(self.gradients, yardstick.gradients, gradient, least_gradient)
-        found += exceeding(self.moves, yardstick.moves, move, least_move)
-        return list(dict.fromkeys(found))
+        return found + exceeding(self.moves, yardstick.moves, move, least_move)
 
 
 def exceeding(of: Mapping[str, float], yardstick: Mapping[str, float], factor: float, least: float) -> list[str]:

@@ -296,7 +296,7 @@ class ProofRow(RatioOfTurns):
         "first step beside the program's: bit-equal, rounding, lower precision, differs", null=UNTOLD
     )
     gradient_difference: NotRequired[float] = field("of a parameter in the first step, the largest, relative")
-    departs: list[str] = field("what differs, the first six: losses, then parameters by their gradients and moves")
+    departs: list[str] = field("what differs, the first six: losses, parameters in the order of the backward pass")
     smallest_gain: NotRequired[float] = field("that its times would have told, share of the step")
     module: NotRequired[str | None] = field("the innermost that differs by itself", null="it takes several")
     reproduce: NotRequired[str] = field("file with the compiled graph whose gradients are wrong")
