@@ -6,11 +6,12 @@ chance.
 
 import re
 from functools import cache
+from pathlib import Path
 from zlib import crc32
 
 from harness.base.text import read_ini
 
-_TABLES = read_ini(__file__)
+_TABLES = read_ini(Path(__file__).with_suffix(".ini"))
 # A pattern in the names of a family's parts, and its shades: a pattern and a color each.
 FAMILIES = [
     (pattern, [*zip(shades.split()[::2], shades.split()[1::2], strict=True)])

@@ -123,9 +123,9 @@ def run_title(summary: dict) -> str:
     return title_of_run(config["model"]["parameters"], *step, device, training["world_size"])
 
 
-def read_ini(module: str) -> configparser.ConfigParser:
-    """The tables beside a module, in the .ini file of its name; names and values stand as they are written there."""
+def read_ini(path: Path) -> configparser.ConfigParser:
+    """The tables in a file; names and values stand as they are written there."""
     tables = configparser.ConfigParser(interpolation=None, delimiters="=")
     tables.optionxform = str
-    tables.read(Path(module).with_suffix(".ini"), encoding="utf-8")
+    tables.read(path, encoding="utf-8")
     return tables
