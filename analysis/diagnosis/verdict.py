@@ -17,7 +17,6 @@ from analysis.limits.peaks import Ridges
 from analysis.limits.slice_limits import BOUNDS, basis_shares, with_bounds
 from analysis.trace.links import AttributedLinks
 from analysis.trust.integrity import UNDISTURBED
-from analysis.trust.missing_from_trace import CALLS
 from harness.base.sections import Section
 from harness.documents.schema import because
 
@@ -296,7 +295,7 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dic
 def what_to_record(trust: dict, no_ridge: str | None, unrecorded: float, has_launches: bool) -> str:
     """What would decide, of a trace that decides nothing."""
     if unrecorded >= LEAD and not has_launches:
-        how = (row["how"] for row in trust["not_recorded"] if row["part"] == CALLS.part)  # by a system profiler
+        how = (row["how"] for row in trust["not_recorded"] if row["part"] == "calls")  # by a system profiler
         return "record the host too: " + next(how, "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]")
     if no_ridge and unrecorded < LEAD:
         return no_ridge.removeprefix("unknown: ")
