@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure  # not pyplot: no global state, no display
 from matplotlib.ticker import FixedLocator, Locator, MaxNLocator, NullLocator
 
-from analysis.report.palette import text_color
+from analysis.report.palette import HATCHES, text_color
 from harness.base.text import shortened
 
 WIDTH = 10.5  # inches
@@ -82,6 +82,18 @@ def log_axis(axis, ticks: Sequence[float] = ()) -> None:
     # '1,000,000', '2.5', '0.000001': six digits, and no power of ten
     axis.set_major_formatter(lambda x, _: f"{x:,.0f}" if x >= 1e6 else f"{Decimal(f'{x:.6g}'):,f}")
     axis.axes.autoscale_view()  # with this locator, where data are drawn already
+
+
+def stacked_bars(axes, names: list[str], parts: dict[str, list[float]], colors: dict[str, str]) -> np.ndarray:
+    """Draw a bar for each name, from top to bottom.  Returns their lengths."""
+    left, at = np.zeros(len(names)), np.arange(len(names))
+    for part, widths in parts.items():
+        style = {"color": colors[part], "hatch": HATCHES.get(part), "edgecolor": SEAM, "linewidth": 0}
+        axes.barh(at, widths, left=left, label=part, **style)
+        left = left + widths
+    axes.set_yticks(at, names, fontsize=8.5)
+    axes.invert_yaxis()
+    return left
 
 
 def beside(axes, texts: list[str]) -> None:
