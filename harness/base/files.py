@@ -96,16 +96,24 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     """A file to write to, which gets its name at the end of the block.  Raises UserError, which names it."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+        with writing(path):
+            with partial.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(what: object) -> Iterator[None]:
+    """Turns errors of writing into a UserError that names what was to be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {what}: {error.strerror}") from error
 
 
 @contextlib.contextmanager
@@ -148,15 +156,13 @@ def png(figure) -> bytes:
 
 def make_folder(folder: Path) -> None:
     """Create the folder and check that it is writable.  Raises UserError, which names it."""
-    try:
+    with writing(f"to folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".write_test{os.environ.get('RANK', '')}"  # ranks may share the folder
         try:
             probe.write_bytes(bytes(4096))
         finally:
             probe.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write to folder {folder}: {error.strerror}") from error
 
 
 def prepare_folder(folder: Path) -> None:
@@ -165,7 +171,7 @@ def prepare_folder(folder: Path) -> None:
     The launcher's log, named in TINY_LLAMA_LOG, and those of other ranks are not moved, because they are being written.
     """
     make_folder(folder)
-    try:
+    with writing(f"to folder {folder}"):
         earlier = _earlier_run(folder)
         if earlier:
             stamp = datetime.fromtimestamp(max(f.stat().st_mtime for f in earlier)).strftime("%Y%m%d_%H%M%S")
@@ -174,8 +180,6 @@ def prepare_folder(folder: Path) -> None:
             for file in earlier:
                 file.rename(target / file.name)
             say(f"The run that was in {folder} is now in {target}")
-    except OSError as error:
-        raise UserError(f"cannot write to folder {folder}: {error.strerror}") from error
 
 
 def _earlier_run(folder: Path) -> list[Path]:
