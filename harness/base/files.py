@@ -58,18 +58,13 @@ def _of_sweep(document: type[SweepDocument]) -> tuple[FileKind, ...]:
     )
 
 
-_ROWS = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines()
+_TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
+_LINES = [line for line in _TEXT.splitlines() if not line.startswith("#")]
 FILES = (
-    *(_registered(row) for row in _ROWS if not row.startswith("#")),
+    *(_registered(line) for line in _LINES if "|" in line),
     *itertools.chain.from_iterable(map(_of_sweep, SweepDocument.__subclasses__())),
 )
-
-FOLDERS = (  # created by the launchers and the documented commands; for .gitignore
-    "*_results_*/ pytorch_profiles*/ *_profiles/ *_analysis*/ analysis_*/ program_*/ proof_*/ memory_hotspots/ "
-    "memory_study*/ system_profile_*/ training_benchmark*/ attention_benchmark*/ precision_study*/ timing_study*/ "
-    "optimization_study*/ scaling_study*/ collective_benchmark*/ "
-    "exercise[0-9]*_*/ comparison_*/ runs/"
-).split()
+FOLDERS = " ".join(line for line in _LINES if "|" not in line).split()
 
 
 def kind_of(name: str) -> FileKind | None:
