@@ -33,20 +33,6 @@ WHEELS=https://download.pytorch.org/whl
 # shellcheck disable=SC2034 # read by run_tests.sh and make_wheelhouse.sh
 TRITON=triton==3.9.0 # for tests: PyTorch's builds for CPUs come without it
 
-# The indexes there that have torch 2.6 or newer, newest first, and from which version of NVIDIA's driver or of ROCm on
-# each is taken.  Indexes and drivers as in uv 0.13 (crates/uv-torch/src/backend.rs), which has the drivers from table 2
-# of CUDA's release notes; rocm6.2 is left out, as its newest torch is 2.5.
-INDEXES="cu130 580.65.06
-cu126 525.60.13
-cu118 450.80.02
-rocm7.2 7.2
-rocm7.1 7.1
-rocm7.0 7.0
-rocm6.4 6.4
-rocm6.3 6.3
-rocm6.2.4 6.2.4
-rocm6.1 6.1"
-
 MISSING_SCRIPT='
 import re, sys
 from importlib import metadata
@@ -152,7 +138,7 @@ nearest_index() { # cu | rocm, VERSION: the newest published index at or below t
             [ "$(printf '%s\n' "$from" "$2" | sort -V | head -n 1)" != "$from" ] || { echo "$index" && return; }
             ;;
         esac
-    done <<<"$INDEXES"
+    done <"$HERE/harness/machine/torch_indexes.txt"
     return 1
 }
 

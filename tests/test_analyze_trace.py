@@ -14,7 +14,7 @@ from traces import SMALL, event, write_trace
 import analyze_trace
 import run_pytorch_profiler
 from analysis.commands.analyze_traces import missing_from
-from analysis.trust.missing_from_trace import ALL, DATA, PARTS, SHAPES, recording_section
+from analysis.trust.missing_from_trace import ALL, lacking, recording_section
 from harness.base.sections import as_markdown
 
 # ---- The command ---------------------------------------------------------------------------------------------------
@@ -80,8 +80,8 @@ def test_help_has_groups_and_commands_to_copy(command):
 # ---- The next recording --------------------------------------------------------------------------------------------
 
 
-def lacking(*parts, **trust) -> dict:
-    return {"not_recorded": [part._asdict() for part in parts], "modules_recorded": False} | trust
+def without(*parts, **trust) -> dict:
+    return {"not_recorded": [*map(lacking, parts)], "modules_recorded": False} | trust
 
 
 def recording(trust: dict) -> list[str]:
@@ -89,11 +89,11 @@ def recording(trust: dict) -> list[str]:
 
 
 def test_only_what_is_missing_and_slows_the_program_is_asked_for():
-    assert recording(lacking()) == []
-    shapes, everything = recording(lacking(SHAPES)), recording(lacking(*ALL))
+    assert recording(without()) == []
+    shapes, everything = recording(without("shapes")), recording(without(*ALL))
     assert len(shapes) < len(everything) == 5 and max(map(len, everything)) <= 120
-    assert "with_stack" not in "".join(shapes) and "with_stack" in "".join(recording(lacking(PARTS)))
-    assert any("batch = next(batches)" in line for line in recording(lacking(DATA)))
+    assert "with_stack" not in "".join(shapes) and "with_stack" in "".join(recording(without("parts of the model")))
+    assert any("batch = next(batches)" in line for line in recording(without("waiting for data")))
     assert all("record_shapes=True" in "".join(lines) and "activities" not in "".join(lines) for lines in (shapes,))
 
 
@@ -101,7 +101,7 @@ def test_only_what_is_missing_and_slows_the_program_is_asked_for():
 def test_the_lines_run_and_their_trace_lacks_nothing(tmp_path, monkeypatch):
     """As somebody would paste them into a loop."""
     monkeypatch.chdir(tmp_path)
-    *before, data, after = recording(lacking(*ALL))
+    *before, data, after = recording(without(*ALL))
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     names = {"torch": torch, "batches": iter(lambda: torch.randn(16, 64), None)}
@@ -122,7 +122,7 @@ def test_terminal_and_report_show_the_lines_whole_and_the_answer_where_they_are(
     flags = ["--analyze-existing", "trace.json", "--generate-report", "--output-dir", "out"]
     code, out = profiler(*flags, "--verbose")
     assert code == 0, out
-    section = recording_section(lacking(*ALL))
+    section = recording_section(without(*ALL))
     page = html.unescape((tmp_path / "out" / "report.html").read_text())
     assert section.code in out and section.code in page and section.code in "\n".join(as_markdown(section))
     assert re.search(r"^Not recorded: .*--verbose: what that costs, and the lines", profiler(*flags)[1], re.M)

@@ -100,12 +100,14 @@ class Machine:
         self.project, self.log = folder / "project", folder / "log"
         self.project.mkdir()
         self.log.touch()
-        for name in ("launcher_common.sh", "requirements.txt", "requirements-dev.txt", "constraints.txt"):
-            (self.project / name).write_bytes((PROJECT / name).read_bytes())
         (self.project / "harness" / "machine").mkdir(parents=True)
+        copied = "launcher_common.sh requirements.txt requirements-dev.txt constraints.txt"
+        for name in (
+            *copied.split(),
+            *(f"harness/machine/{one}.txt" for one in ("gpu_architectures", "torch_indexes")),
+        ):
+            (self.project / name).write_bytes((PROJECT / name).read_bytes())
         (self.project / "harness" / "machine" / "hardware_seen.py").write_text(HARDWARE_SEEN)
-        architectures = "harness/machine/gpu_architectures.txt"
-        (self.project / architectures).write_bytes((PROJECT / architectures).read_bytes())
         self.root = folder / "root"  # where drivers show themselves
         self.bin = folder / "base" / "bin"
         self.bin.mkdir(parents=True)

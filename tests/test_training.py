@@ -22,8 +22,7 @@ from harness.machine.devices import cpu_trains_in_fp16
 from harness.machine.workspaces import library_workspaces
 from harness.model.corpus import synthetic_corpus
 from harness.model.grad_clip import clip_gradients
-from harness.run.measurements import Measurements
-from harness.run.run_summary import averaged_steps, summarize
+from harness.run.run_summary import Measurements, averaged_steps, summarize
 from harness.run.run_text import compilation_facts, grad_norm_facts
 
 

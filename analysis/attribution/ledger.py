@@ -24,6 +24,7 @@ step count in it until it ends.
 """
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -35,6 +36,7 @@ from analysis.trace.links import LATENCY_US, OPERATOR, AttributedLinks, cached_o
 from analysis.trace.tables import different_pairs, has_role, take_or
 from analysis.vocabulary import roles
 from analysis.vocabulary.operators import operator_class
+from harness.base.text import read_ini
 
 COMMUNICATION, WORKING, WAITING = "communication", "working", "waiting"
 KINDS, STATES = ("computation", COMMUNICATION, "copy"), (WORKING, WAITING, IDLE)
@@ -46,20 +48,7 @@ HOST_CODE_US = 1e3
 # where the queue is full, while the GPU works.
 START_UP_US, LOADING_US = 5e3, 1e3  # of any call, and of one that is the first to launch a kernel of this name
 SET_UP_US = 1e6  # of code of the program before the first event of the GPU: models are built, and files read
-IDLE_CAUSES = {
-    "data": "the host was fetching data",
-    "allocation": "the host was allocating or freeing memory of the GPU",
-    "synchronization": "the host was waiting for the GPU or for a copy, and had nothing queued",
-    "start_up": "a call that waits for nothing took over 5 ms, or the first of a kernel over 1 ms: set-up, or loading; "
-    "or code of the program for over 1 s before anything runs",
-    "launch": "the host was preparing the next launch",
-    "host_code": "the host was running code of the program, or an operator on the CPU, for more than 1 ms",
-    "communication": "the next event was queued behind communication, or was communication",
-    "copy": "the next event was queued behind a copy, or was a copy",
-    "replay": "between two events of one replay of a graph, all of which had been launched",
-    "latency": "the kernel had been launched, but had not started",
-    "unknown": "the trace does not contain the launch, or the kernel started much later for no recorded reason",
-}
+IDLE_CAUSES = dict(read_ini(Path(__file__).with_suffix(".ini"))["idle causes"])  # what each means
 # Causes that every recording has before the first event of the GPU and after the last.
 AT_EDGES = ("launch", "latency", "host_code", "synchronization")
 NOTHING = "nothing"

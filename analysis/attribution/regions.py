@@ -8,6 +8,8 @@ backward pass of what belongs to it.
 import math
 import re
 from collections.abc import Callable, Iterator
+from configparser import SectionProxy
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +21,7 @@ from analysis.trace.nesting import nearest_marked_ancestor, nearest_marked_calle
 from analysis.trace.steps import step_at
 from analysis.trace.tables import by_name
 from analysis.vocabulary.letters import BOUNDARY, LETTERS, OTHER, in_letters, letter_of
+from harness.base.text import read_ini
 
 # Regions of several operators, and what each is called where they are fused
 KINDS = ("attention", "norm", "rotary embedding", "SwiGLU", "q, k and v", "gate and up", "loss")
@@ -61,43 +64,24 @@ def pass_over_tokens(text: str, inputs: list[Shapes]) -> np.ndarray:
 
 class Pattern(NamedTuple):
     kind: str
-    operators: str  # in words; what was found by the patterns before has the word that it became
-    becomes: str = ""
-    of_matmuls: bool = False  # the matmuls in it belong to it, else all but these
-    belong: Callable[[str, list[Shapes]], np.ndarray] | None = None  # which of them, by their letters and shapes
+    operators: str  # in words
+    becomes: str
+    of_matmuls: bool
+    belong: Callable[[str, list[Shapes]], np.ndarray] | None  # by letters and shapes
 
 
-BESIDE = "copy mul norm rotary"  # what may happen to queries and keys before they meet
-# fmt: off
-PATTERNS = (
-    Pattern(FUSED[NORM], "norm"),
-    # (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
-    Pattern(NORM, "(?<! copy) copy* mean [sub copy]* ([pow mul] copy* mean | var) copy* sub? add? copy* [rsqrt sqrt]? "
-            "copy* sub? [mul div] copy* (mul copy*)? add?", "norm"),
-    # x * rsqrt(mean(x^2) + eps) * weight
-    Pattern(NORM, "(?<! copy) copy* [pow mul] copy* mean add? copy* (rsqrt | sqrt div?) copy* mul copy* (mul copy*)?",
-            "norm"),
-    # x * cos + cat(-x2, x1) * sin; in two halves; by complex numbers
-    Pattern(ROPE, "(mul copy* neg copy* cat copy* mul | neg copy* cat copy* mul copy* mul) copy* add"
-            " | mul mul sub mul mul add cat | complex [complex mul copy]* complex", "rotary"),
-    Pattern(FUSED[ROPE], "roll copy* mul copy* addcmul", "rotary"),
-    Pattern(FUSED[ATTENTION], "attention"),
-    Pattern(ATTENTION, "(?<! [copy mul div]) [copy mul div]* (bmm [^ bmm matmul softmax attention math_attention "
-            "boundary]*){1,3} softmax [^ bmm matmul attention math_attention boundary]* bmm", "attention",
-            belong=weigh_their_scores),
-    Pattern(ATTENTION, "math_attention", "attention"),
-    Pattern(QKV, f"matmul [{BESIDE}]* matmul [{BESIDE}]* (matmul [{BESIDE}]*)? (?= [^ matmul boundary]* attention)",
-            of_matmuls=True, belong=read_the_same),
-    Pattern(FUSED[QKV], f"[^ matmul {BESIDE}] [{BESIDE}]* matmul (?= [^ matmul boundary]* attention)", of_matmuls=True),
-    Pattern(GATE_UP, "matmul copy* matmul (?= copy* silu) | matmul copy* silu copy* matmul copy* mul",
-            of_matmuls=True, belong=read_the_same),
-    Pattern(FUSED[GATE_UP], "[^ matmul copy] copy* matmul (?= copy* silu copy* mul)", of_matmuls=True),
-    Pattern(SWIGLU, "silu copy* (matmul copy*)? mul"),
-    Pattern(FUSED[SWIGLU], "swiglu"),
-    Pattern(LOSS, "(?<= [matmul attention norm rotary boundary]) [^ matmul attention norm rotary loss boundary]* loss"
-            " [^ matmul attention norm rotary boundary]*", belong=pass_over_tokens),
-)
-# fmt: on
+BELONG = {check.__name__: check for check in (read_the_same, weigh_their_scores, pass_over_tokens)}
+
+
+def pattern_of(row: SectionProxy) -> Pattern:
+    """That of a section of regions.ini."""
+    kind, operators = row.name.partition(":")[0], " ".join(row["operators"].split())
+    of_matmuls, belong = row.getboolean("of_matmuls", False), BELONG.get(row.get("belong"))
+    return Pattern(kind, operators, row.get("becomes", ""), of_matmuls, belong)
+
+
+_TABLES = read_ini(Path(__file__).with_suffix(".ini"))
+PATTERNS = [pattern_of(_TABLES[section]) for section in _TABLES.sections()]
 
 
 @cached_on_links

@@ -5,12 +5,13 @@ helps, such as fusion or compilation, unless that saves far more: it is nearer t
 """
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 from analysis.advice.text import place_text
 from analysis.diagnosis.verdict import OF_GPU, RULES, late_host
 from analysis.trust.integrity import UNDISTURBED
-from harness.base.text import significant
+from harness.base.text import read_ini, significant
 from harness.documents.schema import because
 
 # How the names of proposals begin that tell no cause.
@@ -23,16 +24,8 @@ LATE_HOST = next(rule for rule, ask in RULES.items() if ask is late_host)
 OF_KERNELS = re.compile("mixed precision|better|aligned|channels-last|fuse")
 OF_HOST_ALONE = re.compile("CUDA graphs|larger batch|less host code")
 LARGE_PART = 0.10  # of the step
-NEXT = {  # by the bound, of a GPU where nothing that was found pays
-    "launch": "capture a CUDA graph of the step, or take a larger batch: more work per launch",
-    "host_code": "profile with with_stack=True, which shows the lines that run between the operators",
-    "data": "DataLoader(..., num_workers=4, pin_memory=True, persistent_workers=True)",
-    "communication": "record traces of all ranks: they tell waiting for one another from transfer",
-}
-NOT_OF_A_STEP = {  # verdicts about the recording rather than the program, and how to record it instead
-    "capture": "record steps that replay the graph: schedule(wait=..., warmup=...) past its capture",
-    "start_up": "record later steps: torch.profiler.schedule(wait=2, warmup=3, active=5)",
-}
+_TABLES = read_ini(Path(__file__).with_name("what_to_do.ini"))
+NEXT, NOT_OF_A_STEP = _TABLES["bound"], _TABLES["not of a step"]
 DECIDING = ("calls", "steps", "shapes", "a warm-up step", "other ranks")  # parts of a recording that a verdict may lack
 
 

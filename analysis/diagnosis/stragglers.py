@@ -8,6 +8,7 @@ clock: if they leave far apart, they waited for cores.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ from analysis.trace.links import AttributedLinks
 from analysis.trace.tables import RANK_IN_NAME, take_or
 from harness.base.sections import Section
 from harness.base.tables import Column, column
-from harness.base.text import count_of
+from harness.base.text import count_of, read_ini
 
 # Ends of a collective on aligned clocks: if most differ by more than 1 ms and by more than this share of its duration,
 # they do not tell who was late.  Threads of a busy CPU leave a long one some ms apart.
@@ -274,24 +275,15 @@ def straggler(ranks: list[RankTrace], caused: np.ndarray, last: np.ndarray, comp
 
 # ---- Why it is late ------------------------------------------------------------------------------------------------
 
-OWN_CLOCK = "compare clocks, temperature and other programs of its device (nvidia-smi -q or rocm-smi -a) and its shapes"
-OWN_CORES = "look for what shares its cores, and bind each rank to its own (numactl --cpunodebind, taskset)"
-WHY = {  # what a part of the step says of a rank that has more of it than the others, and what to do
-    "work": ("its {events} take longer", OWN_CLOCK),
-    "launch": ("its host launches late", OWN_CORES),
-    "host_code": ("its Python code takes longer", "look for what it alone does: logging, evaluation, checkpoints"),
-    "data": ("its data comes late", "give this rank as many workers, and files as near and as long, as the others"),
-    "allocation": ("it allocates memory", "look for sizes that only this rank has: torch.cuda.memory_stats()"),
-    "start_up": ("it is still starting up", "profile later steps: schedule(wait=..., warmup=...)"),
-    "idle": ("it is idle for no recorded reason", "record it with its calls: activities=[CPU, CUDA]"),
-}
+_TABLES = read_ini(Path(__file__).with_name("what_to_do.ini"))
+WHY_LATE, IF_LATE = _TABLES["why late"], _TABLES["late"]  # by the part of its step that is longer
 NO_PART = "measure its network and its steps alone: ./run_collective_benchmark.sh"
 
 
 def parts_of_rank(document: dict) -> dict:
     """What a rank's own trace has beside the others', communication apart: ms of a step, and events in it."""
     step, verdict = document["attribution"]["ms_per_step"], document["verdict"]
-    shares = {name: share for name, share in verdict["shares"].items() if name in WHY}
+    shares = {name: share for name, share in verdict["shares"].items() if name in WHY_LATE}
     work = verdict["shares"]["compute"] + verdict["shares"]["memory"] + verdict["unclassified_share"]
     parts = {"work": work, **shares, "idle": verdict["unrecorded_idle_share"]}
     events = [row["count_per_step"] for row in document["kernels"] if row["category"] != COMMUNICATION]
@@ -311,7 +303,7 @@ def why_late(comparison: dict) -> dict:
     # What a computation hides of the waiting costs nothing.
     waits = [row["waiting_ms"] for row in others if row["waiting_ms"] is not None]
     saves = min([own["caused_waiting_ms"], *([float(np.median(waits))] if waits else [])])
-    why, do = WHY[part := max(more, key=more.get)]
+    part = max(more, key=more.get)
     if more[part] < WORTH_BLAMING * own["caused_waiting_ms"]:
         why = "no part of its own step is longer"
         return {"straggler_saves_ms": saves, "straggler_why": why, "straggler_next": NO_PART}
@@ -319,8 +311,8 @@ def why_late(comparison: dict) -> dict:
     if part == "work" and own["kernels_per_step"]:
         n, usual_n = own["kernels_per_step"], float(np.median([row["kernels_per_step"] for row in others]))
         figures += f"; kernels {n:,.0f}, {usual_n:,.0f}"
-    why = why.format(events="kernels" if own["kernels_per_step"] else "operators")
-    return {"straggler_saves_ms": saves, "straggler_why": f"{why} ({figures})", "straggler_next": do}
+    why = WHY_LATE[part].format(events="kernels" if own["kernels_per_step"] else "operators")
+    return {"straggler_saves_ms": saves, "straggler_why": f"{why} ({figures})", "straggler_next": IF_LATE[part]}
 
 
 # ---- For a reader --------------------------------------------------------------------------------------------------

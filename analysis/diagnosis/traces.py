@@ -19,7 +19,7 @@ from analysis.limits.slice_limits import with_bounds
 from analysis.trace.links import link
 from analysis.trace.tables import Trace, read_trace
 from analysis.trust.integrity import summary_beside
-from analysis.trust.missing_from_trace import RANKS
+from analysis.trust.missing_from_trace import lacking
 from harness.base.console import progress_bar
 from harness.base.errors import UserError
 from harness.documents.schema import because, explained
@@ -129,5 +129,5 @@ def note_missing_ranks(trust: dict, present: Collection[int]) -> None:
     missing = (rank for rank in range(world_size if n > 0 else 0) if rank not in present)
     trust["ranks_missing"] = list(itertools.islice(missing, MISSING_RANKS_NAMED))
     if trust["ranks_missing"]:
-        trust["not_recorded"].append(RANKS._asdict())
+        trust["not_recorded"].append(lacking("other ranks"))
         trust["notes"].append(f"no traces of {n} of {world_size} ranks: a straggler among them would not be noticed")

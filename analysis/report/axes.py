@@ -8,9 +8,9 @@ from decimal import Decimal
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure  # not pyplot: no global state, no display
-from matplotlib.ticker import FixedLocator, Locator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from analysis.report.palette import text_color
+from analysis.report.palette import HATCHES, text_color
 from harness.base.text import shortened
 
 WIDTH = 10.5  # inches
@@ -36,7 +36,7 @@ def bare(axes) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-class PlainLogLocator(Locator):
+class PlainLogLocator(MaxNLocator):
     """Three to eight ticks of a logarithmic axis at round numbers, the first at the lowest point or below it.
 
     matplotlib's LogLocator(subs=(1, 2, 5)) has one tick from 8 to 18, and 27, which cover each other, from 1e-8 to 1;
@@ -44,9 +44,6 @@ class PlainLogLocator(Locator):
     """
 
     MANTISSAS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7))
-
-    def __call__(self):
-        return self.tick_values(*self.axis.get_view_interval())
 
     def view_limits(self, vmin, vmax):
         low, high = sorted((vmin, vmax))
@@ -62,7 +59,7 @@ class PlainLogLocator(Locator):
         lowest = lowest if low <= lowest <= high else low
         decades = range(math.floor(math.log10(lowest)), math.ceil(math.log10(high)) + 1)
         series = [[m * 10.0**k for k in decades for m in mantissas] for mantissas in self.MANTISSAS]
-        series.append(list(MaxNLocator(5, min_n_ticks=3).tick_values(low, high)))
+        series.append(list(super().tick_values(low, high)))
         found = []
         for n, numbers in enumerate(series):
             start = max((one for one in numbers if 0 < one <= lowest), default=math.inf)
@@ -77,11 +74,23 @@ class PlainLogLocator(Locator):
 def log_axis(axis, ticks: Sequence[float] = ()) -> None:
     """A logarithmic axis, labeled with plain numbers; ticks: where they are, by default at round numbers."""
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    axis.set_major_locator(FixedLocator(ticks) if len(ticks) else PlainLogLocator())
+    axis.set_major_locator(FixedLocator(ticks) if len(ticks) else PlainLogLocator(5, min_n_ticks=3))
     axis.set_minor_locator(NullLocator())
     # '1,000,000', '2.5', '0.000001': six digits, and no power of ten
     axis.set_major_formatter(lambda x, _: f"{x:,.0f}" if x >= 1e6 else f"{Decimal(f'{x:.6g}'):,f}")
     axis.axes.autoscale_view()  # with this locator, where data are drawn already
+
+
+def stacked_bars(axes, names: list[str], parts: dict[str, list[float]], colors: dict[str, str]) -> np.ndarray:
+    """Draw a bar for each name, from top to bottom.  Returns their lengths."""
+    left, at = np.zeros(len(names)), np.arange(len(names))
+    for part, widths in parts.items():
+        style = {"color": colors[part], "hatch": HATCHES.get(part), "edgecolor": SEAM, "linewidth": 0}
+        axes.barh(at, widths, left=left, label=part, **style)
+        left = left + widths
+    axes.set_yticks(at, names, fontsize=8.5)
+    axes.invert_yaxis()
+    return left
 
 
 def beside(axes, texts: list[str]) -> None:

@@ -2,14 +2,13 @@
 
 import textwrap
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.comparison.noise import NOISE, around, as_fast, is_decided
 from analysis.comparison.parts import OTHER_PROFILER
 from analysis.comparison.text import profilers_text
-from analysis.report.axes import SEAM, WIDTH, bare, beside, entitle, legend
-from analysis.report.palette import GRAY, HATCHES, PHASE_COLORS, color_of, series
+from analysis.report.axes import WIDTH, bare, beside, entitle, legend, stacked_bars
+from analysis.report.palette import GRAY, PHASE_COLORS, color_of, series
 from analysis.trust.same_training import NOT_THE_SAME
 from harness.base.text import shortened, told_apart
 from harness.instruments.phases import PHASES
@@ -32,28 +31,20 @@ def draw_comparison(comparison: dict) -> Figure:
 
 
 def draw_step_times(axes, comparison: dict) -> None:
-    rows = comparison["runs"]
-    at, left = np.arange(len(rows)), np.zeros(len(rows))
-    whole = np.array([not any(row["phases_ms"][phase] for phase in PHASES) for row in rows])  # as of a trace
-    for phase in PHASES if not whole.all() else ():
-        widths = np.array([row["phases_ms"][phase] or 0.0 for row in rows])
-        style = {"color": PHASE_COLORS[phase], "hatch": HATCHES.get(phase), "edgecolor": SEAM, "linewidth": 0}
-        axes.barh(at, widths, left=left, label=phase, **style)
-        left += widths
-    if whole.any():
-        widths = np.array([row["mean_ms"] or 0.0 for row in rows]) * whole
-        axes.barh(at, widths, label="step, phases not known", color=GRAY)
-        left += widths
-    spread = np.array([row["std_ms"] or 0.0 for row in rows])
-    axes.errorbar(left, at, xerr=spread, fmt="none", ecolor="black", capsize=3)
-    axes.set_yticks(range(len(rows)), told_apart([row["name"] for row in rows], 48), fontsize=8.5)
-    axes.invert_yaxis()
+    rows, other = comparison["runs"], "step, phases not known"
+    known = [any(row["phases_ms"][phase] for phase in PHASES) for row in rows]  # not so of a trace
+    parts = {phase: [row["phases_ms"][phase] or 0.0 for row in rows] for phase in PHASES if any(known)}
+    if not all(known):
+        parts[other] = [0.0 if told else row["mean_ms"] or 0.0 for row, told in zip(rows, known, strict=True)]
+    names, spread = told_apart([row["name"] for row in rows], 48), [row["std_ms"] or 0.0 for row in rows]
+    lengths = stacked_bars(axes, names, parts, PHASE_COLORS | {other: GRAY})
+    axes.errorbar(lengths, range(len(rows)), xerr=spread, fmt="none", ecolor="black", capsize=3)
     # Why it is not the same is in the tables: here the reason would leave no room for the bars.
     found = [NOT_THE_SAME if row["difference"].startswith(NOT_THE_SAME) else row["difference"] for row in rows]
     ratios = [row["ratio"] and as_fast(row["ratio"]) for row in rows]
     beside(axes, [f"{ratio}, {text}" if ratio else "no steps" for ratio, text in zip(ratios, found, strict=True)])
     axes.set(xlabel="time per step, mean (ms); error bars: standard deviation")
-    axes.set_xlim(0, 1.02 * max((left + spread).max(), 1e-9))
+    axes.set_xlim(0, 1.02 * max((lengths + spread).max(), 1e-9))
     legend(axes, "Step time by phase")
 
 

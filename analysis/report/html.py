@@ -18,7 +18,7 @@ from analysis.work.sections import run_sections
 from harness import PROJECT
 from harness.base.documents import read_document
 from harness.base.errors import UserError
-from harness.base.files import write_bytes
+from harness.base.files import write_bytes, writing
 from harness.base.sections import Section, as_markdown
 
 ROWS = 25  # of a table in TensorBoard
@@ -69,14 +69,11 @@ def to_tensorboard(folder: Path, title: str, documents: dict, sections: list[Sec
 
     for earlier in folder.glob("events.out.tfevents.*.report"):
         earlier.unlink()
-    try:
-        with plain_text(), SummaryWriter(str(folder), filename_suffix=".report") as writer:
-            if documents["roofline"]:
-                writer.add_figure("whole_run/roofline", draw_roofline(documents["roofline"], title))
-            for section in filter(None, sections):
-                writer.add_text(f"profile/{section.title}", "\n".join(as_markdown(escaped(section), ROWS)))
-    except OSError as error:
-        raise UserError(f"cannot write events in {folder}: {error.strerror}") from error
+    with plain_text(), writing(f"events in {folder}"), SummaryWriter(str(folder), filename_suffix=".report") as writer:
+        if documents["roofline"]:
+            writer.add_figure("whole_run/roofline", draw_roofline(documents["roofline"], title))
+        for section in filter(None, sections):
+            writer.add_text(f"profile/{section.title}", "\n".join(as_markdown(escaped(section), ROWS)))
     return sorted(folder.glob("events.out.tfevents.*.report"))
 
 

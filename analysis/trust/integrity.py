@@ -14,7 +14,7 @@ from analysis.attribution.ledger import idle_by_cause, left_out, of_steps
 from analysis.trace.links import CLOCK_TICK_US, OPERATOR, AttributedLinks, Links, cached_on_links, launched_before_trace
 from analysis.trace.steps import step_around
 from analysis.trace.tables import Trace, has_role, take_or
-from analysis.trust.missing_from_trace import STEPS, missing_lines, not_recorded
+from analysis.trust.missing_from_trace import missing_lines, not_recorded
 from analysis.vocabulary import roles
 from analysis.vocabulary.annotations import NO_MARKS
 from harness.base.documents import documents_beside
@@ -69,7 +69,7 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
         skipped = f"{trace.n_malformed} of {trace.n_events} events were skipped"
         found.notes.append(f"{skipped}: no name, no time, or an impossible duration")
     unexplained, missing = check_idle(found, links), not_recorded(links, summary)
-    found.notes += missing_lines([row for row in missing if row["part"] != STEPS.part])  # how_found() tells more
+    found.notes += missing_lines([row for row in missing if row["part"] != "steps"])  # how_found() tells more
     disturbance = profile_disturbance(trace, summary)
     check_times(found, disturbance, overhead["ratio"])
 

@@ -1,7 +1,7 @@
 """Files: the registry of what commands may write, atomic writes, and run folders.
 
-Everything that must know the files of a run uses FILES: moving an earlier run aside, finding traces in a folder, and
-docs/files.md.  FOLDERS is the list for .gitignore.
+Everything that must know the files of a run uses FILES, the rows of files.txt: moving an earlier run aside, finding
+traces in a folder, and docs/files.md.  FOLDERS is the list for .gitignore.
 """
 
 import contextlib
@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import BinaryIO
 
 from harness.base.console import say, world_size_of_run
 from harness.base.documents import SCHEMA_VERSION
 from harness.base.errors import UserError
-from harness.documents import exercises, flops, memory, run, sweeps, trace
 from harness.documents.schema import Document, explained
+from harness.documents.sweeps import SweepDocument
 
 
 @dataclass(frozen=True)
@@ -38,75 +39,32 @@ class FileKind:
 TRACE = "trace_step_*.pt.trace.json*"
 
 
-def _document(pattern: str, writer: str, document: type[Document]) -> FileKind:
-    """One that its type tells the contents of."""
-    return FileKind(pattern, writer, " ".join(document.__doc__.split()), document)
+def _registered(row: str) -> FileKind:
+    """That of a row of files.txt."""
+    pattern, writer, of, contents = map(str.strip, row.split("|"))
+    document = resolve_name(f"harness.documents.{of}") if of else None
+    contents = contents or " ".join(document.__doc__.split())
+    return FileKind(pattern.rstrip("/"), writer, contents, document, is_folder=pattern.endswith("/"))
 
 
-def _tables(name: str, writer: str, contents: str, document: type[Document]) -> tuple[FileKind, ...]:
-    """A document, its tables and its plot."""
+def _of_sweep(document: type[SweepDocument]) -> tuple[FileKind, ...]:
+    """MemoryStudy is memory_study.json, which run_memory_study.py writes, with its tables and its plot."""
+    name = re.sub(r"\B(?=[A-Z])", "_", document.__name__).lower()
+    writer = f"run_{name}.py"
     return (
-        FileKind(f"{name}.json", writer, contents, document),
+        FileKind(f"{name}.json", writer, "one entry per row, rewritten after each row", document),
         FileKind(f"{name}.md", writer, f"the tables of {name}.json"),
         FileKind(f"{name}.png", writer, f"plot of {name}.json"),
     )
 
 
-def _sweep(document: type[sweeps.SweepDocument]) -> tuple[FileKind, ...]:
-    """MemoryStudy is memory_study.json, which run_memory_study.py writes."""
-    name = re.sub(r"\B(?=[A-Z])", "_", document.__name__).lower()
-    return _tables(name, f"run_{name}.py", "one entry per row, rewritten after each row", document)
-
-
+_TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
+_LINES = [line for line in _TEXT.splitlines() if not line.startswith("#")]
 FILES = (
-    FileKind("config.json", "every run, before step 1", "model, training, profiling, environment", run.RunConfig),
-    FileKind("config.json", "every sweep", "settings, environment", sweeps.SweepConfig),
-    _document("performance_summary.json", "every run, also one that failed or was interrupted", run.PerformanceSummary),
-    _document("performance_summary_rank*.json", "every rank but 0 of a run of several", run.PerformanceSummary),
-    FileKind("events.out.tfevents.*", "every run", "TensorBoard: scalars per step, figures, text, hyperparameters"),
-    FileKind("training_output.log", "the shell launchers", "everything that was printed"),
-    FileKind("training_output_rank*.log", "the shell launchers", "the same of another rank than 0"),
-    FileKind("training_output.*.log", "the shell launchers", "log of the previous run in this folder"),
-    FileKind(
-        TRACE, "--enable-pytorch-profiler", "timeline of the profiled steps; 5_10 in the name means steps 6 to 10"
-    ),
-    _document("program.json", "profile_program.py", run.ProgramRun),
-    _document("proof.json", "prove_changes.py", sweeps.Proof),
-    FileKind("reproduce*.py", "prove_changes.py", "the compiled graph whose gradients depart, without the program"),
-    FileKind("proof.md", "prove_changes.py", "the table of proof.json"),
-    _document("operator_analysis.json", "every run with a trace", trace.OperatorAnalysis),
-    _document("operator_analysis_*.json", "--analyze-existing, for further traces", trace.OperatorAnalysis),
-    _document("memory_timeline.json", "--profile-memory", memory.MemoryTimeline),
-    FileKind("memory_timeline.png", "--profile-memory", "plot of memory_timeline.json"),
-    FileKind("memory_snapshot_*.pickle", "--memory-snapshot", "a GPU allocator's history, for pytorch.org/memory_viz"),
-    _document("prediction.json", "--dry-run", memory.Prediction),
-    _document("flops_profile.json", "--enable-deepspeed-flops", flops.FlopsProfile),
-    FileKind("flops_profile.txt", "--enable-deepspeed-flops", "DeepSpeed's own report"),
-    _document("computational_intensity.json", "--computational-intensity", flops.ComputationalIntensity),
-    _document("roofline_data.json", "--generate-roofline", flops.RooflineData),
-    FileKind("roofline.png", "--generate-roofline", "plot of roofline_data.json"),
-    FileKind("report.html", "the run scripts", "self-contained HTML report"),
-    *_tables("comparison", "compare_runs.py", "what differs between runs", sweeps.Comparison),
-    *_tables("history", "compare_runs.py --history", "all runs below a folder by date", sweeps.RunHistory),
-    FileKind("system_profile*", "run_system_profiler.sh", "what nsys or rocprofv3 recorded"),
-    *itertools.chain.from_iterable(map(_sweep, sweeps.SweepDocument.__subclasses__())),
-    FileKind(
-        "profile_*", "run_optimization_study.py", "the baseline of a size and precision, profiled", is_folder=True
-    ),
-    FileKind("bs*_seq*", "run_memory_study.py", "the folder of a run, one per row", is_folder=True),
-    FileKind("snapshots", "run_training_benchmark.py", "allocator histories, one folder per row", is_folder=True),
-    FileKind("answers_*.json", "run_exercise.py", "every answer with its evidence", exercises.ExerciseAnswers),
-    FileKind("answers_*.md", "run_exercise.py", "the worksheet, filled in"),
-    FileKind("worksheet_*.md", "run_exercise.py --blank", "the worksheet, to be filled in by hand"),
-    FileKind("commands.log", "run_exercise.py", "what the commands printed"),
+    *(_registered(line) for line in _LINES if "|" in line),
+    *itertools.chain.from_iterable(map(_of_sweep, SweepDocument.__subclasses__())),
 )
-
-FOLDERS = (  # created by the launchers and the documented commands; for .gitignore
-    "*_results_*/ pytorch_profiles*/ *_profiles/ *_analysis*/ analysis_*/ program_*/ proof_*/ memory_hotspots/ "
-    "memory_study*/ system_profile_*/ training_benchmark*/ attention_benchmark*/ precision_study*/ timing_study*/ "
-    "optimization_study*/ scaling_study*/ collective_benchmark*/ "
-    "exercise[0-9]*_*/ comparison_*/ runs/"
-).split()
+FOLDERS = " ".join(line for line in _LINES if "|" not in line).split()
 
 
 def kind_of(name: str) -> FileKind | None:
@@ -133,16 +91,24 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     """A file to write to, which gets its name at the end of the block.  Raises UserError, which names it."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+        with writing(path):
+            with partial.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(what: object) -> Iterator[None]:
+    """Turns errors of writing into a UserError that names what was to be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {what}: {error.strerror}") from error
 
 
 @contextlib.contextmanager
@@ -185,15 +151,13 @@ def png(figure) -> bytes:
 
 def make_folder(folder: Path) -> None:
     """Create the folder and check that it is writable.  Raises UserError, which names it."""
-    try:
+    with writing(f"to folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".write_test{os.environ.get('RANK', '')}"  # ranks may share the folder
         try:
             probe.write_bytes(bytes(4096))
         finally:
             probe.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write to folder {folder}: {error.strerror}") from error
 
 
 def prepare_folder(folder: Path) -> None:
@@ -202,7 +166,7 @@ def prepare_folder(folder: Path) -> None:
     The launcher's log, named in TINY_LLAMA_LOG, and those of other ranks are not moved, because they are being written.
     """
     make_folder(folder)
-    try:
+    with writing(f"to folder {folder}"):
         earlier = _earlier_run(folder)
         if earlier:
             stamp = datetime.fromtimestamp(max(f.stat().st_mtime for f in earlier)).strftime("%Y%m%d_%H%M%S")
@@ -211,8 +175,6 @@ def prepare_folder(folder: Path) -> None:
             for file in earlier:
                 file.rename(target / file.name)
             say(f"The run that was in {folder} is now in {target}")
-    except OSError as error:
-        raise UserError(f"cannot write to folder {folder}: {error.strerror}") from error
 
 
 def _earlier_run(folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import math
 import os
 import re
@@ -120,3 +121,11 @@ def run_title(summary: dict) -> str:
         return f"{program}, {config['model']['parameters']:,} parameters, on {device}"
     step = training["batch_size"], training["sequence_length"], config["training"]["precision"]
     return title_of_run(config["model"]["parameters"], *step, device, training["world_size"])
+
+
+def read_ini(path: Path) -> configparser.ConfigParser:
+    """The tables in a file; names and values stand as they are written there."""
+    tables = configparser.ConfigParser(interpolation=None, delimiters="=")
+    tables.optionxform = str
+    tables.read(path, encoding="utf-8")
+    return tables

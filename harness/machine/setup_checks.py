@@ -24,7 +24,7 @@ from harness.base.command_line import version_of
 from harness.base.console import RULE, say
 from harness.base.errors import UserError
 from harness.base.tables import Column, column, text_table
-from harness.base.text import count_of
+from harness.base.text import count_of, read_ini
 from harness.base.units import megabytes
 from harness.machine.devices import architecture, choose_device
 from harness.machine.environment import PACKAGES
@@ -33,6 +33,7 @@ from harness.machine.gpu_watch import TAKE_TURNS
 from harness.machine.hardware_seen import numbered_twice, unseen_hardware
 from harness.machine.host_limits import cgroup_folders, least_quota, usable_cores
 
+KNOWN_ISSUES = read_ini(Path(__file__).with_name("known_issues.ini"))
 TAB = "tensorboard-step-profile"  # the distribution of tensorboard_plugin/
 
 
@@ -348,38 +349,15 @@ class Versions:
 
 
 def known_issue_checks(versions: Versions, environ: Mapping[str, str]) -> list[Check]:
-    """Problems that others reported for these versions, each with its issue; none has been reproduced here."""
-    hipblaslt = environ.get("TORCH_BLAS_PREFER_HIPBLASLT") != "0"
+    """Problems that known_issues.ini lists for these versions, which others reported."""
     unless = "" if len(versions.rocm) > 2 else ", unless this is one: PyTorch does not tell which 7.2 it was built for"
-    tunes = environ.get("PYTORCH_TUNABLEOP_ENABLED") == "1"
-    issues = [
-        (
-            versions.rocm >= (7, 1) and versions.arch == "gfx942" and hipblaslt,
-            "bf16 and fp16 matmuls can take 0.6 s each or seem to hang: hipBLASLt has no kernels for some MI300 "
-            "partitions (ROCm/rocm-systems issue 4084)",
-            "if they do: export TORCH_BLAS_PREFER_HIPBLASLT=0",
-        ),
-        (
-            versions.rocm[:2] == (7, 2) and versions.arch in ("gfx942", "gfx950") and not tunes,
-            "ROCm 7.2.1 chooses slow hipBLASLt kernels for some shapes (ROCm/legacy-rocm-build issue 6065)",
-            "compare with PYTORCH_TUNABLEOP_ENABLED=1, which tries the kernels; the first run takes longer",
-        ),
-        (
-            (7, 2) <= versions.rocm < (7, 2, 2),
-            "traces lose kernels on ROCm 7.2.1 (ROCm/legacy-rocm-build issue 6102), and the profiler can crash on "
-            "7.2.0 (pytorch issue 177873)",
-            f"use 7.2.2 or later{unless}; the profile says what is missing",
-        ),
-        (
-            versions.rocm[:2] == (7, 0),
-            "traces lack streams on ROCm 7.0.1 (ROCm/rocm-systems issue 1327)",
-            "use another version to profile several streams",
-        ),
-        (
-            bool(versions.rocm) and "amdsmi" in versions.modules,
-            "with amdsmi installed, torch.cuda.device_count() can be 0 (pytorch issue 186516)",
-            "this workshop works around it; for other programs: pip uninstall amdsmi",
-        ),
-    ]
-    found = [Check("Version", what, fix) for applies, what, fix in issues if applies]
+    issues = (one for one in map(KNOWN_ISSUES.__getitem__, KNOWN_ISSUES.sections()) if concerns(one, versions, environ))
+    found = [Check("Version", issue["what"], issue["fix"].format(unless=unless)) for issue in issues]
     return found or [Check("Versions", "none has a known problem")]
+
+
+def concerns(issue: Mapping[str, str], versions: Versions, environ: Mapping[str, str]) -> bool:
+    first, end = (tuple(map(int, issue[key].split("."))) for key in ("from", "before"))
+    variable, _, avoids = issue["unless"].partition("=")
+    at_hand = versions.arch in (issue["arch"].split() or [versions.arch]) and environ.get(variable) != avoids
+    return at_hand and first <= versions.rocm < end and versions.modules >= {*issue["module"].split()}

@@ -3,10 +3,11 @@
 A new one is a section there, a switch in harness/program/hooks/changes.py that makes it from outside, and a test.
 """
 
-import configparser
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from harness.base.text import read_ini
 
 EXACT, ROUNDING, PRECISION, OTHER_DATA = "bit-equal", "rounding", "lower precision", "other data"
 
@@ -34,9 +35,7 @@ def _record(name: str, of: Mapping[str, str]) -> Change:
     )
 
 
-_TABLE = configparser.ConfigParser(interpolation=None, delimiters="=")
-_TABLE.optionxform = str  # trainers keep their capitals
-_TABLE.read(Path(__file__).with_suffix(".ini"), encoding="utf-8")
+_TABLE = read_ini(Path(__file__).with_suffix(".ini"))
 CHANGES = {name: _record(name, _TABLE[name]) for name in _TABLE.sections()}
 
 

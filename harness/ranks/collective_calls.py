@@ -7,23 +7,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_iter, tree_map, tree_map_only
 
-KINDS = {  # by the name of PyTorch's operator
-    "allreduce_": "all_reduce",
-    "allreduce_coalesced_": "all_reduce",
-    "_allgather_base_": "all_gather",
-    "allgather_": "all_gather",
-    "allgather_into_tensor_coalesced_": "all_gather",
-    "_reduce_scatter_base_": "reduce_scatter",
-    "reduce_scatter_": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
-    "broadcast_": "broadcast",
-}
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
 
 def kind_of_collective(func) -> str | None:
     """all_reduce, all_gather, reduce_scatter or broadcast; None for any other operator."""
     namespace, name = func._schema.name.split("::")
-    return KINDS.get(name) if namespace == "c10d" else None
+    if namespace != "c10d":
+        return None
+    # Of allreduce_coalesced_, _allgather_base_ and others.
+    return next((kind for kind in KINDS if kind.replace("_", "") in name.replace("_", "")), None)
 
 
 class CollectiveCounter:

@@ -1,14 +1,12 @@
 """TensorBoard's event file: what a run is, scalars of its steps, its figures, and its row in the HPARAMS tab."""
 
-import contextlib
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from harness.base.errors import UserError
+from harness.base.files import writing
 from harness.base.units import MB
 from harness.instruments.timing import StepRecord
 from harness.ranks.parallel import ParallelConfig
@@ -84,7 +82,7 @@ class EventFile:
         self._begun |= len(self._unwritten) > 1
         if not self._begun:
             return
-        with self._naming_the_file():
+        with writing(f"events in {self.folder}"):
             for record in self._unwritten:
                 for tag, value in scalars_of(record, self.samples, self.seq_len).items():
                     self.writer.add_scalar(tag, value, record.step, walltime=record.ended_at)
@@ -96,17 +94,10 @@ class EventFile:
         """Write what is left: the figures by name, the last scalars, the row of the HPARAMS tab."""
         from torch.utils.tensorboard.summary import hparams
 
-        with self._naming_the_file():
+        with writing(f"events in {self.folder}"):
             for name, figure in figures.items():
                 self.writer.add_figure(f"whole_run/{name}", figure)  # as the report calls it: one card
             self.write_scalars()
             for part in hparams(hyperparameters(summary), {}):
                 self.writer.file_writer.add_summary(part)
             self.writer.close()
-
-    @contextlib.contextmanager
-    def _naming_the_file(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as failure:
-            raise UserError(f"cannot write events in {self.folder}: {failure.strerror}") from failure

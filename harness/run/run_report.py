@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from harness.base.console import say
+from harness.base.console import file_lines, say
 from harness.base.errors import UserError, deferred_signals
-from harness.base.files import write_figure
+from harness.base.files import files_of_run, make_folder, prepare_folder, write_figure, write_json
 from harness.base.sections import as_text
+from harness.base.text import tensorboard_command
 from harness.instruments.audit import RateLimit
 from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
 from harness.instruments.timing import StepRecord
@@ -19,10 +20,43 @@ from harness.model.workload import Workload
 from harness.ranks.distributed import suffix_of_rank, when_stuck
 from harness.run.announcement import device_lines, profiling_lines, sharing_lines, workload_lines
 from harness.run.event_file import EventFile
-from harness.run.measurements import Measurements
-from harness.run.run_folder import RunFolder
-from harness.run.run_summary import summarize
+from harness.run.run_summary import Measurements, summarize
 from harness.run.run_text import steps_section, summary_lines, trust_lines
+
+
+class RunFolder:
+    """--output-dir, or with an instrument --profile-dir; without either nothing is written, and `path` is None.
+
+    Traces have a folder of their own only if both are given.
+    """
+
+    def __init__(self, output_dir: str | None, profiling: ProfilerConfig):
+        profiles = (profiling.profile_dir or "./pytorch_profiles") if profiling.enabled else None
+        self.path = Path(output_dir or profiles) if output_dir or profiles else None
+        self.traced = profiling.records_trace
+        self.traces = Path(profiling.profile_dir) if profiling.enabled and profiling.profile_dir else self.path
+
+    def prepare(self, rank: int) -> None:
+        """Rank 0 moves an earlier run aside.  Raises UserError if a folder cannot be written."""
+        if self.path is None:
+            return
+        if rank != 0:
+            make_folder(self.path)  # found now rather than after training: nodes need not share it
+            return
+        for folder in dict.fromkeys((self.path, self.traces)):
+            prepare_folder(folder)
+
+    def write(self, name: str, document: dict | None) -> None:
+        if self.path and document:
+            write_json(self.path / name, document)
+
+    def lines(self, verbose: bool) -> list[str]:
+        """What the run has left, and how to open it."""
+        if self.path is None:
+            return []
+        lines = file_lines(files_of_run(*dict.fromkeys((self.path, self.traces))), verbose)
+        # Where there is a trace, a command ends with its answer, which tells this too.
+        return lines if self.traced else [*lines, f"TensorBoard: {tensorboard_command(self.path)}"]
 
 
 class Explanation(NamedTuple):

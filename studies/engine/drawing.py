@@ -1,10 +1,8 @@
 """What do the figures of sweeps share?"""
 
-import numpy as np
 from matplotlib.figure import Figure  # not pyplot: no global state, no display
 
-from analysis.report.axes import SEAM, WIDTH, entitle
-from analysis.report.palette import HATCHES
+from analysis.report.axes import WIDTH, entitle
 
 GAIN, LOSS = ("#0072b2", ""), ("#d55e00", "//")  # color and hatching of what takes less time, or more
 
@@ -17,15 +15,3 @@ def new_panels(height: float, title: str, about: str, count: int):
         axes.spines[["top", "right"]].set_visible(False)
     entitle(figure, title, about)
     return figure, list(panels)
-
-
-def stacked_bars(axes, names: list[str], parts: dict[str, list[float]], colors: dict[str, str]) -> np.ndarray:
-    """Draw a bar for each name, from top to bottom.  Returns their lengths."""
-    left, at = np.zeros(len(names)), np.arange(len(names))
-    for part, widths in parts.items():
-        style = {"color": colors[part], "hatch": HATCHES.get(part), "edgecolor": SEAM, "linewidth": 0}
-        axes.barh(at, widths, left=left, label=part, **style)
-        left = left + widths
-    axes.set_yticks(at, names, fontsize=8.5)
-    axes.invert_yaxis()
-    return left

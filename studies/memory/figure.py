@@ -3,10 +3,10 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.report.axes import legend
+from analysis.report.axes import legend, stacked_bars
 from analysis.report.palette import MEMORY_COLORS, series
 from harness.base.units import MB
-from studies.engine.drawing import new_panels, stacked_bars
+from studies.engine.drawing import new_panels
 
 
 def memory_figure(rows: list[dict], fitted: dict, about: str) -> Figure:

@@ -20,14 +20,11 @@ from studies.engine.sweep import Cell
 from studies.memory import results
 from tiny_llama_v1 import TinyLlamaWorkload
 
-PER_ROW = "is set for each row; use --batch-sizes and --seq-lens"
 TRACKED = "cannot be combined with the memory study, which tracks tensors operator by operator"
 NOT_HERE = {  # flags of the script
-    "batch_size": PER_ROW,
-    "seq_len": PER_ROW,
-    "compile": TRACKED,
-    "system_profiler": TRACKED,
-    "validate_setup": "is a flag of tiny_llama_v1.py",
+    ("batch_size", "seq_len"): "is set for each row; use --batch-sizes and --seq-lens",
+    ("compile", "system_profiler"): TRACKED,
+    ("validate_setup",): "is a flag of tiny_llama_v1.py",
 }
 
 
@@ -50,7 +47,7 @@ class MemoryStudy(Study):
         flags.resume()
 
     def prepare(self) -> None:
-        for name, why in NOT_HERE.items():
+        for name, why in ((name, why) for names, why in NOT_HERE.items() for name in names):
             if getattr(self.args, name):
                 raise UserError(f"argument {flag_of(name)}: {why}", 2)
         self.args.num_steps = self.args.num_steps or 6

@@ -3,9 +3,8 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.report.axes import beside, legend, new_axes
+from analysis.report.axes import beside, legend, new_axes, stacked_bars
 from analysis.report.palette import PHASE_COLORS
-from studies.engine.drawing import stacked_bars
 from studies.training.passes import PASSES
 
 

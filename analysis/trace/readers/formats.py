@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from harness.base.errors import UserError
 from harness.base.files import is_of_ours_but_no_trace, named_errors
+from harness.base.text import read_ini
 
 if TYPE_CHECKING:
     from analysis.trace.columns import OnProgress, Reader
@@ -28,18 +29,7 @@ SIGN = re.compile(rb'"(traceEvents|schemaVersion|ph|rocprofiler-sdk-tool)"|^SQLi
 BEGIN = 1 << 16
 GZIP = b"\x1f\x8b"
 SQLITE = b"SQLite format 3\0"  # how such a file begins
-INSTEAD = "traces are those of torch.profiler, nsys (.sqlite), rocprofv3 (.db, JSON, CSV) and rocmProfileData (.rpd)"
-# Files of other profilers: patterns of the name's end and of the content's beginning, what it is, what is read instead.
-NOT_READ = (
-    (r"", SQLITE, "an SQLite database, compressed or of an unusual name", "name it, unpacked"),
-    (r"\.(nsys-rep|qdrep)", b"", "a report of Nsight Systems, without nsys on PATH", "nsys export makes a database"),
-    (r"\.ncu-rep", b"", "a report of Nsight Compute, with counters of single kernels", INSTEAD),
-    (r"\.xplane\.pb", b"", "a profile of XLA (JAX, TensorFlow)", INSTEAD),
-    (r"\.(pftrace|perfetto-trace)", b"", "a binary trace of Perfetto", INSTEAD),
-    (r"(?<!_trace)(?<!_agent_info)\.csv", rb'"?(Kind|Domain|Index|Name)"?,', "a table as rocprof writes it", INSTEAD),
-    (r"", rb"\x80[\x02-\x05]", "a pickle, such as a memory snapshot", "pytorch.org/memory_viz shows snapshots"),
-    (r"", rb"PK\x03\x04|\x28\xb5\x2f\xfd|BZh\d1AY|\xfd7zXZ", "compressed in another way than gzip", "unpack it"),
-)
+NOT_READ = read_ini(Path(__file__).with_suffix(".ini"))
 
 
 def reader_of(path: Path, watch: OnProgress | None = None, rank: int | None = None) -> Reader:
@@ -65,8 +55,10 @@ def reader_of(path: Path, watch: OnProgress | None = None, rank: int | None = No
 def why_not_read(path: Path) -> str | None:
     """What the file is and what is read instead, where another profiler wrote it; None where it may be a trace."""
     begin = unpacked(path, beginning(path, BEGIN))
-    rows = ((re.search(rf"({end})$", path.name) and re.match(start, begin), *told) for end, start, *told in NOT_READ)
-    return next((f"{path}: {what}, which is not read; {instead}" for found, what, instead in rows if found), None)
+    for what, of in ((section, NOT_READ[section]) for section in NOT_READ.sections()):
+        if re.search(rf"({of['name']})$", path.name) and re.match(of["begins"].encode(), begin):
+            return f"{path}: {what}, which is not read; {of['instead']}"
+    return None
 
 
 def unpacked(path: Path, begin: bytes) -> bytes:
