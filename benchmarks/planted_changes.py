@@ -1,4 +1,5 @@
-"""Are wrong changes of a program told from right ones?  Audits of edits whose effect on training is known.
+"""Are wrong changes of a program told from right ones, and is nothing ever said to help?  Audits of edits whose effect
+on training is known, and turns in which nothing is changed.
 
 python3 benchmarks/planted_changes.py [SEEDS]
 """
@@ -9,7 +10,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "tests")]
 
-from planted_changes import PROGRAMS, WRONG, audits  # noqa: E402
+from planted_changes import PROGRAMS, WRONG, audits, contests_of_nothing  # noqa: E402
 
 counts: Counter[tuple[str, str]] = Counter()
 for program in PROGRAMS:
@@ -17,3 +18,6 @@ for program in PROGRAMS:
         counts.update(audits(program, seed).items())
 for (name, word), n in counts.items():
     print(f"{'wrong' if name in WRONG else 'right':6} {name:26} {word:10} {n}")
+contests = [word for program in list(PROGRAMS)[:6:2] for word in contests_of_nothing(program)]
+for word, n in Counter(contests).items():
+    print(f"nothing changed: {word} {n}")

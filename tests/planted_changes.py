@@ -1,13 +1,15 @@
 """Changes whose effect on training is known, as edits of programs: wrong ones, and right ones that may only round."""
 
+import contextlib
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-from analysis.commands.proof import Proof
-from analysis.comparison.training import apart, trains
+from analysis.commands.proof import NOTHING, Proof
+from analysis.comparison.training import apart, gain, trains
 from harness.model.changes import ROUNDING
 from harness.program.trials import trials_of
 
@@ -158,22 +160,36 @@ def edited(source: str, edits: list[tuple[str, str]]) -> str:
     return source.replace(before, after)
 
 
-def audits(program: str, seed: int) -> dict[str, str]:
-    """What the audit says of each edit of a program; of the program itself it says that it repeats itself."""
-    source, before = PROGRAMS[program].replace("SEED", str(seed)), os.getcwd()
+@contextlib.contextmanager
+def proof_of(source: str) -> Iterator[Proof]:
+    """Of a program in a folder of its own, which is the working folder meanwhile."""
+    before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
             Path("train.py").write_text(source)
-            with trials_of([sys.executable, "train.py"], dict(os.environ), 100, keep=True) as trials:
-                proof = Proof(trials, [], 1, audit_only=True)
-                repeats, yardsticks = proof.yardsticks()
-                assert repeats == "bit-equal"
-                said = {}
-                for name, edits in (WRONG | RIGHT).items():
-                    Path("train.py").write_text(edited(source, edits))
-                    trial = trials.run(audit=True)
-                    said[name] = trial.error or trains(apart(trial.found, proof.plain.found), yardsticks, ROUNDING)
+            with trials_of([sys.executable, "train.py"], dict(os.environ), 600, keep=True) as trials:
+                yield Proof(trials, [], 4, audit_only=True)
         finally:
             os.chdir(before)
+
+
+def audits(program: str, seed: int) -> dict[str, str]:
+    """What the audit says of each edit of a program; of the program itself it says that it repeats itself."""
+    source, said = PROGRAMS[program].replace("SEED", str(seed)), {}
+    with proof_of(source) as proof:
+        repeats, yardsticks = proof.yardsticks()
+        assert repeats == "bit-equal"
+        for name, edits in (WRONG | RIGHT).items():
+            Path("train.py").write_text(edited(source, edits))
+            trial = proof.trials.run(audit=True)
+            said[name] = trial.error or trains(apart(trial.found, proof.plain.found), yardsticks, ROUNDING)
     return said
+
+
+def contests_of_nothing(program: str, contests: int = 10) -> list[str]:
+    """What is said of turns in which nothing is changed."""
+    source = PROGRAMS[program].replace("SEED", "0").replace("range(20)", "range(5000)")
+    with proof_of(source) as proof:
+        found, _ = proof.in_turn({NOTHING: []} | {str(i): [] for i in range(contests)})
+    return [gain(found[str(i)], found[NOTHING][1]) for i in range(contests)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from analysis.comparison.proof import DIFFERS, FAILS, FASTER, IN_ORDER, as_fast_text, line_text, proof_section
-from analysis.comparison.training import TELLING, Apart, apart, gain, intervals, trains
+from analysis.comparison.training import NUDGES, TELLING, Apart, apart, gain, intervals, trains, yardsticks_of
 from analysis.report.html import write_report
 from harness.base.console import file_lines, say
 from harness.base.errors import UserError
@@ -24,8 +24,6 @@ from harness.model.changes import EXACT, OTHER_DATA, PRECISION, ROUNDING, change
 from harness.program.hooks.trial import AUDIT_STEPS, SETTLE, TURN, UNTIMED
 from harness.program.trials import Trial, Trials
 
-# How far parameters are moved, with which seed, by what rounding, or bfloat16, makes of each.
-NUDGES = {ROUNDING: ("6e-8:1", "6e-8:2", "6e-8:3"), PRECISION: ("2e-3:1",)}
 REPEATED = 0.01  # two runs are less apart, relative: atomic additions of a GPU in bfloat16 round by about that
 STEADY = "torch.manual_seed(0), numpy.random.default_rng(0), num_workers=0, torch.use_deterministic_algorithms(True)"
 NOTHING = "nothing"
@@ -89,24 +87,24 @@ class Proof:
         if again.error:
             why = f"it runs once, but not twice: {again.error}"
             raise UserError(f"{why}; a port, a lock or a folder that must not exist?")
-        of = {EXACT: apart(again.found, self.plain.found)}
+        nudged = []
         for kind, nudges in NUDGES.items():
             for i, one in enumerate(nudges):
                 what = f"the program, parameters moved as by {kind} ({i + 1} of {len(nudges)})"
-                nudged = self.alike_audit(what, f"nudge={one}")
-                if nudged.error:
-                    raise UserError(f"with parameters that rounding moved: {nudged.error}")
-                marks = apart(nudged.found, self.plain.found)
-                if not marks.any:
+                trial = self.alike_audit(what, f"nudge={one}")
+                if trial.error:
+                    raise UserError(f"with parameters that rounding moved: {trial.error}")
+                if not apart(trial.found, self.plain.found).any:
                     why = "no model was found, and nothing can be judged; call model(x), not model.forward(x)"
                     raise UserError(f"moving parameters changes nothing: {why}")
-                of[kind] = of[kind].largest(marks) if kind in of else marks
+                nudged.append((kind, trial.found))
+        of = yardsticks_of(self.plain.found, again.found, nudged)
         noise = of[EXACT]
         if noise.first_loss > REPEATED or median(noise.gradients.values()) > REPEATED or noise.unlike:
             far = f"first losses by {noise.first_loss:.1%}, gradients by up to {noise.gradient:.1%}"
             why = f"two runs of the program differ by more than rounding: {far}"
             raise UserError(f"{why}; so no change can be judged; what may steady it: {STEADY}")
-        return ROUNDING if noise.any else EXACT, {kind: of[kind].largest(noise) for kind in of}
+        return ROUNDING if noise.any else EXACT, of
 
     def row(self, change: str, trial: Trial, yardsticks: dict[str, Apart]) -> dict:
         (record, value), plain = change_of(change), self.plain.found

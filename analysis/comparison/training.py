@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, variance
 
@@ -19,6 +19,8 @@ BEYOND = {
     ROUNDING: ((30.0, 30.0, 30.0, 10.0), (1e-6, 1e-5, 1e-5, 1e-4)),
     PRECISION: ((5.0, 5.0, 5.0, 5.0), (1e-3, 1e-3, 1e-2, 1e-1)),
 }
+# How far parameters are moved, with which seed, by what rounding, or bfloat16, makes of each.
+NUDGES = {ROUNDING: ("6e-8:1", "6e-8:2", "6e-8:3"), PRECISION: ("2e-3:1",)}
 UNLIKE = {"settings": "settings of the optimizer", "in_training": "modules in training mode"}
 LEAST_NORM = 1e-4  # of the norm over all parameters: what is smaller, as gradients that should be zero, is told by it
 TELLING = 0.01  # a smaller gain is not told from none, whatever the interval
@@ -89,6 +91,16 @@ def apart(one: dict, plain: dict) -> Apart:
     of = (distances(one[name], plain[name]) for name in ("gradients", "moves"))
     unlike = tuple(what for name, what in UNLIKE.items() if one[name] != plain[name])
     return Apart(losses[0], max(losses), *of, unlike)
+
+
+def yardsticks_of(plain: dict, again: dict, nudged: Iterable[tuple[str, dict]]) -> dict[str, Apart]:
+    """How far a program is from itself: of bit-equal when it runs again, of the others when its parameters are moved by
+    what they make of them (kind, what that run told)."""
+    noise = apart(again, plain)
+    of = {EXACT: noise, ROUNDING: noise, PRECISION: noise}
+    for kind, told in nudged:
+        of[kind] = of[kind].largest(apart(told, plain))
+    return of
 
 
 def trains(marks: Apart, yardsticks: Mapping[str, Apart], may: str) -> str:

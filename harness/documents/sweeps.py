@@ -398,7 +398,7 @@ class OptimizationStudyRow(StepRow):
     predicted_memory_bytes: int | None = field("peak of a step", null=NO_FAKE)
     measured_memory_bytes: int | None = field("live tensors at the peak", null=UNTOLD)
     largest_loss_difference: float | None = field("from the baseline's, over all steps", null=EITHER)
-    loss_bound: float | None = field("the difference that rounding explains", null=EITHER)
+    trains: str | None = field("first steps beside the baseline's: bit-equal, rounding, lower precision", null=UNTOLD)
     audit_ok: bool | None = field("whether its audit has no finding", null=UNTOLD)
     audit: str | None = field("ok, or the findings", null=UNTOLD)
     not_the_same: str | None = field("why it is another training than the baseline's", null="nothing says so")

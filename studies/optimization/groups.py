@@ -86,5 +86,5 @@ def rows_of_process(measure: Measure, group: list[Candidate]) -> tuple[dict, lis
         return outcome, []
     pairs = list(zip(group, answers, strict=True))
     rows = [candidate.row | outcome | columns_alone(answer, candidate.workload) for candidate, answer in pairs]
-    losses = {candidate.row["flags"]: answer.get("losses", []) for candidate, answer in pairs}
-    return outcome, [row | columns_beside(row, rows, losses) for row in rows]
+    by_flags = {candidate.row["flags"]: answer for candidate, answer in pairs}
+    return outcome, [row | columns_beside(row, rows, by_flags) for row in rows]

@@ -7,7 +7,6 @@ import numpy as np
 
 from analysis.commands.stored_optimizations import best_of, may_win
 from analysis.comparison.noise import AGAIN, as_fast, is_decided, judged
-from analysis.trust.same_training import explained_by_rounding, why_not_the_same
 from harness.base.sections import Section
 from harness.base.tables import Column, column, text_columns
 from harness.base.units import MB
@@ -41,7 +40,7 @@ def failed_audit(row: dict) -> str | None:
 
 def columns_alone(answer: dict, workload: Workload) -> dict:
     """What a set of flags is by itself.  answer: of take_turns()."""
-    row = {name: value for name, value in answer.items() if name not in ("losses", "first_step_ms")}
+    row = {name: value for name, value in answer.items() if name not in ("losses", "first_step_ms", "differs_in")}
     if row["status"] != "ok":
         return row
     row |= time_statistics("step", row["step_times_ms"])
@@ -58,10 +57,10 @@ def columns_alone(answer: dict, workload: Workload) -> dict:
 # ---- Beside others -------------------------------------------------------------------------------------------------
 
 
-def columns_beside(row: dict, group: list[dict], losses: dict[str, list[float]]) -> dict:
+def columns_beside(row: dict, group: list[dict], answers: dict[str, dict]) -> dict:
     """What a row is beside those of its group: ratios, difference of the losses, whether it trains the same.
 
-    losses: from the first step, by the flags of the rows.
+    answers: of take_turns(), by the flags of the rows.
     """
     if row["status"] != "ok":
         return {}
@@ -73,11 +72,14 @@ def columns_beside(row: dict, group: list[dict], losses: dict[str, list[float]])
         **ratio_to(next(filter(is_reference, measured), None), row, "ratio_to_reference"),
     }
     if baseline:
-        columns |= loss_columns(row, losses[row["flags"]], losses[baseline["flags"]])
+        pairs = zip(*(answers[one["flags"]]["losses"] for one in (row, baseline)), strict=False)
+        columns["largest_loss_difference"] = max(abs(a - b) for a, b in pairs)
         columns |= break_even_columns(row, baseline)
-    losses_differ = (columns.get(name) for name in ("largest_loss_difference", "loss_bound"))
-    different = why_not_the_same(failed_audit(row), baseline and failed_audit(baseline), *losses_differ)
-    return columns | {"not_the_same": different}
+    differs = ", ".join(answers[row["flags"]].get("differs_in", [])[:3]) if baseline else ""
+    differs = f"its first steps differ by more than rounding: {differs}" if differs else None
+    failed, of_baseline = failed_audit(row), baseline and failed_audit(baseline)
+    of_baseline = of_baseline and f"the baseline fails its audit: {of_baseline}"
+    return columns | {"not_the_same": failed or of_baseline or differs}
 
 
 def rung_below(row: dict, measured: list[dict]) -> dict | None:
@@ -97,14 +99,6 @@ def ratio_to(other: dict | None, row: dict, name: str) -> dict:
         rounds = ([[ms] for ms in series] for series in times)
         columns |= zip(ends, median_interval(np.divide, *rounds), strict=True)
     return columns
-
-
-def loss_columns(row: dict, losses: list[float], expected: list[float]) -> dict:
-    """How far its losses are from the baseline's, and how far rounding explains."""
-    pairs = list(zip(losses, expected, strict=False))  # a compiled one has no step for its memory
-    precisions = (row["precision"], *(["bf16"] if "--precision bf16" in row["flags"] else []))
-    bound = explained_by_rounding(expected[0], len(pairs), *precisions)
-    return {"largest_loss_difference": max(abs(a - b) for a, b in pairs), "loss_bound": bound}
 
 
 def break_even_columns(row: dict, baseline: dict) -> dict:
@@ -284,6 +278,7 @@ def table(rows: list[dict]) -> Section:
             column("memory (MB)", "measured_memory_bytes", ",.1f", MB),
             column("loss difference", "largest_loss_difference", ".1e"),
             column("audit", "audit", left=True),
+            column("trains", "trains", left=True),
             column("compile (s)", "compile_s", ".1f"),
             column("break-even step", "break_even_step", ","),
         ),

@@ -21,7 +21,10 @@ from harness.machine.devices import choose_device, set_arithmetic, set_numerics
 from harness.machine.environment import describe_environment
 from harness.model.cuda_graphs import GraphedModel
 from harness.model.workload import Workload
+from harness.program.hooks.changes import move
+from harness.program.hooks.trial import AUDIT_STEPS
 from studies.engine.isolation import cold_compiler, status_of, tell
+from studies.optimization.same_training import FirstSteps, first_steps_of, may_of, same_training
 
 MATMUL_ROUNDS = 2  # of all shapes: seconds, where the peak that is kept for a machine takes four times as long
 
@@ -55,7 +58,8 @@ class Variant:
     Built, compiled if its flags say so, and its first step audited.
     """
 
-    def __init__(self, workload: Workload, device: torch.device):
+    def __init__(self, workload: Workload, device: torch.device, nudge: str = ""):
+        """nudge: share:seed, by which parameters are moved before the first step."""
         self.workload, self.device = workload, device
         self.meter = StepMeter(device, 1, lambda step: True, lambda record: None)
         training = workload.training
@@ -65,11 +69,14 @@ class Variant:
         if training.cuda_graphs:
             graphed = GraphedModel(workload, self.state, workload.batches(device))
             self.state = self.state._replace(model=graphed)
+        if nudge:
+            move(self.state.model, nudge)
         if workload.compiled:
             compile_in_place(self.state.model)
         self.random_numbers = RandomNumbers(device)
         audit = FirstStepAudit(self.state.model, self.state.scaler)
-        with cold_compiler() if workload.compiled else contextlib.nullcontext():
+        self.first_steps = FirstSteps(self.state.model, self.state.optimizer)
+        with cold_compiler() if workload.compiled else contextlib.nullcontext(), self.first_steps:
             self.first = self.step(audit)
         self.audit = audit.result
 
@@ -79,6 +86,7 @@ class Variant:
         set_arithmetic(training.precision, training.deterministic)  # settings of the process
         with self.random_numbers:
             self.workload.train(self.state, self.stream, 1, self.meter, NullMeter(watching))
+        self.first_steps.stepped(self.meter.records[-1].loss)
         return self.meter.records[-1]
 
     def peak_memory(self) -> dict:
@@ -119,8 +127,19 @@ class Turns:
     def _prepare(self, i: int, warmup_steps: int) -> None:
         self.variants[i] = Variant(self.workloads[i], self.device)
         self.answers[i] |= self.variants[i].peak_memory()
-        for _ in range(warmup_steps):
+        for _ in range(max(warmup_steps, AUDIT_STEPS - len(self.variants[i].meter.records))):
             self.variants[i].step()
+
+    def baseline_steps(self) -> tuple[dict, dict]:
+        """first_steps_of() the first workload, before the others are in memory."""
+
+        def first_steps(nudge: str) -> FirstSteps:
+            variant = Variant(self.workloads[0], self.device, nudge)
+            while len(variant.meter.records) < AUDIT_STEPS:
+                variant.step()
+            return variant.first_steps
+
+        return first_steps_of(first_steps)
 
     def round(self, backwards: bool) -> None:
         for i in sorted(self.variants, reverse=backwards):
@@ -143,14 +162,18 @@ def take_turns(
     workloads: list[Workload], repetitions: int, warmup_steps: int, names: Sequence[str] = (), after: float = 0.0
 ) -> list[dict]:
     """In a new process: for each workload its status and reason; if that is ok, the milliseconds of its steps, round by
-    round, its losses from the first step, its audit, memory, and the rate of matmuls measured here.  names: of the
-    workloads, to tell which one is at work; without them nothing is told.  after: of Turns."""
+    round, its losses from the first step, its audit, whether it trains as the first does, memory, and the rate of
+    matmuls measured here.  names: of the workloads, to tell which one is at work; without them nothing is told.  after:
+    of Turns."""
     if any(workload.compiled for workload in workloads):
         importlib.import_module("torch._inductor.compile_fx")  # takes seconds, and is no compile time
     device = choose_device(workloads[0].training.device)
     # Before anything else is in memory.
     rates = {precision: matmul_rate(device, precision) for precision in {w.precision for w in workloads}}
     turns = Turns(workloads, device, after)
+    if names:
+        tell("The baseline, again and with parameters moved: how far rounding takes its first steps")
+    plain, yardsticks = turns.baseline_steps()
     turns.prepare(warmup_steps, repetitions, names)
     started, told = time.monotonic(), 0.0
     for n in range(repetitions):
@@ -163,7 +186,8 @@ def take_turns(
     about = describe_environment(device)["device"]
     for i, variant in turns.variants.items():
         rate = {"measured_peak_tflops": rates[variant.workload.precision]}
-        turns.answers[i] |= results_of(variant, repetitions, about) | rate
+        told, may = variant.first_steps.told, may_of(variant.workload, workloads[0])
+        turns.answers[i] |= results_of(variant, repetitions, about) | rate | same_training(told, plain, yardsticks, may)
     return turns.answers
 
 

@@ -171,10 +171,14 @@ def no_data(trial, on: bool, value: str | None) -> None:
 
 
 def nudge(trial, on: bool, value: str) -> None:
-    """What rounding alone makes of training: parameters are moved by a share of themselves.  value: share:seed."""
-    share, _, seed = value.partition(":")
-    generator = torch.Generator().manual_seed(int(seed))
     for module in trial.models:
-        for p in module.parameters():
-            noise = torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
-            p.data.mul_(1 + float(share) * noise)
+        move(module, value)
+
+
+def move(module: torch.nn.Module, nudge: str) -> None:
+    """What rounding alone makes of training: parameters are moved by a share of themselves.  nudge: share:seed."""
+    share, _, seed = nudge.partition(":")
+    generator = torch.Generator().manual_seed(int(seed))
+    for p in module.parameters():
+        noise = torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
+        p.data.mul_(1 + float(share) * noise)
