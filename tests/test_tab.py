@@ -93,6 +93,23 @@ def test_a_trace_is_read_where_nothing_was_written(logdir):
     assert len(both["not_read"]) == 1 and "trace_2.json: truncated" in both["not_read"][0]
 
 
+def test_what_was_proven_of_a_program_is_shown(logdir):
+    unchanged = {"ratio": 0.8, "ratio_low": 0.7, "ratio_high": 0.9}
+    row = {
+        "change": "bf16",
+        "verdict": "faster",
+        "audit": "lower precision",
+        "departs": [],
+        "line": "x",
+        "where": "a:1",
+    }
+    row |= unchanged | dict.fromkeys(("peak_memory_difference_mb", "extra_start_s", "pays_after_steps"))
+    proof = {"plain": {"step_ms": 1.0, "repeats": "bit-equal"}, "nothing": None, "together": None, "not_timed": None}
+    write_json(logdir / "one" / "proof.json", proof | {"command": "train.py", "rows": [row], "seconds": 1.0})
+    html = Tab(logdir).page("one")["html"]
+    assert "Changes, tried" in html and "lower precision" in html
+
+
 @pytest.mark.parametrize("world_size", ["2", None, 1.5, [2]])
 def test_a_number_of_ranks_that_is_none_is_not_known(tmp_path, world_size):
     for name in ("trace_1.json", "trace_2.json"):

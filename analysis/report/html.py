@@ -7,14 +7,11 @@ from dataclasses import replace
 from importlib import util
 from pathlib import Path
 
-from analysis.comparison.proof import proof_section
-from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.text import judged_first
 from analysis.report.axes import plain_text
 from analysis.report.charts import charts, step_of_document
-from analysis.report.page import FINDABLE, documents_in, fill_template, first_screen, page_title
+from analysis.report.page import FINDABLE, documents_in, fill_template, first_screen, page_title, sections_of
 from analysis.report.roofline_figure import draw_roofline
-from analysis.work.sections import run_sections
 from harness import PROJECT
 from harness.base.documents import read_document
 from harness.base.errors import UserError
@@ -39,9 +36,7 @@ def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, r
         raise UserError(f"{folder}: nothing to report: it has neither an operator_analysis.json nor a run")
     analyses = judged_first(analyses) if analyses else []
     analysis = analyses[0][1] if analyses else None
-    sections = [*(trace_sections(analysis, analyses[1:]) if analysis else []), *run_sections(documents)]
-    if documents["proof"]:
-        sections.append(proof_section(documents["proof"]))
+    sections = sections_of(analysis, analyses[1:], documents)
     drawn, step = charts(analysis, documents), step_of_document(analysis["step_timeline"]) if analysis else None
     page = {"charts": [*drawn, *(["step_timeline"] if analysis else [])], "data": {"charts": drawn, "step": step}}
     # The timeline of a document has parts alone.

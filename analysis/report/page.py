@@ -13,14 +13,17 @@ import jinja2
 
 from analysis.attribution.breakdown import mean_of
 from analysis.comparison.noise import as_fast
+from analysis.comparison.proof import proof_section
 from analysis.comparison.text import comparison_headline
 from analysis.diagnosis.headline import LARGE_PART, headline_place, saves_text
+from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.text import trust_text
 from analysis.diagnosis.verdict import named
 from analysis.hardware.mfu import mfu_percent
 from analysis.prediction.text import that_train
 from analysis.report.palette import BOUND_COLORS, PHASE_COLORS, color_of, text_color
 from analysis.vocabulary.operators import MATMUL_CLASSES
+from analysis.work.sections import run_sections
 from harness.base.documents import read_document
 from harness.base.sections import Section
 from harness.base.tables import Column
@@ -55,6 +58,12 @@ class FirstScreen:
 def documents_in(folder: Path) -> Documents:
     """The documents of a run besides its operator_analysis.json; None for those that it does not have."""
     return {name: read_document(folder / file) for name, file in DOCUMENT_FILES.items()}
+
+
+def sections_of(analysis: dict | None, others: list[tuple[str, dict]], documents: Documents) -> list[Section]:
+    """All that is below the first screen.  others: further traces of the run."""
+    proven = [proof_section(documents["proof"])] if documents["proof"] else []
+    return [*(trace_sections(analysis, others) if analysis else []), *run_sections(documents), *proven]
 
 
 def page_title(analysis: dict | None, documents: Documents) -> str:

@@ -23,16 +23,14 @@ from analysis.comparison.parts import PART_KINDS
 from analysis.comparison.runs import ComparedRun, summary_of_trace
 from analysis.comparison.text import comparison_section
 from analysis.diagnosis.document import operator_analysis
-from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.traces import analyze_all, note_missing_ranks
 from analysis.report.charts import charts, comparison_chart, step_of_document
-from analysis.report.page import FINDABLE, documents_in, fill_template, first_of_comparison, first_screen
+from analysis.report.page import FINDABLE, documents_in, fill_template, first_of_comparison, first_screen, sections_of
 from analysis.report.step_zoom import zoomed_step
 from analysis.trace.links import AttributedLinks, link
 from analysis.trace.readers.formats import begins_as_trace, may_be_trace, recordings
 from analysis.trace.tables import read_trace
 from analysis.trust.integrity import summary_beside
-from analysis.work.sections import run_sections
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.sections import Section
@@ -174,7 +172,7 @@ class Tab:
             analyses = [found] if found else []
         name, analysis = analyses[0] if analyses else (None, None)
         drawn, names = charts(analysis, documents), [file.name for file in files]
-        sections = [*(trace_sections(analysis, analyses[1:]) if analysis else []), *run_sections(documents)]
+        sections = sections_of(analysis, analyses[1:], documents)
         first, shown = first_screen(analysis, documents), [*drawn, *(["step_timeline"] if analysis else [])]
         return {
             "html": fill_template("body.html", first, sections, charts=shown, findable=FINDABLE),
