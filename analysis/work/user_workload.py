@@ -339,10 +339,9 @@ class UserWorkload(Workload):
             yield map_tensors(self._cast, zeros_like_batch(found.batch, sizes))
 
     def _cast(self, x: Tensor) -> Tensor:
-        """A view, or with --precision bf16-true a copy in the type of the parameters."""
-        return x.detach().to(
-            torch.bfloat16 if self.training.precision == BF16_TRUE and x.is_floating_point() else x.dtype
-        )
+        """A view, of a copy in the type of the parameters with --precision bf16-true."""
+        is_cast = self.training.precision == BF16_TRUE and x.is_floating_point()
+        return (x.to(torch.bfloat16) if is_cast else x).detach()
 
     def _checked(self, stream: Iterator[Any], device: torch.device) -> Iterator[Any]:
         """On the device.  Raises UserError if shapes change: times, FLOPs and memory would be those of no one step."""
