@@ -24,9 +24,9 @@ from analysis.work.fake_user_code import on_fake_tensors, under_fake_mode, witho
 from analysis.work.flop_counts import counted_by_torch
 from harness.base.errors import UserError
 from harness.base.ranges import trace_range
-from harness.base.text import flag_of
+from harness.base.text import BF16_TRUE, arithmetic, flag_of
 from harness.instruments.timing import NullMeter
-from harness.machine.devices import BF16_TRUE, PRECISIONS, arithmetic
+from harness.machine.devices import PRECISIONS
 from harness.model.checkpointing import Choice, run_block
 from harness.model.grad_clip import clip_gradients
 from harness.model.module_ranges import ModuleRanges
