@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from analysis.hardware import cache
-from analysis.hardware.datasheets import Datasheet
+from analysis.hardware.datasheets import Datasheet, library_workspaces_of
 from harness.base.units import MB
 from harness.machine.devices import PRECISIONS, host_memory, memory_of_a_rank
 from harness.machine.environment import describe_environment
@@ -72,8 +72,14 @@ def capacity_of(
         in_use -= min(in_use, host_memory()[0]) if after_failure else 0
         return Capacity(total, in_use, "cpu", about["name"], dict.fromkeys(precisions, 0))
     known = {one: cache.measured(about, one, "workspaces", measure=measure) for one in precisions}
-    workspaces = {precision: int(kept.rate) for precision, kept in known.items() if kept is not None}
-    return Capacity(total, in_use, "cuda", about["name"], workspaces)
+    measured = {precision: int(kept.rate) for precision, kept in known.items() if kept is not None}
+    return Capacity(total, in_use, "cuda", about["name"], workspaces_by_default(about.get("arch", "")) | measured)
+
+
+def workspaces_by_default(arch: str) -> dict[str, int]:
+    """Those of the architecture, in any precision; {} if they are not known."""
+    size = library_workspaces_of(arch)
+    return {} if size is None else dict.fromkeys(PRECISIONS, size)
 
 
 def capacity_elsewhere(device_memory: int | None, target: Datasheet | None = None) -> Capacity:
@@ -81,4 +87,5 @@ def capacity_elsewhere(device_memory: int | None, target: Datasheet | None = Non
     total, source = device_memory, "--device-memory"
     if not device_memory:
         total, source = target.memory_mb * MB, target.memory_source
-    return Capacity(total, CONTEXT.least, "cuda", source, {}, elsewhere=True)
+    workspaces = workspaces_by_default(target.arch) if target else {}
+    return Capacity(total, CONTEXT.least, "cuda", source, workspaces, elsewhere=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from harness.base.errors import UserError, first_line
+from harness.base.text import BF16_TRUE
 from harness.machine.gpu_driver import gpu_driver
 from harness.machine.hardware_seen import unseen_hardware
 from harness.machine.host_limits import available_host_memory, host_memory_bytes
@@ -61,7 +62,7 @@ def lacks_precision(precision: str, device: torch.device) -> str | None:
 def missing_arithmetic(precision: str, name: str, arch: str) -> str | None:
     """What a GPU lacks for a precision, as far as its architecture tells (gfx942, sm_80); None if nothing."""
     is_early = arch.startswith("sm_") and int(arch[3:-1]) < 8  # before Ampere
-    if precision == "bf16" and is_early:
+    if precision in ("bf16", BF16_TRUE) and is_early:
         return f"{name} has no bfloat16 arithmetic; use fp16 or fp32"
     if precision == "tf32" and (is_early or (arch.startswith("gfx") and not arch.startswith("gfx94"))):
         return f"{name} has no TF32 arithmetic; use fp32, bf16 or fp16"
