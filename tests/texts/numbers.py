@@ -26,7 +26,7 @@ from studies.optimization.results import table as optimization_table
 from studies.optimization.rungs import RUNGS
 from studies.scaling.results import calls_text
 from tiny_llama_v1 import SHAPE, SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser
-from workshop.exercise.page import exercises, fields, shell_blocks, worksheet
+from workshop.exercise.page import exercises, fields, shell_blocks
 from workshop.exercise.results import RESULTS, Answer, machine, stored_answers, stored_commands, stored_path
 from workshop.exercise.shell_blocks import duration
 
@@ -237,11 +237,10 @@ def measured(number: int) -> str:
     path, document, rows = stored_path(number), stored_answers(number), []
     if not document:
         return f"Not recorded yet: `python3 run_exercise.py {number}` fills it in."
-    for field in fields(worksheet(exercises()[number].text)):
+    for field in fields(exercises()[number].text):
         answer = Answer(*(document["answers"][field.id][name] for name in ("value", "evidence")))
-        value = {True: "yes", False: "no"}[answer.value] if isinstance(answer.value, bool) else answer.shown
         unit = field.unit if field.is_number and answer.value is not None else ""
-        rows.append([field.id, field.label, f"{value} {unit}".strip(), answer.evidence])
+        rows.append([field.id, field.label, f"{answer.shown} {unit}".strip(), answer.evidence])
     about = f"{machine(document['environment'])}, `python3 run_exercise.py {number}`."
     link = Path("../..") / path.relative_to(PROJECT)
     return f"{about} [The file]({link}).\n\n" + table(["#", "quantity", "value", "source"], rows, left=4)
