@@ -715,7 +715,7 @@ def test_handouts_have_what_is_to_fill_in_and_no_answer(scratch, command):
         assert [(f.id, f.unit) for f in found] == [(f.id, f.unit) for f in shown]
         assert all(field.is_blank or not field.is_checked for field in fields(text))
         assert "## Questions" in text
-        assert all(f"- {one.question}\n  - ____" in text for one in predictions(exercise.text))
+        assert text.count("\n  - ____\n") == len(predictions(exercise.text)) > 0
         assert not re.search(r"answers/|\]\(|\[\[\[cog|<!--", text)
 
 

@@ -96,7 +96,7 @@ FILES = (
     FileKind("snapshots", "run_training_benchmark.py", "allocator histories, one folder per row", is_folder=True),
     FileKind("answers_*.json", "run_exercise.py", "every answer with its evidence", exercises.ExerciseAnswers),
     FileKind("answers_*.md", "run_exercise.py", "the worksheet, filled in"),
-    FileKind("worksheet_*.md", "run_exercise.py --blank", "the worksheet, to be filled in by hand"),
+    FileKind("worksheet_*.md", "run_exercise.py", "the worksheet, with what was measured, to be filled in by hand"),
     FileKind("commands.log", "run_exercise.py", "what the commands printed"),
 )
 
