@@ -17,7 +17,7 @@ from texts import numbers
 import tiny_llama_v1 as tiny_llama
 from harness.base.files import FOLDERS, kind_of
 from workshop.exercise.page import BLANK, GUIDE, README, YES_NO, exercises, fields, predictions, section, shell_blocks
-from workshop.exercise.results import Results
+from workshop.exercise.results import Results, stored_answers
 from workshop.exercise.shell_blocks import gpu_kind, linked_project, reason_to_skip, run_blocks
 from workshop.worksheets.runner import check_worksheet, run_one
 from workshop.worksheets.worksheet import TEMPLATE_HEADING
@@ -288,6 +288,16 @@ def test_a_prediction_comes_before_what_it_is_about(number):
     asked = predictions(text)
     assert asked
     assert all(one.line < shell_blocks(text)[-1].line for one in asked)
+
+
+@pytest.mark.parametrize("number", exercises())
+def test_what_a_machine_showed_is_what_its_results_say(number):
+    """`1.26: no`, wherever a page of answers says so."""
+    told = re.findall(r"\b(\d+)\.(\d+): (yes|no)\b", outside_of_blocks(ANSWERS[number - 1].read_text()))
+    assert told
+    for exercise, field, value in told:
+        answer = stored_answers(int(exercise))["answers"][f"{exercise}.{field}"]["value"]
+        assert answer is (value == "yes"), f"{exercise}.{field}"
 
 
 def test_results_are_found_newest_first(tmp_path):

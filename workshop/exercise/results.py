@@ -107,7 +107,7 @@ class Results:
         except (NoSuchPath, SyntaxError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise UserError(f"{page}:{field.line}: {field.id}, `{field.formula}`: {error}") from error
         evidence = re.sub(r"#((?:\d+|R)\.\d+)", r"\1", field.formula)
-        values = [f"{name} is {Answer(value, '').shown}" for name, value in fields_used.items()]
+        values = [f"{name} = {Answer(value, '').shown}" for name, value in fields_used.items()]
         return Answer(value, ": ".join([*files, evidence]) + (f" ({', '.join(values)})" if values else ""))
 
     def newest(self, file: str) -> Path:

@@ -149,7 +149,9 @@ def check(found: list[Field], known: dict[str, Field], answers: dict[str, Answer
             answer, label = answers[field.id], known[field.id].label
             verdict, problem = judge(field, known[field.id], answer)
             place = f"{place} {label.rstrip('.')}"
-            row = {"id": field.id, "label": label, "yours": field.shown, "results": answer.shown, "verdict": verdict}
+            row = {"id": field.id, "label": label, "yours": field.shown, "verdict": verdict}
+            if verdict in ("right", "wrong", "not checked"):  # not to one who has not tried
+                row["results"] = answer.shown
             rows.append(row | {"problem": problem and f"{place}: {problem}; see {answer.evidence}"})
     present = {field.id for field in found}
     for field in known.values():
