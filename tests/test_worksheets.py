@@ -238,7 +238,7 @@ def test_readings_are_right_within_what_a_screen_shows(filled, command):
         (
             r"(\| 9\.1 .*\| ms \|) [\d.]+",
             r"\1 fast",
-            r"answers_9\.md:\d+: 9\.1 .*a number \(ms\); is no number: 'fast'; see ex",
+            r"answers_9\.md:\d+: 9\.1 .*a number \(ms\); is no number: 'fast'\n",
         ),
         (
             r"(\| 9\.1 .*\| ms \|) [\d.]+",

@@ -119,7 +119,9 @@ def fill_from(
     write_json(folder / answers_file(exercise), document | {"commands": times})
     known = sum(answer.value is not None for answer in found.values())
     say("", *file_lines([own, *(folder / name for name in (sheet_file(exercise), answers_file(exercise)))], True))
-    say("", f"Filled in: {known} of {len(found)} fields", *what_is_left(found, commands))
+    yours = sum(field.value is not None for field in fields_of(exercise).values())
+    say("", f"Known: {known} of {len(found)} fields; {yours} of them are yours to fill in, in {own.name}")
+    say(*what_is_left(found, commands))
 
 
 LEFT_SHOWN = 4  # fields or commands that are listed as open, of each kind

@@ -152,7 +152,8 @@ def check(found: list[Field], known: dict[str, Field], answers: dict[str, Answer
             row = {"id": field.id, "label": label, "yours": field.shown, "verdict": verdict}
             if verdict in ("right", "wrong", "not checked"):  # not to one who has not tried
                 row["results"] = answer.shown
-            rows.append(row | {"problem": problem and f"{place}: {problem}; see {answer.evidence}"})
+            see = f"; see {answer.evidence}" if verdict == "wrong" else ""
+            rows.append(row | {"problem": problem and f"{place}: {problem}{see}"})
     present = {field.id for field in found}
     for field in known.values():
         if field.value is not None and field.id not in present:
