@@ -270,6 +270,12 @@ def test_what_is_wrong_is_named_with_its_line(filled, command, old, new, expecte
     assert out.rstrip().endswith(("11 of 12 right", "11 of 13 right"))
 
 
+def test_a_row_may_lack_its_last_column(filled, command):
+    filled.write_text(re.sub(r"(?m)^(\| 9\.1 .*\| 100\.0 \|).*", r"\1", filled.read_text()))
+    assert "| 9.1 | right: baseline step | ms | 100.0 |\n" in filled.read_text()
+    assert "12 of 12 right" in command(run_exercise, "--check", "answers_9.md")[1]
+
+
 def test_the_line_is_that_of_the_field(filled, command):
     lines = filled.read_text().splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("| 9.4 |"))
@@ -352,8 +358,8 @@ def test_results_with_other_settings_are_refused(scratch, command, change, expec
 @pytest.mark.parametrize(
     ("file", "document", "expected"),
     [
-        ("exercise9_timing/timing_study.json", {"settings": SETTINGS}, "timing_study.json has no rows"),
-        ("exercise9_comparison/comparison.json", {}, "comparison.json has no runs"),
+        ("exercise9_timing/timing_study.json", {"settings": SETTINGS}, "timing_study.json: has no rows"),
+        ("exercise9_comparison/comparison.json", {}, "comparison.json: has no runs"),
     ],
 )
 def test_a_document_that_lacks_something_is_named(results, command, file, document, expected):
@@ -629,7 +635,8 @@ def test_formulas(tmp_path, formula, value):
     [
         ("steps.nothing", "nothing: no clock"),
         ("rows['flash'].ms", "ms: not built"),
-        ("sum(empty.ms)", "empty: no row has a ms"),
+        ("sum(rows['flash', 'seq_len 256'].ms)", "ms: not built"),
+        ("sum(empty.ms)", "empty: there are none"),
         ("rows[7].ms", "rows: there are 3"),
     ],
 )
@@ -641,9 +648,9 @@ def test_what_a_machine_does_not_know_has_the_reason(tmp_path, formula, reason):
 @pytest.mark.parametrize(
     ("formula", "problem"),
     [
-        ("steps.cuont", "folder/a.json, steps has no cuont"),
-        ("stops.count", "folder/a.json has no stops"),
-        ("rows['eagre'].ms", "folder/a.json, rows: no row has eagre"),
+        ("steps.cuont", "folder/a.json: steps has no cuont"),
+        ("stops.count", "folder/a.json: has no stops"),
+        ("rows['eagre'].ms", "folder/a.json: rows: no row has eagre"),
         ("rows['eager'].ms", "is not a single value"),
         ("steps.count /", "invalid syntax"),
         ("steps.count / 0", "division by zero"),

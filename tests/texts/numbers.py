@@ -291,6 +291,16 @@ def minutes_needed(number: int) -> dict[str, float]:
     return parts
 
 
+def class_plan(*days: str) -> str:
+    """Exercises of each plan with their minutes.  days: a title and numbers, such as `two hours: 1 9`."""
+    rows = []
+    for title, numbers in (day.split(": ") for day in days):
+        minutes = {int(number): sum(minutes_needed(int(number)).values()) for number in numbers.split()}
+        named = ", ".join(f"{number} ({of_one:.0f})" for number, of_one in minutes.items())
+        rows.append([title, named, f"{sum(minutes.values()) / 60:.1f}"])
+    return table(["plan", "exercises (minutes)", "hours"], rows, left=2)
+
+
 def time_needed(number: int) -> str:
     """What minutes_needed() says, in a sentence."""
     parts = minutes_needed(number)

@@ -25,8 +25,8 @@ class NoSuchPath(Exception):
 class Record:
     """A JSON object, whose fields are attributes."""
 
-    def __init__(self, fields: dict, place: str):
-        self._fields, self._place = fields, place
+    def __init__(self, fields: dict, place: str = ""):
+        self._fields, self._place = fields, place  # where in the document
 
     def __contains__(self, name: str) -> bool:
         """Whether the field is known."""
@@ -34,11 +34,11 @@ class Record:
 
     def __getattr__(self, name: str):
         if name not in self._fields:
-            raise NoSuchPath(f"{self._place} has no {name}; was it written by another version?")
+            raise NoSuchPath(f"{self._place} has no {name}; was it written by another version?".strip())
         value = self._fields[name]
         if value is None:
             raise Unknown(f"{name}: {self._fields.get(f'{name}_reason', 'not recorded')}")
-        return viewed(value, f"{self._place}, {name}")
+        return viewed(value, f"{self._place}, {name}".removeprefix(", "))
 
     def __getitem__(self, name: str):  # for names with blanks
         return getattr(self, name)
@@ -53,7 +53,8 @@ def values_told(fields: dict, prefix: str = "") -> Iterator[str]:
     for name, value in fields.items():
         if isinstance(value, dict):
             yield from values_told(value, f"{prefix}{name}.")
-        elif isinstance(value, str):
+            continue
+        if isinstance(value, str):
             yield value
         yield f"{prefix}{name} {value}"
 
@@ -79,7 +80,7 @@ class Rows:
             return getattr(viewed(self._values[0], self._place), name)
         known = [getattr(row, name) for row in self if name in row]
         if not known:
-            raise Unknown(f"{self._place}: no row has a {name}")
+            raise Unknown(f"{self._place}: {f'no row has a {name}' if len(self) else 'there are none'}")
         return known
 
     def __getitem__(self, key):

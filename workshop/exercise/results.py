@@ -105,7 +105,8 @@ class Results:
         except Unknown as reason:
             return Answer(None, ": ".join([*files, str(reason)]))
         except (NoSuchPath, SyntaxError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-            raise UserError(f"{page}:{field.line}: {field.id}, `{field.formula}`: {error}") from error
+            problem = ": ".join([*files, str(error)])
+            raise UserError(f"{page}:{field.line}: {field.id}, `{field.formula}`: {problem}") from error
         evidence = re.sub(r"#((?:\d+|R)\.\d+)", r"\1", field.formula)
         values = [f"{name} = {Answer(value, '').shown}" for name, value in fields_used.items()]
         return Answer(value, ": ".join([*files, evidence]) + (f" ({', '.join(values)})" if values else ""))
@@ -140,7 +141,7 @@ class Results:
                     line = f"{path}: has {name} {settings[name]}, and exercise {self.exercise.number} needs"
                     raise UserError(f"{line} {' '.join(asked[name])}; {self.written_by(folder)}")
             self.environment = self.environment or document.get("environment")
-            self.documents[file] = Record(document, str(path.relative_to(self.folder)))
+            self.documents[file] = Record(document)
         return self.documents[file]
 
     def flags_of(self, folder: str) -> dict[str, list[str]]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from harness.base.errors import UserError
@@ -141,6 +142,8 @@ def check(found: list[Field], known: dict[str, Field], answers: dict[str, Answer
     """
     rows = []
     for field in found:
+        if field.value is None:  # without the last column
+            field = replace(field, value=field.where)
         place = f"{name}:{field.line}: {field.id}"
         if field.id not in known:
             problem = f"{place} is not a field of the exercise"
