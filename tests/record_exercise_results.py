@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import workshop.exercise.results
 from harness.base.documents import read_document
-from workshop.exercise.page import exercises
+from workshop.exercise.page import exercises, fields
 from workshop.exercise.results import Results, machine
 from workshop.worksheets.worksheet import answers
 
@@ -85,8 +85,10 @@ def record(folder: Path, number: int) -> None:
     found = answers(results)
     machine(results.environment)
     traces = {str(path.relative_to(folder)): path.stat().st_size for path in folder.glob("*/trace_step_*.json*")}
-    of_documents = {str(Path(name).parent) for name in documents}
-    sizes = {name: size for name, size in traces.items() if str(Path(name).parent) in of_documents}
+    asked = {
+        Path(field.file).parent for field in fields(exercises()[number].text) if field.formula.startswith("file_bytes")
+    }
+    sizes = {name: size for name, size in traces.items() if Path(name).parent in asked}
     recorded = {
         "answers": {name: answer.value for name, answer in found.items()},
         "sizes": sizes,  # of files whose content is not read

@@ -26,7 +26,7 @@ from studies.optimization.results import table as optimization_table
 from studies.optimization.rungs import RUNGS
 from studies.scaling.results import calls_text
 from tiny_llama_v1 import SHAPE, SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser
-from workshop.exercise.page import exercises, fields, shell_blocks, worksheet
+from workshop.exercise.page import exercises, fields, predictions, shell_blocks
 from workshop.exercise.results import RESULTS, Answer, machine, stored_answers, stored_commands, stored_path
 from workshop.exercise.shell_blocks import duration
 
@@ -237,23 +237,77 @@ def measured(number: int) -> str:
     path, document, rows = stored_path(number), stored_answers(number), []
     if not document:
         return f"Not recorded yet: `python3 run_exercise.py {number}` fills it in."
-    for field in fields(worksheet(exercises()[number].text)):
+    for field in fields(exercises()[number].text):
         answer = Answer(*(document["answers"][field.id][name] for name in ("value", "evidence")))
-        value = {True: "yes", False: "no"}[answer.value] if isinstance(answer.value, bool) else answer.shown
         unit = field.unit if field.is_number and answer.value is not None else ""
-        rows.append([field.id, field.label, f"{value} {unit}".strip(), answer.evidence])
+        rows.append([field.id, field.label, f"{answer.shown} {unit}".strip(), answer.evidence])
     about = f"{machine(document['environment'])}, `python3 run_exercise.py {number}`."
     link = Path("../..") / path.relative_to(PROJECT)
     return f"{about} [The file]({link}).\n\n" + table(["#", "quantity", "value", "source"], rows, left=4)
 
 
+def exercises_named(label: str, text: str) -> list[int]:
+    """The exercises to which a paragraph of a page leads: **Prerequisites.**, **Next:**."""
+    paragraph = re.search(rf"^\*\*{label}[.:]\*\* (.+?)(\n\n|\Z)", text, re.M | re.S)
+    return [int(number) for number in re.findall(r"\(exercise_(\d+)_", paragraph[1] if paragraph else "")]
+
+
+def in_order() -> list[int]:
+    """The exercises in the order in which each page leads to the next."""
+    order = [1]
+    while following := exercises_named("Next", exercises()[order[-1]].text):
+        order.append(following[0])
+    return order
+
+
 def exercise_table(folder: str = "") -> str:
-    """What each exercise asks; folder: where the page that shows it finds them."""
+    """What each exercise asks, and which it needs, in order; folder: where the page that shows it finds them."""
     rows = []
-    for number, exercise in exercises().items():
+    for number in in_order():
+        exercise = exercises()[number]
         title = exercise.title.partition(": ")[2].capitalize()
-        rows.append([f"[{number}. {title}]({folder}{exercise.path.name})", exercise.question])
-    return table(["exercise", "question"], rows, left=2)
+        needs = ", ".join(map(str, exercises_named("Prerequisites", exercise.text)))
+        minutes = sum(minutes_needed(number).values())
+        rows.append([f"[{number}. {title}]({folder}{exercise.path.name})", exercise.question, needs, f"{minutes:.0f}"])
+    return table(["exercise", "question", "needs", "minutes"], rows, left=3)
+
+
+# Minutes of a person, reckoned: of a word, a command, a prediction, a field, a question.
+WORD, COMMAND, PREDICTION, FIELD, QUESTION = 1 / 150, 1.0, 1.5, 1.0, 2.0
+
+
+def minutes_needed(number: int) -> dict[str, float]:
+    """Minutes of each part of an exercise, for a person who types the commands that run without a GPU."""
+    text = exercises()[number].text
+    known = {row["command"]: row["seconds"] / 60 for row in stored_commands(number)}
+    parts = {}
+    for title, part in re.findall(r"^(## (?:Step \d+|Worksheet|Questions)|# ).*?\n(.*?)(?=^## |\Z)", text, re.M | re.S):
+        prose = re.sub(r"<!--.*?-->|^```.*?^```$|^\|.*?$", "", part, flags=re.S | re.M)
+        blocks = [block for block in shell_blocks(part) if not block.mark]
+        needed = len(prose.split()) * WORD + sum(COMMAND + known.get(block.title, 0.0) for block in blocks)
+        needed += PREDICTION * len(predictions(part)) + FIELD * sum(field.value is not None for field in fields(part))
+        questions = len(re.findall(r"^\d+\. ", part, re.M)) if title == "## Questions" else 0
+        parts[title.strip("# ").lower() or "to begin with"] = needed + QUESTION * questions
+    return parts
+
+
+def class_plan(*days: str) -> str:
+    """Exercises of each plan with their minutes.  days: a title and numbers, such as `two hours: 1 9`."""
+    rows = []
+    for title, numbers in (day.split(": ") for day in days):
+        minutes = {int(number): sum(minutes_needed(int(number)).values()) for number in numbers.split()}
+        named = ", ".join(f"{number} ({of_one:.0f})" for number, of_one in minutes.items())
+        rows.append([title, named, f"{sum(minutes.values()) / 60:.1f}"])
+    return table(["plan", "exercises (minutes)", "hours"], rows, left=2)
+
+
+def time_needed(number: int) -> str:
+    """What minutes_needed() says, in a sentence."""
+    parts = minutes_needed(number)
+    told = ", ".join(f"{name} {minutes:.0f}" for name, minutes in parts.items() if minutes >= 0.5)
+    return (
+        f"**Time.** About {sum(parts.values()):.0f} minutes: {told}. (Reckoned, not timed: [how](README.md#minutes).)"
+    )
 
 
 def commands_take(number: int) -> str:

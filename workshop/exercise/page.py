@@ -66,12 +66,13 @@ class Exercise:
             return found[1]
         raise UserError(f"{self.name}: no line begins with '**Question.**'")
 
-    def line_of(self, word: str) -> int | None:
-        """The first line of a shell block that contains the word."""
-        for block in shell_blocks(self.text):
-            for number, line in enumerate(block.commands.splitlines(), block.line):
-                if word in line:
-                    return number
+    def writer_of(self, folder: str) -> tuple[int, Block] | None:
+        """The first line of a shell block that names the folder, or what follows `exerciseN_` in its name."""
+        for word in (folder, folder.partition("_")[2]):
+            for block in shell_blocks(self.text):
+                for number, line in enumerate(block.commands.splitlines(), block.line):
+                    if word in line:
+                        return number, block
         return None
 
 
@@ -83,23 +84,28 @@ def exercises() -> dict[int, Exercise]:
 
 # ---- Worksheets ----------------------------------------------------------------------------------------------------
 
-ROW = re.compile(
-    r"^\|\s*(?P<id>(?:\d+|R)\.\d+)\s*\|(?P<label>[^|]*)\|(?P<unit>[^|]*)\|(?P<value>[^|]*)\|(?:(?P<where>[^|]*)\|)?"
-)
-CHECKBOX = re.compile(r"^\s*- \[(?P<value>[ xX])\] \*\*(?P<id>(?:\d+|R)\.\d+)\*\* (?P<label>.*)$")
+ID = r"(?P<id>(?:\d+|R)\.\d+)"
+ROW = re.compile(rf"^\|\s*{ID}\s*\|(?P<label>[^|]*)\|(?P<unit>[^|]*)\|(?:(?P<value>[^|]*)\|)?(?P<where>[^|]*)\|\s*$")
+CHECKBOX = re.compile(rf"^\s*- \[(?P<value>[ xX])\] \*\*{ID}\*\* (?P<label>.*)$")
+HIDDEN = re.compile(r"\s*<!-- (.+?) -->")  # a formula that would tell a learner what to do
+FORMULA = re.compile(r"(?:(?P<file>[^\s:]+\.json\*?): )?(?P<formula>.+)")
+HINTS = re.compile(r"^<details>.*?^</details>\n*", re.M | re.S)
 YES_NO = "checkbox"  # the unit of a field that is one
 
 
 @dataclass(frozen=True)
 class Field:
-    """One thing to fill in: a table row with a blank, or a checkbox."""
+    """A row of a worksheet.  One without a column for the value is measured for the learner; the others, and the
+    checkboxes, are to be filled in."""
 
     id: str
     label: str
-    unit: str  # of a number; `name`; `one of: a, b`; or YES_NO
-    value: str  # what is filled in
+    unit: str  # of a number; `name`; `one of: a, b`; `yes or no`; or YES_NO
+    value: str | None  # what is filled in; None: measured
     line: int
     where: str = ""  # what says where to look
+    file: str = ""  # relative to the results folder; of the row above, if the row names none
+    formula: str = ""  # of the answer: formulas.py
 
     @property
     def choices(self) -> list[str] | None:
@@ -107,7 +113,7 @@ class Field:
 
     @property
     def is_number(self) -> bool:
-        return not self.choices and self.unit not in ("name", YES_NO)
+        return not self.choices and self.unit not in ("name", "yes or no", YES_NO)
 
     @property
     def is_checked(self) -> bool:
@@ -115,7 +121,7 @@ class Field:
 
     @property
     def is_blank(self) -> bool:
-        return self.unit != YES_NO and not self.value.strip("_ ")
+        return self.unit != YES_NO and not (self.value or "").strip("_ ")
 
     @property
     def shown(self) -> str:
@@ -135,22 +141,42 @@ class Field:
 def fields(text: str) -> list[Field]:
     """Every field of a worksheet, in order.  Raises UserError if one appears twice."""
     found: dict[str, Field] = {}
-    fenced = False
+    fenced, file = False, ""
     for number, line in enumerate(text.splitlines(), 1):
         fenced ^= line.lstrip().startswith("```")
         match = None if fenced else ROW.match(line) or CHECKBOX.match(line)
         if match:
-            cells = {name: (text or "").strip() for name, text in match.groupdict().items()}
-            field = Field(**{"unit": YES_NO} | cells, line=number)
+            cells = {"unit": YES_NO, "where": ""} | {
+                name: cell and cell.strip() for name, cell in match.groupdict().items()
+            }
+            hidden, visible = HIDDEN.search(line), re.fullmatch("`([^`]+)`", cells["where"])
+            parts = FORMULA.fullmatch(hidden[1] if hidden else visible[1] if visible else "-")
+            file = parts["file"] or file
+            cells |= {name: HIDDEN.sub("", cells[name]) for name in ("label", "where")}
+            field = Field(**cells, line=number, file=file, formula=parts["formula"])
             if field.id in found:
                 raise UserError(f"line {number}: {field.id} is already on line {found[field.id].line}")
             found[field.id] = field
     return list(found.values())
 
 
-def worksheet(text: str, heading: str = "## Worksheet") -> str:
+def section(text: str, heading: str = "## Worksheet") -> str:
     """A section of a page, without its heading.  Raises UserError if there is none."""
-    section = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
-    if not section:
+    found = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    if not found:
         raise UserError(f"no section {heading!r}")
-    return section[1].strip() + "\n"
+    return found[1].strip() + "\n"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a page asks for before it measures, with the line where it does."""
+
+    line: int
+    question: str
+
+
+def predictions(text: str) -> list[Prediction]:
+    """Every paragraph that begins with **Predict.**, in order."""
+    found = re.finditer(r"^\*\*Predict\.\*\* (.+?)\n\n", text, re.M | re.S)
+    return [Prediction(1 + text.count("\n", 0, one.start()), " ".join(one[1].split())) for one in found]

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from harness import PROJECT
@@ -73,11 +73,18 @@ def gpu_kind() -> str | None:
 
 
 def run_blocks(
-    blocks: list[Block], name: str, folder: Path, log: Path, long: bool, known: Mapping[str, float]
+    blocks: list[Block],
+    name: str,
+    folder: Path,
+    log: Path,
+    long: bool,
+    known: Mapping[str, float],
+    before: Callable[[Block], None] = lambda block: None,
 ) -> list[dict]:
     """Run each block that can be run here, its output into the log.
 
-    known: seconds that blocks took elsewhere, by title, for a guess of the time left.  Returns a row for each block:
+    known: seconds that blocks took elsewhere, by title, for a guess of the time left.  before: called with each block
+    that is about to run.  Returns a row for each block:
     line, command, seconds, and why it was skipped if it was.  Raises UserError if one fails, with its line on the page
     and the last line that it printed.
     """
@@ -87,6 +94,8 @@ def run_blocks(
     with log.open("a", errors="replace") as output, linked_project(folder):
         for i, (block, reason) in enumerate(zip(blocks, reasons, strict=True)):
             ahead = [one.title for one, skipped in zip(blocks[i:], reasons[i:], strict=True) if not skipped]
+            if not reason:
+                before(block)
             note = f": skipped, {reason}" if reason else time_left(rows, ahead, known)
             start = f"[{i + 1}/{len(blocks)}] "
             say(start + textwrap.shorten(block.title, COLUMNS - len(start + note), placeholder=" ...") + note)

@@ -1,9 +1,12 @@
 """Run the commands of an exercise, and write or check its worksheet."""
 
+import re
 import textwrap
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 
 from harness.base.console import file_lines, say
 from harness.base.documents import read_document
@@ -13,14 +16,21 @@ from harness.base.tables import COLUMNS, Column, column, narrow_table, text_colu
 from harness.base.text import shortened
 from harness.documents.schema import because
 from harness.ranks.failures import explain_error
-from workshop.exercise.page import Exercise, exercises, shell_blocks
+from workshop.exercise.page import BLANK, HINTS, Block, Exercise, exercises, predictions, shell_blocks
 from workshop.exercise.results import Answer, Results, machine, stored_commands
 from workshop.exercise.shell_blocks import run_blocks
-from workshop.worksheets.worksheet import answers, blank, check, fields_of, filled, read_completed
+from workshop.worksheets.worksheet import answers, check, fields_of, fill, read_completed, sheet
+
+CHECK = "`python3 run_exercise.py --check FILE --results FOLDER` checks this file, FILE, against the results in FOLDER."
+
+
+def own_file(exercise: Exercise) -> str:
+    """The learner's worksheet, which is never written over."""
+    return f"worksheet_{exercise.number}.md"
 
 
 def sheet_file(exercise: Exercise) -> str:
-    """The worksheet as filled in here; a learner's own is worksheet_N.md, and is never written to."""
+    """The worksheet as filled in here."""
     return f"answers_{exercise.number}.md"
 
 
@@ -28,13 +38,26 @@ def answers_file(exercise: Exercise) -> str:
     return f"answers_{exercise.number}.json"
 
 
-def run_one(exercise: Exercise, folder: Path | None, long: bool) -> Path:
-    """Run every block that can be run here, then fill in the worksheet.  Returns the folder."""
+def run_one(exercise: Exercise, folder: Path | None, long: bool, stop: bool = False) -> Path:
+    """Run every block that can be run here, then fill in the worksheet.  stop: ask for predictions before what they
+    are about is measured.  Returns the folder."""
     folder = new_folder(folder, f"exercise_{exercise.number}_results")
     say(exercise.title, f"Folder: {folder}")
     known = {row["command"]: row["seconds"] for row in stored_commands(exercise.number)}
-    rows = run_blocks(shell_blocks(exercise.text), exercise.name, folder, folder / "commands.log", long, known)
-    fill_from(exercise, folder, rows)
+    predicted: dict[int, str] = {}
+
+    def ask(block: Block) -> None:
+        for one in predictions(exercise.text) if stop else ():
+            if one.line < block.line and one.line not in predicted:
+                say("", *wrapped([f"Predict ({exercise.name}:{one.line}): {one.question}"]))
+                try:
+                    predicted[one.line] = input("> ").strip()
+                except EOFError:  # left open
+                    predicted[one.line] = ""
+
+    blocks = shell_blocks(exercise.text)
+    rows = run_blocks(blocks, exercise.name, folder, folder / "commands.log", long, known, ask)
+    fill_from(exercise, folder, rows, predicted)
     return folder
 
 
@@ -59,9 +82,15 @@ def run_all(folder: Path | None, long: bool) -> None:
         raise UserError(f"{failed} of {len(rows)} exercises failed; see the table")
 
 
-def fill_from(exercise: Exercise, folder: Path, commands: list[dict] | None = None) -> None:
-    """Write answers_N.md and answers_N.json.  commands: the rows of run_blocks(), or None if they were run by hand.
+def fill_from(
+    exercise: Exercise,
+    folder: Path,
+    commands: list[dict] | None = None,
+    predicted: Mapping[int, str] = MappingProxyType({}),
+) -> None:
+    """Write answers_N.md and .json, and worksheet_N.md with what was measured, unless a learner has one there.
 
+    commands: the rows of run_blocks(), or None if they were run by hand.  predicted: by line of the page.
     Raises UserError if results are missing or of another exercise.
     """
     results = results_in(folder, exercise)
@@ -72,10 +101,12 @@ def fill_from(exercise: Exercise, folder: Path, commands: list[dict] | None = No
     skipped = f" Skipped: {', '.join(left_out)}." if left_out else ""
     # The command line is that of only one of the commands.
     environment = {name: value for name, value in results.environment.items() if name != "command_line"}
-    source = "The column `source` gives file and field."
-    told = f"Commands: the shell blocks of {exercise.name}, in order.{skipped} {source}"
+    told = f"Commands: the shell blocks of {exercise.name}, in order.{skipped}"
     about = [f"Measured on: {machine(environment)}.  ", told]
-    write_bytes(folder / sheet_file(exercise), filled(exercise, found, about).encode())
+    write_bytes(folder / sheet_file(exercise), sheet(exercise, about, found, predicted, complete=True).encode())
+    own = folder / own_file(exercise)
+    if not own.exists():
+        write_bytes(own, sheet(exercise, [*about, "", CHECK], found, predicted, complete=False).encode())
     reasons = {name: because(answer.evidence, "value") for name, answer in found.items()}
     rows = {name: {"value": one.value, "evidence": one.evidence} | reasons[name] for name, one in found.items()}
     document = {"exercise": exercise.number, "text": exercise.name, "environment": environment, "answers": rows}
@@ -87,8 +118,10 @@ def fill_from(exercise: Exercise, folder: Path, commands: list[dict] | None = No
         ]
     write_json(folder / answers_file(exercise), document | {"commands": times})
     known = sum(answer.value is not None for answer in found.values())
-    say("", *file_lines([folder / name for name in (sheet_file(exercise), answers_file(exercise))], True))
-    say("", f"Filled in: {known} of {len(found)} fields", *what_is_left(found, commands))
+    say("", *file_lines([own, *(folder / name for name in (sheet_file(exercise), answers_file(exercise)))], True))
+    yours = sum(field.value is not None for field in fields_of(exercise).values())
+    say("", f"Known: {known} of {len(found)} fields; {yours} of them are yours to fill in, in {own.name}")
+    say(*what_is_left(found, commands))
 
 
 LEFT_SHOWN = 4  # fields or commands that are listed as open, of each kind
@@ -143,13 +176,24 @@ def check_worksheet(path: Path, folder: Path | None) -> bool:
 def write_blank(chosen: list[Exercise], folder: Path) -> None:
     """Write worksheet_N.md of each exercise.  Raises UserError, before anything is written, if one exists."""
     make_folder(folder)
-    targets = {folder / f"worksheet_{exercise.number}.md": exercise for exercise in chosen}
+    targets = {folder / own_file(exercise): exercise for exercise in chosen}
     for path in targets:
         if path.exists():
             raise UserError(f"--blank {folder}: {path} exists, and somebody may have filled it in; use another folder")
     for path, exercise in targets.items():
-        write_bytes(path, blank(exercise).encode())
+        about = [f"Name: {BLANK}", "", f"Machine: {BLANK}", "", CHECK]
+        write_bytes(path, sheet(exercise, about, {}, {}, complete=False).encode())
     say(*file_lines(targets, True))
+
+
+def show_hints(exercise: Exercise, folder: Path | None) -> None:
+    """Print what the page hides until the learner has decided, with the results if there are any."""
+    hints = HINTS.findall(exercise.text)
+    if not hints:
+        raise UserError(f"--hints: {exercise.name} hides nothing")
+    found = answers(results_in(folder, exercise)) if folder else {}
+    for hint in hints:
+        say(*fill(re.sub(r"</?(details|summary)>", "", hint), found, complete=bool(folder)))
 
 
 def short_column(title: str, key: str, width: int, left: bool = False) -> Column:

@@ -1,83 +1,106 @@
 """Fill in a worksheet from results, or check a completed one against them."""
 
-import importlib
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from harness.base.errors import UserError
-from workshop.exercise.page import BLANK, CHECKBOX, GUIDE, ROW, YES_NO, Exercise, Field, exercises, fields, worksheet
+from workshop.exercise.page import (
+    BLANK,
+    CHECKBOX,
+    GUIDE,
+    HIDDEN,
+    HINTS,
+    ROW,
+    YES_NO,
+    Exercise,
+    Field,
+    exercises,
+    fields,
+    predictions,
+    section,
+)
 from workshop.exercise.results import Answer, Results
 from workshop.exercise.values import choice, number_in
-from workshop.worksheets.template import template_answers
 
 TEMPLATE_HEADING = "## Results template"
+TEMPLATE = re.compile(r"<!-- template: (.+) -->\n*")
+WIDER = {  # lines of a table of what is measured, and with a column for the value
+    "| # | measured for you | unit | where |": "| # | measured for you | unit | value | where |",
+    "| --- | --- | --- | --- |": "| --- | --- | --- | --- | --- |",
+}
 
 
-def answers(results: Results) -> dict[str, Answer]:
-    """The answer to every field of the exercise's worksheet, and to the template's if the exercise fills it in."""
-    module = importlib.import_module(f"workshop.answers.exercise_{results.exercise.number}")
-    template = template_answers(results, **module.TEMPLATE) if hasattr(module, "TEMPLATE") else {}
-    return template | module.answers(results)
+def template_of(exercise: Exercise) -> str:
+    """The results template of the guide, with the folders of the exercise; empty if it does not fill it in."""
+    found, text = TEMPLATE.search(exercise.text), GUIDE.read_text()
+    if not found:
+        return ""
+    folders = found[1].split()
+    for name, folder in zip(folders[::2], folders[1::2], strict=True):
+        text = text.replace(f"`{name}/", f"`{folder}/")
+    return section(text, TEMPLATE_HEADING)
 
 
 def fields_of(exercise: Exercise) -> dict[str, Field]:
-    """The fields of an exercise's worksheet and of the template, by id."""
-    both = [*fields(worksheet(GUIDE.read_text(), TEMPLATE_HEADING)), *fields(worksheet(exercise.text))]
-    return {field.id: field for field in both}
+    """The fields of an exercise's page and of the template, by id."""
+    return {field.id: field for field in [*fields(template_of(exercise)), *fields(exercise.text)]}
 
 
-def blank(exercise: Exercise) -> str:
-    """worksheet_N.md, a handout: the results template if the exercise fills it in, the worksheet, the questions."""
-    lines = [f"# {exercise.title}: worksheet", "", f"Name: {BLANK}", "", f"Machine: {BLANK}", ""]
-    check = "`python3 run_exercise.py --check FILE --results FOLDER` checks this file, FILE, against the results of the"
-    lines += [check, "commands, in FOLDER.", ""]
-    template = worksheet(GUIDE.read_text(), TEMPLATE_HEADING)
-    if hasattr(importlib.import_module(f"workshop.answers.exercise_{exercise.number}"), "TEMPLATE"):
-        lines += ["## Results", "", template]
-    else:  # only how to read the column `where`
-        lines += [next(part for part in template.split("\n\n") if "`where`" in part), ""]
-    questions = re.sub(r"\n\[The answers\]\(.*", "", worksheet(exercise.text, "## Questions"), flags=re.S)
-    text = "\n".join([*lines, "## Worksheet", "", worksheet(exercise.text), "## Questions", "", questions])
-    return re.sub(r"\[([^]]+)\]\([^)\s]+\)", r"\1", text)  # links are of use beside the exercise only
+def answers(results: Results) -> dict[str, Answer]:
+    """The answer to every field of the exercise's page, and to the template's if the exercise fills it in."""
+    template = [field for field in fields(template_of(results.exercise)) if not field.file.startswith("FLOPS")]
+    found = results.answers(GUIDE.name, template) | results.answers(
+        results.exercise.name, fields(results.exercise.text)
+    )
+    return ({"R.13": Answer(None, "not measured in this exercise")} if template else {}) | found
 
 
 # ---- Filling in ---------------------------------------------------------------------------------------------------
 
 
-def filled(exercise: Exercise, found: dict[str, Answer], about: list[str]) -> str:
-    """answers_N.md: title, device and commands, the results template if it has answers, the worksheet."""
+def sheet(
+    exercise: Exercise, about: list[str], found: Mapping[str, Answer], predicted: Mapping[int, str], complete: bool
+) -> str:
+    """A worksheet: title, about, the results template, predictions, the fields, questions.
+
+    found: answers, as far as there are any.  predicted: by line of the page.  complete: with what a learner fills in,
+    and the hints."""
+    template, text = template_of(exercise), section(exercise.text)
     lines = [f"# {exercise.title}: worksheet", "", *about, ""]
-    if any(name.startswith("R.") for name in found):
-        lines += ["## Results", "", *fill(worksheet(GUIDE.read_text(), TEMPLATE_HEADING), found), ""]
-    lines += ["## Worksheet", "", *fill(worksheet(exercise.text), found)]
-    return "\n".join(lines) + "\n"
+    if template:
+        lines += ["## Results", "", *fill(template, found, complete), ""]
+    if asked := predictions(exercise.text):
+        lines += ["## Predictions", ""]
+        lines += [f"- {one.question}\n  - {predicted.get(one.line) or BLANK}" for one in asked] + [""]
+    lines += ["## Worksheet", "", *fill(TEMPLATE.sub("", text if complete else HINTS.sub("", text)), found, complete)]
+    if not complete:
+        questions = section(HINTS.sub("", exercise.text), "## Questions")
+        lines += ["", "## Questions", "", re.sub(r"\n\[The answers\]\(.*", "", questions, flags=re.S).rstrip()]
+    return re.sub(r"\[([^]]+)\]\([^)\s]+\)", r"\1", "\n".join(lines)) + "\n"  # links are of use on the page only
 
 
-def fill(text: str, found: dict[str, Answer]) -> Iterable[str]:
-    """Each line with its answer and its evidence."""
-    for line in text.splitlines():
+def fill(text: str, found: Mapping[str, Answer], complete: bool) -> list[str]:
+    """Each line with its answer and, if complete, its evidence instead of where to look."""
+    lines = []
+    for line in text.rstrip().splitlines():
         row, checkbox = ROW.match(line), CHECKBOX.match(line)
         if row:
-            answer = found[row["id"]]
-            evidence = answer.evidence.replace("|", "\\|")
-            yield f"{line[: row.start('value')]} {answer.shown} | {evidence} |"
-        elif checkbox:
+            answer, where = found.get(row["id"]), HIDDEN.sub("", row["where"]).strip()
+            shown = answer.shown if answer and (complete or row["value"] is None) else BLANK
+            where = answer.evidence.replace("|", "\\|") if complete else where
+            lines.append(
+                f"| {' | '.join([row[name].strip() for name in ('id', 'label', 'unit')])} | {shown} | {where} |"
+            )
+        elif checkbox and complete:
             answer = found[checkbox["id"]]
-            mark, prefix = (" ", f"{answer.shown}: ") if answer.value is None else (answer.shown, "")
-            yield f"{line[: checkbox.start('value')]}{mark}{line[checkbox.end('value') :]}"
-            yield f"  - {prefix}{answer.evidence}"
-        elif re.match(r"^\| # \|", line):
-            yield f"{first_cells(line)} source |"
-        elif re.match(r"^\|[ :|-]+\|$", line):
-            yield f"{first_cells(line)} --- |"
-        elif not line.startswith("<!--"):
-            yield line
-
-
-def first_cells(line: str) -> str:
-    """The cells of a field; the one that says where to look gives way to the source."""
-    return "|".join(line.split("|")[:5]) + "|"
+            mark, known = ("x" if answer.value is True else " "), "" if answer.value is not None else "unknown: "
+            start = line[: checkbox.start("value")] + mark + line[checkbox.end("value") :]
+            lines += [HIDDEN.sub("", start), f"  - {known}{answer.evidence}"]
+        else:
+            lines.append(HIDDEN.sub("", WIDER.get(line, line)))
+    return lines
 
 
 # ---- Checking -----------------------------------------------------------------------------------------------------
@@ -98,7 +121,7 @@ def read_completed(path: Path) -> tuple[Exercise, list[Field]]:
         raise UserError(f"{path}: {error}") from error
     numbers = sorted({int(field.id.split(".")[0]) for field in found if not field.id.startswith("R.")})
     if not numbers:
-        raise NoWorksheet(f"{path}: has no worksheet fields; they are rows such as `| 1.1 | ... | unit | ... |`")
+        raise NoWorksheet(f"{path}: has no worksheet fields; they are rows such as `| 1.3 | ... | unit | ... | ... |`")
     if len(numbers) > 1:
         raise UserError(f"{path}: has fields of exercises {' and '.join(map(str, numbers))}; check one at a time")
     return exercise_of(numbers[0], str(path)), found
@@ -113,38 +136,38 @@ def exercise_of(number: int, name: str) -> Exercise:
 
 
 def check(found: list[Field], known: dict[str, Field], answers: dict[str, Answer], name: str) -> list[dict]:
-    """A row for each field found in the file `name`, and for each that is missing.
+    """A row for each field to be filled in that is in the file `name`, and for each that is missing.
 
     `problem` says what is wrong: expected, given, and where to look; None for a field that is right or unknown here.
     """
     rows = []
     for field in found:
+        if field.value is None:  # without the last column
+            field = replace(field, value=field.where)
         place = f"{name}:{field.line}: {field.id}"
         if field.id not in known:
             problem = f"{place} is not a field of the exercise"
-            rows.append({"id": field.id, "yours": field.value, "verdict": "not a field", "problem": problem})
-        elif field.id in answers:
+            rows.append({"id": field.id, "yours": field.shown, "verdict": "not a field", "problem": problem})
+        elif known[field.id].value is not None:
             answer, label = answers[field.id], known[field.id].label
             verdict, problem = judge(field, known[field.id], answer)
             place = f"{place} {label.rstrip('.')}"
-            row = {"id": field.id, "label": label, "yours": field.shown, "results": shown(answer), "verdict": verdict}
-            rows.append(row | {"problem": problem and f"{place}: {problem}; see {answer.evidence}"})
+            row = {"id": field.id, "label": label, "yours": field.shown, "verdict": verdict}
+            if verdict in ("right", "wrong", "not checked"):  # not to one who has not tried
+                row["results"] = answer.shown
+            see = f"; see {answer.evidence}" if verdict == "wrong" else ""
+            rows.append(row | {"problem": problem and f"{place}: {problem}{see}"})
     present = {field.id for field in found}
     for field in known.values():
-        if field.id in answers and field.id not in present and not field.id.startswith("R."):
+        if field.value is not None and field.id not in present:
             problem = f"{name}: {field.id} {field.label}: is missing; expected {field.expected}"
             rows.append({"id": field.id, "label": field.label, "verdict": "missing", "problem": problem})
     return rows
 
 
-def shown(answer: Answer) -> str:
-    """The answer as a person would write it."""
-    return {True: "yes", False: "no"}[answer.value] if isinstance(answer.value, bool) else answer.shown
-
-
 def judge(field: Field, known: Field, answer: Answer) -> tuple[str, str | None]:
     """The verdict, and what is wrong with the value: blank, of the wrong kind, or different."""
-    right = shown(answer)
+    right = answer.shown
     if answer.value is None:
         return "not checked", None
     if known.unit == YES_NO:
@@ -154,7 +177,7 @@ def judge(field: Field, known: Field, answer: Answer) -> tuple[str, str | None]:
     elif known.is_number:
         right += f" {known.unit}"
         try:
-            agrees = number_in(field.value, known.unit).agrees_with(float(answer.value), answer.tolerance)
+            agrees = number_in(field.value, known.unit).agrees_with(float(answer.value))
         except ValueError as error:
             return "not read", f"expected {known.expected}; {error}"
     elif known.choices and choice(field.value) not in map(choice, known.choices):
