@@ -158,6 +158,17 @@ def test_changes_are_timed_and_the_files_of_the_program_are_kept(scratch):
 
 
 @pytest.mark.slow
+def test_a_fault_of_a_compiled_network_is_planted(scratch):
+    program = str(PROJECT / "examples" / "train_convnet.py")
+    ended = tool("--audit-only", "--try", "compile-blocks,compile", "--", program, "planted")
+    assert ended.returncode == 3, ended.stderr
+    rows = {row["change"]: row for row in proof()["rows"]}
+    assert rows["compile-blocks"]["verdict"] == "does not apply"
+    assert (rows["compile"]["verdict"], rows["compile"]["module"]) == (DIFFERS, "model (Net)")
+    assert "conv2.weight" in rows["compile"]["departs"]
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="another PyTorch may compile this network right")
 def test_a_network_that_is_compiled_wrongly_is_found(scratch):
     program = str(PROJECT / "examples" / "train_convnet.py")
