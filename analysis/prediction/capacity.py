@@ -23,11 +23,13 @@ class Overhead(NamedTuple):
 
 # The memory in use on this GPU includes the context of this process; on another one, the least context is assumed.
 CONTEXT = Overhead(256 * MB, 612 * MB, "context up to 612 MB")  # 256: InvokeAI#9413; 612: unsloth#8669
+# Bytes of a workspace of cuBLAS or hipBLAS, by the beginning of the architecture, as in PyTorch's CublasHandlePool.cpp;
+# the threads of the forward and of the backward pass have one each.
+WORKSPACES = {"sm_90": 32 * MB, "sm_": 8320 * 1024, "gfx94": 128 * MB, "gfx95": 128 * MB, "gfx": 32 * MB}
 RESERVES = {  # by kind of device
     "cpu": Overhead(95 * MB, 549 * MB, "threads and freed memory that is not returned, 95 to 549 MB where measured"),
     "cuda": Overhead(8320 * 1024, 256 * MB, "matmul libraries' workspaces: 8 MB on sm75 to 2 x 128 MB on gfx942"),
 }
-FRAGMENTATION = (0.03, 0.16)  # of the peak: reserved over live bytes, by simulating the caching allocator
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,12 @@ class Capacity:
         """What a step can use at most, in a dry run, a run and the row of a sweep alike.  None: any precision."""
         return max(0, self.total - self.in_use - self.reserve(precision) - self.workspaces.get(precision, 0))
 
-    def on_top(self, precision: str, peak: int) -> tuple[int, str]:
-        """What may come on top of a peak, in bytes, and why."""
+    def on_top(self, precision: str) -> tuple[int, str]:
+        """What may come on top of what is predicted, in bytes, and why."""
         reserve = RESERVES[self.kind]
         more = f"reserve up to {reserve.most / MB:,.0f} MB"
         parts = {more: reserve.most - reserve.least if self.reserve(precision) else 0}
         if self.kind == "cuda":
-            parts[f"fragmentation up to {FRAGMENTATION[1]:.0%}"] = int(FRAGMENTATION[1] * peak)
             parts[CONTEXT.source] = CONTEXT.most - CONTEXT.least if self.elsewhere else 0
         return sum(parts.values()), "; ".join(why for why, size in parts.items() if size)
 
@@ -78,7 +79,9 @@ def capacity_of(
 
 def capacity_elsewhere(device_memory: int | None, target: Datasheet | None = None) -> Capacity:
     """Of another GPU, with nothing in use but a context: --device-memory, else what the device reports."""
-    total, source = device_memory, "--device-memory"
+    total, source, workspaces = device_memory, "--device-memory", {}
     if not device_memory:
         total, source = target.memory_mb * MB, target.memory_source
-    return Capacity(total, CONTEXT.least, "cuda", source, {}, elsewhere=True)
+    if target and (one := next((size for arch, size in WORKSPACES.items() if target.arch.startswith(arch)), None)):
+        workspaces = dict.fromkeys(PRECISIONS, 2 * one)
+    return Capacity(total, CONTEXT.least, "cuda", source, workspaces, elsewhere=True)

@@ -15,6 +15,7 @@ from harness.machine.devices import missing_arithmetic
 from harness.model.optimizations import flags_in_use
 from harness.run.flag_combinations import ONLY_PREDICTED
 
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 KEPT_COLUMNS = [
     column("component, all layers", "component", left=True),
     column("MB", "mb", ",.1f"),
@@ -67,6 +68,8 @@ def peak_memory_text(document: dict) -> str:
     text = f"{memory_text(document['peak_memory_mb'])}, in {document['peak_where']}"
     if training.get("compile"):
         text = f"at most {text}; fused kernels write less"
+    if less := document["reserved_memory_expandable_mb"]:
+        text += f"; {memory_text(less)} reserved with expandable segments"
     return text + "; a graph keeps the memory of its passes" * bool(training.get("cuda_graphs"))
 
 
@@ -141,16 +144,20 @@ def prediction_section(document: dict, facts: dict[str, str]) -> Section:
 
 
 def fit_facts(document: dict) -> dict[str, str]:
-    """Whether a step fits, with how much to spare, and what may come on top."""
+    """Whether a step fits, how close it is, and what may come on top."""
     margin, context = document["margin_mb"], document["in_use_mb"] == document["context_mb"]
     sizes = [document[f"{name}_mb"] for name in ("in_use", "reserve", "on_top", "device_memory")]
     in_use, reserve, on_top, has, lack = (memory_text(mb, 0) for mb in (*sizes, abs(margin)))
     kept = [f"{in_use} {'for a context' if context else 'in use'}"] if document["in_use_mb"] else []
+    kept += [f"{reserve} in reserve"] if document["reserve_mb"] else []
     verdict = f"yes, {lack} to spare" if document["fits"] else f"NO, {lack} short"
+    if needed := document["reserved_memory_mb"]:
+        of = f"{memory_text(needed)} of {memory_text(needed + margin)} reserved"
+        verdict = f"yes, {of}, {lack} free" if document["fits"] else f"NO, {of}, {lack} short"
     on_top = f"up to {on_top}: {document['on_top_source']}"
     if document["fits"] and document["on_top_mb"] > margin:
         on_top = f"MAY NOT FIT, {on_top}"
-    has = f"{has} ({' and '.join([*kept, f'{reserve} in reserve'])})"
+    has = f"{has} ({' and '.join(kept)})" if kept else has
     return {"Fits": f"{verdict}: the device has {has}", "May come on top": on_top}
 
 
@@ -175,6 +182,11 @@ def time_facts(document: dict) -> dict[str, str]:
     return {"Step time": f"at least {least_ms:,.2f} ms ({'; '.join(parts)}; peaks: {source}), so {at_most}"}
 
 
+def needed_mb(document: dict) -> float:
+    """What has to fit."""
+    return document.get("reserved_memory_mb") or document["peak_memory_mb"]
+
+
 # ---- What to change ------------------------------------------------------------------------------------------------
 
 
@@ -190,7 +202,10 @@ def how_to_fit(document: dict) -> str:
     smaller = f"use {instead[0]}" if instead else smaller
     lower = f"lower to {' or '.join(fitting)}" if fitting else smaller
     alone = document["device_memory_mb"] - document["reserve_mb"] - (document["context_mb"] or 0)
-    if document["peak_memory_mb"] <= alone:
+    needed = needed_mb(document)
+    if document.get("reserved_memory_expandable_mb") and document["reserved_memory_expandable_mb"] <= alone < needed:
+        lower = f"set {EXPANDABLE}, or {lower}"
+    if needed <= alone:
         return f"it would fit without other processes: stop those, or {lower}"
     return lower
 
@@ -209,8 +224,10 @@ def what_fits(document: dict) -> str:
     named = sorted(document["memory_by_category_mb"].items(), key=lambda item: -item[1])
     parts = ", ".join(f"{name} {size:,.0f}" for name, size in named[:3])
     needs = f"a step needs {document['peak_memory_mb']:,.0f} MB ({parts})"
-    advice = "fragmentation or other processes took the rest: stop those, or lower the batch size"
+    if reserved := document["reserved_memory_mb"]:
+        needs += f", for which the allocator reserves {reserved:,.0f} MB"
+    advice = "other processes took the rest: stop those, or lower the batch size"
     advice = advice if document["fits"] else how_to_fit(document)
-    available = document["peak_memory_mb"] + document["margin_mb"]
+    available = needed_mb(document) + document["margin_mb"]
     in_use = f" ({document['in_use_mb']:,.0f} MB are in use)" if document["in_use_mb"] else ""
     return f"{needs}, {document['device']['name']} has {available:,.0f} MB for it{in_use}; {advice}"
