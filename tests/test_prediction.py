@@ -279,7 +279,7 @@ def test_another_device(train, tmp_path):
     assert code == 0
     assert re.search(r"^Reserve: +8 MB: matmul libraries", out, re.M)
     assert re.search(
-        r"^Fits: +NO, \d+\.\d MB of 104\.3 MB reserved, \d+ MB short: the device has 369 MB \(256 MB", out, re.M
+        r"^Fits: +NO, \d+\.\d MB of 104\.5 MB reserved, \d+ MB short: the device has 369 MB \(256 MB", out, re.M
     )
     assert re.search("^Device memory: +369 MB: --device-memory$", out, re.M)
     assert re.search(r"^Largest batch: +\d samples of", out, re.M)

@@ -9,6 +9,7 @@ from analysis.hardware.datasheets import Datasheet
 from analysis.hardware.matching import datasheet, described
 from analysis.prediction.capacity import CONTEXT, RESERVES, Capacity, capacity_elsewhere, capacity_of
 from analysis.prediction.communication import communication
+from analysis.prediction.expected_time import expected_step_time
 from analysis.prediction.memory import bytes_on_other_ranks, kept_for_backward, predicted_memory
 from analysis.prediction.network import links_inside_node, network_of
 from analysis.prediction.reserved import needed_bytes, reserved_bytes
@@ -45,10 +46,10 @@ def predict(
     document = memory_prediction(workload, device, capacity, target)
     if target:
         document["target_device"] |= {"source": target.source, "other_rows": [row.name for row in targets[1:]]}
+    about, measure = (document["device"], "kept")
     if elsewhere:
-        bounds = time_bounds(workload, described(target) if target else {"name": ""}, peak, "never")
-    else:
-        bounds = time_bounds(workload, document["device"], peak)
+        about, measure = (described(target) if target else {"name": ""}), "never"
+    bounds = time_bounds(workload, about, peak, measure)
     sending = None
     if workload.parallel.world_size > 1:
         sending = communication(document["collectives"], workload.parallel.world_size, bounds, link)
@@ -60,6 +61,7 @@ def predict(
     document |= {"step_time_lower_bound_ms": max(known, default=None)}
     document |= because(bounds["bandwidth_ms_reason"], "step_time_lower_bound_ms")
     document |= {"step_time_bounds": bounds, "communication": sending}
+    document |= expected_step_time(workload, about, link, peak, measure)
     return explained(document, Prediction)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.documents.run import Device
+from harness.documents.run import NO_RATES, Device, ExpectedTime
 from harness.documents.schema import Document, field
 
 ONE_RANK, ALONE = "one rank", "one rank has nobody to communicate with"
@@ -175,4 +175,5 @@ class Prediction(Document):
     step_flops: int = field("forward and backward")
     step_time_lower_bound_ms: float | None = field("the longest of step_time_bounds", null=NO_PEAK)
     step_time_bounds: TimeBounds = field("by arithmetic, bandwidth and network")
+    expected_step_time_ms: ExpectedTime | None = field("from achievable rates", null=NO_RATES)
     communication: Communication | None = field("between ranks", null=ALONE)
