@@ -40,7 +40,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from harness.base.command_line import OneLineParser, flag, verbose_flag
 from harness.base.console import say
@@ -54,13 +53,15 @@ from harness.instruments.recorder import Instruments, check_profiling
 from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
 from harness.instruments.timing import StepMeter
 from harness.machine import setup_checks
-from harness.machine.devices import PRECISIONS, check_precision, choose_device, set_numerics
+from harness.machine.devices import BF16_TRUE, PRECISIONS, arithmetic, check_precision, choose_device, set_numerics
+from harness.model.checkpointing import Choice, checkpointing_choice, run_block
 from harness.model.chunked_loss import chunked_loss
 from harness.model.corpus import synthetic_corpus, text_corpus
 from harness.model.cuda_graphs import GraphedModel
 from harness.model.decoder_formulas import DecoderFormulas
 from harness.model.grad_clip import clip_gradients
 from harness.model.optimizations import flags_in_use
+from harness.model.precision import autocast_of, cast_floats, parameter_dtype
 from harness.model.workload import StepFormulas, TrainingState, Workload, check_shards, sharded_state
 from harness.ranks.distributed import facts_of_ranks, first_failure, process_group, suffix_of_rank
 from harness.ranks.failures import exit_code_of, raise_if_interrupted
@@ -146,7 +147,15 @@ class OptimizationConfig:
     fused_rope: bool = flag(False, "rotary embedding in three kernels instead of five: 7 tensors moved, not 9")
     fused_loss: bool = flag(False, "loss from a part of the vocabulary at a time: the logits never exist whole")
     kernels: str = flag("eager", "norm and SwiGLU: PyTorch's, or ours in Triton (GPUs)", choices=["eager", "triton"])
-    activation_checkpointing: bool = flag(False, "keep only the input of each block, recompute the rest")
+    activation_checkpointing: Choice = flag(
+        False,
+        "full: keep only the input of each block, recompute the rest; op: keep fused attention and every second matmul "
+        "too; N: only every N-th block",
+        type=checkpointing_choice,
+        nargs="?",
+        const=True,
+        metavar="full|op|N",
+    )
     optimizer_impl: str | None = flag(
         None, "AdamW over lists of tensors or in one kernel", choices=["foreach", "fused"], shown="PyTorch's choice"
     )
@@ -169,7 +178,11 @@ class TrainingConfig(OptimizationConfig, ParallelConfig):
     learning_rate: float = flag(1e-4, "AdamW learning rate")
     gradient_accumulation_steps: int = flag(1, "micro-batches that the samples of a step are split into")
     grad_clip: float | None = flag(None, "scale gradients down where the norm of them all is larger", metavar="NORM")
-    precision: str = flag("fp32", "precision of the arithmetic; bf16 and fp16 use autocast", choices=list(PRECISIONS))
+    precision: str = flag(
+        "fp32",
+        "precision of the arithmetic; bf16 and fp16 use autocast, bf16-true has parameters in bf16",
+        choices=[*PRECISIONS, BF16_TRUE],
+    )
     device: str = flag("auto", "auto: a GPU if available; cuda also selects ROCm GPUs", choices=["auto", "cuda", "cpu"])
     data: str = flag("synthetic", "text file to train on (byte-level tokens)", metavar="FILE")
     seed: int = flag(42, "random seed of weights and data", minimum=0)
@@ -237,13 +250,15 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, H, S, E] -> [B, H, S, E], rotated by position."""
-        seq_len = x.shape[2]
+        cos, sin = self.cos[: x.shape[2]], self.sin[: x.shape[2]]  # [S, E]
+        if not torch.is_autocast_enabled(x.device.type):  # which narrows what matmuls read: elsewhere x keeps its type
+            cos, sin = cos.to(x.dtype), sin.to(x.dtype)
         if self.fused:  # halves swapped by one copy; multiplied and added by one kernel
             swapped = x.roll(x.shape[3] // 2, dims=-1)  # [B, H, S, E]
-            return torch.addcmul(x * self.cos[:seq_len], swapped, self.sin[:seq_len])
+            return torch.addcmul(x * cos, swapped, sin)
         first, second = x.chunk(2, dim=-1)  # [B, H, S, E/2] each
         rotated = torch.cat((-second, first), dim=-1)  # [B, H, S, E]: every pair rotated by 90 degrees
-        return x * self.cos[:seq_len] + rotated * self.sin[:seq_len]
+        return x * cos + rotated * sin
 
 
 def repeat_kv(x: Tensor, n_heads: int) -> Tensor:
@@ -420,11 +435,8 @@ class TinyLlamaModel(nn.Module):
             raise ValueError(f"{input_ids.shape[1]} tokens, but max_seq_len is {self.config.max_seq_len}")
         with trace_range("embedding"):
             x = self.embedding(input_ids)  # [B, S, D]
-        for layer in self.layers:
-            if self.options.activation_checkpointing:  # no dropout, so no RNG state to restore for the second run
-                x = checkpoint(layer, x, self.causal_mask, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x = layer(x, self.causal_mask)
+        for index, layer in enumerate(self.layers):
+            x = run_block(layer, index, self.options.activation_checkpointing, x, self.causal_mask)
         with trace_range("norm"):
             x = self.norm(x)
         if labels is not None and self.options.fused_loss:
@@ -473,6 +485,8 @@ def batches(corpus: np.ndarray, training: TrainingConfig, device: torch.device, 
 def build(config: TinyLlamaConfig, training: TrainingConfig, device: torch.device, place=None) -> TrainingState:
     """Model, optimizer, gradient scaler and autocast of a run, on the device, not compiled."""
     model = TinyLlamaModel(config, training)
+    if training.precision == BF16_TRUE:
+        cast_floats(model, torch.bfloat16)
     if place:  # in shards: the device may have no room for the whole model
         model = place(model)
     elif device.type != "cpu":  # fake tensors cannot be moved
@@ -482,10 +496,7 @@ def build(config: TinyLlamaConfig, training: TrainingConfig, device: torch.devic
     # The range of fp16 is 6e-8 to 65,504: the loss is scaled up so that small gradients do not underflow.  bf16 has the
     # range of fp32 and needs no scaling.
     scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
-    dtype = PRECISIONS[training.precision]
-    autocast = torch.autocast(
-        device.type, dtype=dtype, enabled=dtype is not torch.float32, cache_enabled=not training.cuda_graphs
-    )
+    autocast = autocast_of(training.precision, device, cache_enabled=not training.cuda_graphs)
     return TrainingState(model, optimizer, scaler, autocast)
 
 
@@ -539,7 +550,8 @@ class TinyLlamaWorkload(Workload):
     batch_size = property(lambda self: self.training.batch_size)
     seq_len = property(lambda self: self.training.seq_len)
     micro_steps = property(lambda self: self.training.gradient_accumulation_steps)
-    precision = property(lambda self: self.training.precision)
+    precision = property(lambda self: arithmetic(vars(self.training)))
+    parameter_dtype = property(lambda self: parameter_dtype(self.training.precision))
     compiled = property(lambda self: self.training.compile)
     parallel = property(lambda self: self.training)
 

@@ -25,6 +25,8 @@ MODES = (
     "--parallel ddp",
     "--parallel ddp --gradient-accumulation-steps 2",
     "--parallel ddp --reduce-precision bf16 --bucket-mb 0.02",
+    "--parallel ddp --no-gradient-as-bucket-view",
+    "--parallel zero1 --no-gradient-as-bucket-view --gradient-accumulation-steps 2",
     "--parallel zero1",
     "--parallel zero1 --gradient-accumulation-steps 2 --optimizer-impl foreach",
     "--parallel fsdp",
@@ -127,6 +129,7 @@ def test_a_sharded_run_records_its_mode_and_predicts_itself(tmp_path):
     ("flags", "words"),
     [
         ("--parallel zero1", "--parallel zero1: this run has one rank; start several with torchrun"),
+        ("--no-gradient-as-bucket-view", "error: --no-gradient-as-bucket-view: this run has one rank"),
         ("--no-fsdp-reshard", "error: --no-fsdp-reshard: this run has one rank"),
         ("--world-size 2", "--world-size: requires --dry-run"),
         ("--network 10", "--network: requires --dry-run"),

@@ -59,7 +59,7 @@ def _known(device: dict, precision: str, what: str, choice: str | float, measure
     """The figures of the datasheet and of a measurement, in this order unless the choice is `measured`."""
     known = []
     column, unit = (precision, 1e12) if what == "flops" else (what, 1e9)
-    if (found := datasheet(device)) and (peak := getattr(found[0], column)):
+    if (found := datasheet(device)) and (peak := getattr(found[0], column, None)):
         row, share = found
         name = f"{row.name} {precision}" if what == "flops" else row.name
         unit_of_share = "compute units"

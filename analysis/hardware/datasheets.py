@@ -47,5 +47,12 @@ def _row(name: str, text: str) -> Datasheet:
 
 
 DATASHEETS = tuple(_row(*item) for item in _TABLES["devices"].items())
-# 10^9 bytes/s of a GPU's links to the others of its node, by the beginning of its name
-LINKS = {name: _number(text) for name, text in _TABLES["links"].items()}
+# 10^9 bytes/s of a GPU's links to the others of its node, and how these are joined, by the beginning of its name
+LINKS = {name: (_number(text.split()[0]), text.split()[1]) for name, text in _TABLES["links"].items()}
+_WORKSPACES = {arch: int(float(mb) * 2**20) for arch, mb in _TABLES["workspaces"].items()}
+
+
+def library_workspaces_of(arch: str) -> int | None:
+    """Bytes that the matmul libraries allocate for a step, for the threads of forward and backward pass; None: unknown.
+    arch: gcnArchName or sm_XY."""
+    return next((2 * size for beginning, size in _WORKSPACES.items() if arch.startswith(beginning)), None)

@@ -1,6 +1,7 @@
 """What share of its device's peak did a run reach?"""
 
 from analysis.hardware.ceilings import Ceiling, compute_ceilings
+from harness.machine.devices import arithmetic
 
 
 def known_peak(summary: dict) -> Ceiling | None:
@@ -9,7 +10,7 @@ def known_peak(summary: dict) -> Ceiling | None:
     if tflops is None:
         return None
     device, choice = summary["environment"]["device"], summary["config"]["profiling"]["peak"]
-    precision = summary["config"]["training"]["precision"]
+    precision = arithmetic(summary["config"]["training"])
     ceilings = compute_ceilings(device, precision, choice, 1e12 * tflops, measure="kept")
     return ceilings[0] if ceilings else None
 

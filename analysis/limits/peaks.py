@@ -15,6 +15,7 @@ from analysis.vocabulary.kernels import multiplied_type
 from analysis.vocabulary.operators import MATMUL_CLASSES, PRECISION_OF
 from analysis.work.operator_costs import factor_type
 from harness.base.documents import documents_beside
+from harness.machine.devices import arithmetic
 
 DEFAULT_RIDGE = 10.0  # FLOPs/byte, on a CPU of which no peak is known
 # The columns of a datasheet for what is multiplied: without a path of its own, a type is multiplied as a wider one.
@@ -37,7 +38,8 @@ def device_of(links: Links, summary: dict | None) -> dict:
 def precision_of(links: Links, summary: dict | None) -> str:
     """The precision of the run's matmuls, by its summary, else of most of their time: the type of what the operator
     multiplies where it was recorded, else what the kernel's name tells; that alone tells tf32 from fp32."""
-    return (summary or {}).get("config", {}).get("training", {}).get("precision") or traced_precision(links)
+    training = (summary or {}).get("config", {}).get("training", {})
+    return arithmetic(training) if training.get("precision") else traced_precision(links)
 
 
 @cached_on_links

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from analysis.hardware import cache
-from analysis.hardware.datasheets import Datasheet
+from analysis.hardware.datasheets import Datasheet, library_workspaces_of
 from harness.base.units import MB
 from harness.machine.devices import PRECISIONS, host_memory, memory_of_a_rank
 from harness.machine.environment import describe_environment
@@ -23,9 +23,6 @@ class Overhead(NamedTuple):
 
 # The memory in use on this GPU includes the context of this process; on another one, the least context is assumed.
 CONTEXT = Overhead(256 * MB, 612 * MB, "context up to 612 MB")  # 256: InvokeAI#9413; 612: unsloth#8669
-# Bytes of a workspace of cuBLAS or hipBLAS, by the beginning of the architecture, as in PyTorch's CublasHandlePool.cpp;
-# the threads of the forward and of the backward pass have one each.
-WORKSPACES = {"sm_90": 32 * MB, "sm_": 8320 * 1024, "gfx94": 128 * MB, "gfx95": 128 * MB, "gfx": 32 * MB}
 RESERVES = {  # by kind of device
     "cpu": Overhead(95 * MB, 549 * MB, "threads and freed memory that is not returned, 95 to 549 MB where measured"),
     "cuda": Overhead(8320 * 1024, 256 * MB, "matmul libraries' workspaces: 8 MB on sm75 to 2 x 128 MB on gfx942"),
@@ -73,15 +70,20 @@ def capacity_of(
         in_use -= min(in_use, host_memory()[0]) if after_failure else 0
         return Capacity(total, in_use, "cpu", about["name"], dict.fromkeys(precisions, 0))
     known = {one: cache.measured(about, one, "workspaces", measure=measure) for one in precisions}
-    workspaces = {precision: int(kept.rate) for precision, kept in known.items() if kept is not None}
-    return Capacity(total, in_use, "cuda", about["name"], workspaces)
+    measured = {precision: int(kept.rate) for precision, kept in known.items() if kept is not None}
+    return Capacity(total, in_use, "cuda", about["name"], workspaces_by_default(about["arch"]) | measured)
+
+
+def workspaces_by_default(arch: str) -> dict[str, int]:
+    """Those of the architecture, in any precision; {} if they are not known."""
+    size = library_workspaces_of(arch)
+    return {} if size is None else dict.fromkeys(PRECISIONS, size)
 
 
 def capacity_elsewhere(device_memory: int | None, target: Datasheet | None = None) -> Capacity:
     """Of another GPU, with nothing in use but a context: --device-memory, else what the device reports."""
-    total, source, workspaces = device_memory, "--device-memory", {}
+    total, source = device_memory, "--device-memory"
     if not device_memory:
         total, source = target.memory_mb * MB, target.memory_source
-    if target and (one := next((size for arch, size in WORKSPACES.items() if target.arch.startswith(arch)), None)):
-        workspaces = dict.fromkeys(PRECISIONS, 2 * one)
+    workspaces = workspaces_by_default(target.arch) if target else {}
     return Capacity(total, CONTEXT.least, "cuda", source, workspaces, elsewhere=True)

@@ -130,19 +130,26 @@ def fields_of_capacity(workload: Workload, capacity: Capacity) -> dict:
 
 def time_bounds(workload: Workload, device: dict, peak: str | float, measure: str = "kept") -> dict:
     """The least time that a step can take, by arithmetic and by bandwidth, in ms.  measure: as for the ceilings."""
-    work = step_work(workload)
-    flops = flops_of_step(workload)[1] + workload.recomputed_flops() - int(work.table()["masked_flops"].sum())
+    work, precision = step_work(workload), workload.precision
     # What a step finds and leaves is read and written once; that which is sharded, by one of the ranks.  The
     # optimizer of a file may keep less than that.
     least = max(0, work.minimum() - 2 * bytes_on_other_ranks(workload))
-    compute = compute_ceilings(device, workload.precision, peak, measure=measure)
-    bandwidth = bandwidth_ceilings(device, peak, measure)
-    bounds = {}
-    for name, amount, peaks in (("compute", flops, compute), ("bandwidth", least, bandwidth)):
-        bounds |= {f"{name}_ms": 1e3 * amount / peaks[0].rate if peaks else None}
-        bounds |= {f"{name}_peak": peaks[0].label if peaks else None}
+    cast = workload.parallel.param_precision  # what FSDP gathers, and the work of one rank alone does not show
+    in_float32 = cast if cast != "fp32" else "tf32" if precision == "tf32" else "fp32"
+    names = {"float32": in_float32, "bfloat16": "bf16", "float16": "fp16"} | ({} if cast == "fp32" else {"tf32": cast})
+    flops = {names.get(kind, kind): flops for kind, flops in work.least_flops().most_common()} or {precision: 0}
+    compute = {one: compute_ceilings(device, one, peak, measure=measure) for one in flops}
+    if "tf32" in compute and not compute["tf32"]:  # convolutions, where there is none
+        compute["tf32"] = compute_ceilings(device, in_float32, peak, measure=measure)
+    bandwidth, most = bandwidth_ceilings(device, peak, measure), next(iter(flops))
+    # Matmuls of another type than most are not counted if its rate is not known: the bound stays one.
+    seconds = sum(amount / compute[one][0].rate for one, amount in flops.items() if compute[one])
+    bounds = {"compute_ms": 1e3 * seconds if compute[most] else None}
+    bounds |= {"bandwidth_ms": 1e3 * least / bandwidth[0].rate if bandwidth else None}
+    bounds |= {"compute_peak": compute[most][0].label if compute[most] else None}
+    bounds |= {"bandwidth_peak": bandwidth[0].label if bandwidth else None}
     if row := datasheet(device):
-        why = f"the datasheet of {row[0].name} has no {workload.precision}"
+        why = f"the datasheet of {row[0].name} has no {most}"
     else:
         why = NOT_MEASURED if measure == "kept" else "--device-memory does not name a device; use --target-device"
     return bounds | because(why, *bounds) | {"least_bytes": least}

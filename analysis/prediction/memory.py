@@ -11,8 +11,6 @@ from harness.instruments.memory_timeline import StepMemory, kept_by_component
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.model.workload import Workload
 
-PERSISTENT_BYTES_PER_PARAM = 12  # itself and two moments of the optimizer, float32 at any precision
-
 
 @functools.lru_cache(maxsize=8)
 def predicted_memory(workload: Workload, on_gpu: bool) -> StepMemory:
@@ -27,9 +25,13 @@ def peak_bytes(workload: Workload, on_gpu: bool) -> int:
 
 def bytes_on_other_ranks(workload: Workload) -> int:
     """Bytes of parameters and optimizer state that only other ranks have."""
-    sharded = {"zero1": PERSISTENT_BYTES_PER_PARAM - 4, "fsdp": PERSISTENT_BYTES_PER_PARAM}
-    every = sharded.get(workload.parallel.parallel, 0) * workload.parameter_count()
+    every = persistent_bytes(workload) * {"zero1": 2, "fsdp": 3}.get(workload.parallel.parallel, 0) // 3
     return every - every // workload.parallel.world_size
+
+
+def persistent_bytes(workload: Workload) -> int:
+    """Of the parameters and of two moments for each, in their type."""
+    return 3 * workload.parameter_dtype.itemsize * workload.parameter_count()
 
 
 def kept_for_backward(workload: Workload, memory: dict, on_gpu: bool) -> list[dict]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from analysis.prediction.memory import PERSISTENT_BYTES_PER_PARAM, bytes_on_other_ranks, peak_bytes, predicted_memory
+from analysis.prediction.memory import bytes_on_other_ranks, peak_bytes, persistent_bytes, predicted_memory
 from analysis.prediction.reserved import needed_bytes
 from analysis.work.fake_step import FakeRunError
 from harness.base.console import progress_bar
@@ -58,7 +58,7 @@ def largest_size(workload: Workload, on_gpu: bool, capacity: int, setting: str, 
     """The largest `batch_size`, in samples per step and a multiple of the micro-batches, or `seq_len`, in tokens per
     sample, that fits into the capacity beside the workspaces; 0 if not even one does."""
     unit, degree = (workload.micro_steps, 1) if setting == "batch_size" else (1, 2)
-    if PERSISTENT_BYTES_PER_PARAM * workload.parameter_count() - bytes_on_other_ranks(workload) > capacity:
+    if persistent_bytes(workload) - bytes_on_other_ranks(workload) > capacity:
         return 0
 
     sizes: dict[int, int] = {}  # allocations of a step by n

@@ -11,7 +11,7 @@ from harness.base.sections import Section, as_text
 from harness.base.tables import ANSWER_LINES, answer, column, wrapped
 from harness.base.text import batch_text, flag_of
 from harness.base.units import memory_text, rounded
-from harness.machine.devices import missing_arithmetic
+from harness.machine.devices import arithmetic, missing_arithmetic
 from harness.model.optimizations import flags_in_use
 from harness.run.flag_combinations import ONLY_PREDICTED
 
@@ -49,8 +49,12 @@ def shape_text(document: dict) -> str:
     """'batch 8 x 128 tokens in bf16, on each of 4 ranks, fsdp, --compile'"""
     training = document["training"]
     text = f"{batch_text(training['batch_size'], training['seq_len'])} in {training['precision']}"
+    if training.get("param_precision", "fp32") != "fp32":
+        text += f" with parameters cast to {training['param_precision']}"
     if document["world_size"] > 1:
         text += f", on each of {document['world_size']:,} ranks, {document['parallel']}"
+        if document["parallel"] != "fsdp":
+            text += f" with gradients {'as views of' if training['gradient_as_bucket_view'] else 'copied to'} buckets"
     return text + "".join(f", {flag}" for flag in flags_in_use(training))
 
 
@@ -93,7 +97,7 @@ def size_text(n: int) -> str:
 def next_step(document: dict, typed: Sequence[str]) -> str:
     """The command that trains what was predicted, or what to change first; typed: the command line, from the script."""
     target, training, ranks = document["target_device"], document["training"], document["world_size"]
-    if target and (missing := missing_arithmetic(training["precision"], target["name"], target["arch"])):
+    if target and (missing := missing_arithmetic(arithmetic(training), target["name"], target["arch"])):
         return f"--precision {training['precision']} cannot train there: {missing}"
     smaller = [] if document["fits"] else [word for flag in flags_that_fit(document)[:1] for word in flag.split()]
     command = started([*that_train(typed, *smaller[:1]), *smaller], ranks)

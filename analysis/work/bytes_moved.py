@@ -92,6 +92,9 @@ class WorkCounter(TorchDispatchMode):
         self.rows: list[tuple] = []  # segment, operator, FLOPs of matmuls, those of masked scores, elements, bytes
         self.segments: list[str] = ["between phases"]  # phases in the order in which they ran
         self.uses: dict[int, StorageUse] = {}
+        self.matmuls: list[
+            tuple
+        ] = []  # segment, type of the inputs (tf32: where it may be), FLOPs but those of masked scores
 
     def range_push(self, name: str) -> None:
         if name in PHASES:
@@ -122,7 +125,13 @@ class WorkCounter(TorchDispatchMode):
             if written:  # otherwise it made a view, or allocated
                 formula = flop_registry.get(func.overloadpacket)
                 flops = int(formula(*args, **kwargs, out_val=out)) if formula else 0
-                self.count(func.overloadpacket.__name__, flops, masked_flops(given, flops), read, written)
+                masked = masked_flops(given, flops)
+                self.count(func.overloadpacket.__name__, flops, masked, read, written)
+                if flops:
+                    kind = next(str(x.dtype).removeprefix("torch.") for x, _ in read if x.is_floating_point())
+                    is_convolution = "convolution" in func.overloadpacket.__name__
+                    kind = "tf32" if kind == "float32" and is_convolution else kind  # cuDNN's default
+                    self.matmuls.append((len(self.segments) - 1, kind, flops - masked))
         return out
 
     def count(self, operator: str, flops: int, masked: int, read: Accesses, written: Accesses) -> None:
@@ -152,6 +161,13 @@ class WorkCounter(TorchDispatchMode):
         sums, weights = ["calls", *columns[2:]], table["segment"].map(self.weight)
         table[sums] = table[sums].mul(weights, axis=0)
         return table.groupby(["phase", "class", "operator"], sort=False)[sums].sum().reset_index()
+
+    def least_flops(self) -> Counter[str]:
+        """What a step must do of matmuls, by the type of their inputs: of causal attention the unmasked scores."""
+        sums: Counter[str] = Counter()
+        for segment, kind, flops in self.matmuls:
+            sums[kind] += self.weight(segment) * flops
+        return sums
 
     def minimum_by_phase(self) -> dict[str, int]:
         """The minimum bytes that each phase moves."""

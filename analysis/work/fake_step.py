@@ -82,12 +82,12 @@ class GpuNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, shape, weight, eps):
         ctx.save_for_backward(x, weight, torch.empty_like(x[..., :1]))
-        return x * weight
+        return x.clone() if weight is None else x * weight
 
     @staticmethod
     def backward(ctx, gradient):
         x, weight, _ = ctx.saved_tensors
-        return gradient * x, None, torch.empty_like(weight), None
+        return gradient * x, None, None if weight is None else torch.empty_like(weight), None
 
 
 @contextlib.contextmanager
@@ -102,7 +102,10 @@ def gpu_kernels() -> Iterator[None]:
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         return attention(q, k, v, *rest, enable_gqa=enable_gqa and not in_float32, **options)
 
-    with mock.patch.multiple(F, rms_norm=GpuNorm.apply, scaled_dot_product_attention=same_heads):
+    def norm(x, shape, weight=None, eps=None):
+        return GpuNorm.apply(x, shape, weight, eps)
+
+    with mock.patch.multiple(F, rms_norm=norm, scaled_dot_product_attention=same_heads):
         yield
 
 
@@ -154,52 +157,33 @@ def _fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], 
 
 
 class FakeDataParallel:
-    """Stands in for DistributedDataParallel, which needs addresses of tensors, with its gradients as views of buckets
-    that live as long as the model: a gradient is computed in a tensor of its own, copied to its bucket, and freed.
+    """Stands in for DistributedDataParallel, which needs addresses of tensors, with buckets of gradients that live as
+    long as the model: a gradient is computed in a tensor of its own, copied to its bucket, and freed, unless gradients
+    are no views of the buckets.
 
     As in every step but the first two, a bucket is what became ready one after another until its size was reached, and
-    is reduced once it is complete.
+    is reduced once it is complete.  Each type of gradients has buckets of its own.
     """
 
     def __init__(self, called: Callable, model: torch.nn.Module, parallel: ParallelConfig):
         self.called, self.syncs, self.parallel = called, True, parallel
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.total = sum(parameter.nbytes for parameter in parameters)
-        # One tensor for all buckets: which gradients share one is known only when they are ready.
-        self.gradients = torch.zeros(self.total // 4)
-        for parameter in parameters:
+        self.buckets: dict[torch.dtype, Buckets] = {}
+        for parameter in filter(lambda one: one.requires_grad, model.parameters()):
+            self.buckets.setdefault(parameter.dtype, Buckets(parallel)).elements += parameter.numel()
             parameter.register_post_accumulate_grad_hook(self._to_bucket)
-        self._next_step()
-
-    def _next_step(self) -> None:
-        self.ready = self.reduced = 0  # gradients, in elements
-        first, size = torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, 25 * MB
-        if self.parallel.bucket_mb is not None:
-            first = size = int(self.parallel.bucket_mb * MB)
-        self.limits = itertools.chain([first], itertools.repeat(size))
-        self.limit = next(self.limits)
+        for dtype, buckets in self.buckets.items():
+            # One tensor for all buckets of a type: which gradients share one is known only when they are ready.
+            buckets.gradients = torch.zeros(buckets.elements, dtype=dtype)
 
     def _to_bucket(self, parameter: torch.Tensor) -> None:
         if not self.syncs:
             return
-        view = self.gradients[self.ready : self.ready + parameter.numel()].view_as(parameter)
+        buckets = self.buckets[parameter.dtype]
+        view = buckets.place(parameter)
         view.copy_(parameter.grad)
-        parameter.grad = view
-        self.ready += parameter.numel()
-        if 4 * (self.ready - self.reduced) >= self.limit or 4 * self.ready == self.total:
-            self._reduce(self.gradients[self.reduced : self.ready])
-            self.reduced, self.limit = self.ready, next(self.limits)
-        if 4 * self.ready == self.total:
-            self._next_step()
-
-    def _reduce(self, bucket: torch.Tensor) -> None:
-        dtype = PRECISIONS[self.parallel.reduce_precision]
-        if dtype is torch.float32:
-            torch.distributed.all_reduce(bucket)
-            return
-        compressed = bucket.to(dtype)
-        torch.distributed.all_reduce(compressed)
-        bucket.copy_(compressed)
+        if self.parallel.gradient_as_bucket_view:
+            parameter.grad = view
+        buckets.add(parameter)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -210,8 +194,48 @@ class FakeDataParallel:
             self.syncs = True
 
     def __call__(self, *arguments):
-        self.gradients.zero_()  # so that a tracker meets them as tensors that were there before the step
+        for buckets in self.buckets.values():
+            buckets.gradients.zero_()  # so that a tracker meets them as tensors that were there before the step
         return self.called(*arguments)
+
+
+class Buckets:
+    """Those of gradients of one type."""
+
+    def __init__(self, parallel: ParallelConfig):
+        self.parallel, self.elements = parallel, 0
+        self.gradients = torch.empty(0)
+        self._next_step()
+
+    def _next_step(self) -> None:
+        self.ready = self.reduced = 0  # gradients, in elements
+        first, size = torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, 25 * MB
+        if self.parallel.bucket_mb is not None:
+            first = size = int(self.parallel.bucket_mb * MB)
+        self.limits = itertools.chain([first], itertools.repeat(size))
+        self.limit = next(self.limits)
+
+    def place(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Of the gradient of the parameter that is ready next."""
+        return self.gradients[self.ready : self.ready + parameter.numel()].view_as(parameter)
+
+    def add(self, parameter: torch.Tensor) -> None:
+        """Its gradient is in its place; the bucket is reduced if that was the last of it."""
+        self.ready += parameter.numel()
+        if parameter.itemsize * (self.ready - self.reduced) >= self.limit or self.ready == self.elements:
+            self._reduce(self.gradients[self.reduced : self.ready])
+            self.reduced, self.limit = self.ready, next(self.limits)
+        if self.ready == self.elements:
+            self._next_step()
+
+    def _reduce(self, bucket: torch.Tensor) -> None:
+        dtype = PRECISIONS[self.parallel.reduce_precision]
+        if dtype is bucket.dtype:
+            torch.distributed.all_reduce(bucket)
+            return
+        compressed = bucket.to(dtype)
+        torch.distributed.all_reduce(compressed)
+        bucket.copy_(compressed)
 
 
 def fake_forward(workload: Workload, watch: Callable[..., Watcher]) -> Watcher:

@@ -25,6 +25,7 @@ class InterpretedGraphs:
     def backend(self) -> Callable:
         from functorch.compile import min_cut_rematerialization_partition
         from torch._dynamo.backends.common import aot_autograd
+        from torch._inductor import lowering  # noqa: F401  a decomposition of max pooling looks it up
         from torch._inductor.decomposition import select_decomp_table
 
         options = {"partition_fn": min_cut_rematerialization_partition, "decompositions": select_decomp_table()}
@@ -34,7 +35,7 @@ class InterpretedGraphs:
         def run(arguments: list):
             """Runs the graph, and frees each tensor after its last use, as generated code does."""
             with pushed(self.watcher) if self.is_aside else contextlib.nullcontext():
-                return torch.fx.Interpreter(graph).boxed_run(arguments)
+                return WithoutRandomState(graph).boxed_run(arguments)
 
         run._boxed_call = True
         return run
@@ -51,6 +52,21 @@ class InterpretedGraphs:
                     self.is_aside = False
 
         return call
+
+
+class WithoutRandomState(torch.fx.Interpreter):
+    """Runs operators that are recomputed with the random numbers of the first time, such as attention, without any: a
+    generator's state is no fake tensor, and on a GPU it is on the host."""
+
+    def call_function(self, target, args: tuple, kwargs: dict):
+        name = getattr(target, "__name__", "")
+        if name == "run_and_save_rng_state":
+            operator, *rest = args
+            return torch.empty(0, dtype=torch.uint8), operator(*rest, **kwargs)
+        if name == "run_with_rng_state":
+            _, operator, *rest = args
+            return operator(*rest, **kwargs)
+        return super().call_function(target, args, kwargs)
 
 
 @contextlib.contextmanager

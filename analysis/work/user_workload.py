@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
-from torch.utils.checkpoint import checkpoint
 
 from analysis.work.fake_step import FakeRunError
 from analysis.work.fake_user_code import on_fake_tensors, under_fake_mode, without_values
@@ -27,10 +26,12 @@ from harness.base.errors import UserError
 from harness.base.ranges import trace_range
 from harness.base.text import flag_of
 from harness.instruments.timing import NullMeter
-from harness.machine.devices import PRECISIONS
+from harness.machine.devices import BF16_TRUE, PRECISIONS, arithmetic
+from harness.model.checkpointing import Choice, run_block
 from harness.model.grad_clip import clip_gradients
 from harness.model.module_ranges import ModuleRanges
 from harness.model.optimizations import ANY_MODEL, OUR_MODEL, flags_in_use
+from harness.model.precision import autocast_of, cast_floats
 from harness.model.user_file import Made, UserFile
 from harness.model.workload import TrainingState, Workload
 from harness.ranks.failures import raise_if_interrupted
@@ -62,6 +63,8 @@ def user_workload(text: str, training: Any, given: dict) -> UserWorkload:
     for name, why in found.lacks.items():
         if getattr(training, name) not in (None, False, "fp32"):  # whatever flag sets it
             raise UserError(f"{flag_of(name)}: {file.path.name}: {why}", 2)
+    if found.precision == "bf16" and "reduce_precision" not in given:
+        training = replace(training, reduce_precision="bf16")  # as PyTorch does by default
     return UserWorkload(file, replace(training, batch_size=found.batch_size, seq_len=found.seq_len))
 
 
@@ -225,12 +228,12 @@ def repeated_blocks(module: nn.Module) -> list[nn.Module]:
     return found
 
 
-def with_checkpointing(model: nn.Module) -> nn.Module:
-    """Each repeated block keeps its inputs alone, and is run again in the backward pass."""
-    for block in repeated_blocks(model):
+def with_checkpointing(model: nn.Module, choice: Choice) -> nn.Module:
+    """Repeated blocks keep their inputs alone, or what is dear to compute too, and run again in the backward pass."""
+    for index, block in enumerate(repeated_blocks(model)):
         # Fake tensors have no random numbers to draw again.
-        options = {"use_reentrant": False, "preserve_rng_state": not under_fake_mode()}
-        block.forward = functools.partial(checkpoint, block.forward, **options)
+        options = {"preserve_rng_state": not under_fake_mode()}
+        block.forward = functools.partial(run_block, block.forward, index, choice, **options)
     return model
 
 
@@ -290,8 +293,14 @@ class UserWorkload(Workload):
 
     @property
     def precision(self) -> str:
-        """That of autocast if --precision asks for it, else that of the parameters."""
-        return self.training.precision if self.training.precision != "fp32" else examined(self.file).precision
+        """That which a flag asks for, else that of the parameters."""
+        asked = arithmetic(vars(self.training))
+        return asked if asked != "fp32" else examined(self.file).precision
+
+    @property
+    def parameter_dtype(self) -> torch.dtype:
+        own = PRECISIONS[examined(self.file).precision]
+        return torch.bfloat16 if self.training.precision == BF16_TRUE else own
 
     # ---- The step ----------------------------------------------------------------------------------------------------
 
@@ -301,23 +310,22 @@ class UserWorkload(Workload):
         self.file.check_device(made, device)
         model, optimizer = made.model, made.optimizer
         if self.training.activation_checkpointing:
-            model = with_checkpointing(model)
-        if place:
-            names = {id(p): name for name, p in model.named_parameters()}
-            model = place(model)
+            model = with_checkpointing(model, self.training.activation_checkpointing)
+        names = {id(p): name for name, p in model.named_parameters()}
+        if self.training.precision == BF16_TRUE:
+            cast_floats(model, torch.bfloat16)
+        model = place(model) if place else model
+        if place or self.training.precision == BF16_TRUE:
             optimizer = over_placed(optimizer, names, dict(model.named_parameters()))
-        elif device.type != "cpu":
+        if not place and device.type != "cpu":
             model.to(device)  # in place: the optimizer has the same parameters
             if optimizer.state:
                 optimizer.load_state_dict(optimizer.state_dict())  # which moves its tensors too
         if self.training.optimizer_impl:
             optimizer = with_implementation(optimizer, self.training.optimizer_impl)
         self.latest["made"] = made._replace(model=model, optimizer=optimizer)
-        precision = self.training.precision
-        scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-        dtype = PRECISIONS[precision]
-        autocast = torch.autocast(device.type, dtype=dtype, enabled=dtype is not torch.float32)
-        return TrainingState(model, optimizer, scaler, autocast)
+        scaler = torch.amp.GradScaler(device.type, enabled=self.training.precision == "fp16")
+        return TrainingState(model, optimizer, scaler, autocast_of(self.training.precision, device))
 
     def batches(self, device: torch.device, rank: int = 0) -> Iterator[Any]:
         """Those that came with the model that was built last.  Every rank draws what its process makes of the file."""
@@ -328,7 +336,13 @@ class UserWorkload(Workload):
         if self.scaled:
             sizes = {0: self.batch_size} | ({1: self.seq_len} if found.seq_len > 1 else {})
         while True:
-            yield map_tensors(Tensor.detach, zeros_like_batch(found.batch, sizes))
+            yield map_tensors(self._cast, zeros_like_batch(found.batch, sizes))
+
+    def _cast(self, x: Tensor) -> Tensor:
+        """A view, or with --precision bf16-true a copy in the type of the parameters."""
+        return x.detach().to(
+            torch.bfloat16 if self.training.precision == BF16_TRUE and x.is_floating_point() else x.dtype
+        )
 
     def _checked(self, stream: Iterator[Any], device: torch.device) -> Iterator[Any]:
         """On the device.  Raises UserError if shapes change: times, FLOPs and memory would be those of no one step."""
@@ -338,7 +352,7 @@ class UserWorkload(Workload):
                 where = f"{self.file.where(self.file.function())}: batch {number} is {found}, the first was {expected}"
                 raise UserError(f"{where}; expected the same shapes in every step: pad, or drop the last batch")
             # A view, so that memory trackers meet tensors that no operator has made, such as those of a worker.
-            yield map_tensors(lambda x: x.to(device, non_blocking=True).detach(), batch)
+            yield map_tensors(lambda x: self._cast(x.to(device, non_blocking=True)), batch)
             del batch
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
@@ -420,7 +434,8 @@ class UserWorkload(Workload):
         training = {"batch_size": self.batch_size, "seq_len": self.seq_len, "learning_rate": found.learning_rate}
         training["optimizer"] = found.optimizer
         training |= {name: every[name] for name in USED if name not in found.lacks}
-        return {"model": model | {"parameters": found.parameters}, "training": training | {"precision": self.precision}}
+        told = found.precision if self.training.precision == "fp32" else self.training.precision
+        return {"model": model | {"parameters": found.parameters}, "training": training | {"precision": told}}
 
     @classmethod
     def from_settings(cls, settings: dict[str, dict], training: type) -> UserWorkload:
@@ -442,7 +457,7 @@ class UserWorkload(Workload):
             "Number of Steps": training.num_steps,
             "Optimizer": f"{found.optimizer}, learning rate {found.learning_rate:g}",
             **({"Gradient Clipping": f"norm {training.grad_clip:g}"} if training.grad_clip else {}),
-            "Precision": self.precision,
+            "Precision": self.settings()["training"]["precision"],
             **({"Optimizations": ", ".join(flags)} if (flags := flags_in_use(vars(training))) else {}),
             "Seed": training.seed,
         }

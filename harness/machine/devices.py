@@ -8,7 +8,7 @@ import resource
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -19,6 +19,13 @@ from harness.machine.hardware_seen import unseen_hardware
 from harness.machine.host_limits import available_host_memory, host_memory_bytes
 
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+BF16_TRUE = "bf16-true"  # parameters in bf16 too, no autocast; Lightning's and litgpt's name
+
+
+def arithmetic(training: Mapping[str, object]) -> str:
+    """The key of PRECISIONS in which matmuls compute.  training: the section of config.json."""
+    cast = training.get("param_precision", "fp32") != "fp32" or training["precision"] == BF16_TRUE
+    return "bf16" if cast else training["precision"]
 
 
 def choose_device(asked: str) -> torch.device:
@@ -61,7 +68,7 @@ def lacks_precision(precision: str, device: torch.device) -> str | None:
 def missing_arithmetic(precision: str, name: str, arch: str) -> str | None:
     """What a GPU lacks for a precision, as far as its architecture tells (gfx942, sm_80); None if nothing."""
     is_early = arch.startswith("sm_") and int(arch[3:-1]) < 8  # before Ampere
-    if precision == "bf16" and is_early:
+    if precision in ("bf16", BF16_TRUE) and is_early:
         return f"{name} has no bfloat16 arithmetic; use fp16 or fp32"
     if precision == "tf32" and (is_early or (arch.startswith("gfx") and not arch.startswith("gfx94"))):
         return f"{name} has no TF32 arithmetic; use fp32, bf16 or fp16"

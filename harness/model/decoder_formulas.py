@@ -4,9 +4,16 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from harness.machine.devices import PRECISIONS
+from harness.machine.devices import PRECISIONS, arithmetic
+from harness.model.checkpointing import checkpointed_layers
 from harness.model.decoder_memory import KeptBytes, KeptTensors
+from harness.model.precision import parameter_dtype
 from harness.model.workload import StepFormulas
+
+MATMULS = [  # of parameters in a block, in the order in which they run
+    *(f"attention.{part}_proj" for part in ("qkv", "q", "k", "v", "o")),
+    *(f"mlp.{part}_proj" for part in ("gate_up", "gate", "up", "down")),
+]
 
 
 @dataclass(frozen=True)
@@ -30,16 +37,20 @@ class DecoderFormulas(StepFormulas):
 
     def recomputed_flops(self) -> int:
         """Fused attention recomputes the scores, the fused loss the logits.  Checkpointing recomputes every matmul of
-        each block except the last, down_proj, because no operator needs its output in the backward pass."""
+        each block except the last, down_proj, because no operator needs its output in the backward pass; per operator,
+        every second one, and eager attention."""
         config, training = self.config, self.training
         parts, recomputed = self.forward_flops_by_component(), 0
         if training.attention == "sdpa":
             recomputed += 2 * training.batch_size * training.seq_len**2 * config.hidden_dim * config.n_layers
         if training.fused_loss:
             recomputed += parts["lm_head"]
-        if training.activation_checkpointing:
-            recomputed += sum(count for part, count in parts.items() if part not in ("mlp.down_proj", "lm_head"))
-        return recomputed
+        again = {part: count for part, count in parts.items() if part not in ("mlp.down_proj", "lm_head")}
+        if training.activation_checkpointing == "op":
+            kept = [part for part in MATMULS if part in parts][::2]
+            again = {part: count for part, count in again.items() if part not in (*kept, "attention.sdpa")}
+        layers = checkpointed_layers(training.activation_checkpointing, config.n_layers)
+        return recomputed + sum(again.values()) // config.n_layers * layers
 
     def first_loss(self) -> tuple[float, float]:
         """ln V of a uniform guess, and s^2 / 2 for logits of standard deviation s.  The mean over tokens varies with s;
@@ -48,16 +59,20 @@ class DecoderFormulas(StepFormulas):
         tokens = self.training.batch_size * self.training.seq_len
         return uniform + s**2 / 2, 0.02 * uniform + 4 * s / min(10, tokens) ** 0.5
 
-    def kept_for_backward(self, on_gpu: bool = False) -> dict[str, KeptBytes]:
+    def kept_for_backward(self, on_gpu: bool = False) -> dict[str, KeptBytes] | None:
+        if self.training.activation_checkpointing == "op" or arithmetic(vars(self.training)) != self.training.precision:
+            return None  # a fake-tensor run tells
         return KeptTensors(self.config, self.training, on_gpu).by_component()
 
     def least_memory_bytes(self) -> int:
-        """Weight, gradient and two Adam moments of four bytes each, the mask, and the attention weights that are saved
-        in every layer, or in one layer at a time with checkpointing."""
+        """Weight, gradient and two Adam moments, the mask, and the attention weights that are saved in every layer; of
+        those that are checkpointed, in one at a time."""
         config, training = self.config, self.training
         quadratic = 0  # bytes per element of the S x S mask and scores
         if training.attention == "eager":
-            layers = 1 if training.activation_checkpointing else config.n_layers
+            again = checkpointed_layers(training.activation_checkpointing, config.n_layers)
+            layers = config.n_layers - again + bool(again)
             scores = layers * config.n_heads * training.batch_size // training.gradient_accumulation_steps
-            quadratic = 4 + PRECISIONS[training.precision].itemsize * scores
-        return 16 * config.parameter_count() + quadratic * training.seq_len**2
+            quadratic = 2 + PRECISIONS[arithmetic(vars(training))].itemsize * scores
+        itemsize = parameter_dtype(training.precision).itemsize
+        return 4 * itemsize * config.parameter_count() + quadratic * training.seq_len**2

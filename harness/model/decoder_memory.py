@@ -4,6 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 from harness.machine.devices import PRECISIONS
+from harness.model.checkpointing import checkpointed_layers
 from harness.model.chunked_loss import chunk_size
 
 
@@ -160,8 +161,8 @@ class KeptTensors:
     def by_component(self) -> dict[str, KeptBytes]:
         """Over all layers."""
         n_layers = self.config.n_layers
-        layer = {} if self.training.activation_checkpointing else self.layer()  # then a block keeps its output alone
-        kept = {name: KeptBytes(n_layers * one.linear, n_layers * one.quadratic) for name, one in layer.items()}
+        whole = n_layers - checkpointed_layers(self.training.activation_checkpointing, n_layers)  # the others: outputs
+        kept = {name: KeptBytes(whole * one.linear, whole * one.quadratic) for name, one in self.layer().items()}
         kept["mlp_residual"] = KeptBytes(n_layers * self.float32_hidden)
         kept["embedding"] = KeptBytes(self.float32_hidden)
         return {name: one for name, one in (kept | self.head()).items() if any(one)}

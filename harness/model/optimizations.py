@@ -82,12 +82,13 @@ OUR_MODEL = tuple(one.setting for one in OPTIMIZATIONS if not one.any_model)  # 
 
 def in_use(settings: Mapping[str, Any]) -> list[Optimization]:
     """settings: by name, such as the section training of config.json."""
-    return [one for one in OPTIMIZATIONS if settings.get(one.setting) == one.value]
+    values = [(one, settings.get(one.setting)) for one in OPTIMIZATIONS]  # of checkpointing there are several
+    return [one for one, value in values if value == one.value or (value and one.value is True)]
 
 
 def flags_in_use(settings: Mapping[str, Any]) -> list[str]:
     """As typed; without the precision, which is told by itself."""
-    return [one.flag for one in in_use(settings) if one.setting != "precision"]
+    return [flag_of(one.setting, settings[one.setting]) for one in in_use(settings) if one.setting != "precision"]
 
 
 def answering(opportunity: str) -> list[str]:

@@ -145,6 +145,11 @@ class Workload(ABC):
         return None
 
     @property
+    def parameter_dtype(self) -> torch.dtype:
+        """That which the optimizer updates."""
+        return torch.float32
+
+    @property
     def formulas(self) -> StepFormulas:
         """What is known of the step in closed form; nothing, unless a workload says otherwise."""
         return StepFormulas()

@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from harness.base.command_line import flag
 from harness.base.console import world_size_of_run
 from harness.base.errors import UserError
 from harness.base.text import flag_of
-from harness.machine.devices import PRECISIONS
+from harness.machine.devices import BF16_TRUE, PRECISIONS
 
 SHARDING = ("zero1", "fsdp")
 
@@ -36,11 +36,19 @@ class ParallelConfig:
     bucket_mb: float | None = flag(
         None, "MB of gradients in one all-reduce of ddp and zero1", metavar="MB", shown="25; the first bucket 1"
     )
+    gradient_as_bucket_view: bool = flag(
+        True, "gradients of ddp and zero1 are views of buckets; PyTorch's default: copies"
+    )
     fsdp_reshard: bool = flag(True, "free gathered parameters after the forward pass, and gather them again")
     fsdp_wrap: str = flag(
         "block", "what fsdp gathers at once: a block, a part of one, or all", choices=["block", "model", "sublayer"]
     )
-    reduce_precision: str = flag("fp32", "precision in which gradients are reduced", choices=["fp32", "bf16"])
+    param_precision: str = flag(
+        "fp32", "with fsdp: what its float32 shards are gathered and computed in, no autocast", choices=["fp32", "bf16"]
+    )
+    reduce_precision: str = flag(
+        "fp32", "precision in which gradients are reduced", choices=["fp32", "bf16"], shown="that of the optimizer"
+    )
     world_size: int = flag(1, "with --dry-run: ranks to predict", shown="those of this run")
 
 
@@ -51,28 +59,32 @@ def parallel_settings(given: dict) -> dict:
     """
     world_size = given.get("world_size", world_size_of_run())
     mode = given.get("parallel")
+    if "param_precision" in given and (world_size == 1 or mode != "fsdp"):
+        flag = flag_of("param_precision", given["param_precision"])
+        raise UserError(f"{flag}: is for --parallel fsdp on several ranks; elsewhere use --precision {BF16_TRUE}", 2)
     if world_size == 1:
-        only_for_several = ("parallel", "bucket_mb", "fsdp_reshard", "fsdp_wrap", "reduce_precision")
-        if unused := next((name for name in only_for_several if name in given), None):
+        if unused := next((one.name for one in fields(ParallelConfig)[:-1] if one.name in given), None):
             several = "start several with torchrun --nproc-per-node N, or predict them with --dry-run --world-size N"
             raise UserError(f"{flag_of(unused, given[unused])}: this run has one rank; {several}", 2)
         return {"world_size": 1}
     mode = mode or "ddp"
-    for name in ("bucket_mb",) if mode == "fsdp" else ("fsdp_reshard", "fsdp_wrap"):
+    for name in ("bucket_mb", "gradient_as_bucket_view") if mode == "fsdp" else ("fsdp_reshard", "fsdp_wrap"):
         if name in given:
             wanted = "ddp or zero1" if mode == "fsdp" else "fsdp"
             raise UserError(f"{flag_of(name)}: has no effect with --parallel {mode}; use {wanted}", 2)
-    return {"world_size": world_size, "parallel": mode}
+    reduced_in = given.get("reduce_precision", "bf16" if given.get("precision") == BF16_TRUE else "fp32")
+    return {"world_size": world_size, "parallel": mode, "reduce_precision": reduced_in}
 
 
 def mode_text(parallel: ParallelConfig) -> str:
     """The mode and its settings, to print."""
     if parallel.parallel == "fsdp":
         keeps = "resharded after the forward pass" if parallel.fsdp_reshard else "not resharded"
-        text = f"fsdp, by {parallel.fsdp_wrap}, {keeps}"
+        text = f"fsdp, by {parallel.fsdp_wrap} in {parallel.param_precision}, {keeps}"
     else:
         bucket = "PyTorch's size" if parallel.bucket_mb is None else f"{parallel.bucket_mb:g} MB"
-        text = f"{parallel.parallel}, buckets of {bucket}"
+        gradients = "views of them" if parallel.gradient_as_bucket_view else "copied to and from them"
+        text = f"{parallel.parallel}, buckets of {bucket}, gradients {gradients}"
     return f"{text}, reduced in {parallel.reduce_precision}"
 
 
@@ -103,7 +115,8 @@ def shard_model(model: nn.Module, parallel: ParallelConfig, device: torch.device
         mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     # Of fake tensors only the first of W shards is made: making all for each parameter would take minutes.
     cut = FirstChunk() if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) else contextlib.nullcontext()
-    policy = MixedPrecisionPolicy(reduce_dtype=PRECISIONS[parallel.reduce_precision])
+    cast = None if parallel.param_precision == "fp32" else PRECISIONS[parallel.param_precision]
+    policy = MixedPrecisionPolicy(param_dtype=cast, reduce_dtype=PRECISIONS[parallel.reduce_precision])
     for unit in fsdp_units(model, parallel.fsdp_wrap):
         # What is outside of blocks, such as the head, is needed again at once: gathering it twice would save nothing.
         reshard = parallel.fsdp_reshard and (unit is not model or parallel.fsdp_wrap == "model")
@@ -146,10 +159,12 @@ def replicated(model: nn.Module, parallel: ParallelConfig, device: torch.device)
     # Buffers are the same on all ranks, so no forward pass has to send them.  PyTorch 2.13 renamed the flag.
     renamed = "forward_sync_buffers" in inspect.signature(nn.parallel.DistributedDataParallel).parameters
     options = {"forward_sync_buffers" if renamed else "broadcast_buffers": False, "bucket_cap_mb": parallel.bucket_mb}
-    # Without views each gradient would exist twice: as the parameter's, and as a copy in its bucket.
-    wrapped = nn.parallel.DistributedDataParallel(model, devices, gradient_as_bucket_view=True, **options)
-    if parallel.reduce_precision != "fp32":
-        wrapped.register_comm_hook(PRECISIONS[parallel.reduce_precision], reduce_compressed)
+    # Without views each gradient exists twice: as the parameter's, and as a copy in its bucket.
+    options["gradient_as_bucket_view"] = parallel.gradient_as_bucket_view
+    wrapped = nn.parallel.DistributedDataParallel(model, devices, **options)
+    reduced_in = PRECISIONS[parallel.reduce_precision]
+    if any(parameter.dtype is not reduced_in for parameter in model.parameters()):
+        wrapped.register_comm_hook(reduced_in, reduce_compressed)
     return wrapped
 
 

@@ -36,7 +36,8 @@ class PredictionConfig:
     )
     network: float | str | None = flag(
         None,
-        "with --dry-run: bus bandwidth of each rank in 10^9 bytes/s, or measured: by run_collective_benchmark.sh",
+        "with --dry-run: bus bandwidth of each rank in 10^9 bytes/s (not the rate of a NIC: ranks of a node share all "
+        "of its NICs), or measured: by run_collective_benchmark.sh",
         shown="a datasheet's links, inside a node",
         type=network_choice,
         metavar="GB/S",
@@ -73,6 +74,9 @@ def check_combinations(training, profiling: ProfilerConfig, given: dict) -> None
         raise UserError("--network: one rank sends nothing; predict several with --world-size N", 2)
     if given.get("compile_mode") is not None and not training.compile:
         raise UserError("--compile-mode: requires --compile", 2)
+    if training.param_precision != "fp32" and training.precision not in ("fp32", "tf32"):
+        why = "parameters are cast, so there is no autocast; leave out --precision"
+        raise UserError(f"--param-precision {training.param_precision}: {why} {training.precision}", 2)
     if line := conflict(training, profiling):
         raise UserError(line, 2)
 

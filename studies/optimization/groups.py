@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from analysis.prediction.memory import PERSISTENT_BYTES_PER_PARAM
+from analysis.prediction.memory import persistent_bytes
 from harness.model.optimizations import Optimization
 from harness.model.workload import Workload
 from studies.optimization.results import columns_alone, columns_beside
@@ -42,7 +42,7 @@ def groups_that_fit(todo: list[Candidate], baseline: Candidate, available: int) 
 
 def bytes_together(group: list[Candidate]) -> int:
     """What all keep between two steps, and what one of them needs on top at its peak."""
-    resting = [PERSISTENT_BYTES_PER_PARAM * candidate.workload.parameter_count() for candidate in group]
+    resting = [persistent_bytes(candidate.workload) for candidate in group]
     peaks = [candidate.row["predicted_memory_bytes"] or 0 for candidate in group]
     return sum(resting) + max(max(0, peak - rest) for peak, rest in zip(peaks, resting, strict=True))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
-from analysis.prediction.memory import PERSISTENT_BYTES_PER_PARAM, predicted_memory
+from analysis.prediction.memory import persistent_bytes, predicted_memory
 from analysis.work.bytes_moved import WorkCounter, step_work
 from analysis.work.fake_step import fake_forward, fake_step
 from harness.base.text import flag_of, significant
@@ -187,11 +187,10 @@ def batch_bounds(gigabytes: Sequence[int] = (16, 24, 80, 192)) -> str:
     rows = []
     for name in SIZES:
         workload = workload_of(size=name)
-        parameters = workload.parameter_count()
         per_sample = sum(map(sum, workload.formulas.kept_for_backward().values())) / workload.batch_size
         cells = []
         for size in gigabytes:
-            room = size * 1024 * MB - PERSISTENT_BYTES_PER_PARAM * parameters
+            room = size * 1024 * MB - persistent_bytes(workload)
             cells.append(f"{max(0, int(room / per_sample)):,}")
         rows.append([name, f"{workload.seq_len:,}", f"{workload.batch_size}", *cells])
     return table(["size", "tokens", "its batch", *(f"at most in {size} GB" for size in gigabytes)], rows)
