@@ -4,7 +4,7 @@ import configparser
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.hardware.datasheets import Datasheet
+from analysis.hardware.datasheets import DATASHEETS, Datasheet
 
 _TABLES = configparser.ConfigParser(interpolation=None, delimiters="=")
 _TABLES.optionxform = str
@@ -34,5 +34,9 @@ def achievable_rates(row: Datasheet | None) -> Rates | None:
     if known is None:
         return None
     bf16, tf32, fp32, attention, share = map(float, _TABLES["rates"][known].split())
-    rates = {name: 1e12 * rate for name, rate in (("bf16", bf16), ("tf32", tf32), ("fp32", fp32))}
-    return Rates(rates, 1e12 * attention, 1e9 * share * row.bandwidth, row.compute_units, f"achievable.ini, {known}")
+    same = next(one for one in DATASHEETS if one.name == row.name.partition(":")[0])
+    peak = row.bf16 / same.bf16
+    rates = {name: 1e12 * peak * rate for name, rate in (("bf16", bf16), ("tf32", tf32), ("fp32", fp32))}
+    return Rates(
+        rates, 1e12 * peak * attention, 1e9 * share * row.bandwidth, row.compute_units, f"that {known} reaches"
+    )
