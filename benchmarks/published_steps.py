@@ -1,4 +1,4 @@
-"""Do predictions agree with steps that others timed and published?  Each row of published.ini as a dry run, on its device.
+"""Do predictions agree with steps that others timed and published?  Each row of published.ini as a dry run.
 
     python3 benchmarks/published_steps.py
     python3 benchmarks/published_steps.py --only torchtune --output benchmarks/results/published_steps.json
@@ -8,22 +8,22 @@ corrected ratio divides by the median of the other sources, in which its own row
 """
 
 import configparser
+import math
 import sys
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.common import benchmark_parser, report
-
 import tiny_llama_v1 as tiny_llama
-from analysis.hardware.matching import described, rows_named
+from analysis.hardware.matching import described, given_row, rows_named
 from analysis.prediction.capacity import workspaces_by_default
 from analysis.prediction.document import time_bounds
 from analysis.prediction.expected_time import expected_step_time
 from analysis.prediction.memory import predicted_memory
 from analysis.prediction.network import Network, links_inside_node
 from analysis.prediction.reserved import needed_bytes
+from benchmarks.common import benchmark_parser, report
 from harness.base.console import progress_bar, say
 from harness.base.tables import column
 from harness.base.units import MB
@@ -45,9 +45,13 @@ def row_of(name: str, published: configparser.SectionProxy) -> dict:
     flags = [*published["flags"].split(), "--dry-run"]
     workload, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(flags))
     device = next(one for one in rows_named(published["device"]) if one.name == published["device"])
+    if "card" in published:
+        device = given_row(f"{device.name}:{published['card']}")
     ranks, about, network = workload.parallel.world_size, described(device), published.getfloat("network")
     link = Network(network, "published.ini") if network else links_inside_node(device.name, ranks)
     expected = expected_step_time(workload, about, link, measure="never")["expected_step_time_ms"]
+    if expected is None:  # no evidence for the device
+        expected = dict.fromkeys(("median", "low", "high"), math.nan)
     bound, ms = time_bounds(workload, about, "auto", "never")["compute_ms"], published.getfloat("ms")
     row = {"name": name, "source": published["source"].split()[0], "device": device.name, "ms": ms}
     row |= {"over_bound": ms / bound, "ratio": expected["median"] / ms, "expected": expected, "corrected": None}

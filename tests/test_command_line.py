@@ -25,7 +25,8 @@ FLAGS = {  # every flag that users rely on; a change here is a change of what wa
     "--profile-operators --gzip --memory-snapshot --system-profiler "
     "--enable-deepspeed-flops --flops-profile-step --peak "
     "--enable-all-profiling --output-dir --log-interval --validate-setup --dry-run --device-memory --force "
-    "--target-device --parallel --bucket-mb --fsdp-reshard --no-fsdp-reshard --fsdp-wrap --reduce-precision "
+    "--target-device --parallel --bucket-mb --gradient-as-bucket-view --no-gradient-as-bucket-view --param-precision "
+    "--fsdp-reshard --no-fsdp-reshard --fsdp-wrap --reduce-precision "
     "--world-size --network --no-sync-steps --verbose --optimize --fused-projections --fused-norm --fused-rope "
     "--kernels --fused-loss --compile-mode --cuda-graphs --workload --grad-clip"
 }

@@ -58,13 +58,13 @@ def test_datasheet_rows(machine, device, precision, tflops):
 @pytest.mark.parametrize(
     "device",
     [
-        {"name": "NVIDIA H20", "arch": "sm_90", "compute_units": 78},
+        {"name": "NVIDIA H800", "arch": "sm_90", "compute_units": 132},
         {"name": "NVIDIA H200 NVL", "arch": "sm_90", "compute_units": 132},
         {"name": "NVIDIA GeForce RTX 4090 Laptop GPU", "arch": "sm_89", "compute_units": 76},
         {"name": "NVIDIA GeForce RTX 3090 Ti", "arch": "sm_86", "compute_units": 84},
         {"name": "AMD Radeon Graphics", "arch": "gfx1100"},
         {"name": "AMD Radeon Graphics", "arch": "gfx942", "compute_units": 304},  # MI300X or MI325X
-        {"name": "NVIDIA GB200", "arch": "sm_100", "compute_units": 148},
+        {"name": "NVIDIA B100", "arch": "sm_100", "compute_units": 148},
     ],
 )
 def test_an_unknown_device_borrows_nothing(device):
@@ -245,7 +245,7 @@ def test_rows_are_found_by_parts_of_their_name(text, names):
     assert [row.name for row in rows_named(text)] == names
 
 
-@pytest.mark.parametrize(("text", "nearest"), [("MI300", "MI300X"), ("H20", "H200"), ("", ""), ("NVIDIA", "")])
+@pytest.mark.parametrize(("text", "nearest"), [("MI300", "MI300X"), ("H21", "H200"), ("", ""), ("NVIDIA", "")])
 def test_an_unknown_name_is_answered_with_the_nearest_rows(text, nearest):
     with pytest.raises(UserError, match=f"nearest: .*{nearest}") as refused:
         rows_named(text)

@@ -33,7 +33,7 @@ def device(name="", version="", units=None, memory=None):
          [row.name for row in DATASHEETS if row.arch == "sm_90"]),
         (device(), ["ampere_sgemm_128x64"], SINCE_AMPERE),
         (device("NVIDIA H200 NVL", "90", 132, 141 * GB), [], NVIDIA),
-        (device("NVIDIA GB200", "100", 148, 185 * GB), [], NVIDIA),
+        (device("NVIDIA B100", "100", 148, 185 * GB), [], NVIDIA),
         (device(), ["runFunction"], []),
     ],
 )  # fmt: skip

@@ -53,6 +53,8 @@ def read(path):
         pytest.param("--batch-size 16 --seq-len 32 --precision bf16", marks=pytest.mark.slow),
         pytest.param("--gradient-accumulation-steps 4", marks=pytest.mark.slow),
         pytest.param("--activation-checkpointing", marks=pytest.mark.slow),
+        pytest.param("--activation-checkpointing 2 --precision bf16-true", marks=pytest.mark.slow),
+        pytest.param("--activation-checkpointing op --attention sdpa --precision bf16-true", marks=pytest.mark.slow),
         pytest.param(
             "--fused-projections --fused-norm --fused-rope --fused-loss --vocab-size 900", marks=pytest.mark.slow
         ),
@@ -70,14 +72,16 @@ def test_the_predicted_peak_is_the_measured_one(train, tmp_path, flags):
     assert sum(memory["peak"]["bytes_by_category"].values()) == memory["peak_bytes"]
     assert predicted_memory(resolved(flags), False).document()["peak"]["where"] == memory["peak"]["where"]
     for row in memory["predicted"]["kept_for_backward"]:
-        assert row["bytes"] == row["formula_bytes"], row["component"]
+        assert row["formula_bytes"] in (row["bytes"], None), row["component"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("shape", [(1, 7), (2, 2), (3, 16)])
-@pytest.mark.parametrize("options", [{}, {"activation_checkpointing": True}, {"attention": "sdpa"}, FUSED])
+@pytest.mark.parametrize(
+    "options", [{}, {"activation_checkpointing": True}, {"activation_checkpointing": 2}, {"attention": "sdpa"}, FUSED]
+)
 def test_what_is_kept_for_the_backward_pass_follows_the_formula(precision, kv_heads, shape, options):
     settings = {"batch_size": shape[0], "seq_len": shape[1], "precision": precision} | options
     workload = workload_of(replace(SMALL, n_kv_heads=kv_heads), **settings)
@@ -187,14 +191,15 @@ def test_a_target_device_is_predicted_by_its_datasheet(train, tmp_path, monkeypa
     assert document["max_batch_size"] > 4000
     assert document["device_memory_source"] == sheet.memory_source
     assert f"the device has {sheet.memory_mb / 1024:,.1f} GB (256 MB for a context)" in out
-    assert document["library_workspaces_mb"] == 2 * 32
+    size = {"sm_90": 32, "gfx90a": 32}[sheet.arch]
+    assert document["memory_by_category_mb"]["library workspaces"] == document["library_workspaces_mb"] == 2 * size
     assert document["peak_memory_mb"] < min(document["reserved_memory_mb"], document["reserved_memory_expandable_mb"])
 
 
 def test_a_target_device_without_the_precision_is_told(train, tmp_path):
-    code, out, _ = train("--dry-run", "--target-device", "B200", "--output-dir", "run")
+    code, out, _ = train("--dry-run", "--target-device", "T4", "--precision", "tf32", "--output-dir", "run")
     assert code == 0
-    assert re.search(r"matmuls unknown: the datasheet of NVIDIA B200 has no fp32", out)
+    assert re.search(r"matmuls unknown: the datasheet of Tesla T4 has no tf32", out)
     bounds = read(tmp_path / "run" / "prediction.json")["step_time_bounds"]
     assert (bounds["compute_ms"], bool(bounds["bandwidth_ms"])) == (None, True)
     code, out, _ = train("--dry-run", "--target-device", "MI250X")
@@ -260,7 +265,7 @@ def test_memory_given_for_a_target_device_overrides_its_own(train, tmp_path):
     ("flags", "words"),
     [
         ("--dry-run --target-device MI300", "the nearest: MI300"),
-        ("--dry-run --target-device NVIDIA", "the nearest: A100, L40S, L4"),
+        ("--dry-run --target-device NVIDIA", "the nearest: A100, A6000, L40S"),
         ("--dry-run --target-device=", "no row of the datasheets matches"),
         ("--target-device MI300X", "--target-device: requires --dry-run"),
     ],

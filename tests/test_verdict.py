@@ -212,7 +212,7 @@ def test_a_trace_alone_of_every_row_is_explained(tmp_path):
 
 
 def test_without_peaks_of_the_gpu_shapes_tell_what_all_devices_have_in_common(tmp_path):
-    unknown = {"deviceProperties": [{"name": "NVIDIA H20", "numSms": 78}]}
+    unknown = {"deviceProperties": [{"name": "NVIDIA H800", "numSms": 132}]}
     analysis = analysis_of(trace_of(tmp_path, *VERDICTS["compute-bound"], **unknown))["verdict"]
     # 683 FLOPs/byte, more than any ridge point in fp32
     assert (analysis["bound"], analysis["shares"]["compute"]) == ("compute", pytest.approx(0.8))

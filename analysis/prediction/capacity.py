@@ -71,7 +71,7 @@ def capacity_of(
         return Capacity(total, in_use, "cpu", about["name"], dict.fromkeys(precisions, 0))
     known = {one: cache.measured(about, one, "workspaces", measure=measure) for one in precisions}
     measured = {precision: int(kept.rate) for precision, kept in known.items() if kept is not None}
-    return Capacity(total, in_use, "cuda", about["name"], workspaces_by_default(about["arch"]) | measured)
+    return Capacity(total, in_use, "cuda", about["name"], workspaces_by_default(about.get("arch", "")) | measured)
 
 
 def workspaces_by_default(arch: str) -> dict[str, int]:

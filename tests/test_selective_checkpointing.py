@@ -1,0 +1,82 @@
+"""--activation-checkpointing full, op and N: the same training with other work and other memory."""
+
+import pytest
+import torch
+from test_parallel import on_one_rank, resolved
+
+from analysis.prediction.memory import predicted_memory
+from analysis.work.flop_counts import counted_by_torch
+from harness.instruments.compilation import compile_in_place
+from harness.model.checkpointing import checkpointed_layers
+from harness.model.optimizations import flags_in_use
+
+CHOICES = ("", "--activation-checkpointing", "--activation-checkpointing op", "--activation-checkpointing 2")
+
+
+@pytest.mark.parametrize(
+    "flags", ["", "--attention sdpa --fused-projections", "--attention sdpa --precision bf16-true"]
+)
+def test_each_choice_trains_alike_and_recomputes_what_the_formula_says(flags):
+    """Losses to the digit; FLOPs as counted; memory between that of all blocks and that of none."""
+    losses, recomputed, peaks = [], [], []
+    for choice in CHOICES:
+        workload = resolved(f"{flags} {choice}")
+        losses.append(on_one_rank(2, f"{flags} {choice}")[0])
+        counted = counted_by_torch(workload)
+        recomputed.append(counted["backward_flops"] - 2 * counted["forward_flops"])
+        assert recomputed[-1] == workload.recomputed_flops(), choice
+        peaks.append(predicted_memory(workload, False).document()["peak_bytes"])
+    assert losses[1:] == losses[:1] * 3
+    none, full, by_operator, every_second = peaks
+    assert full < by_operator < none and full < every_second < none
+    assert recomputed[0] < min(recomputed[2:]) <= max(recomputed[2:]) < recomputed[1]
+
+
+def test_every_second_matmul_is_that_of_torchtitan():
+    """Of seven in a block, k, o and up run again; fused attention is kept, eager attention runs again."""
+    workload = resolved("--attention sdpa --activation-checkpointing op")
+    parts = workload.formulas.forward_flops_by_component()
+    again = sum(parts[name] for name in ("attention.k_proj", "attention.o_proj", "mlp.up_proj"))
+    scores = 2 * workload.batch_size * workload.seq_len**2 * workload.config.hidden_dim * workload.config.n_layers
+    assert workload.recomputed_flops() == again + scores
+    eager = resolved("--activation-checkpointing op").recomputed_flops()
+    assert eager == again + parts["attention.sdpa"]
+
+
+def test_choices():
+    assert [checkpointed_layers(choice, 5) for choice in (False, True, "op", 2, 5, 6)] == [0, 5, 5, 2, 1, 0]
+    told = [flags_in_use(vars(resolved(choice).training)) for choice in CHOICES]
+    assert told == [[], *([choice] for choice in CHOICES[1:])]
+    assert (
+        resolved("--activation-checkpointing full") == resolved("--activation-checkpointing 1") == resolved(CHOICES[1])
+    )
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "half", ""])
+def test_a_choice_that_is_none(train, value):
+    code, out, err = train(f"--activation-checkpointing={value}")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "is not known; use full, op, or N of every N-th block" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", CHOICES[2:])
+def test_compiled_it_trains_alike(choice):
+    """Compiled code rounds as it rounds without checkpointing."""
+
+    def losses(flags: str) -> list[float]:
+        torch.compiler.reset()
+        workload = resolved(f"--batch-size 8 --attention sdpa {flags}")
+        torch.manual_seed(workload.training.seed)
+        state, stream = workload.build(torch.device("cpu")), workload.batches(torch.device("cpu"))
+        compile_in_place(state.model)
+        found = []
+        for _ in range(2):
+            loss = workload.loss(state.model, next(stream))
+            loss.backward()
+            state.optimizer.step()
+            state.optimizer.zero_grad()
+            found.append(loss.item())
+        return found
+
+    assert losses(choice) == losses("")
