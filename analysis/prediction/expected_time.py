@@ -228,7 +228,7 @@ def expected_parts(operators: list[Operator], setting: Setting) -> tuple[dict[st
             if one.kind not in CLASSES:
                 row = {"kind": one.kind, "calls": 1, "bytes": one.bytes}
                 taken = 1e3 * setting.network.time_ms([row], setting.world_size) + times["collective"]
-                gather = one.kind == "all_gather"  # FSDP copies one out before it begins the next
+                gather = one.kind == "all_gather"
                 sent = max(sent, host, copied if gather else gpu) + taken
                 gathered = sent if gather else gathered
                 continue
@@ -241,7 +241,8 @@ def expected_parts(operators: list[Operator], setting: Setting) -> tuple[dict[st
             taken = max(1e6 * kernel_seconds(one, setting.rates, setting.tf32), times["kernel"] * setting.on_gpu)
             parts[one.kind] += taken
             gpu += taken
-            copied = gpu if one.name == "split_with_sizes_copy" else copied
+            # FSDP gathers what has been updated, and the next only when this one is copied out.
+            copied = gpu if one.name == "split_with_sizes_copy" or one.phase == "optimizer" else copied
             host = host if setting.on_gpu else gpu
     return {name: us / 1e3 for name, us in parts.items()}, launches, busy / 1e3
 
