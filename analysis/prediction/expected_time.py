@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
-from analysis.hardware.achievable import HIGH, HIGH_CPU, LOW, LOW_CPU, OVERHEADS, Rates, achievable_rates
+from analysis.hardware.achievable import HIGH, LOW, OVERHEADS, Rates, achievable_rates
 from analysis.hardware.ceilings import bandwidth_ceilings, compute_ceilings
 from analysis.hardware.matching import datasheet
 from analysis.prediction.network import Network
@@ -278,11 +278,11 @@ def expected_step_time(
     tf32, on_gpu = workload.precision == "tf32", device["type"] != "cpu"
     setting = Setting(rates, network, parallel.world_size, workload.compiled, tf32, on_gpu)
     peaks = compute_ceilings(device, workload.precision, peak, measure=measure)
-    flops, (low, high) = flops_of_step(workload)[1], (LOW, HIGH) if on_gpu else (LOW_CPU, HIGH_CPU)
+    flops, (low, high) = flops_of_step(workload)[1], (LOW, HIGH) if on_gpu else (None, None)
     parts, launches, host_ms = expected_parts(operators_of(workload, setting.on_gpu), setting)
     median = sum(parts.values())
     found = {
-        **{"median": median, "low": low * median, "high": high * median, "by_class": parts},
+        **{"median": median, "low": low and low * median, "high": high and high * median, "by_class": parts},
         "tokens_per_sec": 1e3 * workload.batch_size * max(1, workload.seq_len) / median,
         "mfu_percent": 1e5 * flops / median / peaks[0].rate if peaks else None,
         **{"bound": BOUNDS[max(parts, key=parts.get)], "launches": launches, "host_ms": host_ms},

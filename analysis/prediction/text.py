@@ -193,7 +193,8 @@ def expected_text(document: dict) -> str:
     found, training = document["expected_step_time_ms"], document["training"]
     if found is None:
         return f"not known: {document['expected_step_time_ms_reason']}"
-    median, low, high, host = (rounded(found[name]) for name in ("median", "low", "high", "host_ms"))
+    median, host = rounded(found["median"]), rounded(found["host_ms"])
+    interval = "" if found["low"] is None else f" (90%: {rounded(found['low'])} to {rounded(found['high'])})"
     rate = found["tokens_per_sec"]
     rate = f"{rate:,.0f} {'tokens' if training['seq_len'] > 1 else 'samples'}/s"
     rate += " on each rank" * (document["world_size"] > 1)
@@ -201,7 +202,7 @@ def expected_text(document: dict) -> str:
     largest = sorted(found["by_class"].items(), key=lambda item: -item[1])[:3]
     parts = ", ".join(f"{name.replace('_', ' ')} {rounded(ms)}" for name, ms in largest if ms)
     launches = f"{found['launches']:,} launches take {host} ms of the host"
-    return f"{median} ms (90%: {low} to {high}), {rate}{mfu}; {found['bound']}-bound; {launches}; {parts} ms"
+    return f"{median} ms{interval}, {rate}{mfu}; {found['bound']}-bound; {launches}; {parts} ms"
 
 
 def needed_mb(document: dict) -> float:

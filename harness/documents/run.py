@@ -21,6 +21,7 @@ NO_READING = "no reading was taken"
 NOT_FINITE = "not a finite number"
 UNREPORTED = "not reported by the system"
 NO_RATES = "no published step time confirms what this device reaches"
+NO_INTERVAL = "no steps of such devices were compared yet"
 THEIRS = "of a program of somebody else's, which nothing here tells"
 
 
@@ -78,8 +79,8 @@ class ExpectedTime(Document):
     """Of a step, from rates that the device reaches: docs/expected_time.md."""
 
     median: float = field("ms")
-    low: float = field("ms: 5% of the times that the model was compared with are shorter")
-    high: float = field("ms: 5% are longer")
+    low: float | None = field("ms: of the steps that it was compared with 5% were shorter", null=NO_INTERVAL)
+    high: float | None = field("ms: 5% were longer", null=NO_INTERVAL)
     by_class: dict[str, float] = field(
         "ms of matmul, attention, other_kernels, exposed_communication, waiting_for_host"
     )
