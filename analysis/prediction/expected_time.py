@@ -11,7 +11,6 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
@@ -19,15 +18,13 @@ from analysis.hardware.achievable import HIGH, LOW, OVERHEADS, Rates, achievable
 from analysis.hardware.ceilings import bandwidth_ceilings, compute_ceilings
 from analysis.hardware.matching import datasheet
 from analysis.prediction.network import Network
-from analysis.work.bytes_moved import accesses, masked_flops, tensors_in
+from analysis.work.bytes_moved import WorkCounter, accesses, masked_flops, tensors_in
 from analysis.work.fake_step import fake_step
-from analysis.work.flop_counts import flops_of_step, register_cpu_attention
-from harness.base.ranges import range_observers
+from analysis.work.flop_counts import flops_of_step
 from harness.documents.memory import NO_NETWORK
 from harness.documents.run import NO_RATES
 from harness.documents.schema import unknown
 from harness.instruments.memory_tracker import local_part
-from harness.instruments.phases import PHASES
 from harness.model.workload import Workload
 from harness.ranks.collective_calls import kind_of_collective
 
@@ -58,7 +55,7 @@ class Operator:
     tensors: int  # of the lists that it takes
 
 
-class OperatorLog(TorchDispatchMode):
+class OperatorLog(WorkCounter):
     """The operators of a step in the order in which the host calls them.
 
     fused: those between two matmuls that a compiler makes one kernel of read and write only what is there before or
@@ -67,9 +64,8 @@ class OperatorLog(TorchDispatchMode):
 
     def __init__(self, fused: bool = False):
         super().__init__()
-        register_cpu_attention()
         self.operators: list[Operator] = []
-        self.segments, self.views, self.fused = ["between phases"], 0, fused
+        self.views, self.fused = 0, fused
         self.began: int | None = None  # of the operators, where those that become one kernel begin
         self.read: dict[int, int] = {}  # their bytes by storage
         self.made: dict[int, tuple[weakref.ref, int]] = {}
@@ -77,21 +73,9 @@ class OperatorLog(TorchDispatchMode):
     def __getstate__(self) -> dict:
         return {"operators": self.operators, "segments": self.segments}
 
-    def range_push(self, name: str) -> None:
-        if name in PHASES:
-            self.segments.append(name)
-
-    def range_pop(self) -> None:
-        pass
-
-    def __enter__(self) -> "OperatorLog":
-        range_observers.append(self)
-        return super().__enter__()
-
     def __exit__(self, *exception) -> None:
         super().__exit__(*exception)
         self.end_of_kernel(len(self.operators))
-        range_observers.remove(self)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -107,32 +91,21 @@ class OperatorLog(TorchDispatchMode):
             return out
         formula = flop_registry.get(func.overloadpacket)
         flops = int(formula(*mine, **named, out_val=made)) if formula else 0
-        kind = "attention" if "attention" in name and flops else "matmul" if flops else "other_kernels"
+        kind = collective or ("other_kernels" if not flops else "attention" if "attention" in name else "matmul")
         size = sum(size for _, size in read + written)
         if collective:
             size = max(sum(x.numel() * x.itemsize for x in tensors_in(one)) for one in mine)
         factors = [x for x in tensors_in(mine) if x.dim() > 1] if flops else []
         shaped = factors[:1] if kind == "attention" else tensors_in(made)[:1]
-        self.operators.append(
-            Operator(
-                len(self.segments),
-                self.segments[-1],
-                name,
-                collective or kind,
-                flops - masked_flops(given, flops),
-                size,
-                factors[0].dtype if factors else None,
-                tuple(shaped[0].shape) if shaped else (),
-                self.views,
-                max((len(tensors_in(one)) for one in (*mine, *named.values()) if isinstance(one, list)), default=0),
-            )
-        )
+        about = (factors[0].dtype if factors else None, tuple(shaped[0].shape) if shaped else ())
+        listed = max((len(tensors_in(one)) for one in (*mine, *named.values()) if isinstance(one, list)), default=0)
+        phase, least = (len(self.segments), self.segments[-1]), flops - masked_flops(given, flops)
+        self.operators.append(Operator(*phase, name, kind, least, size, *about, self.views, listed))
         self.views = 0
-        own_kernel = collective or flops or func.namespace == "fsdp" or name.startswith(("_foreach", "_fused"))
-        if self.fused and not own_kernel:
-            self.into_kernel(read, written)
-        else:
+        if not self.fused or kind != "other_kernels" or func.namespace == "fsdp" or listed:
             self.end_of_kernel(len(self.operators) - 1)
+        else:
+            self.into_kernel(read, written)
         return out
 
     def into_kernel(self, read: list, written: list) -> None:
