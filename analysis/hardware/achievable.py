@@ -10,8 +10,7 @@ _TABLES = configparser.ConfigParser(interpolation=None, delimiters="=")
 _TABLES.optionxform = str
 _TABLES.read(Path(__file__).with_suffix(".ini"), encoding="utf-8")
 OVERHEADS = {name: float(text) for name, text in _TABLES["overheads"].items()}
-# Published over expected times, 90% of the rows; and the share of the best rates that matmuls and attention keep.
-LOW, HIGH, SUSTAINED = (float(_TABLES["evidence"][name]) for name in ("low", "high", "sustained"))
+LOW, HIGH = (float(_TABLES["evidence"][name]) for name in ("low", "high"))  # published over expected, 90% of the rows
 SOURCES = dict(_TABLES["sources"])
 
 
@@ -33,9 +32,9 @@ def achievable_rates(row: Datasheet | None) -> Rates | None:
     known = next((name for name in _TABLES["rates"] if row and row.name.startswith(name)), None)
     if known is None:
         return None
-    bf16, tf32, fp32, attention, share = map(float, _TABLES["rates"][known].split())
+    bf16, tf32, fp32, attention, sustained, share = map(float, _TABLES["rates"][known].split())
     same = next(one for one in DATASHEETS if one.name == row.name.partition(":")[0])
-    peak = SUSTAINED * row.bf16 / same.bf16
+    peak = sustained * row.bf16 / same.bf16
     rates = {name: 1e12 * peak * rate for name, rate in (("bf16", bf16), ("tf32", tf32), ("fp32", fp32))}
     return Rates(
         rates, 1e12 * peak * attention, 1e9 * share * row.bandwidth, row.compute_units, f"that {known} reaches"

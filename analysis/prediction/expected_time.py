@@ -211,7 +211,9 @@ def expected_parts(operators: list[Operator], setting: Setting) -> tuple[dict[st
             for name, until in (("exposed_communication", needed), ("waiting_for_host", host)):
                 parts[name] += max(0.0, until - gpu)
                 gpu = max(gpu, until)
-            taken = max(1e6 * kernel_seconds(one, setting.rates, setting.tf32), times["kernel"] * setting.on_gpu)
+            taken = 1e6 * kernel_seconds(one, setting.rates, setting.tf32)
+            if setting.on_gpu:
+                taken = taken + times["matmul kernel"] if one.flops else max(taken, times["kernel"])
             parts[one.kind] += taken
             gpu += taken
             # FSDP gathers what has been updated, and the next only when this one is copied out.
