@@ -11,7 +11,6 @@ _TABLES.optionxform = str
 _TABLES.read(Path(__file__).with_suffix(".ini"), encoding="utf-8")
 OVERHEADS = {name: float(text) for name, text in _TABLES["overheads"].items()}
 LOW, HIGH = (float(_TABLES["evidence"][name]) for name in ("low", "high"))  # published over expected, 90% of the rows
-SOURCES = dict(_TABLES["sources"])
 
 
 @dataclass(frozen=True)
