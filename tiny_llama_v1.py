@@ -45,6 +45,7 @@ from harness.base.command_line import OneLineParser, flag, verbose_flag
 from harness.base.console import say
 from harness.base.errors import UserError, ending_despite_signals
 from harness.base.ranges import trace_range
+from harness.base.text import BF16_TRUE, arithmetic
 from harness.documents.schema import unknown
 from harness.instruments.audit import findings_text
 from harness.instruments.compilation import Compilation
@@ -53,8 +54,8 @@ from harness.instruments.recorder import Instruments, check_profiling
 from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
 from harness.instruments.timing import StepMeter
 from harness.machine import setup_checks
-from harness.machine.devices import BF16_TRUE, PRECISIONS, arithmetic, check_precision, choose_device, set_numerics
-from harness.model.checkpointing import Choice, checkpointing_choice, run_block
+from harness.machine.devices import PRECISIONS, check_precision, choose_device, set_numerics
+from harness.model.checkpointing import checkpointing_choice, run_block
 from harness.model.chunked_loss import chunked_loss
 from harness.model.corpus import synthetic_corpus, text_corpus
 from harness.model.cuda_graphs import GraphedModel
@@ -147,7 +148,7 @@ class OptimizationConfig:
     fused_rope: bool = flag(False, "rotary embedding in three kernels instead of five: 7 tensors moved, not 9")
     fused_loss: bool = flag(False, "loss from a part of the vocabulary at a time: the logits never exist whole")
     kernels: str = flag("eager", "norm and SwiGLU: PyTorch's, or ours in Triton (GPUs)", choices=["eager", "triton"])
-    activation_checkpointing: Choice = flag(
+    activation_checkpointing: str | int | bool = flag(
         False,
         "full: keep only the input of each block, recompute the rest; op: keep fused attention and every second matmul "
         "too; N: only every N-th block",

@@ -125,7 +125,7 @@ def test_without_a_trace_there_is_no_bound():
 @pytest.mark.parametrize(("available", "expected"), [(1000, [4]), (419, [2, 2, 2]), (10, [2, 2, 2])])
 def test_as_many_as_fit_in_memory_take_turns(available, expected):
     """Each keeps 120 bytes between steps, and 60 more at its peak."""
-    workload = types.SimpleNamespace(parameter_count=lambda: 10)
+    workload = types.SimpleNamespace(parameter_count=lambda: 10, parameter_dtype=torch.float32)
     todo = [Candidate({"flags": name, "predicted_memory_bytes": 180}, workload) for name in "abcd"]
     baseline, *others = todo
     groups = list(groups_that_fit(todo, baseline, available))

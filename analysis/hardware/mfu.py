@@ -1,7 +1,7 @@
 """What share of its device's peak did a run reach?"""
 
 from analysis.hardware.ceilings import Ceiling, compute_ceilings
-from harness.machine.devices import arithmetic
+from harness.base.text import arithmetic
 
 
 def known_peak(summary: dict) -> Ceiling | None:

@@ -15,7 +15,7 @@ from analysis.vocabulary.kernels import multiplied_type
 from analysis.vocabulary.operators import MATMUL_CLASSES, PRECISION_OF
 from analysis.work.operator_costs import factor_type
 from harness.base.documents import documents_beside
-from harness.machine.devices import arithmetic
+from harness.base.text import arithmetic
 
 DEFAULT_RIDGE = 10.0  # FLOPs/byte, on a CPU of which no peak is known
 # The columns of a datasheet for what is multiplied: without a path of its own, a type is multiplied as a wider one.

@@ -9,9 +9,9 @@ from analysis.prediction.search import MOST_TOKENS
 from analysis.work.memory_tables import TENSOR_COLUMNS, folded_layers, parts_of_peak
 from harness.base.sections import Section, as_text
 from harness.base.tables import ANSWER_LINES, answer, column, wrapped
-from harness.base.text import batch_text, flag_of
+from harness.base.text import arithmetic, batch_text, flag_of
 from harness.base.units import memory_text, rounded
-from harness.machine.devices import arithmetic, missing_arithmetic
+from harness.machine.devices import missing_arithmetic
 from harness.model.optimizations import flags_in_use
 from harness.run.flag_combinations import ONLY_PREDICTED
 

@@ -24,9 +24,9 @@ from analysis.work.fake_user_code import on_fake_tensors, under_fake_mode, witho
 from analysis.work.flop_counts import counted_by_torch
 from harness.base.errors import UserError
 from harness.base.ranges import trace_range
-from harness.base.text import flag_of
+from harness.base.text import BF16_TRUE, arithmetic, flag_of
 from harness.instruments.timing import NullMeter
-from harness.machine.devices import BF16_TRUE, PRECISIONS, arithmetic
+from harness.machine.devices import PRECISIONS
 from harness.model.checkpointing import Choice, run_block
 from harness.model.grad_clip import clip_gradients
 from harness.model.module_ranges import ModuleRanges
@@ -339,10 +339,9 @@ class UserWorkload(Workload):
             yield map_tensors(self._cast, zeros_like_batch(found.batch, sizes))
 
     def _cast(self, x: Tensor) -> Tensor:
-        """A view, or with --precision bf16-true a copy in the type of the parameters."""
-        return x.detach().to(
-            torch.bfloat16 if self.training.precision == BF16_TRUE and x.is_floating_point() else x.dtype
-        )
+        """A view, of a copy in the type of the parameters with --precision bf16-true."""
+        is_cast = self.training.precision == BF16_TRUE and x.is_floating_point()
+        return (x.to(torch.bfloat16) if is_cast else x).detach()
 
     def _checked(self, stream: Iterator[Any], device: torch.device) -> Iterator[Any]:
         """On the device.  Raises UserError if shapes change: times, FLOPs and memory would be those of no one step."""

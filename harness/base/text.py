@@ -8,9 +8,11 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
+
+BF16_TRUE = "bf16-true"  # a precision: parameters in bf16 too, no autocast; Lightning's and litgpt's name
 
 
 def count_of(n: int, noun: str) -> str:
@@ -100,6 +102,12 @@ def flag_of(name: str, value: object = True) -> str:
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"
     return f"--{flag} {value}"
+
+
+def arithmetic(training: Mapping[str, object]) -> str:
+    """The precision in which matmuls compute.  training: the section of config.json."""
+    cast = training.get("param_precision", "fp32") != "fp32" or training["precision"] == BF16_TRUE
+    return "bf16" if cast else training["precision"]
 
 
 def batch_text(batch_size: int, seq_len: int) -> str:

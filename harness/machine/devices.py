@@ -8,24 +8,18 @@ import resource
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
 from harness.base.errors import UserError, first_line
+from harness.base.text import BF16_TRUE
 from harness.machine.gpu_driver import gpu_driver
 from harness.machine.hardware_seen import unseen_hardware
 from harness.machine.host_limits import available_host_memory, host_memory_bytes
 
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-BF16_TRUE = "bf16-true"  # parameters in bf16 too, no autocast; Lightning's and litgpt's name
-
-
-def arithmetic(training: Mapping[str, object]) -> str:
-    """The key of PRECISIONS in which matmuls compute.  training: the section of config.json."""
-    cast = training.get("param_precision", "fp32") != "fp32" or training["precision"] == BF16_TRUE
-    return "bf16" if cast else training["precision"]
 
 
 def choose_device(asked: str) -> torch.device:

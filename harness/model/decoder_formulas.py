@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from harness.machine.devices import PRECISIONS, arithmetic
+from harness.base.text import arithmetic
+from harness.machine.devices import PRECISIONS
 from harness.model.checkpointing import checkpointed_layers
 from harness.model.decoder_memory import KeptBytes, KeptTensors
 from harness.model.precision import parameter_dtype

@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from harness.machine.devices import BF16_TRUE, PRECISIONS
+from harness.base.text import BF16_TRUE
+from harness.machine.devices import PRECISIONS
 
 
 def parameter_dtype(precision: str) -> torch.dtype:

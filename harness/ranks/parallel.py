@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from harness.base.command_line import flag
 from harness.base.console import world_size_of_run
 from harness.base.errors import UserError
-from harness.base.text import flag_of
-from harness.machine.devices import BF16_TRUE, PRECISIONS
+from harness.base.text import BF16_TRUE, flag_of
+from harness.machine.devices import PRECISIONS
 
 SHARDING = ("zero1", "fsdp")
 
@@ -80,7 +80,8 @@ def mode_text(parallel: ParallelConfig) -> str:
     """The mode and its settings, to print."""
     if parallel.parallel == "fsdp":
         keeps = "resharded after the forward pass" if parallel.fsdp_reshard else "not resharded"
-        text = f"fsdp, by {parallel.fsdp_wrap} in {parallel.param_precision}, {keeps}"
+        cast = "" if parallel.param_precision == "fp32" else f", gathered in {parallel.param_precision}"
+        text = f"fsdp, by {parallel.fsdp_wrap}, {keeps}{cast}"
     else:
         bucket = "PyTorch's size" if parallel.bucket_mb is None else f"{parallel.bucket_mb:g} MB"
         gradients = "views of them" if parallel.gradient_as_bucket_view else "copied to and from them"
