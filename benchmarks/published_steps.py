@@ -8,7 +8,6 @@ corrected ratio divides by the median of the other sources, in which its own row
 """
 
 import configparser
-import math
 import sys
 from pathlib import Path
 
@@ -18,8 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import tiny_llama_v1 as tiny_llama
 from analysis.hardware.matching import described, given_row, rows_named
 from analysis.prediction.capacity import workspaces_by_default
-from analysis.prediction.document import time_bounds
-from analysis.prediction.expected_time import expected_step_time
+from analysis.prediction.expected_time import expected_step_time, operators_of
 from analysis.prediction.memory import predicted_memory
 from analysis.prediction.network import Network, links_inside_node
 from analysis.prediction.reserved import needed_bytes
@@ -31,7 +29,7 @@ from harness.base.units import MB
 COLUMNS = [
     column("step", "name", left=True),
     column("published (ms)", "ms", ",.0f"),
-    column("x bound", "over_bound", ".2f"),
+    column("published / bound", "over_bound", ".2f"),
     column("expected / published", "ratio", ".2f"),
     column("corrected", "corrected", ".2f"),
     column("inside 90%", "inside", left=True),
@@ -40,8 +38,8 @@ COLUMNS = [
 ]
 
 
-def row_of(name: str, published: configparser.SectionProxy) -> dict:
-    """The prediction for a section of published.ini, beside its figures."""
+def row_of(name: str, published: configparser.SectionProxy) -> dict | None:
+    """The prediction for a section of published.ini, beside its figures; None where no time is expected."""
     flags = [*published["flags"].split(), "--dry-run"]
     workload, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(flags))
     device = next(one for one in rows_named(published["device"]) if one.name == published["device"])
@@ -50,9 +48,10 @@ def row_of(name: str, published: configparser.SectionProxy) -> dict:
     ranks, about, network = workload.parallel.world_size, described(device), published.getfloat("network")
     link = Network(network, "published.ini") if network else links_inside_node(device.name, ranks)
     expected = expected_step_time(workload, about, link, measure="never")["expected_step_time_ms"]
-    if expected is None:  # no evidence for the device
-        expected = dict.fromkeys(("median", "low", "high"), math.nan)
-    bound, ms = time_bounds(workload, about, "auto", "never")["compute_ms"], published.getfloat("ms")
+    if expected is None:
+        return None
+    flops, ms = sum(one.flops for one in operators_of(workload, on_gpu=True)), published.getfloat("ms")
+    bound = 1e3 * flops / (1e12 * device.bf16)
     row = {"name": name, "source": published["source"].split()[0], "device": device.name, "ms": ms}
     row |= {"over_bound": ms / bound, "ratio": expected["median"] / ms, "expected": expected, "corrected": None}
     row |= {"inside": "yes" if expected["low"] <= ms <= expected["high"] else "no", "predicted_gb": None}
@@ -89,7 +88,7 @@ def main() -> None:
     args, published = parser.parse_args(), configparser.ConfigParser(interpolation=None)
     published.read(Path(__file__).with_name("published.ini"), encoding="utf-8")
     names = progress_bar("Predicting", [name for name in published.sections() if args.only in name])
-    rows = [row_of(name, published[name]) for name in names]
+    rows = [row for name in names if (row := row_of(name, published[name]))]
     lines = summary(rows)
     report(COLUMNS, rows, args.output)
     say(*lines)

@@ -5,6 +5,7 @@ A kernel takes its arithmetic or its traffic, whichever is longer, and begins wh
 has launched it.  Collectives run beside, one after another.
 """
 
+import functools
 import math
 import weakref
 from collections import Counter
@@ -102,7 +103,8 @@ class OperatorLog(WorkCounter):
         phase, least = (len(self.segments), self.segments[-1]), flops - masked_flops(given, flops)
         self.operators.append(Operator(*phase, name, kind, least, size, *about, self.views, listed))
         self.views = 0
-        if not self.fused or kind != "other_kernels" or func.namespace == "fsdp" or listed:
+        alone = kind != "other_kernels" or func.namespace == "fsdp" or name.startswith(("_foreach", "_fused"))
+        if alone or not self.fused:
             self.end_of_kernel(len(self.operators) - 1)
         else:
             self.into_kernel(read, written)
@@ -126,6 +128,7 @@ class OperatorLog(WorkCounter):
             self.began = None
 
 
+@functools.lru_cache(maxsize=2)
 def operators_of(workload: Workload, on_gpu: bool) -> list[Operator]:
     """Of a step of rank 0.  All micro-batches but the last do the same: of several, two are run.  A compiled step is
     told from the one that is not."""
