@@ -151,7 +151,8 @@ def test_a_dry_run_says_what_to_expect(train, tmp_path):
     assert (found["low"], found["high"]) == pytest.approx((LOW * found["median"], HIGH * found["median"]))
     line = re.search(r"^Expected: +(.*(?:\n +.*)*)", out, re.M)[1]
     assert f"{found['tokens_per_sec']:,.0f} tokens/s, MFU {found['mfu_percent']:.0f}%; {found['bound']}-bound" in line
-    assert f"{found['launches']:,} launches take" in line.replace("\n", " ")
+    assert f"{found['launches']:,} launches take" in re.sub(r"\s+", " ", line)
+    assert ("as no published step was" in line) is (found["bound"] == "launch")
 
 
 @pytest.mark.parametrize(
