@@ -37,14 +37,16 @@ class ParallelConfig:
         None, "MB of gradients in one all-reduce of ddp and zero1", metavar="MB", shown="25; the first bucket 1"
     )
     gradient_as_bucket_view: bool = flag(
-        True, "gradients of ddp and zero1 are views of buckets; PyTorch's default: copies"
+        True, "gradients of ddp and zero1 are views of buckets, not copies, PyTorch's default"
     )
     fsdp_reshard: bool = flag(True, "free gathered parameters after the forward pass, and gather them again")
     fsdp_wrap: str = flag(
         "block", "what fsdp gathers at once: a block, a part of one, or all", choices=["block", "model", "sublayer"]
     )
     param_precision: str = flag(
-        "fp32", "with fsdp: what its float32 shards are gathered and computed in, no autocast", choices=["fp32", "bf16"]
+        "fp32",
+        "with fsdp: what its float32 shards are gathered and computed in; bf16 without autocast",
+        choices=["fp32", "bf16"],
     )
     reduce_precision: str = flag(
         "fp32", "precision in which gradients are reduced", choices=["fp32", "bf16"], shown="that of the optimizer"
