@@ -8,7 +8,7 @@ import torch
 from test_prediction import TINY, read, workload_of
 
 import tiny_llama_v1 as tiny_llama
-from analysis.prediction.capacity import CONTEXT, FRAGMENTATION, RESERVES, capacity_elsewhere, capacity_of
+from analysis.prediction.capacity import CONTEXT, RESERVES, capacity_elsewhere, capacity_of
 from analysis.prediction.document import memory_prediction
 from analysis.prediction.memory import predicted_memory
 from analysis.prediction.text import prediction_lines, what_fits
@@ -94,20 +94,22 @@ def test_without_proc_only_this_process_is_counted(tmp_path, monkeypatch):
 
 
 def test_a_fit_that_may_be_spoiled_is_told():
-    memory = CONTEXT.least + RESERVES["cuda"].least + 140 * 2**20
+    memory = CONTEXT.least + RESERVES["cuda"].least + 144 * 2**20
     document = memory_prediction(workload_of(TINY), torch.device("cpu"), capacity_elsewhere(memory))
     assert document["fits"]
-    assert document["fragmentation_share"] == list(FRAGMENTATION)
+    assert document["reserved_memory_mb"] == 144
     document |= {
         "parameters": 1,
         "step_flops": 1,
         "step_time_lower_bound_ms": None,
         "step_time_lower_bound_ms_reason": "",
+        "expected_step_time_ms": None,
+        "expected_step_time_ms_reason": "",
         "communication": None,
         "would_fit": None,
     }
     (line,) = (line for line in prediction_lines(document) if line.startswith("May come on top:"))
-    assert "MAY NOT FIT, up to 626 MB: reserve up to 256 MB; fragmentation" in line
+    assert "MAY NOT FIT, up to 604 MB: reserve up to 256 MB; context up to 612 MB" in line
 
 
 # --- what does not fit ---
@@ -140,7 +142,7 @@ def test_out_of_memory_names_the_memory_of_the_device_that_ran_out(monkeypatch, 
 def test_what_fits_by_prediction_is_not_told_to_be_too_large():
     """'a step needs 56,445 MB, cuda has 65,536 MB; lower --size' helps nobody."""
     document = memory_prediction(workload_of(TINY), torch.device("cpu"), capacity_elsewhere(64 * 2**30))
-    assert "fragmentation or other processes took the rest" in what_fits(document)
+    assert "other processes took the rest" in what_fits(document)
     assert "--size" not in what_fits(document)
 
 
@@ -175,7 +177,7 @@ def test_running_out_of_memory_is_told_with_the_prediction(train, tmp_path, monk
     assert (code, err.count("\n")) == (1, 1)
     assert "Tried to allocate 2.00 GiB" in err
     assert "predicted: a step needs 136 MB" in err
-    assert "fragmentation or other processes took the rest" in err
+    assert "other processes took the rest" in err
     summary = read(tmp_path / "run" / "performance_summary.json")
     assert summary["status"] == "failed"
     assert "predicted: a step needs" in summary["error"]

@@ -11,6 +11,7 @@ import torch
 
 from analysis.prediction.capacity import capacity_of
 from analysis.prediction.document import memory_prediction
+from analysis.prediction.expected_time import expected_step_time
 from analysis.prediction.memory import beside_measured, predicted_memory
 from analysis.prediction.text import what_fits
 from analysis.work.fake_step import FakeRunError
@@ -21,6 +22,9 @@ from harness.base.errors import UserError, out_of_memory
 from harness.base.sections import as_text
 from harness.base.tables import labeled, wrapped
 from harness.base.text import run_title
+from harness.base.units import rounded
+from harness.documents.run import PerformanceSummary
+from harness.documents.schema import explained, unknown
 from harness.model.workload import Workload
 from harness.ranks.failures import explain_error
 from harness.run.run_report import Explanation, RunReport
@@ -43,6 +47,12 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
 
             figure = draw_memory_timeline(memory, run_title(summary))
         section, lines = memory_section(memory), memory_lines(memory, summary)
+        performance = summary["performance"]
+        performance |= expected_of_run(report)
+        if expected := performance["expected_step_time_ms"]:
+            measured = rounded(performance["median_step_time_ms"])
+            lines = [*lines, f"Step time: expected {rounded(expected['median'])} ms, measured {measured}"]
+            yield Explanation("performance_summary.json", explained(summary, PerformanceSummary), [])
         before = as_text(section) if report.verbose else wrapped(labeled(section.facts))
         yield Explanation("memory_timeline.json", memory, lines, before, figure)
     profile = None
@@ -56,6 +66,15 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
         line = f"FLOPs Profile: {profile['flops_analysis']['step_flops']:,} per step; {agree}"
         before = as_text(flops_section(profile)) if report.verbose else []
         yield Explanation("flops_profile.json", profile, [line], before)
+
+
+def expected_of_run(report: RunReport) -> dict:
+    """`expected_step_time_ms` of what ran; one rank only, as the network between several is seldom known."""
+    device = report.measurements.environment["device"]
+    try:
+        return expected_step_time(report.workload, device, None)
+    except FakeRunError as error:
+        return unknown(str(error), "expected_step_time_ms")
 
 
 def explain_trace(report: RunReport, summary: dict) -> Explanation:

@@ -1,9 +1,11 @@
 """Which datasheet row describes this device, and what fraction of it is present?  Which rows can it be, by what is
 known of it?  Which match a name?"""
 
+import contextlib
 import difflib
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
 from harness.base.errors import UserError
@@ -62,8 +64,12 @@ _NVIDIA = (
 def rows_named(text: str, flag: str = "--target-device") -> list[Datasheet]:
     """The rows whose name has all words of the text, its model among them, without regard to case: `h100` has three.
 
+    With figures behind it, `h100:bandwidth=2.4`, it is a card of its own: see given_row().
+
     Raises UserError, exit code 2, with the nearest rows if there is none.
     """
+    if ":" in text:
+        return [given_row(text, flag)]
     asked = set(_words(text))
     rows = [row for row in DATASHEETS if asked <= set(_words(row.name)) and _model(row) in asked]
     if not rows:
@@ -72,6 +78,33 @@ def rows_named(text: str, flag: str = "--target-device") -> list[Datasheet]:
         nearest = ", ".join(difflib.get_close_matches(text.upper(), models, n=3, cutoff=0))
         raise UserError(f"{flag} {text}: no row of the datasheets matches; the nearest: {nearest}", exit_code=2)
     return rows
+
+
+FIGURES = {"memory": ("memory_mb", 1024), "bandwidth": ("bandwidth", 1000)}  # by key: the field, and of its unit
+FIGURES |= {name: (name, 1) for name in ("fp32", "tf32", "bf16", "fp16")}
+
+
+def given_row(text: str, flag: str = "--target-device") -> Datasheet:
+    """A card that no datasheet has: NAME:memory=80,bandwidth=2.4,bf16=989, in 2^30 bytes, 10^12 bytes/s and TFLOP/s.
+
+    What is not given is that of the first row with the name; if there is none, memory, bandwidth and the rate of a
+    precision are needed.  Raises UserError, exit code 2.
+    """
+    name, _, figures = text.partition(":")
+    given = {}
+    for key, _, value in (one.partition("=") for one in figures.split(",")):
+        if key not in FIGURES or not re.fullmatch(r"\d*\.?\d+", value) or not float(value):
+            raise UserError(f"{flag} {text}: {key}={value} is no figure; use {', '.join(FIGURES)} = a number", 2)
+        field, unit = FIGURES[key]
+        given[field] = int(unit * float(value)) if key == "memory" else unit * float(value)
+    told = {"source": f"given by {flag}", **({"memory_source": f"given by {flag}"} if "memory_mb" in given else {})}
+    with contextlib.suppress(UserError):
+        row = rows_named(name, flag)[0]
+        return replace(row, name=f"{row.name}:{figures}", **given, **told)
+    if not {"memory_mb", "bandwidth"} < given.keys():
+        raise UserError(f"{flag} {text}: no datasheet has {name}; give its memory, its bandwidth and bf16 or fp32", 2)
+    unknown = dict.fromkeys(("compute_units", "fp32", "tf32", "bf16", "fp16"))
+    return Datasheet(**unknown | {"name": text, "arch": "", **told, **given})
 
 
 def _words(name: str) -> list[str]:
@@ -95,6 +128,8 @@ def _by_name(device: dict) -> tuple[Datasheet, float] | None:
     A part of a device, such as a MIG slice, counts for its share of compute units; one of unknown size for nothing.
     """
     name, units = device.get("name", "").removeprefix("AMD "), device.get("compute_units")
+    if re.search(r":\w+=", name):
+        return given_row(device["name"]), 1.0
     for row in DATASHEETS:
         known = row.name.removeprefix("AMD ")
         suffix = name.removeprefix(known).strip()

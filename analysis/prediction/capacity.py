@@ -27,7 +27,6 @@ RESERVES = {  # by kind of device
     "cpu": Overhead(95 * MB, 549 * MB, "threads and freed memory that is not returned, 95 to 549 MB where measured"),
     "cuda": Overhead(8320 * 1024, 256 * MB, "matmul libraries' workspaces: 8 MB on sm75 to 2 x 128 MB on gfx942"),
 }
-FRAGMENTATION = (0.03, 0.16)  # of the peak: reserved over live bytes, by simulating the caching allocator
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,12 @@ class Capacity:
         """What a step can use at most, in a dry run, a run and the row of a sweep alike.  None: any precision."""
         return max(0, self.total - self.in_use - self.reserve(precision) - self.workspaces.get(precision, 0))
 
-    def on_top(self, precision: str, peak: int) -> tuple[int, str]:
-        """What may come on top of a peak, in bytes, and why."""
+    def on_top(self, precision: str) -> tuple[int, str]:
+        """What may come on top of what is predicted, in bytes, and why."""
         reserve = RESERVES[self.kind]
         more = f"reserve up to {reserve.most / MB:,.0f} MB"
         parts = {more: reserve.most - reserve.least if self.reserve(precision) else 0}
         if self.kind == "cuda":
-            parts[f"fragmentation up to {FRAGMENTATION[1]:.0%}"] = int(FRAGMENTATION[1] * peak)
             parts[CONTEXT.source] = CONTEXT.most - CONTEXT.least if self.elsewhere else 0
         return sum(parts.values()), "; ".join(why for why, size in parts.items() if size)
 

@@ -7,10 +7,12 @@ import torch
 from analysis.hardware.ceilings import NOT_MEASURED, bandwidth_ceilings, compute_ceilings
 from analysis.hardware.datasheets import Datasheet
 from analysis.hardware.matching import datasheet, described
-from analysis.prediction.capacity import CONTEXT, FRAGMENTATION, RESERVES, Capacity, capacity_elsewhere, capacity_of
+from analysis.prediction.capacity import CONTEXT, RESERVES, Capacity, capacity_elsewhere, capacity_of
 from analysis.prediction.communication import communication
+from analysis.prediction.expected_time import expected_step_time
 from analysis.prediction.memory import bytes_on_other_ranks, kept_for_backward, predicted_memory
 from analysis.prediction.network import links_inside_node, network_of
+from analysis.prediction.reserved import needed_bytes, reserved_bytes
 from analysis.prediction.search import changes_that_fit, largest_sizes
 from analysis.work.bytes_moved import step_work
 from analysis.work.flop_counts import flops_of_step
@@ -44,10 +46,10 @@ def predict(
     document = memory_prediction(workload, device, capacity, target)
     if target:
         document["target_device"] |= {"source": target.source, "other_rows": [row.name for row in targets[1:]]}
+    about, measure = (document["device"], "kept")
     if elsewhere:
-        bounds = time_bounds(workload, described(target) if target else {"name": ""}, peak, "never")
-    else:
-        bounds = time_bounds(workload, document["device"], peak)
+        about, measure = (described(target) if target else {"name": ""}), "never"
+    bounds = time_bounds(workload, about, peak, measure)
     sending = None
     if workload.parallel.world_size > 1:
         sending = communication(document["collectives"], workload.parallel.world_size, bounds, link)
@@ -59,6 +61,7 @@ def predict(
     document |= {"step_time_lower_bound_ms": max(known, default=None)}
     document |= because(bounds["bandwidth_ms_reason"], "step_time_lower_bound_ms")
     document |= {"step_time_bounds": bounds, "communication": sending}
+    document |= expected_step_time(workload, about, link, peak, measure)
     return explained(document, Prediction)
 
 
@@ -70,14 +73,18 @@ def memory_prediction(
 ) -> dict:
     """What fills the memory of a step, and what would fit into this capacity, by default of the device."""
     capacity = capacity or capacity_of(device, [workload.precision], measure=True)
-    on_gpu, available = capacity.kind == "cuda", capacity.for_tensors(workload.precision)
-    tensors = predicted_memory(workload, on_gpu).document()
+    on_gpu, memory = capacity.kind == "cuda", predicted_memory(workload, capacity.kind == "cuda")
+    tensors = memory.document()
     prediction = {"device": describe_environment(device)["device"], "target_device": target and described(target)}
     prediction |= workload.settings() | fields_of_ranks(workload, tensors)
-    prediction |= fields_of_peak(workload, tensors, capacity) | fields_of_capacity(workload, tensors, capacity)
-    margin_mb = (available - tensors["peak_bytes"]) / MB
-    prediction |= {"fits": tensors["peak_bytes"] <= available, "margin_mb": margin_mb}
-    return explained(prediction | largest_sizes(workload, on_gpu, available), Prediction)
+    prediction |= fields_of_peak(workload, tensors, capacity) | fields_of_capacity(workload, capacity)
+    available, workspaces = capacity.for_tensors(workload.precision), capacity.workspaces.get(workload.precision, 0)
+    needed = needed_bytes(memory, on_gpu, workspaces)
+    expandable = reserved_bytes(memory, [workspaces // 2] * 2, expandable=True) if on_gpu else None
+    prediction |= {"reserved_memory_mb": (needed + workspaces) / MB if on_gpu else None}
+    prediction |= {"reserved_memory_expandable_mb": expandable and expandable / MB}
+    prediction |= {"fits": needed <= available, "margin_mb": (available - needed) / MB}
+    return explained(prediction | largest_sizes(workload, on_gpu, available, workspaces), Prediction)
 
 
 def fields_of_ranks(workload: Workload, tensors: dict) -> dict:
@@ -102,12 +109,10 @@ def fields_of_peak(workload: Workload, tensors: dict, capacity: Capacity) -> dic
     }
 
 
-def fields_of_capacity(workload: Workload, tensors: dict, capacity: Capacity) -> dict:
+def fields_of_capacity(workload: Workload, capacity: Capacity) -> dict:
     """The memory of the device, what is in use or in reserve, and what may come on top of the peak."""
     precision, on_gpu = workload.precision, capacity.kind == "cuda"
-    on_top, why = capacity.on_top(precision, tensors["peak_bytes"] + capacity.workspaces.get(precision, 0))
-    gpu_only = {"fragmentation_share": list(FRAGMENTATION), "context_mb": CONTEXT.least / MB}
-    gpu_only = gpu_only if on_gpu else dict.fromkeys(gpu_only)
+    on_top, why = capacity.on_top(precision)
     return {
         "device_memory_mb": capacity.total / MB,
         "device_memory_source": capacity.source,
@@ -116,7 +121,7 @@ def fields_of_capacity(workload: Workload, tensors: dict, capacity: Capacity) ->
         "reserve_source": RESERVES[capacity.kind].source,
         "on_top_mb": on_top / MB,
         "on_top_source": "; ".join(filter(None, (why, workload.unpredicted_memory(on_gpu)))),
-        **gpu_only,
+        "context_mb": CONTEXT.least / MB if on_gpu else None,
     }
 
 

@@ -8,11 +8,13 @@ from collections.abc import Callable
 import numpy as np
 
 from analysis.prediction.memory import bytes_on_other_ranks, peak_bytes, persistent_bytes, predicted_memory
+from analysis.prediction.reserved import needed_bytes
 from analysis.work.fake_step import FakeRunError
 from harness.base.console import progress_bar
 from harness.base.text import flag_of
 from harness.base.units import MB
 from harness.documents.schema import because, unknown
+from harness.instruments.memory_timeline import StepMemory
 from harness.model.optimizations import OPTIMIZATIONS
 from harness.model.workload import Workload, most_ranks
 from harness.ranks.parallel import SHARDING
@@ -37,7 +39,7 @@ class OtherStepError(Exception):
     """A step of another size cannot be run, or does not make the same allocations: only a file's may be so."""
 
 
-def largest_sizes(workload: Workload, on_gpu: bool, capacity: int) -> dict:
+def largest_sizes(workload: Workload, on_gpu: bool, capacity: int, workspaces: int = 0) -> dict:
     """`max_batch_size` and `max_seq_len` of prediction.json, each null if that cannot be predicted."""
     not_compiled = workload.with_settings(compile=False)  # compiling for each size of a search would take minutes
     sizes = {}
@@ -46,34 +48,53 @@ def largest_sizes(workload: Workload, on_gpu: bool, capacity: int) -> dict:
             sizes[f"max_{name}"] = None
             continue
         try:
-            sizes[f"max_{name}"] = largest_size(not_compiled, on_gpu, capacity, name)
+            sizes[f"max_{name}"] = largest_size(not_compiled, on_gpu, capacity, name, workspaces)
         except OtherStepError as error:
             sizes |= unknown(str(error), f"max_{name}")
     return sizes
 
 
-def largest_size(workload: Workload, on_gpu: bool, capacity: int, setting: str) -> int:
+def largest_size(workload: Workload, on_gpu: bool, capacity: int, setting: str, workspaces: int = 0) -> int:
     """The largest `batch_size`, in samples per step and a multiple of the micro-batches, or `seq_len`, in tokens per
-    sample, that fits; 0 if not even one does."""
+    sample, that fits into the capacity beside the workspaces; 0 if not even one does."""
     unit, degree = (workload.micro_steps, 1) if setting == "batch_size" else (1, 2)
     if persistent_bytes(workload) - bytes_on_other_ranks(workload) > capacity:
         return 0
 
     sizes: dict[int, int] = {}  # allocations of a step by n
 
-    def live(n: int) -> np.ndarray:
-        changed = workload.with_settings(**{setting: n * unit})
+    def memory_of(n: int) -> StepMemory:
         try:
-            found = predicted_memory(changed, on_gpu).live_bytes_at_allocations()
+            return predicted_memory(workload.with_settings(**{setting: n * unit}), on_gpu)
         except FakeRunError as error:
             raise OtherStepError(f"it takes no other {setting.replace('_', ' ')}: {error}") from error
+
+    def live(n: int) -> np.ndarray:
+        found = memory_of(n).live_bytes_at_allocations()
         if n > 1:
             sizes[n] = len(found)
         if len({*sizes.values()}) > 1:
             raise OtherStepError(f"with another {setting.replace('_', ' ')} it is another step, with other tensors")
         return found
 
-    return unit * largest_that_fits(live, getattr(workload, setting) // unit, degree, capacity)
+    at = max(2, getattr(workload, setting) // unit)
+    most = largest_that_fits(live, at, degree, capacity)
+    if not on_gpu or most == 0:
+        return unit * most
+    sizes_at = polynomials([np.array([a.bytes for a in memory_of(at + i).allocations]) for i in range(degree + 1)])
+
+    def reserves_too_much(n: int) -> bool:
+        sizes = sizes_at(n - at) if n > 1 else None
+        return needed_bytes(memory_of(at if n > 1 else 1), on_gpu, workspaces, sizes) > capacity
+
+    return unit * ((first_where(reserves_too_much, 0, most) or most + 1) - 1)
+
+
+def polynomials(known: list[np.ndarray]) -> Callable[[int], np.ndarray]:
+    """The values of polynomials at any whole number, from those at 0 and 1, or at 0, 1 and 2."""
+    zero, one, *two = (values.astype(object) for values in known)  # Python's numbers, which have no largest
+    first, second = one - zero, two[0] - 2 * one + zero if two else 0
+    return lambda k: zero + k * first + (k * (k - 1) // 2) * second
 
 
 def largest_that_fits(live: Callable[[int], np.ndarray], at: int, degree: int, capacity: int) -> int:
@@ -85,13 +106,10 @@ def largest_that_fits(live: Callable[[int], np.ndarray], at: int, degree: int, c
     degree, 1 or 2: fake-tensor runs at degree + 1 values of n determine all others exactly.
     """
     at = max(2, at)
-    known = [live(at + i).astype(object) for i in range(degree + 1)]  # Python's numbers, which have no largest
-    first = known[1] - known[0]
-    second = known[2] - 2 * known[1] + known[0] if degree == 2 else 0
+    live_at = polynomials([live(at + i) for i in range(degree + 1)])
 
     def too_large(n: int) -> bool:
-        k = n - at
-        return max(known[0] + k * first + (k * (k - 1) // 2) * second) > capacity
+        return max(live_at(n - at)) > capacity
 
     if too_large(2):
         return int(max(live(1)) <= capacity)
@@ -106,23 +124,29 @@ def first_world_size(holds: Callable[[int], bool]) -> int | None:
     return first_where(holds, 1, MOST_RANKS)
 
 
-def smallest_world_size(workload: Workload, on_gpu: bool, capacity: int) -> int | None:
+def smallest_world_size(workload: Workload, on_gpu: bool, capacity: int, workspaces: int = 0) -> int | None:
     """The fewest ranks, at least two, on which a step of this batch per rank fits; None if there is no such number."""
     if workload.parallel.parallel not in SHARDING:
         return None
     limit = most_ranks(workload)[0]
 
     @functools.cache
+    def live_and_needed(ranks: int) -> tuple[np.ndarray, int]:
+        memory = predicted_memory(workload.with_settings(world_size=ranks), on_gpu)
+        return memory.live_bytes_at_allocations(), needed_bytes(memory, on_gpu, workspaces)
+
     def live(ranks: int) -> np.ndarray:
-        return predicted_memory(workload.with_settings(world_size=ranks), on_gpu).live_bytes_at_allocations()
+        return live_and_needed(ranks)[0]
 
     def fits(ranks: int) -> bool:
-        return ranks > limit or bool(live(ranks).max() <= capacity)
+        return ranks > limit or live_and_needed(ranks)[1] <= capacity
 
     if workload.parallel.parallel == "zero1":  # deals out whole tensors: no formula
         found = first_world_size(fits)
     else:
-        found = first_world_size_with_shards(live, fits, workload.parallel.world_size, capacity, limit)
+        now = workload.parallel.world_size
+        most_live = capacity * int(live(now).max()) // live_and_needed(now)[1]  # if as large a share is free there
+        found = first_world_size_with_shards(live, fits, now, most_live, limit)
     return found if found and found <= limit else None
 
 
@@ -154,31 +178,33 @@ def remedies(workload: Workload) -> list[dict]:
     return changes + ([{name: value for one in changes for name, value in one.items()}] if len(changes) > 1 else [])
 
 
-def with_change(workload: Workload, change: dict, on_gpu: bool, capacity: int) -> dict:
+def with_change(workload: Workload, change: dict, on_gpu: bool, capacity: int, workspaces: int = 0) -> dict:
     """A row of `would_fit`: the flags of these settings, the peak of a step with them, and whether it fits."""
-    peak = peak_bytes(workload.with_settings(**change), on_gpu)
+    workload = workload.with_settings(**change)
+    fits = needed_bytes(predicted_memory(workload, on_gpu), on_gpu, workspaces) <= capacity
     flags = " ".join(flag_of(name, value) for name, value in change.items())
-    return {"flags": flags, "peak_memory_mb": peak / MB, "fits": peak <= capacity}
+    return {"flags": flags, "peak_memory_mb": peak_bytes(workload, on_gpu) / MB, "fits": fits}
 
 
-def what_would_fit(workload: Workload, on_gpu: bool, capacity: int) -> list[dict]:
+def what_would_fit(workload: Workload, on_gpu: bool, capacity: int, workspaces: int = 0) -> list[dict]:
     """Such a row for each of the remedies."""
     changes = progress_bar("Searching for what would fit", remedies(workload))
-    return [with_change(workload, change, on_gpu, capacity) for change in changes]
+    return [with_change(workload, change, on_gpu, capacity, workspaces) for change in changes]
 
 
 def changes_that_fit(workload: Workload, document: dict, on_gpu: bool) -> dict:
     """`would_fit` and `smallest_world_size` of prediction.json, which has the rest already."""
     if workload.parallel.world_size == 1:
         return unknown("one rank", "would_fit", "smallest_world_size")
-    tensors_mb = document["peak_memory_mb"] - (document["library_workspaces_mb"] or 0)
-    capacity = round((tensors_mb + document["margin_mb"]) * MB)
+    workspaces = round((document["library_workspaces_mb"] or 0) * MB)
+    needed_mb = document["reserved_memory_mb"] or document["peak_memory_mb"]
+    given = (on_gpu, round((needed_mb + document["margin_mb"]) * MB) - workspaces, workspaces)
     workload = workload.with_settings(compile=False)
-    rows = None if document["fits"] else what_would_fit(workload, on_gpu, capacity)
-    ranks, mode = smallest_world_size(workload, on_gpu, capacity), workload.parallel.parallel
+    rows = None if document["fits"] else what_would_fit(workload, *given)
+    ranks, mode = smallest_world_size(workload, *given), workload.parallel.parallel
     if rows and ranks is None and not any(row["fits"] for row in rows):
         together = remedies(workload)[-1]
-        if fewest := smallest_world_size(workload.with_settings(**together), on_gpu, capacity):
-            rows.append(with_change(workload, {"world_size": fewest, **together}, on_gpu, capacity))
+        if fewest := smallest_world_size(workload.with_settings(**together), *given):
+            rows.append(with_change(workload, {"world_size": fewest, **together}, *given))
     why = "fits on no number of them" if mode in SHARDING else f"{mode} needs as much on any number"
     return {"would_fit": rows, "smallest_world_size": ranks} | because(why, "smallest_world_size")

@@ -15,6 +15,7 @@ from harness.machine.devices import missing_arithmetic
 from harness.model.optimizations import flags_in_use
 from harness.run.flag_combinations import ONLY_PREDICTED
 
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 KEPT_COLUMNS = [
     column("component, all layers", "component", left=True),
     column("MB", "mb", ",.1f"),
@@ -41,7 +42,7 @@ def prediction_lines(document: dict, verbose: bool = False, typed: Sequence[str]
     lines = [*as_text(prediction_section(document, more if apart else {}))[1:], ""] if verbose else []
     facts |= {} if apart else more
     facts["Next"] = next_step(document, typed)
-    return [*lines, *head, *answer(facts, left, whole=["Step time", "Next"], optional=["Work"])]
+    return [*lines, *head, *answer(facts, left, whole=["Step time", "Expected", "Next"], optional=["Work"])]
 
 
 def shape_text(document: dict) -> str:
@@ -71,6 +72,8 @@ def peak_memory_text(document: dict) -> str:
     text = f"{memory_text(document['peak_memory_mb'])}, in {document['peak_where']}"
     if training.get("compile"):
         text = f"at most {text}; fused kernels write less"
+    if less := document["reserved_memory_expandable_mb"]:
+        text += f"; {memory_text(less)} reserved with expandable segments"
     return text + "; a graph keeps the memory of its passes" * bool(training.get("cuda_graphs"))
 
 
@@ -145,17 +148,20 @@ def prediction_section(document: dict, facts: dict[str, str]) -> Section:
 
 
 def fit_facts(document: dict) -> dict[str, str]:
-    """Whether a step fits, with how much to spare, and what may come on top."""
+    """Whether a step fits, how close it is, and what may come on top."""
     margin, context = document["margin_mb"], document["in_use_mb"] == document["context_mb"]
     sizes = [document[f"{name}_mb"] for name in ("in_use", "reserve", "on_top", "device_memory")]
     in_use, reserve, on_top, has, lack = (memory_text(mb, 0) for mb in (*sizes, abs(margin)))
     kept = [f"{in_use} {'for a context' if context else 'in use'}"] if document["in_use_mb"] else []
+    kept += [f"{reserve} in reserve"] if document["reserve_mb"] else []
     verdict = f"yes, {lack} to spare" if document["fits"] else f"NO, {lack} short"
+    if needed := document["reserved_memory_mb"]:
+        of = f"{memory_text(needed)} of {memory_text(needed + margin)} reserved"
+        verdict = f"yes, {of}, {lack} free" if document["fits"] else f"NO, {of}, {lack} short"
     on_top = f"up to {on_top}: {document['on_top_source']}"
     if document["fits"] and document["on_top_mb"] > margin:
         on_top = f"MAY NOT FIT, {on_top}"
-    kept += [f"{reserve} in reserve"] if document["reserve_mb"] else []
-    has += f" ({' and '.join(kept)})" if kept else ""
+    has = f"{has} ({' and '.join(kept)})" if kept else has
     return {"Fits": f"{verdict}: the device has {has}", "May come on top": on_top}
 
 
@@ -176,8 +182,33 @@ def time_facts(document: dict) -> dict[str, str]:
     least_ms, training = document["step_time_lower_bound_ms"], document["training"]
     tokens, unit = max(1, training["seq_len"]), "tokens" if training["seq_len"] > 1 else "samples"
     rate = 1e3 * training["batch_size"] * tokens * document["world_size"] / least_ms
-    at_most = f"at most {rounded(rate)} {unit}/s; what it will take is not predicted"
-    return {"Step time": f"at least {least_ms:,.2f} ms ({'; '.join(parts)}; peaks: {source}), so {at_most}"}
+    at_most = f"at most {rounded(rate)} {unit}/s"
+    bound = f"at least {least_ms:,.2f} ms ({'; '.join(parts)}; peaks: {source}), so {at_most}"
+    return {"Step time": bound, "Expected": expected_text(document)}
+
+
+def expected_text(document: dict) -> str:
+    """'2,610 ms (90%: 2,270 to 3,180), 6,276 tokens/s, MFU 35%; compute-bound; 4,945 launches take 104 ms of the host;
+    matmuls 1,500, attention 480, other kernels 400 ms'"""
+    found, training = document["expected_step_time_ms"], document["training"]
+    if found is None:
+        return f"not known: {document['expected_step_time_ms_reason']}"
+    median, host = rounded(found["median"]), rounded(found["host_ms"])
+    interval = "" if found["low"] is None else f" (90%: {rounded(found['low'])} to {rounded(found['high'])})"
+    rate = found["tokens_per_sec"]
+    rate = f"{rate:,.0f} {'tokens' if training['seq_len'] > 1 else 'samples'}/s"
+    rate += " on each rank" * (document["world_size"] > 1)
+    mfu = "" if found["mfu_percent"] is None else f", MFU {found['mfu_percent']:.0f}%"
+    largest = sorted(found["by_class"].items(), key=lambda item: -item[1])[:3]
+    parts = ", ".join(f"{name.replace('_', ' ')} {rounded(ms)}" for name, ms in largest if ms)
+    launches = f"{found['launches']:,} launches take {host} ms of the host"
+    bound = f"{found['bound']}-bound" + ", as no published step was" * (found["bound"] == "launch")
+    return f"{median} ms{interval}, {rate}{mfu}; {bound}; {launches}; {parts} ms"
+
+
+def needed_mb(document: dict) -> float:
+    """What has to fit."""
+    return document.get("reserved_memory_mb") or document["peak_memory_mb"]
 
 
 # ---- What to change ------------------------------------------------------------------------------------------------
@@ -195,7 +226,10 @@ def how_to_fit(document: dict) -> str:
     smaller = f"use {instead[0]}" if instead else smaller
     lower = f"lower to {' or '.join(fitting)}" if fitting else smaller
     alone = document["device_memory_mb"] - document["reserve_mb"] - (document["context_mb"] or 0)
-    if document["peak_memory_mb"] <= alone:
+    needed = needed_mb(document)
+    if document.get("reserved_memory_expandable_mb") and document["reserved_memory_expandable_mb"] <= alone < needed:
+        lower = f"set {EXPANDABLE}, or {lower}"
+    if needed <= alone:
         return f"it would fit without other processes: stop those, or {lower}"
     return lower
 
@@ -214,8 +248,10 @@ def what_fits(document: dict) -> str:
     named = sorted(document["memory_by_category_mb"].items(), key=lambda item: -item[1])
     parts = ", ".join(f"{name} {size:,.0f}" for name, size in named[:3])
     needs = f"a step needs {document['peak_memory_mb']:,.0f} MB ({parts})"
-    advice = "fragmentation or other processes took the rest: stop those, or lower the batch size"
+    if reserved := document["reserved_memory_mb"]:
+        needs += f", for which the allocator reserves {reserved:,.0f} MB"
+    advice = "other processes took the rest: stop those, or lower the batch size"
     advice = advice if document["fits"] else how_to_fit(document)
-    available = document["peak_memory_mb"] + document["margin_mb"]
+    available = needed_mb(document) + document["margin_mb"]
     in_use = f" ({document['in_use_mb']:,.0f} MB are in use)" if document["in_use_mb"] else ""
     return f"{needs}, {document['device']['name']} has {available:,.0f} MB for it{in_use}; {advice}"

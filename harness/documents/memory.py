@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.documents.run import Device
+from harness.documents.run import NO_RATES, Device, ExpectedTime
 from harness.documents.schema import Document, field
 
 ONE_RANK, ALONE = "one rank", "one rank has nobody to communicate with"
@@ -26,6 +26,7 @@ class TensorRow(Document):
     category: str = field("parameters, gradients, optimizer, activations, temporaries, buffers, ...")
     born: int = field("event that allocated it")
     died: int | None = field("event that freed it", null="it outlives the step")
+    stream: int = field("of the GPU that allocated it; 0: the default one")
 
 
 class MemoryPhase(Document):
@@ -154,6 +155,8 @@ class Prediction(Document):
     library_workspaces_mb: float | None = field(
         "MB, part of the peak: measured, else by architecture", null=NO_WORKSPACES
     )
+    reserved_memory_mb: float | None = field("MB that PyTorch's allocator would take for it", null=NO_CACHING)
+    reserved_memory_expandable_mb: float | None = field("the same with expandable segments", null=NO_CACHING)
     peak_where: str = field("phase and part of the model")
     largest_tensors: list[TensorRow] = field("at the peak")
     kept_for_backward: list[KeptRow] = field("by component, the largest first")
@@ -164,9 +167,8 @@ class Prediction(Document):
     reserve_source: str = field("of that figure")
     on_top_mb: float = field("MB that may come on top")
     on_top_source: str = field("of that figure")
-    fragmentation_share: list[float] | None = field("least and most, of the peak, not part of it", null=NO_CACHING)
     context_mb: float | None = field("MB of in_use_mb for the context of this process, at least", null=NO_CACHING)
-    fits: bool = field("an upper bound: fragmentation may come on top")
+    fits: bool = field("whether what is reserved, on a CPU the peak, does")
     margin_mb: float = field("MB left; negative: missing")
     max_batch_size: int | None = field("samples; 0: not even one fits", null=FIXED_SIZE)
     max_seq_len: int | None = field("tokens; 0: not even one fits", null=FIXED_SIZE)
@@ -177,4 +179,5 @@ class Prediction(Document):
     step_flops: int = field("forward and backward")
     step_time_lower_bound_ms: float | None = field("the longest of step_time_bounds", null=NO_PEAK)
     step_time_bounds: TimeBounds = field("by arithmetic, bandwidth and network")
+    expected_step_time_ms: ExpectedTime | None = field("from achievable rates", null=NO_RATES)
     communication: Communication | None = field("between ranks", null=ALONE)

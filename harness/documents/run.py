@@ -20,6 +20,8 @@ NOT_RUN = "nothing was measured"
 NO_READING = "no reading was taken"
 NOT_FINITE = "not a finite number"
 UNREPORTED = "not reported by the system"
+NO_RATES = "no published step time confirms what this device reaches"
+NO_INTERVAL = "no steps of such devices were compared yet"
 THEIRS = "of a program of somebody else's, which nothing here tells"
 
 
@@ -73,6 +75,23 @@ class Timing(Document):
     count: int = field("steps")
 
 
+class ExpectedTime(Document):
+    """Of a step, from rates that the device reaches: docs/expected_time.md."""
+
+    median: float = field("ms")
+    low: float | None = field("ms: of the steps that it was compared with 5% were shorter", null=NO_INTERVAL)
+    high: float | None = field("ms: 5% were longer", null=NO_INTERVAL)
+    by_class: dict[str, float] = field(
+        "ms of matmul, attention, other_kernels, exposed_communication, waiting_for_host"
+    )
+    tokens_per_sec: float = field("of each rank")
+    mfu_percent: float | None = field("of the peak that the lower bound refers to", null="no peak of it is known")
+    bound: str = field("compute, memory, communication, launch: the longest of these parts")
+    launches: int = field("of kernels, in a step")
+    host_ms: float = field("that launching takes the host")
+    rates_source: str = field("of the rates")
+
+
 class CompilationTimes(Document):
     compile_s: float = field("seconds, before step 1")
     from_cache: bool = field("code compiled by an earlier run was used")
@@ -109,6 +128,7 @@ class Performance(Document):
     std_step_time_ms: float | None = field("sample standard deviation", null=ONE_STEP)
     p95_step_time_ms: float | None = field("95th percentile", null=NO_STEP)
     first_step_time_ms: float | None = field("excluded from averages", null=NO_STEP)
+    expected_step_time_ms: NotRequired[ExpectedTime | None] = field("of a run with a prediction", null=NO_RATES)
     samples_per_sec: float | None = field("of all ranks", null=NO_STEP)
     tokens_per_sec: float | None = field("of all ranks", null=NO_STEP)
     avg_data_time_ms: float | None = field("mean", null=NO_STEP)

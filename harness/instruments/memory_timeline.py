@@ -28,6 +28,7 @@ class Allocation:
     category: str
     born: int
     died: int | None = None
+    stream: int = 0  # of a GPU, on which it was allocated; 0: the default one
 
 
 @dataclass

@@ -44,6 +44,7 @@ class MemoryTracker(TorchDispatchMode):
         self._device = next(model.parameters()).device
         self._live: dict[int, tuple[weakref.ref, Allocation]] = {}  # by address of the storage
         self._live_bytes = self._most_bytes = 0
+        self._streams = [self._stream()]  # the default one first
         self._watching = contextlib.ExitStack()
 
     def __getstate__(self) -> dict:
@@ -98,6 +99,10 @@ class MemoryTracker(TorchDispatchMode):
                     entry.shape = list(tensor.shape)
         return out
 
+    def _stream(self):
+        """Of the device, now; FSDP's on a CPU do nothing, but tell what a GPU would do where."""
+        return getattr(torch, self._device.type, torch.cpu).current_stream()
+
     def _is_on_device(self, tensor: Tensor) -> bool:
         """Not batches before their copy to a GPU, nor AdamW's step counters, which stay on the host."""
         return tensor.device.type == self._device.type
@@ -125,6 +130,9 @@ class MemoryTracker(TorchDispatchMode):
         self._live_bytes += size
         born, phase = (0, None) if existed else (self._event(), self.part.phase())
         entry = Allocation(size, shape, dtype, self.timeline.places[born], phase, "temporaries", born)
+        if (stream := self._stream()) not in self._streams:
+            self._streams.append(stream)
+        entry.stream = self._streams.index(stream)
         self.timeline.allocations.append(entry)
         self._live[key] = (weakref.ref(storage, lambda _: self._forget(key)), entry)
 

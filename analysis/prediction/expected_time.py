@@ -1,0 +1,269 @@
+"""How long will a step take?  Every operator of a step on fake tensors at rates that the device reaches, as the host
+launches them: docs/expected_time.md.
+
+A kernel takes its arithmetic or its traffic, whichever is longer, and begins when the one before has ended and the host
+has launched it.  Collectives run beside, one after another.
+"""
+
+import functools
+import math
+import weakref
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import flop_registry
+
+from analysis.hardware.achievable import HIGH, LOW, OVERHEADS, Rates, achievable_rates
+from analysis.hardware.ceilings import bandwidth_ceilings, compute_ceilings
+from analysis.hardware.matching import datasheet
+from analysis.prediction.network import Network
+from analysis.work.bytes_moved import WorkCounter, accesses, masked_flops, tensors_in
+from analysis.work.fake_step import fake_step
+from analysis.work.flop_counts import flops_of_step
+from harness.documents.memory import NO_NETWORK
+from harness.documents.run import NO_RATES
+from harness.documents.schema import unknown
+from harness.instruments.memory_tracker import local_part
+from harness.model.workload import Workload
+from harness.ranks.collective_calls import kind_of_collective
+
+# Rows and columns of a tile of the output, and the share of the peak that it reaches, as a rough rule: smaller tiles
+# read more for each operation.
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 64, 0.6))
+SPLITS, LEAST_OF_SPLIT, SPLIT_COST = (1, 2, 4, 8), 512, 0.9  # parts of the sum over k, no shorter than that
+RAMP = 128  # of k, which a tile takes to fill its pipeline
+FULL_LENGTH = 2048  # keys from which on attention has its rate; below it, the power 0.4 of the share
+TENSORS_OF_LAUNCH, TENSOR_US = 36, 0.4  # of an operator on lists, and what each of them takes the host
+CLASSES = ("matmul", "attention", "other_kernels", "exposed_communication", "waiting_for_host")
+BOUNDS = dict(zip(CLASSES, ("compute", "compute", "memory", "communication", "launch"), strict=True))
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A call that launches kernels, or a collective."""
+
+    segment: int  # phases that had begun
+    phase: str
+    name: str
+    kind: str  # matmul, attention, other_kernels, or that of a collective
+    flops: int  # that a kernel must do
+    bytes: int  # read and written; of a collective as in CollectiveRow
+    dtype: torch.dtype | None  # of what a matmul multiplies
+    shape: tuple[int, ...]  # of the output; of attention the query
+    views: int  # operators before it that launch nothing
+    tensors: int  # of the lists that it takes
+
+
+class OperatorLog(WorkCounter):
+    """The operators of a step in the order in which the host calls them.
+
+    fused: those between two matmuls that a compiler makes one kernel of read and write only what is there before or
+    after; the first stands for all of them.
+    """
+
+    def __init__(self, fused: bool = False):
+        super().__init__()
+        self.operators: list[Operator] = []
+        self.views, self.fused = 0, fused
+        self.began: int | None = None  # of the operators, where those that become one kernel begin
+        self.read: dict[int, int] = {}  # their bytes by storage
+        self.made: dict[int, tuple[weakref.ref, int]] = {}
+
+    def __getstate__(self) -> dict:
+        return {"operators": self.operators, "segments": self.segments}
+
+    def __exit__(self, *exception) -> None:
+        super().__exit__(*exception)
+        self.end_of_kernel(len(self.operators))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if self.segments[-1] == "data":
+            return out
+        mine, named, made = tree_map_only(torch.Tensor, local_part, (args, kwargs, out))
+        name, collective = func.overloadpacket.__name__, kind_of_collective(func)
+        given = {**dict(zip((one.name for one in func._schema.arguments), mine, strict=False)), **named}
+        read, written = ([], []) if collective else accesses(func, given, made)
+        if not (written or collective):
+            self.views += 1
+            return out
+        formula = flop_registry.get(func.overloadpacket)
+        flops = int(formula(*mine, **named, out_val=made)) if formula else 0
+        kind = collective or ("other_kernels" if not flops else "attention" if "attention" in name else "matmul")
+        size = sum(size for _, size in read + written)
+        if collective:
+            size = max(sum(x.numel() * x.itemsize for x in tensors_in(one)) for one in mine)
+        factors = [x for x in tensors_in(mine) if x.dim() > 1] if flops else []
+        shaped = factors[:1] if kind == "attention" else tensors_in(made)[:1]
+        about = (factors[0].dtype if factors else None, tuple(shaped[0].shape) if shaped else ())
+        listed = max((len(tensors_in(one)) for one in (*mine, *named.values()) if isinstance(one, list)), default=0)
+        phase, least = (len(self.segments), self.segments[-1]), flops - masked_flops(given, flops)
+        self.operators.append(Operator(*phase, name, kind, least, size, *about, self.views, listed))
+        self.views = 0
+        alone = kind != "other_kernels" or func.namespace == "fsdp" or name.startswith(("_foreach", "_fused"))
+        if alone or not self.fused:
+            self.end_of_kernel(len(self.operators) - 1)
+        else:
+            self.into_kernel(read, written)
+        return out
+
+    def into_kernel(self, read: list, written: list) -> None:
+        if self.began is None:
+            self.began, self.read, self.made = len(self.operators) - 1, {}, {}
+        for x, size in read:
+            if (key := x.untyped_storage()._cdata) not in self.made:
+                self.read[key] = max(size, self.read.get(key, 0))
+        for x, size in written:
+            self.made[x.untyped_storage()._cdata] = (weakref.ref(x.untyped_storage()), size)
+
+    def end_of_kernel(self, end: int) -> None:
+        if self.began is not None:
+            left = sum(size for storage, size in self.made.values() if storage() is not None)
+            views = sum(one.views for one in self.operators[self.began : end])
+            whole = replace(self.operators[self.began], bytes=sum(self.read.values()) + left, views=views)
+            self.operators[self.began : end] = [whole]
+            self.began = None
+
+
+@functools.lru_cache(maxsize=2)
+def operators_of(workload: Workload, on_gpu: bool) -> list[Operator]:
+    """Of a step of rank 0.  All micro-batches but the last do the same: of several, two are run.  A compiled step is
+    told from the one that is not."""
+    micro_steps, fused = workload.micro_steps, workload.compiled
+    workload = workload.with_settings(compile=False)
+    if micro_steps > 2:
+        size = workload.batch_size // micro_steps * 2
+        workload = workload.with_settings(batch_size=size, gradient_accumulation_steps=2)
+    log = fake_step(workload, on_gpu, lambda *model: OperatorLog(fused), ranks=True)
+    first = log.segments.index("backward") + 1 if micro_steps > 2 and "backward" in log.segments else 0
+    before = [one for one in log.operators if one.segment <= first]
+    return before * (micro_steps - 2 if before else 0) + log.operators
+
+
+# ---- Of the device -------------------------------------------------------------------------------------------------
+
+
+def kernel_seconds(one: Operator, rates: Rates, tf32: bool) -> float:
+    """Arithmetic or traffic, whichever takes longer."""
+    moved = one.bytes / rates.bandwidth
+    if not one.flops:
+        return moved
+    dtype = ("tf32" if tf32 else "fp32") if one.dtype is torch.float32 else "bf16"
+    if one.kind == "matmul":
+        return max(moved, one.flops / rates.matmul[dtype] / tile_share(one, rates.units))
+    rate = rates.attention if dtype == "bf16" else min(rates.attention, rates.matmul[dtype])
+    return max(moved, one.flops / rate / min(1.0, (one.shape[-2] / FULL_LENGTH) ** 0.4))
+
+
+def tile_share(one: Operator, units: int) -> float:
+    """How much of its rate a matmul of this shape reaches: multiprocessors compute whole tiles, wave after wave."""
+    if not units or len(one.shape) < 2 or "convolution" in one.name:
+        return 1.0
+    *batch, m, n = one.shape
+    k = max(1, one.flops // max(1, 2 * math.prod(one.shape)))
+    best = 0.0
+    for rows, columns, share in TILES:
+        tiles = math.prod(batch) * math.ceil(m / rows) * math.ceil(n / columns)
+        used = math.prod(one.shape) / (tiles * rows * columns)
+        for parts in SPLITS:
+            if parts == 1 or k // parts >= LEAST_OF_SPLIT:
+                full = tiles * parts / (math.ceil(tiles * parts / units) * units)
+                best = max(best, share * used * full * (SPLIT_COST if parts > 1 else 1.0))
+    return best * k / (k + RAMP)
+
+
+# ---- Of a step -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a step runs on, and how."""
+
+    rates: Rates
+    network: Network | None = None
+    world_size: int = 1
+    compiled: bool = False
+    tf32: bool = False
+    on_gpu: bool = True  # the host runs ahead; a CPU does each operator when it is called
+
+
+def expected_parts(operators: list[Operator], setting: Setting) -> tuple[dict[str, float], int, float]:
+    """Milliseconds of a step by class, which add up to it, its launches, and the time that they take the host: of the
+    second of two steps, since the host may run ahead into the next."""
+    times = OVERHEADS
+    launch, view = (times[f"{'compiled ' * setting.compiled}{name}"] for name in ("launch", "view"))
+    host = gpu = sent = gathered = copied = 0.0  # until when each is busy, in us
+    for _ in range(2):
+        parts, launches, busy = Counter(dict.fromkeys(CLASSES, 0.0)), 0, 0.0
+        for one in operators:
+            host += one.views * view
+            busy += one.views * view
+            if one.kind not in CLASSES:
+                row = {"kind": one.kind, "calls": 1, "bytes": one.bytes}
+                taken = 1e3 * setting.network.time_ms([row], setting.world_size) + times["collective"]
+                gather = one.kind == "all_gather"
+                sent = max(sent, host, copied if gather else gpu) + taken
+                gathered = sent if gather else gathered
+                continue
+            now = launch + TENSOR_US * one.tensors
+            host, busy, launches = host + now, busy + now, launches + max(1, math.ceil(one.tensors / TENSORS_OF_LAUNCH))
+            needed = gathered if one.name == "split_with_sizes_copy" else sent if one.phase == "optimizer" else 0.0
+            for name, until in (("exposed_communication", needed), ("waiting_for_host", host)):
+                parts[name] += max(0.0, until - gpu)
+                gpu = max(gpu, until)
+            taken = 1e6 * kernel_seconds(one, setting.rates, setting.tf32)
+            if setting.on_gpu:
+                taken = taken + times["matmul kernel"] if one.flops else max(taken, times["kernel"])
+            parts[one.kind] += taken
+            gpu += taken
+            # FSDP gathers what has been updated, and the next only when this one is copied out.
+            copied = gpu if one.name == "split_with_sizes_copy" or one.phase == "optimizer" else copied
+            host = host if setting.on_gpu else gpu
+    return {name: us / 1e3 for name, us in parts.items()}, launches, busy / 1e3
+
+
+def rates_of(device: dict, precision: str, measure: str) -> Rates | None:
+    """Of a device as in environment.json: those that published times confirm, of a CPU those measured here earlier."""
+    if device.get("type") != "cpu":
+        found = datasheet(device)
+        return achievable_rates(found[0]) if found and found[1] == 1 else None
+    rates = {}
+    for name in dict.fromkeys((precision, "fp32")):
+        found = [one for one in compute_ceilings(device, name, measure=measure) if one.kind == "measured"]
+        rates |= {name: found[0].rate} if found else {}
+    bandwidth = [one for one in bandwidth_ceilings(device, measure=measure) if one.kind == "measured"]
+    if precision not in rates or not bandwidth:
+        return None
+    every = dict.fromkeys(("bf16", "tf32", "fp32"), rates[precision])
+    return Rates(every | rates, rates[precision], bandwidth[0].rate, 0, "measured here")
+
+
+def expected_step_time(
+    workload: Workload, device: dict, network: Network | None, peak: str | float = "auto", measure: str = "kept"
+) -> dict:
+    """`expected_step_time_ms`, of documents.run.ExpectedTime, or why it is not known.  The arguments are those of
+    prediction.document.time_bounds()."""
+    rates, parallel = rates_of(device, workload.precision, measure), workload.parallel
+    if rates is None:
+        return unknown(NO_RATES, "expected_step_time_ms")
+    if parallel.world_size > 1 and network is None:
+        return unknown(NO_NETWORK, "expected_step_time_ms")
+    if network and network.one_node:
+        network = replace(network, gb_per_sec=OVERHEADS["network share"] * network.gb_per_sec)
+    tf32, on_gpu = workload.precision == "tf32", device["type"] != "cpu"
+    setting = Setting(rates, network, parallel.world_size, workload.compiled, tf32, on_gpu)
+    peaks = compute_ceilings(device, workload.precision, peak, measure=measure)
+    flops, (low, high) = flops_of_step(workload)[1], (LOW, HIGH) if on_gpu else (None, None)
+    parts, launches, host_ms = expected_parts(operators_of(workload, setting.on_gpu), setting)
+    median = sum(parts.values())
+    found = {
+        **{"median": median, "low": low and low * median, "high": high and high * median, "by_class": parts},
+        "tokens_per_sec": 1e3 * workload.batch_size * max(1, workload.seq_len) / median,
+        "mfu_percent": 1e5 * flops / median / peaks[0].rate if peaks else None,
+        **{"bound": BOUNDS[max(parts, key=parts.get)], "launches": launches, "host_ms": host_ms},
+        "rates_source": rates.source,
+    }
+    return {"expected_step_time_ms": found}
