@@ -59,7 +59,7 @@ from harness.model.checkpointing import checkpointing_choice, run_block
 from harness.model.chunked_loss import chunked_loss
 from harness.model.corpus import synthetic_corpus, text_corpus
 from harness.model.cuda_graphs import GraphedModel
-from harness.model.decoder_formulas import DecoderFormulas
+from harness.model.decoder.formulas import DecoderFormulas
 from harness.model.grad_clip import clip_gradients
 from harness.model.optimizations import flags_in_use
 from harness.model.precision import autocast_of, cast_floats, parameter_dtype

@@ -20,7 +20,7 @@ MODULES = (
     "studies.optimization.study studies.optimization.figure analysis.diagnosis.document "
     "analysis.report.html "
     "analysis.prediction.document analysis.commands.run_explanations analysis.commands.analyze_traces "
-    "analysis.commands.flops_command analysis.report.comparison_figure harness.model.decoder_memory "
+    "analysis.commands.flops_command analysis.report.comparison_figure harness.model.decoder.memory "
     "analysis.hardware.rate_limits "
     # What commands import late.  Not DeepSpeed: it looks for a GPU as it is imported.
     "torch._dynamo torch.utils.tensorboard matplotlib.pyplot matplotlib.backends.backend_agg tabulate"

@@ -7,7 +7,7 @@ from typing import Any
 from harness.base.text import arithmetic
 from harness.machine.devices import PRECISIONS
 from harness.model.checkpointing import checkpointed_layers
-from harness.model.decoder_memory import KeptBytes, KeptTensors
+from harness.model.decoder.memory import KeptBytes, KeptTensors
 from harness.model.precision import parameter_dtype
 from harness.model.workload import StepFormulas
 

@@ -1,0 +1,1 @@
+"""Our LLaMA decoder in closed form: its FLOPs, parameters and saved tensors."""
