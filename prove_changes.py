@@ -78,7 +78,7 @@ def main() -> None:
         runs = f"{6 + len(settings.changes)} times for audits of a few steps"
         times = "" if settings.audit_only else ", then once or more for times"
         say(f"{typed[0]} is run {runs}{times}; the first run tells how long that takes.")
-        dropped = f"What it writes to {Path.cwd()} goes to {trials.goes_to} and is dropped; elsewhere, it stays."
+        dropped = f"What it writes to {Path.cwd()} goes to a temporary {trials.kept}; elsewhere, it stays."
         say("It writes its files as always." if settings.keep_files else dropped)
         proof = Proof(trials, settings.changes, settings.rounds, settings.audit_only)
         document = proof.document()

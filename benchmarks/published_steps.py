@@ -7,8 +7,8 @@ Nothing is measured: published figures are compared with bound, expected time an
 corrected ratio divides by the median of the other sources, in which its own rows have no part.
 """
 
-import configparser
 import sys
+from configparser import SectionProxy
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from analysis.prediction.reserved import needed_bytes
 from benchmarks.common import benchmark_parser, report
 from harness.base.console import progress_bar, say
 from harness.base.tables import column
+from harness.base.text import read_ini
 from harness.base.units import MB
 
 COLUMNS = [
@@ -38,7 +39,7 @@ COLUMNS = [
 ]
 
 
-def row_of(name: str, published: configparser.SectionProxy) -> dict | None:
+def row_of(name: str, published: SectionProxy) -> dict | None:
     """The prediction for a section of published.ini, beside its figures; None where no time is expected."""
     flags = [*published["flags"].split(), "--dry-run"]
     workload, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(flags))
@@ -85,8 +86,7 @@ def summary(rows: list[dict]) -> list[str]:
 def main() -> None:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--only", default="", help="rows with this text in their name")
-    args, published = parser.parse_args(), configparser.ConfigParser(interpolation=None)
-    published.read(Path(__file__).with_name("published.ini"), encoding="utf-8")
+    args, published = parser.parse_args(), read_ini(Path(__file__).with_name("published.ini"))
     names = progress_bar("Predicting", [name for name in published.sections() if args.only in name])
     rows = [row for name in names if (row := row_of(name, published[name]))]
     lines = summary(rows)

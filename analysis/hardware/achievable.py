@@ -1,14 +1,12 @@
 """What rates does the work of a training step reach on a device?  achievable.ini, with the source of each."""
 
-import configparser
 from dataclasses import dataclass
 from pathlib import Path
 
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
+from harness.base.text import read_ini
 
-_TABLES = configparser.ConfigParser(interpolation=None, delimiters="=")
-_TABLES.optionxform = str
-_TABLES.read(Path(__file__).with_suffix(".ini"), encoding="utf-8")
+_TABLES = read_ini(Path(__file__).with_suffix(".ini"))
 OVERHEADS = {name: float(text) for name, text in _TABLES["overheads"].items()}
 LOW, HIGH = (float(_TABLES["evidence"][name]) for name in ("low", "high"))  # published over expected, 90% of the rows
 

@@ -3,9 +3,10 @@
 Figures are dense (no sparsity), at boost clock.  A device without a row has no peak: none is borrowed from another.
 """
 
-import configparser
 from dataclasses import dataclass
 from pathlib import Path
+
+from harness.base.text import read_ini
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,7 @@ class Datasheet:
 
 
 _WITH_FP8 = ("gfx942", "gfx950", "sm_89", "sm_90", "sm_100", "sm_103")
-_TABLES = configparser.ConfigParser(interpolation=None, delimiters="=")
-_TABLES.optionxform = str  # names of devices keep their capitals
-_TABLES.read(Path(__file__).with_suffix(".ini"), encoding="utf-8")
+_TABLES = read_ini(Path(__file__).with_suffix(".ini"))
 
 
 def _number(text: str) -> float | None:

@@ -119,9 +119,7 @@ class FitRow(Document):
 
 
 class TimeBounds(Document):
-    compute_ms: float | None = field(
-        "FLOPs at the peak rate of their type, but scores that attention may skip", null=NO_PEAK
-    )
+    compute_ms: float | None = field("FLOPs at the peak rate, without scores that may be skipped", null=NO_PEAK)
     compute_peak: str | None = field("the peak and its source", null=NO_PEAK)
     bandwidth_ms: float | None = field("least_bytes at the peak bandwidth", null=NO_PEAK)
     bandwidth_peak: str | None = field("the peak and its source", null=NO_PEAK)
@@ -152,9 +150,7 @@ class Prediction(Document):
     collectives: list[PredictedCollectiveRow] = field("of a step; empty: one rank")
     peak_memory_mb: float = field("MB")
     memory_by_category_mb: dict[str, float] = field("MB at the peak")
-    library_workspaces_mb: float | None = field(
-        "MB, part of the peak: measured, else by architecture", null=NO_WORKSPACES
-    )
+    library_workspaces_mb: float | None = field("MB of the peak: measured, else of the device", null=NO_WORKSPACES)
     reserved_memory_mb: float | None = field("MB that PyTorch's allocator would take for it", null=NO_CACHING)
     reserved_memory_expandable_mb: float | None = field("the same with expandable segments", null=NO_CACHING)
     peak_where: str = field("phase and part of the model")

@@ -81,9 +81,7 @@ class ExpectedTime(Document):
     median: float = field("ms")
     low: float | None = field("ms: of the steps that it was compared with 5% were shorter", null=NO_INTERVAL)
     high: float | None = field("ms: 5% were longer", null=NO_INTERVAL)
-    by_class: dict[str, float] = field(
-        "ms of matmul, attention, other_kernels, exposed_communication, waiting_for_host"
-    )
+    by_class: dict[str, float] = field("ms by what takes them, which add up to the median")
     tokens_per_sec: float = field("of each rank")
     mfu_percent: float | None = field("of the peak that the lower bound refers to", null="no peak of it is known")
     bound: str = field("compute, memory, communication, launch: the longest of these parts")

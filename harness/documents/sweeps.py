@@ -289,12 +289,8 @@ class RatioOfTurns(Document):
 
 class ProofRow(RatioOfTurns):
     change: str = field("as in --try")
-    verdict: str = field(
-        "faster, slower, no difference; passes, where it was not timed; differs, does not apply, already so, fails"
-    )
-    audit: str | None = field(
-        "first step beside the program's: bit-equal, rounding, lower precision, differs", null=UNTOLD
-    )
+    verdict: str = field("faster, slower, no difference, passes (not timed), differs, already so …")
+    audit: str | None = field("bit-equal, rounding, lower precision, differs", null=UNTOLD)
     gradient_difference: NotRequired[float] = field("of a parameter in the first step, the largest, relative")
     departs: list[str] = field("what differs, the first six: losses, parameters in the order of the backward pass")
     smallest_gain: NotRequired[float] = field("that its times would have told, share of the step")
@@ -302,9 +298,7 @@ class ProofRow(RatioOfTurns):
     reproduce: NotRequired[str] = field("file with the compiled graph whose gradients are wrong")
     peak_memory_difference_mb: float | None = field("of its audit, with it - without", null=UNTOLD)
     extra_start_s: float | None = field("of its audit, with it - without", null=UNTOLD)
-    pays_after_steps: int | None = field(
-        "steps that gain what the start costs", null="it is not faster, or was not timed"
-    )
+    pays_after_steps: int | None = field("steps that gain what the start costs", null="not faster, or not timed")
     where: str | None = field("file and line of the program", null="it applies to no line")
     line: str | None = field("of code", null="it does not apply")
 

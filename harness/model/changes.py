@@ -29,10 +29,8 @@ class Change(NamedTuple):
 
 
 def _record(name: str, of: Mapping[str, str]) -> Change:
-    answers = (of["answers"],) if "answers" in of else ()
-    return Change(
-        name, of["of"], of["may"], dict(of), of.get("effect", ""), answers, of.get("value"), "named" not in of
-    )
+    answers, by_default = (of["answers"],) if "answers" in of else (), "named" not in of
+    return Change(name, of["of"], of["may"], dict(of), of.get("effect", ""), answers, of.get("value"), by_default)
 
 
 _TABLE = read_ini(Path(__file__).with_suffix(".ini"))

@@ -39,10 +39,6 @@ class Trials:
     limit_s: float
     kept: str
 
-    @property
-    def goes_to(self) -> str:
-        return f"a temporary {self.kept} of it"
-
     def run(
         self, changes: Sequence[str] = (), plan: Sequence[Sequence[str]] = (), audit: bool = False, **more: object
     ) -> Trial:
