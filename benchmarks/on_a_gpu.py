@@ -27,7 +27,6 @@ the commands, the traces in an archive of 16 MB at most, on_a_gpu.json, which te
 names what contradicts a prediction.  To go on elsewhere, take that folder along.  Ends with 1 if a command failed.
 """
 
-import configparser
 import os
 import re
 import shlex
@@ -46,6 +45,7 @@ from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.files import make_folder, write_bytes, write_json, written_whole
 from harness.base.tables import column, markdown_table, text_columns
+from harness.base.text import read_ini
 from harness.run.startup import hand_over, run_command
 from workshop.exercise.results import machine
 from workshop.exercise.shell_blocks import duration, last_line, shell
@@ -53,8 +53,7 @@ from workshop.exercise.shell_blocks import duration, last_line, shell
 TOTAL_S, PIECE_S, ARCHIVE_BYTES = 25 * 60, 9 * 60, 16 * 10**6
 DONE, PYTHON = ("ok", "does not fit"), f"exec {shlex.quote(sys.executable)}"
 WHEELHOUSE, SITE = Path(__file__).resolve().parent / "wheelhouse", Path("on_a_gpu_results_site").absolute()
-PLAN = configparser.ConfigParser(interpolation=None)
-PLAN.read(Path(__file__).with_suffix(".ini"))
+PLAN = read_ini(Path(__file__).with_suffix(".ini"))
 PIECES = {name: PLAN.getint(name, "seconds") for name in PLAN.sections() if "seconds" in PLAN[name]}
 OF_A_ROW = "size implementation seq_len precision dtype flags test".split()
 OF_SIZES = "step_ms least_ms achieved_tflops mfu_percent predicted_peak_bytes peak_bytes reserved_bytes".split()

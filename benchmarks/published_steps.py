@@ -11,9 +11,14 @@ import sys
 from configparser import SectionProxy
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from harness.run.startup import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()  # before PyTorch is imported
+
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import tiny_llama_v1 as tiny_llama
 from analysis.hardware.matching import described, given_row, rows_named
 from analysis.prediction.capacity import workspaces_by_default
@@ -95,4 +100,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -183,7 +183,7 @@ def test_data_loading_of_a_foreign_program(tmp_path, gpu, named):
         assert phases["backward"] == pytest.approx(0.05)
         assert phases["optimizer"] == pytest.approx(0.035)
         [row] = [row for row in analysis["opportunities"] if row["name"] == "fused optimizer"]
-        assert row["how"] == "SGD(..., fused=True)"
+        assert row["how"] == "torch.optim.SGD(..., fused=True)"
 
 
 def test_inference_without_stacks_is_a_forward_pass(tmp_path):

@@ -98,7 +98,7 @@ def test_a_dry_run_ends_with_a_dozen_lines_that_say_all(train, flags):
 def test_a_dry_run_that_does_not_fit_says_what_would(train):
     code, out, _ = train("--dry-run", "--device-memory", "0.36", small=False)
     assert code == 0
-    assert "Next:             lower to --batch-size 5 or --seq-len" in out
+    assert "Next:             lower to --batch-size 4 or --seq-len" in out
 
 
 def test_a_sweep_ends_with_its_finding_and_has_tables_on_request(scratch, capfd):

@@ -210,7 +210,7 @@ def mixed_precision_on(tmp_path, device, summary=None):
         ("NVIDIA H100 80GB HBM3", "bf16", 989.4 / 67.0),
         ("AMD Instinct MI100", "bf16", 92.3 / 46.1),
         ("Tesla T4", "fp16", 65.0 / 8.1),
-        ("NVIDIA B200", "bf16", None),
+        ("NVIDIA B200", "bf16", 2250 / 80),
     ],
 )
 def test_on_a_gpu_the_datasheet_decides_on_mixed_precision(tmp_path, name, precision, gain):

@@ -13,6 +13,7 @@ import tiny_llama_v1 as tiny_llama
 from analysis.prediction.communication import communication
 from analysis.prediction.memory import predicted_memory
 from analysis.prediction.network import Network, links_inside_node
+from analysis.prediction.reserved import needed_bytes
 from analysis.prediction.search import changes_that_fit, first_world_size, smallest_world_size, what_would_fit
 from analysis.prediction.text import how_to_fit
 from analysis.work.sent_bytes import sent_bytes
@@ -296,7 +297,13 @@ def test_all_remedies_on_more_ranks_are_told_where_neither_is_enough():
         tracker = predicted_memory(together.with_settings(world_size=ranks), False)
         return int(tracker.live_bytes_at_allocations().max()) / 2**20
 
-    document = {"peak_memory_mb": 0, "library_workspaces_mb": None, "margin_mb": mb(4), "fits": False}
+    document = {
+        "peak_memory_mb": 0,
+        "reserved_memory_mb": None,
+        "library_workspaces_mb": None,
+        "margin_mb": mb(4),
+        "fits": False,
+    }
     found = changes_that_fit(workload, document, False)
     assert found["smallest_world_size"] is None
     assert [row["fits"] for row in found["would_fit"]] == [False] * 4 + [True]
@@ -313,10 +320,11 @@ def test_a_step_of_a_thousand_ranks_is_predicted_without_them():
     args = "--size very_large --dry-run --world-size 1024 --parallel fsdp --activation-checkpointing".split()
     workload, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(args))
     workload = replace(workload, config=replace(workload.config, n_layers=2))
-    document = predicted_memory(workload, True).document()
+    memory = predicted_memory(workload, True)
+    document = memory.document()
     parameters = document["peak"]["bytes_by_category"]["parameters"]
     assert parameters == pytest.approx(4 * workload.parameter_count() / 1024, rel=0.05)
-    fewest = smallest_world_size(workload, True, document["peak_bytes"] + 2**30)
+    fewest = smallest_world_size(workload, True, needed_bytes(memory, True) + 2**30)
     assert 2 < fewest < 1024
 
 

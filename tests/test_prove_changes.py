@@ -292,9 +292,9 @@ def test_a_program_that_refuses_to_run_twice(scratch):
 
 @pytest.mark.slow
 def test_a_program_that_does_not_repeat_itself(scratch):
-    Path("train.py").write_text(
-        "import os\n" + PLAIN.replace("loss.backward()", "(loss * (1 + os.getpid() % 1000)).backward()")
-    )
+    chance = "10 ** (int.from_bytes(os.urandom(2), 'big') / 6e3)"
+    source = PLAIN.replace("loss.backward()", f"({chance} * loss).backward()")
+    Path("train.py").write_text(f"import os\n{source}")
     ended = tool("--audit-only", "--try", "fused", "--", "train.py")
     assert ended.returncode == 1
     assert "two runs of the program differ by more than rounding" in ended.stderr

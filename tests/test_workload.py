@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from analysis.prediction.capacity import CONTEXT, RESERVES, capacity_elsewhere
 from analysis.prediction.document import memory_prediction, predict
-from analysis.prediction.memory import peak_bytes
+from analysis.prediction.memory import peak_bytes, predicted_memory
+from analysis.prediction.reserved import needed_bytes
 from analysis.prediction.text import prediction_lines
 from analysis.work.bytes_moved import computational_intensity, step_work
 from analysis.work.fake_step import FakeRunError, fake_step
@@ -198,7 +199,8 @@ def test_the_largest_batch_is_the_largest_that_fits():
         ConvolutionNet(), CPU, capacity_elsewhere(capacity + CONTEXT.least + RESERVES["cuda"].least)
     )
     largest = document["max_batch_size"]
-    peaks = [peak_bytes(ConvolutionNet(batch_size=n), True) for n in (largest, largest + 1)]
+    of = (predicted_memory(ConvolutionNet(batch_size=n), True) for n in (largest, largest + 1))
+    peaks = [needed_bytes(memory, True) for memory in of]
     assert peaks[0] <= capacity < peaks[1]
 
 

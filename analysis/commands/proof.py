@@ -62,8 +62,8 @@ class Proof:
         for row in rows:
             if row["verdict"] == DIFFERS and change_of(row["change"])[0].of == "modules":
                 self.narrow(row, yardsticks)
-        document = {"plain": {"step_ms": self.step_ms, "repeats": repeats}, "nothing": None, "rows": rows}
-        document |= {"together": None, "not_timed": None}
+        document = {"plain": {"step_ms": self.step_ms, "repeats": repeats}, "rows": rows}
+        document |= dict.fromkeys(("nothing", "together", "not_timed"))
         timed = [row for row in rows if row["verdict"] == "passes"]
         if not self.audit_only and timed:
             try:
@@ -226,8 +226,7 @@ def judge(row: dict, interval: tuple[float, float, float], nothing: float, step_
     row["verdict"] = gain(interval, nothing)
     row["smallest_gain"] = max(TELLING, 1 - interval[0] / interval[1])
     if row["verdict"] == FASTER and "pays_after_steps" in row:
-        cost = row["extra_start_s"] or 0.0
-        row["pays_after_steps"] = max(0, round(1e3 * cost / (step_ms * (1 - row["ratio"]))))
+        row["pays_after_steps"] = round(1e3 * (row["extra_start_s"] or 0.0) / (step_ms * (1 - row["ratio"])))
 
 
 def check_plain(plain: Trial) -> None:

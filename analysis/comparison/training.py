@@ -128,8 +128,7 @@ def intervals(ratios: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, f
     freedom, share = min(map(len, logs.values())) - 1, 1 - (1 - CONFIDENCE) / 2 / len(logs)
     pooled = median(spread.values()) / (1 - 2 / 9 / freedom) ** 3  # of variances, the median lies below the mean
     # It tells about half as much of the spread as all of them.
-    t = {True: freedom, False: max(freedom, freedom * len(logs) // 2)}
-    t = {outlier: float(np.quantile(t_draws(of), share)) for outlier, of in t.items()}
+    t = [float(np.quantile(t_draws(of), share)) for of in (max(freedom, freedom * len(logs) // 2), freedom)]
     ends = {name: math.sqrt(max(pooled, spread[name]) / len(one)) for name, one in logs.items()}
     ends = {name: t[spread[name] > OUTLIER * pooled] * end for name, end in ends.items()}
     return {

@@ -103,6 +103,5 @@ def network_text(found: dict) -> str:
     if found["network_ms"] is None:
         return " a step"
     latency, source = found["network_latency_us"], found["network_source"]
-    calls = "no latency" if latency is None else f"{latency:,.3g} us a call"
-    calls += ", bus bandwidth of --network" if source == "--network" else f", {source}"
+    calls = source if latency is None else f"{latency:,.3g} us a call, {source}"
     return f" in {found['network_ms']:,.2f} ms a step ({found['network_gb_per_sec']:,.3g} GB/s, {calls})"

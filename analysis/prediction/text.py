@@ -42,7 +42,8 @@ def prediction_lines(document: dict, verbose: bool = False, typed: Sequence[str]
     lines = [*as_text(prediction_section(document, more if apart else {}))[1:], ""] if verbose else []
     facts |= {} if apart else more
     facts["Next"] = next_step(document, typed)
-    return [*lines, *head, *answer(facts, left, whole=["Step time", "Expected", "Next"], optional=["Work"])]
+    optional = ["Work", "  made of", *(["May come on top"] * ("MAY NOT" not in facts.get("May come on top", "")))]
+    return [*lines, *head, *answer(facts, left, whole=["Step time", "Expected", "Next"], optional=optional)]
 
 
 def shape_text(document: dict) -> str:

@@ -66,9 +66,9 @@ def may_of(workload: Workload, baseline: Workload) -> str:
 def same_training(one: dict, plain: dict, yardsticks: dict[str, Apart], may: str) -> dict:
     """`trains`: bit-equal, rounding, lower precision or differs; `differs_in`: what does.  Parameters that one of both
     does not have, as fused projections, are not compared."""
-    both = [one["gradients"].keys() & plain["gradients"].keys()]
+    both = one["gradients"].keys() & plain["gradients"].keys()
     one, plain = (
-        told | {name: {p: of for p, of in told[name].items() if p in both[0]} for name in ("gradients", "moves")}
+        told | {name: {p: of for p, of in told[name].items() if p in both} for name in ("gradients", "moves")}
         for told in (one, plain)
     )
     marks = apart(one, plain)

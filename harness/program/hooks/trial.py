@@ -47,7 +47,7 @@ def sketch(tensor: torch.Tensor) -> torch.Tensor:
     """WIDTH numbers of all elements: rows of so many are added with random signs, so that two tensors are as far apart
     as their sketches, whichever elements differ.  Of a short tensor, its elements."""
     flat, chance = local(tensor.detach()).reshape(-1), torch.Generator().manual_seed(0)
-    found = torch.zeros(min(WIDTH, len(flat)), dtype=torch.float64, device=flat.device)
+    found = flat.new_zeros(min(WIDTH, len(flat)), dtype=torch.float64)
     for piece in flat.split(PIECE):
         rows = torch.nn.functional.pad(piece, (0, -len(piece) % max(1, len(found)))).reshape(-1, max(1, len(found)))
         signs = 1 - 2 * torch.randint(2, (len(rows),), generator=chance)
