@@ -93,6 +93,15 @@ def test_a_parameter_is_judged_by_itself():
     assert Apart(1e-7, 1e-6, right, right | {"head": 0.3}).beyond(ROUNDING, yardstick) == ["head"]
 
 
+def test_a_lower_precision_is_judged_by_most_parameters():
+    """Its noise is all there is of a gradient that should be zero, and Adam moves it as far as others."""
+    noise = {"head": 1e-2, "key.bias": 1e-2, "key.weight": 1e-2}
+    yardstick = Apart(1e-3, 1e-2, noise, noise)
+    far = noise | {"key.bias": 0.6}
+    assert Apart(1e-3, 1e-2, far, far).beyond(PRECISION, yardstick) == []
+    assert Apart(1e-3, 1e-2, dict.fromkeys(noise, 0.3), noise).beyond(PRECISION, yardstick) == [*noise]
+
+
 def test_a_contest_that_varies_more_than_others_hides_and_wins_nothing():
     chance, words = np.random.default_rng(0), []
     for _ in range(100):

@@ -125,8 +125,8 @@ class Proof:
         row |= {"departs": [] if right else marks.beyond(kind, yardsticks[kind])[:6], "where": first["where"] or None}
         row["line"] = record.line(first["name"], value, plain["trainer"])
         row["peak_memory_difference_mb"] = None if None in peaks else (peaks[0] - peaks[1]) / MB
-        starts = [one.seconds for one in self.alike]
-        cost, spread = trial.seconds - fmean(starts), max(starts) - min(starts)
+        cost = trial.seconds - fmean(starts := [one.seconds for one in self.alike])
+        spread = max(starts) - min(starts)
         within = unknown(f"within {spread:.1f} s, by which starts of the program differ", "extra_start_s")
         return row | (within if cost <= spread else {"extra_start_s": cost})
 

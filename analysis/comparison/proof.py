@@ -6,7 +6,7 @@ from harness.base.tables import column
 from harness.base.text import significant
 
 FASTER, SLOWER, DIFFERS, FAILS = "faster", "slower", "differs", "fails"
-REPEATS = {"bit-equal": "are bit-equal", "rounding": "differ by rounding"}
+REPEATS = {"bit-equal": "two runs of it are bit-equal", "rounding": "two runs of it differ by rounding"}
 IN_ORDER = (FASTER, "passes", "no difference", SLOWER, DIFFERS, FAILS, "already so", "does not apply")
 COLUMNS = [
     column("change", "change", left=True),
@@ -32,10 +32,8 @@ def proof_section(document: dict) -> Section:
     """The changes, those that help first; together; and the noise."""
     rows = [row | {"as_fast": as_fast_text(row)} for row in document["rows"]]
     rows.sort(key=lambda row: (IN_ORDER.index(row["verdict"]), row["ratio"] or 0))
-    plain, facts = document["plain"], {}
-    facts["The program as it is"] = (
-        f"{significant(plain['step_ms'])} ms a step; two runs of it {REPEATS[plain['repeats']]}"
-    )
+    plain = document["plain"]
+    facts = {"The program as it is": f"{significant(plain['step_ms'])} ms a step; {REPEATS[plain['repeats']]}"}
     if nothing := document["nothing"]:
         facts["Turns with nothing changed"] = f"{as_fast_text(nothing)}; a gain has to be more"
     if document["not_timed"]:

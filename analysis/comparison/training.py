@@ -58,17 +58,19 @@ class Apart:
         (first, gradient, later, move), (least_first, least_gradient, least_later, least_move) = BEYOND[kind]
         found = [*self.unlike]
         found += ["the first loss"] * (not self.first_loss <= max(first * yardstick.first_loss, least_first))
-        if found := found + exceeding(self.gradients, yardstick.gradients, gradient, least_gradient):
+        most = kind == PRECISION  # whose noise takes the place of what should be zero, and an optimizer may enlarge it
+        if found := found + exceeding(self.gradients, yardstick.gradients, gradient, least_gradient, most):
             return found
         found += ["later losses"] * (not self.later_loss <= max(later * yardstick.later_loss, least_later))
-        return found + exceeding(self.moves, yardstick.moves, move, least_move)
+        return found + exceeding(self.moves, yardstick.moves, move, least_move, most)
 
 
-def exceeding(of: Mapping[str, float], yardstick: Mapping[str, float], factor: float, least: float) -> list[str]:
+def exceeding(of: Mapping, yardstick: Mapping, factor: float, least: float, most: bool) -> list[str]:
     """Each parameter is judged by itself: of one whose gradient should be zero rounding makes everything.  By the
-    median, too, since a nudge may hardly change one of them."""
-    middle = median(yardstick.values()) if yardstick else 0.0
-    return [name for name, far in of.items() if not far <= max(factor * max(yardstick.get(name, 0.0), middle), least)]
+    median, too, since a nudge may hardly change one of them.  most: nothing is, unless more than half are beyond."""
+    middle = median(yardstick.values() or [0.0])
+    found = [name for name, far in of.items() if not far <= max(factor * max(yardstick.get(name, 0.0), middle), least)]
+    return found if not most or 2 * len(found) > len(of) else []
 
 
 def distances(one: Mapping[str, Sequence[float]], plain: Mapping[str, Sequence[float]]) -> dict[str, float]:
