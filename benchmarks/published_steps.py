@@ -1,7 +1,8 @@
 """Do predictions agree with steps that others timed and published?  Each row of published.ini as a dry run.
 
     python3 benchmarks/published_steps.py
-    python3 benchmarks/published_steps.py --only torchtune --output benchmarks/results/published_steps.json
+    python3 benchmarks/published_steps.py --output benchmarks/results/published_steps.json
+    python3 benchmarks/published_steps.py --only torchtune
 
 Nothing is measured: published figures are compared with bound, expected time and reserved memory on fake tensors.  The
 corrected ratio divides by the median of the other sources, in which its own rows have no part.
@@ -22,12 +23,14 @@ import numpy as np
 import tiny_llama_v1 as tiny_llama
 from analysis.hardware.matching import described, given_row, rows_named
 from analysis.prediction.capacity import workspaces_by_default
-from analysis.prediction.expected_time import expected_step_time, operators_of
+from analysis.prediction.document import time_bounds
+from analysis.prediction.expected_time import expected_step_time
 from analysis.prediction.memory import predicted_memory
 from analysis.prediction.network import Network, links_inside_node
 from analysis.prediction.reserved import needed_bytes
 from benchmarks.common import benchmark_parser, report
 from harness.base.console import progress_bar, say
+from harness.base.errors import UserError
 from harness.base.tables import column
 from harness.base.text import read_ini
 from harness.base.units import MB
@@ -56,8 +59,7 @@ def row_of(name: str, published: SectionProxy) -> dict | None:
     expected = expected_step_time(workload, about, link, measure="never")["expected_step_time_ms"]
     if expected is None:
         return None
-    flops, ms = sum(one.flops for one in operators_of(workload, on_gpu=True)), published.getfloat("ms")
-    bound = 1e3 * flops / (1e12 * device.bf16)
+    bound, ms = time_bounds(workload, about, "auto", "never")["compute_ms"], published.getfloat("ms")
     row = {"name": name, "source": published["source"].split()[0], "device": device.name, "ms": ms}
     row |= {"over_bound": ms / bound, "ratio": expected["median"] / ms, "expected": expected, "corrected": None}
     row |= {"inside": "yes" if expected["low"] <= ms <= expected["high"] else "no", "predicted_gb": None}
@@ -90,10 +92,13 @@ def summary(rows: list[dict]) -> list[str]:
 
 def main() -> None:
     parser = benchmark_parser(__doc__)
-    parser.add_argument("--only", default="", help="rows with this text in their name")
+    parser.add_argument("--only", default="", help="rows with this text in their name or source")
     args, published = parser.parse_args(), read_ini(Path(__file__).with_name("published.ini"))
-    names = progress_bar("Predicting", [name for name in published.sections() if args.only in name])
+    chosen = [name for name in published.sections() if args.only in name + published[name]["source"]]
+    names = progress_bar("Predicting", chosen)
     rows = [row for name in names if (row := row_of(name, published[name]))]
+    if not rows:
+        raise UserError(f"--only {args.only}: no row of published.ini whose device has an expected time", 2)
     lines = summary(rows)
     report(COLUMNS, rows, args.output)
     say(*lines)

@@ -125,3 +125,9 @@ def unregistered(folder: Path) -> list[str]:
         elif kind is None or kind.is_folder != path.is_dir():
             strangers.append(str(path))
     return strangers
+
+
+def write_results(path: Path, document: dict) -> None:
+    """A document of a command, in a folder that is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"schema_version": 2} | document))

@@ -183,7 +183,7 @@ def audits(program: str, seed: int) -> dict[str, str]:
         for name, edits in (WRONG | RIGHT).items():
             Path("train.py").write_text(edited(source, edits))
             trial = proof.trials.run(audit=True)
-            said[name] = trial.error or trains(apart(trial.found, proof.plain.found), yardsticks, ROUNDING)
+            said[name] = trial.error or trains(apart(trial.found, proof.plain.found), yardsticks, ROUNDING)[0]
     return said
 
 

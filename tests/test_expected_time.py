@@ -51,6 +51,8 @@ def test_a_kernel_takes_its_arithmetic_or_its_traffic():
     assert kernel_seconds(replace(matmul, bytes=3 * 10**10), RATES, False) == pytest.approx(0.03)
     assert kernel_seconds(replace(matmul, dtype=torch.float32), RATES, False) == pytest.approx(0.1)
     assert kernel_seconds(replace(matmul, dtype=torch.float32), RATES, True) == pytest.approx(0.02)
+    convolution = replace(matmul, dtype=torch.float32, name="convolution")
+    assert kernel_seconds(convolution, RATES, False) == pytest.approx(0.02)  # cuDNN multiplies in TF32
     attention = operator("attention", flops=10**12, shape=(1, 8, 4096, 64))
     assert kernel_seconds(attention, RATES, False) == pytest.approx(0.02)
     assert kernel_seconds(replace(attention, shape=(1, 8, 512, 64)), RATES, False) == pytest.approx(0.02 * 4**0.4)
@@ -63,7 +65,7 @@ def test_matmuls_take_whole_waves_of_whole_tiles():
     def share(m: int, n: int) -> float:
         return tile_share(operator("matmul", 2 * m * n * k, shape=(m, n)), 128)
 
-    assert share(2048, 2048) == pytest.approx(0.95 * k / (k + 128), rel=0.06)
+    assert share(2048, 2048) == pytest.approx(k / (k + 128))
     assert share(2049, 2048) < 0.9 * share(2048, 2048)
     assert share(16, 2048) < 0.3  # most of each tile is padding
     assert tile_share(operator("matmul", 2 * 2048 * 2048 * k, shape=(2048, 2048)), 0) == 1
@@ -147,7 +149,6 @@ def test_a_dry_run_says_what_to_expect(train, tmp_path):
     found = json.loads((tmp_path / "run" / "prediction.json").read_text())["expected_step_time_ms"]
     assert sum(found["by_class"].values()) == pytest.approx(found["median"])
     assert [*found["by_class"]] == [*CLASSES]
-    assert found["low"] < found["median"] < found["high"] <= 1.5 * found["low"]
     assert (found["low"], found["high"]) == pytest.approx((LOW * found["median"], HIGH * found["median"]))
     line = re.search(r"^Expected: +(.*(?:\n +.*)*)", out, re.M)[1]
     assert f"{found['tokens_per_sec']:,.0f} tokens/s, MFU {found['mfu_percent']:.0f}%; {found['bound']}-bound" in line

@@ -338,6 +338,7 @@ def test_two_programs_are_compared(scratch, known_peaks):
     assert "blocks" in compared.stdout or "step" in compared.stdout
 
 
+# It catches what it can, as programs do: our end of it must not be among that.
 AT_ITS_END = """
 import atexit
 atexit.register(lambda: print("atexit", flush=True))

@@ -76,7 +76,7 @@ BELONG = {check.__name__: check for check in (read_the_same, weigh_their_scores,
 def pattern_of(row: SectionProxy) -> Pattern:
     """That of a section of regions.ini."""
     kind, operators = row.name.partition(":")[0], " ".join(row["operators"].split())
-    of_matmuls, belong = row.getboolean("of_matmuls", False), BELONG.get(row.get("belong"))
+    of_matmuls, belong = row.getboolean("of_matmuls", False), row.get("belong") and BELONG[row["belong"]]
     return Pattern(kind, operators, row.get("becomes", ""), of_matmuls, belong)
 
 

@@ -33,7 +33,7 @@ NOT_TIMED = ("ratio", "ratio_low", "ratio_high", "pays_after_steps")
 
 
 class Proof:
-    """Of one command; told: what is being done, as it is."""
+    """Audits and times of the changes of one command; each run is told when it is done."""
 
     def __init__(self, trials: Trials, changes: Sequence[str], rounds: int, audit_only: bool):
         self.trials, self.changes, self.rounds, self.audit_only = trials, changes, rounds, audit_only
@@ -117,12 +117,11 @@ class Proof:
         if not fresh:
             return row | {"verdict": "already so" if notes else "does not apply"}
         marks = apart(trial.found, plain)
-        word, first = trains(marks, yardsticks, record.may), fresh[0]
+        (word, beyond), first = trains(marks, yardsticks, record.may), fresh[0]
         peaks = (trial.found["peak_bytes"], plain["peak_bytes"])
         right = word != DIFFERS or record.may == OTHER_DATA
         row |= {"verdict": "passes" if right else DIFFERS, "audit": word, "gradient_difference": marks.gradient}
-        kind = PRECISION if record.may == PRECISION else ROUNDING
-        row |= {"departs": [] if right else marks.beyond(kind, yardsticks[kind])[:6], "where": first["where"] or None}
+        row |= {"departs": [] if right else beyond[:6], "where": first["where"] or None}
         row["line"] = record.line(first["name"], value, plain["trainer"])
         row["peak_memory_difference_mb"] = None if None in peaks else (peaks[0] - peaks[1]) / MB
         cost = trial.seconds - fmean(starts := [one.seconds for one in self.alike])
@@ -138,14 +137,14 @@ class Proof:
         @cache
         def differs(*paths: str) -> bool:
             trial = self.audit(f"{change} in {', '.join(paths)}", [change], inside=[*paths])
-            return not trial.error and trains(apart(trial.found, self.plain.found), yardsticks, may) == DIFFERS
+            return not trial.error and trains(apart(trial.found, self.plain.found), yardsticks, may)[0] == DIFFERS
 
         models = [path for path in parts if path not in chain.from_iterable(parts.values())]
         at = innermost(differs, models, parts)
         row["module"] = at and f"{at} ({self.plain.found['modules'][at][0]})"
         if at and change.startswith("compile"):
             trial = self.audit(f"what is compiled of {at}", [change], inside=[at], captures=True)
-            graphs = [one for one in trial.found["graphs"] if self.trials.departs(trial.found["python"], one)]
+            graphs = [one for one in trial.found.get("graphs", ()) if self.trials.departs(trial.found["python"], one)]
             row |= {"reproduce": graphs[0]} if graphs else {}
 
     # ---- Times -------------------------------------------------------------------------------------------------------
@@ -196,7 +195,7 @@ class Proof:
         if trial.error:
             return row | because(trial.error, "audit")
         may = PRECISION if any(change_of(one)[0].may == PRECISION for one in changes) else ROUNDING
-        row["audit"] = trains(apart(trial.found, self.plain.found), yardsticks, may)
+        row["audit"], _ = trains(apart(trial.found, self.plain.found), yardsticks, may)
         if row["audit"] == DIFFERS:
             return row | {"verdict": DIFFERS}
         found, step_ms = self.in_turn({NOTHING: [], name: changes})
@@ -271,11 +270,8 @@ def tell(document: dict, command: Sequence[str], folder: Path, audit_only: bool,
         rows["Together"] = f"{both['verdict']} {as_fast_text(both)}, {both['audit']}"
     rows |= {word.capitalize(): names for word, names in others.items()}
     rows |= {"No times": document["not_timed"]} if document["not_timed"] else {}
-    say(
-        *answer(
-            rows | {"Read on": f"{folder}/proof.md; docs/your_own_model.md"}, whole=("Helps", "Differs", "No times")
-        )
-    )
+    rows["Read on"] = f"{folder}/proof.md; docs/your_own_model.md"
+    say(*answer(rows, whole=("Helps", "Differs", "No times")))
     if audit_only and of[DIFFERS]:
         return 3
     return int(bool(document["not_timed"] or (audit_only and of[FAILS])))

@@ -41,11 +41,11 @@ def proof_section(document: dict) -> Section:
     for row in document["rows"]:
         if row["verdict"] == FAILS:
             facts[f"{row['change']} fails"] = row.get("audit_reason", "")
-        if row["departs"]:
+        if row["verdict"] == DIFFERS:
             where = f"; the innermost module that differs by itself: {row['module']}" if row.get("module") else ""
             where += f"; {row['reproduce']} shows it without the program" if "reproduce" in row else ""
-            where += f"; what differs: {', '.join(row['departs'])}"
-            facts[f"{row['change']} differs"] = f"a gradient by {row['gradient_difference']:.0%}{where}"
+            where += f"; what differs: {', '.join(row['departs'])}" * bool(row["departs"])
+            facts[f"{row['change']} differs"] = f"a gradient by {row['gradient_difference']:.2g} of itself{where}"
     if both := document["together"]:
         facts[f"Together ({', '.join(both['changes'])})"] = f"{both['verdict']} {as_fast_text(both)}; {both['audit']}"
     note = [

@@ -67,10 +67,11 @@ class Apart:
 
 def exceeding(of: Mapping, yardstick: Mapping, factor: float, least: float, most: bool) -> list[str]:
     """Each parameter is judged by itself: of one whose gradient should be zero rounding makes everything.  By the
-    median, too, since a nudge may hardly change one of them.  most: nothing is, unless more than half are beyond."""
+    median, too, since a nudge may hardly change one of them.  most: nothing is,
+    unless more than half are beyond, or one is no number."""
     middle = median(yardstick.values() or [0.0])
     found = [name for name, far in of.items() if not far <= max(factor * max(yardstick.get(name, 0.0), middle), least)]
-    return found if not most or 2 * len(found) > len(of) else []
+    return found if not most or 2 * len(found) > len(of) or math.inf in of.values() else []
 
 
 def distances(one: Mapping[str, Sequence[float]], plain: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -105,18 +106,19 @@ def yardsticks_of(plain: dict, again: dict, nudged: Iterable[tuple[str, dict]]) 
     return of
 
 
-def trains(marks: Apart, yardsticks: Mapping[str, Apart], may: str) -> str:
-    """`bit-equal`, `rounding`, `lower precision` or `differs`.
+def trains(marks: Apart, yardsticks: Mapping[str, Apart], may: str) -> tuple[str, list[str]]:
+    """`bit-equal`, `rounding`, `lower precision` or `differs`, and what does.
 
     yardsticks: what nudges of the size of each made of the plain program; of bit-equal, how it repeats itself.  may:
     the most that the change may do: one that may only round is never excused by what a lower precision does.
     """
     if not marks.any:
-        return EXACT
-    if may == EXACT and not yardsticks[EXACT].any:
-        return DIFFERS
-    kinds = (ROUNDING, PRECISION)[: 1 + (may == PRECISION)]
-    return next((kind for kind in kinds if not marks.beyond(kind, yardsticks[kind])), DIFFERS)
+        return EXACT, []
+    beyond, exact = [], may == EXACT and not yardsticks[EXACT].any
+    for kind in (ROUNDING, PRECISION)[: 1 + (may == PRECISION)]:
+        if not (beyond := marks.beyond(kind, yardsticks[kind])) and not exact:
+            return kind, []
+    return DIFFERS, beyond
 
 
 def intervals(ratios: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float, float]]:

@@ -8,13 +8,14 @@ from harness.base.text import read_ini
 
 _TABLES = read_ini(Path(__file__).with_suffix(".ini"))
 OVERHEADS = {name: float(text) for name, text in _TABLES["overheads"].items()}
-LOW, HIGH = (float(_TABLES["evidence"][name]) for name in ("low", "high"))  # published over expected, 90% of the rows
+# Published / expected, of at least 90% of the rows.
+LOW, HIGH = (float(_TABLES["evidence"][name]) for name in ("low", "high"))
 
 
 @dataclass(frozen=True)
 class Rates:
-    """FLOP/s of matmuls by bytes of an element's type (4: fp32, 2) and in tf32, of attention; bytes/s; the
-    multiprocessors among which tiles are dealt out, 0: not counted."""
+    """FLOP/s of matmuls and of attention; bytes/s; the multiprocessors among which tiles are dealt out, 0: not
+    counted."""
 
     matmul: dict[str, float]  # by bf16, tf32, fp32
     attention: float

@@ -1,5 +1,6 @@
 """Will a step fit, what fills its memory, and how fast could it be at best?  prediction.json, before anything runs."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -137,7 +138,9 @@ def time_bounds(workload: Workload, device: dict, peak: str | float, measure: st
     cast = workload.parallel.param_precision  # what FSDP gathers, and the work of one rank alone does not show
     in_float32 = cast if cast != "fp32" else "tf32" if precision == "tf32" else "fp32"
     names = {"float32": in_float32, "bfloat16": "bf16", "float16": "fp16"} | ({} if cast == "fp32" else {"tf32": cast})
-    flops = {names.get(kind, kind): flops for kind, flops in work.least_flops().most_common()} or {precision: 0}
+    flops = Counter()  # the most first
+    for kind, amount in work.least_flops().most_common() or [(precision, 0)]:
+        flops[names.get(kind, kind)] += amount
     compute = {one: compute_ceilings(device, one, peak, measure=measure) for one in flops}
     if "tf32" in compute and not compute["tf32"]:  # convolutions, where there is none
         compute["tf32"] = compute_ceilings(device, in_float32, peak, measure=measure)

@@ -5,7 +5,6 @@ A kernel takes its arithmetic or its traffic, whichever is longer, and begins wh
 has launched it.  Collectives run beside, one after another.
 """
 
-import functools
 import math
 import weakref
 from collections import Counter
@@ -16,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from analysis.hardware.achievable import HIGH, LOW, OVERHEADS, Rates, achievable_rates
-from analysis.hardware.ceilings import bandwidth_ceilings, compute_ceilings
+from analysis.hardware.ceilings import NOT_MEASURED, bandwidth_ceilings, compute_ceilings
 from analysis.hardware.matching import datasheet
 from analysis.prediction.network import Network
 from analysis.work.bytes_moved import WorkCounter, accesses, masked_flops, tensors_in
@@ -27,7 +26,7 @@ from harness.documents.run import NO_RATES
 from harness.documents.schema import unknown
 from harness.instruments.memory_tracker import local_part
 from harness.model.workload import Workload
-from harness.ranks.collective_calls import kind_of_collective
+from harness.ranks.collective_calls import CollectiveCounter, kind_of_collective
 
 # Rows and columns of a tile of the output, and the share of the peak that it reaches, as a rough rule: smaller tiles
 # read more for each operation.
@@ -71,9 +70,6 @@ class OperatorLog(WorkCounter):
         self.read: dict[int, int] = {}  # their bytes by storage
         self.made: dict[int, tuple[weakref.ref, int]] = {}
 
-    def __getstate__(self) -> dict:
-        return {"operators": self.operators, "segments": self.segments}
-
     def __exit__(self, *exception) -> None:
         super().__exit__(*exception)
         self.end_of_kernel(len(self.operators))
@@ -93,9 +89,7 @@ class OperatorLog(WorkCounter):
         formula = flop_registry.get(func.overloadpacket)
         flops = int(formula(*mine, **named, out_val=made)) if formula else 0
         kind = collective or ("other_kernels" if not flops else "attention" if "attention" in name else "matmul")
-        size = sum(size for _, size in read + written)
-        if collective:
-            size = max(sum(x.numel() * x.itemsize for x in tensors_in(one)) for one in mine)
+        size = CollectiveCounter().count(func, mine) if collective else sum(size for _, size in read + written)
         factors = [x for x in tensors_in(mine) if x.dim() > 1] if flops else []
         shaped = factors[:1] if kind == "attention" else tensors_in(made)[:1]
         about = (factors[0].dtype if factors else None, tuple(shaped[0].shape) if shaped else ())
@@ -128,7 +122,6 @@ class OperatorLog(WorkCounter):
             self.began = None
 
 
-@functools.lru_cache(maxsize=2)
 def operators_of(workload: Workload, on_gpu: bool) -> list[Operator]:
     """Of a step of rank 0.  All micro-batches but the last do the same: of several, two are run.  A compiled step is
     told from the one that is not."""
@@ -151,6 +144,7 @@ def kernel_seconds(one: Operator, rates: Rates, tf32: bool) -> float:
     moved = one.bytes / rates.bandwidth
     if not one.flops:
         return moved
+    tf32 = tf32 or "convolution" in one.name  # cuDNN's default
     dtype = ("tf32" if tf32 else "fp32") if one.dtype is torch.float32 else "bf16"
     if one.kind == "matmul":
         return max(moved, one.flops / rates.matmul[dtype] / tile_share(one, rates.units))
@@ -193,8 +187,7 @@ class Setting:
 def expected_parts(operators: list[Operator], setting: Setting) -> tuple[dict[str, float], int, float]:
     """Milliseconds of a step by class, which add up to it, its launches, and the time that they take the host: of the
     second of two steps, since the host may run ahead into the next."""
-    times = OVERHEADS
-    launch, view = (times[f"{'compiled ' * setting.compiled}{name}"] for name in ("launch", "view"))
+    launch, view = (OVERHEADS[f"{'compiled ' * setting.compiled}{name}"] for name in ("launch", "view"))
     host = gpu = sent = gathered = copied = 0.0  # until when each is busy, in us
     for _ in range(2):
         parts, launches, busy = Counter(dict.fromkeys(CLASSES, 0.0)), 0, 0.0
@@ -203,7 +196,7 @@ def expected_parts(operators: list[Operator], setting: Setting) -> tuple[dict[st
             busy += one.views * view
             if one.kind not in CLASSES:
                 row = {"kind": one.kind, "calls": 1, "bytes": one.bytes}
-                taken = 1e3 * setting.network.time_ms([row], setting.world_size) + times["collective"]
+                taken = 1e3 * setting.network.time_ms([row], setting.world_size) + OVERHEADS["collective"]
                 gather = one.kind == "all_gather"
                 sent = max(sent, host, copied if gather else gpu) + taken
                 gathered = sent if gather else gathered
@@ -216,12 +209,14 @@ def expected_parts(operators: list[Operator], setting: Setting) -> tuple[dict[st
                 gpu = max(gpu, until)
             taken = 1e6 * kernel_seconds(one, setting.rates, setting.tf32)
             if setting.on_gpu:
-                taken = taken + times["matmul kernel"] if one.flops else max(taken, times["kernel"])
+                taken = taken + OVERHEADS["matmul kernel"] if one.flops else max(taken, OVERHEADS["kernel"])
             parts[one.kind] += taken
             gpu += taken
             # FSDP gathers what has been updated, and the next only when this one is copied out.
             copied = gpu if one.name == "split_with_sizes_copy" or one.phase == "optimizer" else copied
             host = host if setting.on_gpu else gpu
+        parts["exposed_communication"] += max(0.0, sent - gpu)  # what ZeRO broadcasts once it has updated
+        gpu = max(gpu, sent)
     return {name: us / 1e3 for name, us in parts.items()}, launches, busy / 1e3
 
 
@@ -248,11 +243,12 @@ def expected_step_time(
     prediction.document.time_bounds()."""
     rates, parallel = rates_of(device, workload.precision, measure), workload.parallel
     if rates is None:
-        return unknown(NO_RATES, "expected_step_time_ms")
+        return unknown(NOT_MEASURED if device.get("type") == "cpu" else NO_RATES, "expected_step_time_ms")
     if parallel.world_size > 1 and network is None:
         return unknown(NO_NETWORK, "expected_step_time_ms")
     if network and network.one_node:
-        network = replace(network, gb_per_sec=OVERHEADS["network share"] * network.gb_per_sec)
+        # That switches may sum is part of the bound alone.
+        network = replace(network, gb_per_sec=OVERHEADS["network share"] * network.gb_per_sec, by_kind={})
     tf32, on_gpu = workload.precision == "tf32", device["type"] != "cpu"
     setting = Setting(rates, network, parallel.world_size, workload.compiled, tf32, on_gpu)
     peaks = compute_ceilings(device, workload.precision, peak, measure=measure)

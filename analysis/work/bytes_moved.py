@@ -89,12 +89,10 @@ class WorkCounter(TorchDispatchMode):
         super().__init__()
         register_cpu_attention()
         self.repeats = repeats
-        self.rows: list[tuple] = []  # segment, operator, FLOPs of matmuls, those of masked scores, elements, bytes
+        # Segment, operator, FLOPs of matmuls, those of masked scores, elements, bytes, type of a matmul's input.
+        self.rows: list[tuple] = []
         self.segments: list[str] = ["between phases"]  # phases in the order in which they ran
         self.uses: dict[int, StorageUse] = {}
-        self.matmuls: list[
-            tuple
-        ] = []  # segment, type of the inputs (tf32: where it may be), FLOPs but those of masked scores
 
     def range_push(self, name: str) -> None:
         if name in PHASES:
@@ -125,20 +123,16 @@ class WorkCounter(TorchDispatchMode):
             if written:  # otherwise it made a view, or allocated
                 formula = flop_registry.get(func.overloadpacket)
                 flops = int(formula(*args, **kwargs, out_val=out)) if formula else 0
-                masked = masked_flops(given, flops)
-                self.count(func.overloadpacket.__name__, flops, masked, read, written)
-                if flops:
-                    kind = next(str(x.dtype).removeprefix("torch.") for x, _ in read if x.is_floating_point())
-                    is_convolution = "convolution" in func.overloadpacket.__name__
-                    kind = "tf32" if kind == "float32" and is_convolution else kind  # cuDNN's default
-                    self.matmuls.append((len(self.segments) - 1, kind, flops - masked))
+                self.count(func.overloadpacket.__name__, flops, masked_flops(given, flops), read, written)
         return out
 
     def count(self, operator: str, flops: int, masked: int, read: Accesses, written: Accesses) -> None:
         elements = max(sum(x.numel() for x, _ in written), max((x.numel() for x, _ in read), default=0))
         size = sum(size for _, size in read + written)
         now = len(self.segments) - 1
-        self.rows.append((now, f"aten::{operator}", flops, masked, elements, size))
+        kind = next((str(x.dtype).removeprefix("torch.") for x, _ in read if flops and x.is_floating_point()), "")
+        kind = "tf32" if kind == "float32" and "convolution" in operator else kind  # cuDNN's default
+        self.rows.append((now, f"aten::{operator}", flops, masked, elements, size, kind))
         for x, size in read:
             self.use_of(x, None).read[now] += size
         for x, size in written:
@@ -152,7 +146,7 @@ class WorkCounter(TorchDispatchMode):
         """A row for each operator and phase: calls, FLOPs of matmuls, those of scores that a causal mask hides from
         fused attention, elements of other operators, bytes."""
         columns = ["segment", "operator", "flops", "masked_flops", "elements", "bytes"]
-        table = pd.DataFrame(self.rows, columns=columns, dtype=object).assign(calls=1)
+        table = pd.DataFrame([row[:-1] for row in self.rows], columns=columns, dtype=object).assign(calls=1)
         table["phase"] = [self.segments[segment] for segment in table["segment"]]
         pairs = zip(table["phase"], table["operator"], strict=True)
         table["class"] = [operator_class(phase, category(name)) for phase, name in pairs]
@@ -165,8 +159,8 @@ class WorkCounter(TorchDispatchMode):
     def least_flops(self) -> Counter[str]:
         """What a step must do of matmuls, by the type of their inputs: of causal attention the unmasked scores."""
         sums: Counter[str] = Counter()
-        for segment, kind, flops in self.matmuls:
-            sums[kind] += self.weight(segment) * flops
+        for segment, _, flops, masked, *_, kind in (row for row in self.rows if row[2]):
+            sums[kind] += self.weight(segment) * (flops - masked)
         return sums
 
     def minimum_by_phase(self) -> dict[str, int]:

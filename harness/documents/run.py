@@ -79,8 +79,8 @@ class ExpectedTime(Document):
     """Of a step, from rates that the device reaches: docs/expected_time.md."""
 
     median: float = field("ms")
-    low: float | None = field("ms: of the steps that it was compared with 5% were shorter", null=NO_INTERVAL)
-    high: float | None = field("ms: 5% were longer", null=NO_INTERVAL)
+    low: float | None = field("ms: from here to `high` at least nine of ten published steps lay", null=NO_INTERVAL)
+    high: float | None = field("ms: the other end", null=NO_INTERVAL)
     by_class: dict[str, float] = field("ms by what takes them, which add up to the median")
     tokens_per_sec: float = field("of each rank")
     mfu_percent: float | None = field("of the peak that the lower bound refers to", null="no peak of it is known")

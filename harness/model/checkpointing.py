@@ -50,7 +50,7 @@ def kept_operators() -> tuple:
 
 def keep_every_second(matmuls: dict[bool, int], context, operator, *_, **__) -> CheckpointPolicy:
     """matmuls: how many there were in the first run and in the second."""
-    if operator is torch.ops.aten.mm.default:
+    if operator in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
         matmuls[context.is_recompute] += 1
         keep = matmuls[context.is_recompute] % 2 == 1
     else:

@@ -67,8 +67,10 @@ class Trials:
             return False
         file = self.scratch / "reproduce.py"
         file.write_text(program)
-        ended = subprocess.run([python, str(file)], env=self.environment, capture_output=True, timeout=self.limit_s)
-        return ended.returncode == 1 and b"compiled" in ended.stdout
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            ended = subprocess.run([python, str(file)], env=self.environment, capture_output=True, timeout=self.limit_s)
+            return ended.returncode == 1 and b"compiled" in ended.stdout
+        return False
 
     @contextlib.contextmanager
     def own_folder(self) -> Iterator[Sequence[str]]:

@@ -75,6 +75,7 @@ def columns_beside(row: dict, group: list[dict], answers: dict[str, dict]) -> di
         pairs = zip(*(answers[one["flags"]]["losses"] for one in (row, baseline)), strict=False)
         columns["largest_loss_difference"] = max(abs(a - b) for a, b in pairs)
         columns |= break_even_columns(row, baseline)
+    columns |= {} if baseline else unknown(NOT_IN_TURN, "trains")  # of others it says nothing
     differs = ", ".join(answers[row["flags"]].get("differs_in", [])[:3]) if baseline else ""
     differs = f"its first steps differ by more than rounding: {differs}" if differs else None
     failed, of_baseline = failed_audit(row), baseline and failed_audit(baseline)

@@ -2,12 +2,10 @@
 how far apart they may be is told by the baseline with its parameters moved as by rounding, or by a lower precision.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
-from analysis.comparison.training import NUDGES, Apart, apart, trains, yardsticks_of
+from analysis.comparison.training import Apart, apart, trains
 from harness.base.ranges import range_observers
 from harness.instruments.first_step import unobserved
 from harness.model.changes import PRECISION, ROUNDING
@@ -50,13 +48,6 @@ class FirstSteps:
             self.before, self.told["moves"] = now, moves
 
 
-def first_steps_of(baseline: Callable[[str], FirstSteps]) -> tuple[dict, dict[str, Apart]]:
-    """What the baseline does, and the yardsticks; baseline: its first steps, parameters moved as named, '' for none."""
-    plain, again = baseline("").told, baseline("").told
-    nudged = [(kind, baseline(one).told) for kind, ones in NUDGES.items() for one in ones]
-    return plain, yardsticks_of(plain, again, nudged)
-
-
 def may_of(workload: Workload, baseline: Workload) -> str:
     """The most that its flags, beside those of the baseline, may do to gradients."""
     flags, known = (in_use(vars(one.training)) for one in (workload, baseline))
@@ -71,7 +62,5 @@ def same_training(one: dict, plain: dict, yardsticks: dict[str, Apart], may: str
         told | {name: {p: of for p, of in told[name].items() if p in both} for name in ("gradients", "moves")}
         for told in (one, plain)
     )
-    marks = apart(one, plain)
-    word = trains(marks, yardsticks, may)
-    kind = PRECISION if may == PRECISION else ROUNDING
-    return {"trains": word, "differs_in": marks.beyond(kind, yardsticks[kind])}
+    word, beyond = trains(apart(one, plain), yardsticks, may)
+    return {"trains": word, "differs_in": beyond}

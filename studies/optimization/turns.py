@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from analysis.comparison.training import NUDGES, Apart, yardsticks_of
 from analysis.hardware import measuring
 from analysis.hardware.rate_limits import rate_limit
 from harness.base.text import time_left
@@ -24,7 +25,7 @@ from harness.model.workload import Workload
 from harness.program.hooks.changes import move
 from harness.program.hooks.trial import AUDIT_STEPS
 from studies.engine.isolation import cold_compiler, status_of, tell
-from studies.optimization.same_training import FirstSteps, first_steps_of, may_of, same_training
+from studies.optimization.same_training import FirstSteps, may_of, same_training
 
 MATMUL_ROUNDS = 2  # of all shapes: seconds, where the peak that is kept for a machine takes four times as long
 
@@ -108,6 +109,7 @@ class Turns:
         self.started, self.after = time.monotonic(), after
         self.answers: list[dict] = [{"status": "ok", "reason": ""} for _ in workloads]
         self.variants: dict[int, Variant] = {}
+        self.yardsticks: dict[str, Apart] | None = None  # how far the first is from itself
 
     def time_left(self, seconds: float) -> str:
         """With what follows, where these take so many more seconds."""
@@ -123,6 +125,10 @@ class Turns:
                 left = self.time_left(each_s * (count - i) + rounds * round_ms / 1e3 * count / i) if i else ""
                 tell(f"{i + 1} of {count}: {names[i]}{left}")
             self._attempt(self._prepare, i, warmup_steps)
+            if i == 0 and i in self.variants and count > 1:  # before the others are in memory
+                if names:
+                    tell("The baseline again, and with parameters moved: how far rounding takes its first steps")
+                self._attempt(self._compare_with_itself, i)
 
     def _prepare(self, i: int, warmup_steps: int) -> None:
         self.variants[i] = Variant(self.workloads[i], self.device)
@@ -130,16 +136,23 @@ class Turns:
         for _ in range(max(warmup_steps, AUDIT_STEPS - len(self.variants[i].meter.records))):
             self.variants[i].step()
 
-    def baseline_steps(self) -> tuple[dict, dict]:
-        """first_steps_of() the first workload, before the others are in memory."""
-
-        def first_steps(nudge: str) -> FirstSteps:
-            variant = Variant(self.workloads[0], self.device, nudge)
+    def _compare_with_itself(self, i: int) -> None:
+        def told(nudge: str) -> dict:
+            gc.collect()
+            variant = Variant(self.workloads[i], self.device, nudge)
             while len(variant.meter.records) < AUDIT_STEPS:
                 variant.step()
-            return variant.first_steps
+            return variant.first_steps.told
 
-        return first_steps_of(first_steps)
+        nudged = [(kind, told(one)) for kind, ones in NUDGES.items() for one in ones]
+        self.yardsticks = yardsticks_of(self.variants[i].first_steps.told, told(""), nudged)
+
+    def same_training(self, variant: Variant) -> dict:
+        """Beside the first workload, of whose group it is."""
+        if 0 not in self.variants or self.yardsticks is None:
+            return {}
+        plain, may = self.variants[0].first_steps.told, may_of(variant.workload, self.workloads[0])
+        return same_training(variant.first_steps.told, plain, self.yardsticks, may)
 
     def round(self, backwards: bool) -> None:
         for i in sorted(self.variants, reverse=backwards):
@@ -171,9 +184,6 @@ def take_turns(
     # Before anything else is in memory.
     rates = {precision: matmul_rate(device, precision) for precision in {w.precision for w in workloads}}
     turns = Turns(workloads, device, after)
-    if names:
-        tell("The baseline, again and with parameters moved: how far rounding takes its first steps")
-    plain, yardsticks = turns.baseline_steps()
     turns.prepare(warmup_steps, repetitions, names)
     started, told = time.monotonic(), 0.0
     for n in range(repetitions):
@@ -186,8 +196,7 @@ def take_turns(
     about = describe_environment(device)["device"]
     for i, variant in turns.variants.items():
         rate = {"measured_peak_tflops": rates[variant.workload.precision]}
-        told, may = variant.first_steps.told, may_of(variant.workload, workloads[0])
-        turns.answers[i] |= results_of(variant, repetitions, about) | rate | same_training(told, plain, yardsticks, may)
+        turns.answers[i] |= results_of(variant, repetitions, about) | rate | turns.same_training(variant)
     return turns.answers
 
 

@@ -134,7 +134,9 @@ class Names(dict):
 
 
 def evaluate(formula: str, read: Callable[[str], object], field: Callable[[str], object]):
-    """The value of a formula.  read: the field of the document with this name; field: the value of another field.
+    """The value of a formula, which is code, and so of the project's own pages alone.
+
+    read: the field of the document with this name; field: the value of another field.
 
     Raises Unknown; NoSuchPath; and what Python raises if the formula is none, or does not fit the values."""
     value = eval(re.sub(r"#((?:\d+|R)\.\d+)", r"field('\1')", formula), Names(read, field))

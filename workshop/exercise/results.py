@@ -60,6 +60,9 @@ def stored_commands(number: int) -> list[dict]:
 
 # ---- Documents ----------------------------------------------------------------------------------------------------
 
+WRONG_FORMULA = (NoSuchPath, SyntaxError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
+WRONG_FORMULA += (RecursionError,)  # one that asks for itself
+
 
 class Results:
     """The result folders of an exercise, all in one folder."""
@@ -104,7 +107,7 @@ class Results:
             value = evaluate(field.formula, read, noted)
         except Unknown as reason:
             return Answer(None, ": ".join([*files, str(reason)]))
-        except (NoSuchPath, SyntaxError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        except WRONG_FORMULA as error:
             problem = ": ".join([*files, str(error)])
             raise UserError(f"{page}:{field.line}: {field.id}, `{field.formula}`: {problem}") from error
         evidence = re.sub(r"#((?:\d+|R)\.\d+)", r"\1", field.formula)

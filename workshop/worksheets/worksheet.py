@@ -183,5 +183,5 @@ def judge(field: Field, known: Field, answer: Answer) -> tuple[str, str | None]:
     elif known.choices and choice(field.value) not in map(choice, known.choices):
         return "not read", f"expected {known.expected}; given {field.value!r}"
     else:
-        agrees = choice(field.value) == choice(str(answer.value))
+        agrees = choice(field.value) == choice(answer.shown)
     return ("right", None) if agrees else ("wrong", f"expected {right}, given {field.shown}")
