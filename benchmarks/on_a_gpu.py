@@ -11,7 +11,7 @@ not installed is used from there.  This fills it, on any machine, for another on
 
     python3 -m pip download --no-deps --only-binary :all: --python-version 3.12 \\
         --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 -d benchmarks/wheelhouse \\
-        msgspec tabulate tqdm jinja2 markupsafe plotly narwhals packaging torch-tb-profiler \\
+        msgspec tabulate tqdm jinja2 markupsafe plotly narwhals packaging flit_core torch-tb-profiler \\
         pytest pluggy iniconfig pygments hypothesis sortedcontainers
 
 Without --no-deps, and with pandas, matplotlib and tensorboard, it holds all but PyTorch and DeepSpeed (80 MB).

@@ -13,6 +13,7 @@ from configparser import SectionProxy
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from harness import PROJECT
 from harness.run.startup import begin_command, run_command
 
 if __name__ == "__main__":
@@ -21,6 +22,7 @@ if __name__ == "__main__":
 import numpy as np
 
 import tiny_llama_v1 as tiny_llama
+from analysis.hardware.datasheets import Datasheet
 from analysis.hardware.matching import described, given_row, rows_named
 from analysis.prediction.capacity import workspaces_by_default
 from analysis.prediction.document import time_bounds
@@ -33,7 +35,7 @@ from harness.base.console import progress_bar, say
 from harness.base.errors import UserError
 from harness.base.tables import column
 from harness.base.text import read_ini
-from harness.base.units import MB
+from harness.model.workload import Workload
 
 COLUMNS = [
     column("step", "name", left=True),
@@ -42,52 +44,69 @@ COLUMNS = [
     column("expected / published", "ratio", ".2f"),
     column("corrected", "corrected", ".2f"),
     column("inside 90%", "inside", left=True),
-    column("reserved (GB)", "reserved_gb", ".1f"),
-    column("predicted (GB)", "predicted_gb", ".1f"),
+    column("memory (GB)", "memory_gb", ".1f"),
+    column("of it", "memory", left=True),
+    column("predicted / published", "memory_ratio", ".3f"),
 ]
 
 
-def row_of(name: str, published: SectionProxy) -> dict | None:
-    """The prediction for a section of published.ini, beside its figures; None where no time is expected."""
-    flags = [*published["flags"].split(), "--dry-run"]
-    workload, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(flags))
+def workload_of(published: SectionProxy) -> Workload:
+    flags = published["flags"].replace("benchmarks/", f"{PROJECT}/benchmarks/").split()
+    return tiny_llama.resolve(tiny_llama.build_parser().parse_args([*flags, "--dry-run"]))[0]
+
+
+def row_of(name: str, published: SectionProxy) -> dict:
+    """The prediction for a section of published.ini, beside its figures; no time where none is expected."""
+    workload = workload_of(published)
     device = next(one for one in rows_named(published["device"]) if one.name == published["device"])
     if "card" in published:
         device = given_row(f"{device.name}:{published['card']}")
     ranks, about, network = workload.parallel.world_size, described(device), published.getfloat("network")
     link = Network(network, "published.ini") if network else links_inside_node(device.name, ranks)
     expected = expected_step_time(workload, about, link, measure="never")["expected_step_time_ms"]
-    if expected is None:
-        return None
     bound, ms = time_bounds(workload, about, "auto", "never")["compute_ms"], published.getfloat("ms")
     row = {"name": name, "source": published["source"].split()[0], "device": device.name, "ms": ms}
-    row |= {"over_bound": ms / bound, "ratio": expected["median"] / ms, "expected": expected, "corrected": None}
-    row |= {"inside": "yes" if expected["low"] <= ms <= expected["high"] else "no", "predicted_gb": None}
-    row["reserved_gb"] = published.getfloat("reserved_gb")
-    if row["reserved_gb"]:
-        workspaces = workspaces_by_default(device.arch).get(workload.precision, 0)
-        memory = predicted_memory(workload, True)
-        row["predicted_gb"] = (needed_bytes(memory, True, workspaces) + workspaces) / MB / 1024
-    return row
+    row |= {"over_bound": ms / bound, "ratio": None, "expected": expected, "corrected": None, "inside": None}
+    if expected:
+        inside = expected["low"] <= ms <= expected["high"]
+        row |= {"ratio": expected["median"] / ms, "inside": "yes" if inside else "no"}
+    kind = next((one for one in ("reserved", "allocated") if f"{one}_gb" in published), None)
+    return row | (memory_of(workload, device, kind, published.getfloat(f"{kind}_gb")) if kind else {})
+
+
+def memory_of(workload: Workload, device: Datasheet, kind: str, gb: float) -> dict:
+    """What is reserved, or allocated, by prediction beside the published."""
+    workspaces = workspaces_by_default(device.arch).get(workload.precision, 0)
+    memory = predicted_memory(workload, True)
+    live = int(memory.live_bytes_at_allocations().max())
+    size = workspaces + (needed_bytes(memory, True, workspaces) if kind == "reserved" else live)
+    return {"memory": kind, "memory_gb": gb, "predicted_gb": size / 2**30, "memory_ratio": size / 2**30 / gb}
 
 
 def summary(rows: list[dict]) -> list[str]:
     """What the rows tell together; sets their corrected ratios, and says which interval they give."""
-    for row in rows:
-        others = [one["ratio"] for one in rows if one["source"] != row["source"]]
+    timed, lines = [row for row in rows if row["ratio"]], []
+    for row in timed:
+        others = [one["ratio"] for one in timed if one["source"] != row["source"]]
         row["corrected"] = row["ratio"] / float(np.median(others)) if others else None
-    ratios = np.array([row["ratio"] for row in rows])
-    corrected = np.array([row["corrected"] for row in rows if row["corrected"]])
-    low, high = np.percentile(1 / ratios, (5, 95))
-    near = [f"within 20% {np.mean(abs(ratios - 1) <= 0.2):.0%}"]
-    near += [f"within 15% once corrected {np.mean(abs(corrected - 1) <= 0.15):.0%}"] * bool(len(corrected))
-    inside = np.mean([row["inside"] == "yes" for row in rows])
-    spread = f"{ratios.min():.2f} to {ratios.max():.2f}, standard deviation of the logarithm {np.log(ratios).std():.3f}"
-    return [
-        f"{len(rows)} rows, expected / published: median {np.median(ratios):.3f}, {spread}",
-        f"Of the rows: {', '.join(near)}, inside the interval {inside:.0%}",
-        f"90% of published / expected: {low:.2f} to {high:.2f}",
-    ]
+    if timed:
+        ratios = np.array([row["ratio"] for row in timed])
+        corrected = np.array([row["corrected"] for row in timed if row["corrected"]])
+        low, high = np.percentile(1 / ratios, (5, 95))
+        near = [f"within 20% {np.mean(abs(ratios - 1) <= 0.2):.0%}"]
+        near += [f"within 15% once corrected {np.mean(abs(corrected - 1) <= 0.15):.0%}"] if len(corrected) else []
+        inside = np.mean([row["inside"] == "yes" for row in timed])
+        spread = f"{ratios.min():.2f} to {ratios.max():.2f}, standard deviation of the logarithm"
+        median = f"median {np.median(ratios):.3f}, {spread} {np.log(ratios).std():.3f}"
+        lines += [f"{len(timed)} steps, expected / published: {median}"]
+        lines += [f"Of these: {', '.join(near)}, inside the interval {inside:.0%}"]
+        lines += [f"90% of published / expected: {low:.2f} to {high:.2f}"]
+    for kind in ("reserved", "allocated"):
+        if ratios := [row["memory_ratio"] for row in rows if row.get("memory") == kind]:
+            lines += [
+                f"{len(ratios)} figures of memory {kind}, predicted / published: {min(ratios):.3f} to {max(ratios):.3f}"
+            ]
+    return lines
 
 
 def main() -> None:
@@ -96,9 +115,9 @@ def main() -> None:
     args, published = parser.parse_args(), read_ini(Path(__file__).with_name("published.ini"))
     chosen = [name for name in published.sections() if args.only in name + published[name]["source"]]
     names = progress_bar("Predicting", chosen)
-    rows = [row for name in names if (row := row_of(name, published[name]))]
+    rows = [row_of(name, published[name]) for name in names]
     if not rows:
-        raise UserError(f"--only {args.only}: no row of published.ini whose device has an expected time", 2)
+        raise UserError(f"--only {args.only}: no row of published.ini has this in its name or source", 2)
     lines = summary(rows)
     report(COLUMNS, rows, args.output)
     say(*lines)

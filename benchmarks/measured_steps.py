@@ -1,0 +1,112 @@
+"""Do predictions agree with steps on this GPU?  Each row of measured.ini, timed, and as a dry run from its flags alone.
+
+    python3 benchmarks/measured_steps.py --output benchmarks/results/GPU/measured_steps.json        minutes
+    python3 benchmarks/measured_steps.py --again FILE --output FILE       predicts anew beside what was measured earlier
+
+Expected times are those of analysis/hardware/achievable.ini: nothing is taken from the rows.
+"""
+
+import gc
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from harness.run.startup import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()  # before PyTorch is imported
+
+import numpy as np
+import torch
+
+import tiny_llama_v1 as tiny_llama
+from analysis.hardware.matching import rows_named
+from analysis.prediction.document import predict
+from benchmarks.common import benchmark_parser, environment_of, report, save
+from harness.base.console import progress_bar
+from harness.base.documents import read_document
+from harness.base.errors import UserError
+from harness.base.tables import column
+from harness.base.text import read_ini
+from harness.base.units import MB
+from harness.instruments.compilation import compile_in_place
+from harness.instruments.timing import NullMeter, StepMeter
+from harness.machine.devices import choose_device, set_numerics
+from harness.model.workload import Workload
+
+WARMUP, STEPS = 5, 10
+COLUMNS = [
+    column("step", "name", left=True),
+    column("ms", "ms", ",.1f"),
+    column("std", "std_ms", ",.1f"),
+    column("expected", "expected_ms", ",.1f"),
+    column("expected / measured", "ratio", ".2f"),
+    column("inside 90%", "inside", left=True),
+    column("bound", "bound", left=True),
+    column("allocated (MB)", "peak_mb", ",.0f"),
+    column("predicted", "predicted_mb", ",.0f"),
+    column("reserved (MB)", "reserved_mb", ",.0f"),
+    column("predicted", "predicted_reserved_mb", ",.0f"),
+]
+
+
+def workload_of(flags: str) -> Workload:
+    return tiny_llama.resolve(tiny_llama.build_parser().parse_args(flags.split()))[0]
+
+
+def measured(flags: str, device: torch.device) -> dict:
+    """Step time by events, and what the allocator took, from an empty one."""
+    workload = workload_of(flags)
+    set_numerics(workload.training.seed, workload.precision, deterministic=False)
+    with device:  # of billions of parameters, a CPU would take minutes to draw them
+        state, stream = workload.build(device), workload.batches(device)
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    if workload.compiled:
+        torch._dynamo.reset()
+        compile_in_place(state.model)
+    meter = StepMeter(device, 1, lambda step: False, lambda record: None)
+    workload.train(state, stream, WARMUP + STEPS, meter, NullMeter())
+    meter.read_finished(wait=True)
+    times = [record.total_ms for record in meter.records[WARMUP:]]
+    memory = {"peak_mb": torch.cuda.max_memory_allocated() / MB, "reserved_mb": torch.cuda.max_memory_reserved() / MB}
+    return {"ms": float(np.median(times)), "std_ms": float(np.std(times)), "times_ms": times, **memory}
+
+
+def measure(output: Path | None) -> tuple[dict, list[dict]]:
+    """The environment and the rows, which are saved one by one."""
+    device, rows = choose_device("auto"), []
+    if device.type != "cuda":
+        raise UserError("no GPU is here; --again predicts beside what was measured on one", 2)
+    environment = environment_of(device)
+    for name, flags in progress_bar("Measuring", read_ini(Path(__file__).with_name("measured.ini"))["steps"].items()):
+        rows.append({"name": name, "flags": flags, **measured(flags, device)})
+        save(output, environment=environment, rows=rows)
+    return environment, rows
+
+
+def beside(row: dict, device: str) -> dict:
+    """What a dry run predicts from the flags."""
+    document = predict(workload_of(f"{row['flags']} --dry-run"), torch.device("cpu"), targets=rows_named(device))
+    expected = document["expected_step_time_ms"] or {}
+    low, high, median = (expected.get(name) for name in ("low", "high", "median"))
+    found = {"expected": expected, "expected_ms": median, "bound": expected.get("bound")}
+    found |= {"ratio": median and median / row["ms"], "least_ms": document["step_time_lower_bound_ms"]}
+    found["inside"] = median and ("yes" if low <= row["ms"] <= high else "no")
+    return found | {"predicted_mb": document["peak_memory_mb"], "predicted_reserved_mb": document["reserved_memory_mb"]}
+
+
+def main() -> None:
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--again", type=Path, metavar="FILE", help="of earlier, for what was measured")
+    args = parser.parse_args()
+    document = args.again and read_document(args.again)
+    environment, rows = (document["environment"], document["rows"]) if document else measure(args.output)
+    name = environment["device"]["name"]
+    rows = [row | beside(row, name) for row in progress_bar("Predicting", rows)]
+    report(COLUMNS, rows, args.output, environment=environment)
+
+
+if __name__ == "__main__":
+    run_command(main)
