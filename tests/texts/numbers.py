@@ -272,6 +272,31 @@ def exercise_table(folder: str = "") -> str:
     return table(["exercise", "question", "needs", "minutes"], rows, left=3)
 
 
+def needs_map() -> str:
+    """The exercises as a tree: below each those that need it, drawn where they need most; the other needs in words."""
+    order = in_order()
+    needs = {number: exercises_named("Prerequisites", exercises()[number].text) for number in order}
+
+    def all_needs(number: int) -> set[int]:
+        return {one for direct in needs[number] for one in (direct, *all_needs(direct))}
+
+    direct = {n: [one for one in needs[n] if not any(one in all_needs(other) for other in needs[n])] for n in order}
+    parents = {number: max(some, key=order.index) for number, some in direct.items() if some}
+
+    def drawn(number: int, before: str, branch: str, below: str) -> list[str]:
+        others = [str(one) for one in direct[number] if one != parents[number]]
+        title = exercises()[number].title.partition(": ")[2].capitalize()
+        note = f"  (needs {', '.join(others)} too)" if others else ""
+        lines = [f"{before}{branch}{number} {title}{note}"]
+        children = [one for one in order if parents.get(one) == number]
+        for one in children:
+            last = one == children[-1]
+            lines += drawn(one, before + below, "`-- " if last else "|-- ", "    " if last else "|   ")
+        return lines
+
+    return text_block([line for number in order if number not in parents for line in drawn(number, "", "", "")])
+
+
 # Minutes of a person, reckoned: of a word, a command, a prediction, a field, a question.
 WORD, COMMAND, PREDICTION, FIELD, QUESTION = 1 / 150, 1.0, 1.5, 1.0, 2.0
 
