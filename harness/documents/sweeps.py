@@ -310,7 +310,7 @@ class ProofTogether(RatioOfTurns):
 
 
 class Proof(Document):
-    """changes that were tried on a program of somebody else's"""
+    """changes that were tried on another program"""
 
     command: str = field("that starts it")
     plain: ProofOfPlain = field("the program as it is")
@@ -326,7 +326,7 @@ class ScalingStudyRow(SweepRow):
     parallel: str | None = field("ddp, zero1, fsdp", null=ONE_RANK)
     world_size: int = field("ranks")
     bucket_mb: float | None = field("MB", null="PyTorch's size")
-    fault: str | None = field("that was planted", null="none was planted")
+    fault: str | None = field("that was inserted", null="none was inserted")
     batch_size: int = field("samples of a step and rank")
     global_batch_size: int = field("samples of a step, counted once over all ranks")
     base_world_size: int = field("ranks of the row that efficiency refers to")
@@ -513,7 +513,7 @@ class OptimizationStudy(SweepDocument):
 
 class ScalingStudy(SweepDocument):
     rows: list[ScalingStudyRow] = field("by kind of scaling, mode, ranks, buckets and fault")
-    verdicts: NotRequired[list[FaultVerdict]] = field("of each planted fault")
+    verdicts: NotRequired[list[FaultVerdict]] = field("of each inserted fault")
 
 
 class CollectiveBenchmark(SweepDocument):

@@ -376,8 +376,8 @@ def dropout_found() -> str:
     [row] = [one for one in document["rows"] if one["remedy"] == "without dropout"]
     low, high = row["speedup_95"]
     text = (
-        "`nn.TransformerEncoderLayer` calls fused attention, and does not get it on a CPU while dropout is on. The "
-        f"profile says so, and what it costs: without dropout a step should be about {row['estimate']:.2f}x as fast, "
+        "`nn.TransformerEncoderLayer` asks for fused attention, but while dropout is on, PyTorch does not use it on a "
+        f"CPU. The profile says so: without dropout a step should be about {row['estimate']:.2f}x as fast, "
         f"at most {row['bound']:.2f}x. Measured: {row['speedup']:.2f}x (95%: {low:.2f}x to {high:.2f}x)."
     )
     return textwrap.fill(text, COLUMNS, break_on_hyphens=False)
