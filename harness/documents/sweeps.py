@@ -79,7 +79,7 @@ class ChangeRow(Document):
     ms: float = field("per step")
     change_ms: float = field("per step")
     ratio: float | None = field("to the baseline's", null=NO_RATIO)
-    noise_ms: float | None = field("the least that can be told from none", null="one of the profiles has a single step")
+    noise_ms: float | None = field("the smallest told from zero", null="one of the profiles has a single step")
     difference: str = field("in words")
 
 
@@ -153,7 +153,7 @@ class RunHistory(Document):
     folder: str = field("that was asked for")
     settings: list[str] = field("by group, in what it differs from the others")
     runs: list[HistoryRow] = field("by date")
-    others: list[str] = field("what looks like a run and is none, and why")
+    others: list[str] = field("what looks like a run but is not, and why")
 
 
 # ---- Sweeps --------------------------------------------------------------------------------------------------------
@@ -453,7 +453,7 @@ class AttentionBenchmark(SweepDocument):
 
 
 class TensorType(Document):
-    model: str = field("a toy, or ours")
+    model: str = field("the toy model, or the workshop's")
     autocast: str = field("precision")
     what: str = field("parameter, output, gradient, optimizer state, part, logits, loss")
     name: str = field("of the tensor's module or parameter")

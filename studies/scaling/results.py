@@ -89,7 +89,7 @@ def unhidden(row: dict) -> dict[str, str]:
 
 
 def verdicts(rows: list[dict]) -> list[dict]:
-    """Of each inserted fault that was measured: whether the findings of its row name it, and those without it do not."""
+    """Whether the findings of a row with an inserted fault name it, and those of the row without it do not."""
     planted = [row for row in rows if row["fault"] is not None and row["status"] == "ok"]
     return [verdict_on_fault(row, row_without_fault(row, rows)) for row in planted]
 

@@ -322,8 +322,19 @@ def class_plan(*days: str) -> str:
     for title, numbers in (day.split(": ") for day in days):
         minutes = {int(number): sum(minutes_needed(int(number)).values()) for number in numbers.split()}
         named = ", ".join(f"{number} ({of_one:.0f})" for number, of_one in minutes.items())
-        rows.append([title, named, f"{sum(minutes.values()) / 60:.1f}"])
-    return table(["plan", "exercises (minutes)", "hours"], rows, left=2)
+        hours = [sum(minutes.values()) / 60, sum(minutes.values()) / 60 + len(minutes) / 4]
+        rows.append([title, named, *(f"{one:.1f}" for one in hours)])
+    return table(["plan", "exercises (minutes)", "hours", "with discussion"], rows, left=2)
+
+
+def in_turn(learners: int, *chosen: int) -> str:
+    """How long the commands of an exercise took on the machine of the stored results, and how long in turn."""
+    rows = []
+    for number in chosen:
+        endless = {block.title for block in shell_blocks(exercises()[number].text) if block.mark == "stays open"}
+        seconds = sum(row["seconds"] for row in stored_commands(number) if row["command"] not in endless)
+        rows.append([f"{number}", f"{seconds:,.0f}", f"{learners * seconds / 60:,.0f}"])
+    return table(["exercise", "its commands, s", f"{learners} learners in turn, minutes"], rows, left=0)
 
 
 def time_needed(number: int) -> str:
