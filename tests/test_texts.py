@@ -304,7 +304,7 @@ def test_a_prediction_comes_before_what_it_is_about(number):
 @pytest.mark.parametrize("number", exercises())
 def test_what_a_machine_showed_is_what_its_results_say(number):
     """`1.26: no`, wherever a page of answers says so."""
-    told = re.findall(r"\b(\d+)\.(\d+): (yes|no)\b", outside_of_blocks(ANSWERS[number - 1].read_text()))
+    told = re.findall(r"\b(\d+)\.(\d+):\s+(yes|no)\b", outside_of_blocks(ANSWERS[number - 1].read_text()))
     assert told
     for exercise, field, value in told:
         answer = stored_answers(int(exercise))["answers"][f"{exercise}.{field}"]["value"]
