@@ -147,7 +147,7 @@ class OptimizationConfig:
     fused_norm: bool = flag(False, "PyTorch's RMSNorm: one kernel on a GPU, the same operators on a CPU")
     fused_rope: bool = flag(False, "rotary embedding in three kernels instead of five: 7 tensors moved, not 9")
     fused_loss: bool = flag(False, "loss from a part of the vocabulary at a time: the logits never exist whole")
-    kernels: str = flag("eager", "norm and SwiGLU: PyTorch's, or ours in Triton (GPUs)", choices=["eager", "triton"])
+    kernels: str = flag("eager", "norm and SwiGLU: PyTorch's, or our own in Triton (GPUs)", choices=["eager", "triton"])
     activation_checkpointing: str | int | bool = flag(
         False,
         "full: keep only the input of each block, recompute the rest; op: keep fused attention and every second matmul "

@@ -1,9 +1,9 @@
 """A training program as people write it: a small convolutional network on images of 28 x 28, here random ones.
 
 python3 prove_changes.py --audit-only --try compile,channels-last -- examples/train_convnet.py
-python3 prove_changes.py --audit-only --try compile -- examples/train_convnet.py planted
+python3 prove_changes.py --audit-only --try compile -- examples/train_convnet.py faulty
 
-PyTorch 2.13 compiles it wrongly on many CPUs.  planted: with a fault that every compiler shows, half of a gradient is
+PyTorch 2.13 compiles it wrongly on many CPUs.  faulty: with a fault that every compiler shows, half of a gradient is
 lost where the network is compiled.
 """
 
@@ -24,12 +24,12 @@ class Net(nn.Module):
         x = F.relu(self.conv1(images))  # [B, 32, 26, 26]
         x = F.relu(self.conv2(x))  # [B, 64, 24, 24]
         x = torch.flatten(F.max_pool2d(x, 2), 1)  # [B, 9216]
-        if PLANTED and torch.compiler.is_compiling():
+        if FAULTY and torch.compiler.is_compiling():
             x = 0.5 * x + 0.5 * x.detach()
         return self.classes(F.relu(self.hidden(x)))  # [B, 10]
 
 
-PLANTED = "planted" in sys.argv
+FAULTY = "faulty" in sys.argv
 
 
 torch.manual_seed(0)

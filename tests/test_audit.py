@@ -1,4 +1,4 @@
-"""Does a run train?  Planted faults of every kind, each named, and no alarm where there is none."""
+"""Does a run train?  Faults of every kind, each named, and no alarm where there is none."""
 
 import importlib
 import json

@@ -169,9 +169,9 @@ def test_changes_are_timed_and_the_files_of_the_program_are_kept(scratch):
 
 
 @pytest.mark.slow
-def test_a_fault_of_a_compiled_network_is_planted(scratch):
+def test_a_fault_of_a_compiled_network_is_found(scratch):
     program = str(PROJECT / "examples" / "train_convnet.py")
-    ended = tool("--audit-only", "--try", "compile", "--", program, "planted")
+    ended = tool("--audit-only", "--try", "compile", "--", program, "faulty")
     assert ended.returncode == 3, ended.stderr
     rows = {row["change"]: row for row in proof()["rows"]}
     assert (rows["compile"]["verdict"], rows["compile"]["module"]) == (DIFFERS, "model (Net)")

@@ -237,7 +237,7 @@ def test_rounds_are_interleaved_and_resumed(scratch, capfd, made_up):
     assert not mismatches(document, documents.ScalingStudy, "document")
     assert (folder / "scaling_study.png").stat().st_size > 10_000 and unregistered(folder) == []
     out = capfd.readouterr().out
-    assert "Planted faults named: 0 of 1, not slow-rank." in " ".join(out.split())
+    assert "Inserted faults found: 0 of 1, not slow-rank." in " ".join(out.split())
     assert "gloo ranks with one thread each" in out
 
     rows[1] |= {"launches": 1, "step_times_ms": rows[1]["step_times_ms"][:1]}

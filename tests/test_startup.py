@@ -7,7 +7,7 @@ import sys
 import pytest
 from helpers import PROJECT, finish, start
 
-from workshop.exercise.page import GUIDE, shell_blocks
+from workshop.exercise.page import shell_blocks
 
 COMMANDS = sorted(path.name for path in PROJECT.glob("*.py"))
 LACKING = {name: "torch" for name in COMMANDS} | {"analyze_trace.py": "numpy"}  # which reads traces without PyTorch
@@ -75,11 +75,10 @@ def test_a_module_is_handed_over_as_a_module(project):
     assert (code, out.splitlines()[1]) == (0, "-S -m compare_runs a")
 
 
-def test_the_check_of_the_guide(project):
+def test_the_check_of_the_environment(project):
     """As typed, with an interpreter that has no PyTorch."""
-    (block,) = (
-        block.commands for block in shell_blocks(GUIDE.read_text()) if "get_device_properties" in block.commands
-    )
+    text = (PROJECT / "exercises" / "README.md").read_text()
+    (block,) = (one.commands for one in shell_blocks(text) if "get_device_properties" in one.commands)
     typed = ("bash", "-c", block.replace("python3", " ".join(BARE)))
     code, out = finish(start(*typed, cwd=project))
     assert (code, out.count("\n")) == (1, 1), out

@@ -22,7 +22,7 @@ NOT_FINITE = "not a finite number"
 UNREPORTED = "not reported by the system"
 NO_RATES = "no published step time confirms what this device reaches"
 NO_INTERVAL = "no steps of such devices were compared yet"
-THEIRS = "of a program of somebody else's, which nothing here tells"
+THEIRS = "not known of another program"
 
 
 class Device(Document):
@@ -252,7 +252,7 @@ class HeldMemory(Document):
 
 
 class ProgramRun(Document):
-    """what was recorded of a program of somebody else's"""
+    """what was recorded of another program"""
 
     command: str = field("that started it")
     exit_code: int = field("of the program")

@@ -79,7 +79,7 @@ class ChangeRow(Document):
     ms: float = field("per step")
     change_ms: float = field("per step")
     ratio: float | None = field("to the baseline's", null=NO_RATIO)
-    noise_ms: float | None = field("the least that can be told from none", null="one of the profiles has a single step")
+    noise_ms: float | None = field("the smallest told from zero", null="one of the profiles has a single step")
     difference: str = field("in words")
 
 
@@ -153,7 +153,7 @@ class RunHistory(Document):
     folder: str = field("that was asked for")
     settings: list[str] = field("by group, in what it differs from the others")
     runs: list[HistoryRow] = field("by date")
-    others: list[str] = field("what looks like a run and is none, and why")
+    others: list[str] = field("what looks like a run but is not, and why")
 
 
 # ---- Sweeps --------------------------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ class ProofTogether(RatioOfTurns):
 
 
 class Proof(Document):
-    """changes that were tried on a program of somebody else's"""
+    """changes that were tried on another program"""
 
     command: str = field("that starts it")
     plain: ProofOfPlain = field("the program as it is")
@@ -326,7 +326,7 @@ class ScalingStudyRow(SweepRow):
     parallel: str | None = field("ddp, zero1, fsdp", null=ONE_RANK)
     world_size: int = field("ranks")
     bucket_mb: float | None = field("MB", null="PyTorch's size")
-    fault: str | None = field("that was planted", null="none was planted")
+    fault: str | None = field("that was inserted", null="none was inserted")
     batch_size: int = field("samples of a step and rank")
     global_batch_size: int = field("samples of a step, counted once over all ranks")
     base_world_size: int = field("ranks of the row that efficiency refers to")
@@ -453,7 +453,7 @@ class AttentionBenchmark(SweepDocument):
 
 
 class TensorType(Document):
-    model: str = field("a toy, or ours")
+    model: str = field("the toy model, or the workshop's")
     autocast: str = field("precision")
     what: str = field("parameter, output, gradient, optimizer state, part, logits, loss")
     name: str = field("of the tensor's module or parameter")
@@ -513,7 +513,7 @@ class OptimizationStudy(SweepDocument):
 
 class ScalingStudy(SweepDocument):
     rows: list[ScalingStudyRow] = field("by kind of scaling, mode, ranks, buckets and fault")
-    verdicts: NotRequired[list[FaultVerdict]] = field("of each planted fault")
+    verdicts: NotRequired[list[FaultVerdict]] = field("of each inserted fault")
 
 
 class CollectiveBenchmark(SweepDocument):

@@ -1,4 +1,4 @@
-"""Which faults can be planted in the steps of a scaling study?"""
+"""Which faults can be inserted into the steps of a scaling study?"""
 
 import contextlib
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ AFTER_BACKWARD = "gradients are reduced after the backward pass"
 class Fault(NamedTuple):
     """Something that makes steps of several ranks slower, without changing what they compute together by much."""
 
-    parallel: str  # the mode that it is planted in
+    parallel: str  # the mode that it is inserted in
     text: str
     settings: Mapping[str, object] = MappingProxyType({})  # of ParallelConfig, as flags would set them
     named_by: tuple[str, ...] = ()  # all findings that name it; (): the one of its own name

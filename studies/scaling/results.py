@@ -85,11 +85,11 @@ def unhidden(row: dict) -> dict[str, str]:
     return {"no-overlap": f"no overlap: {share:.0%} of the reduced bytes begin in the backward pass{exposed}"}
 
 
-# ---- Planted faults ------------------------------------------------------------------------------------------------
+# ---- Inserted faults -----------------------------------------------------------------------------------------------
 
 
 def verdicts(rows: list[dict]) -> list[dict]:
-    """Of each planted fault that was measured: whether the findings of its row name it, and those without it do not."""
+    """Whether the findings of a row with an inserted fault name it, and those of the row without it do not."""
     planted = [row for row in rows if row["fault"] is not None and row["status"] == "ok"]
     return [verdict_on_fault(row, row_without_fault(row, rows)) for row in planted]
 
@@ -138,7 +138,7 @@ def finding(measured: list[dict], verdicts: list[dict]) -> list[str]:
     if verdicts:
         unnamed = [verdict["fault"] for verdict in verdicts if not verdict["named"]]
         missed = f", not {', '.join(unnamed)}" if unnamed else ""
-        lines.append(f"Planted faults named: {len(verdicts) - len(unnamed)} of {len(verdicts)}{missed}.")
+        lines.append(f"Inserted faults found: {len(verdicts) - len(unnamed)} of {len(verdicts)}{missed}.")
     return lines
 
 
@@ -208,7 +208,7 @@ def calls_text(collectives: list[dict]) -> str:
 def fault_sections(verdicts: list[dict]) -> list[Section]:
     if not verdicts:
         return []
-    fault, said = column("planted fault", "fault", left=True), column("what the measurements say", "text", left=True)
+    fault, said = column("inserted fault", "fault", left=True), column("what the measurements say", "text", left=True)
     columns = (fault, Column("named", lambda row: "yes" if row["named"] else "NO", left=True), said)
     text = [f"{row['fault']}: {FAULTS[row['fault']].text}." for row in verdicts]
-    return [Section("Planted faults: what the study finds with them, and not without", columns, verdicts, text)]
+    return [Section("Inserted faults: what the study finds with them, and not without", columns, verdicts, text)]

@@ -1,4 +1,4 @@
-"""Weak and strong scaling over numbers of ranks, modes and bucket sizes, beside the prediction; and planted faults."""
+"""Weak and strong scaling over numbers of ranks, modes and bucket sizes, beside the prediction; and inserted faults."""
 
 import itertools
 import shlex
@@ -39,7 +39,7 @@ class ScalingStudy(Study):
         flags.choices("--scalings", text, SCALINGS, default=SCALINGS)
         text = "sizes of the buckets of ddp and zero1, in MB (PyTorch's)"
         flags.add("--bucket-mbs", type=number_of(float, 0), nargs="+", metavar="MB", default=[], help=text)
-        text = f"what to plant, each in a row of its own: {', '.join(FAULTS)} (none)"
+        text = f"what to insert, each in a row of its own: {', '.join(FAULTS)} (none)"
         flags.choices("--faults", text, FAULTS, default=[])
         flags.size()
         flags.samples()

@@ -103,6 +103,30 @@ def ridge_point(device: Datasheet, precision: str) -> float:
     return 1e3 * getattr(device, precision) / device.bandwidth
 
 
+def projection_worked_out() -> str:
+    """FLOPs, bytes, limit and least times of q_proj on an H100, and the rows from which compute is the limit."""
+    device = next(row for row in DEVICES if "H100" in row.name)
+    columns = []
+    for size, precision, width in (("tiny", "fp32", 4), ("tiny", "bf16", 2), ("large", "bf16", 2)):
+        workload = workload_of(size=size)
+        rows, hidden = workload.batch_size * workload.seq_len, workload.config.hidden_dim
+        flops, moved = 2 * rows * hidden**2, width * (2 * rows * hidden + hidden**2)
+        ridge = ridge_point(device, precision)
+        times = flops / 1e6 / getattr(device, precision), moved / 1e3 / device.bandwidth  # us
+        least = ridge * width * hidden / 2 / (hidden - ridge * width)
+        names = {"tiny": "default"}
+        columns.append([
+            f"{names.get(size, f'`{size}`')}, {precision}", f"{rows:,}", f"{hidden:,}", f"{width}", f"{flops:,}",
+            f"{moved:,}", f"{flops / moved:,.0f}", f"{ridge:.0f}", "compute" if flops / moved > ridge else "memory",
+            f"{times[0]:.2f}", f"{times[1]:.2f}", f"{hidden / width:,.0f}", f"{least:,.0f}" if least > 0 else "none",
+        ])  # fmt: skip
+    titles, *cells = zip(*columns, strict=True)
+    labels = ["rows M = B S", "width D", "bytes per number b", "FLOPs", "bytes moved", "FLOPs per byte"]
+    labels += ["ridge point R, FLOPs per byte", "limit without launches", "arithmetic, us", "moving the bytes, us"]
+    labels += ["FLOPs per byte with ever more rows: D / b", "rows from which compute is the limit"]
+    return table(["`q_proj`, forward", *titles], [[label, *row] for label, row in zip(labels, cells, strict=True)])
+
+
 def ridge_points() -> str:
     """The intensity from which on a device is limited by compute, by precision, from its datasheet."""
     rows = []

@@ -272,6 +272,31 @@ def exercise_table(folder: str = "") -> str:
     return table(["exercise", "question", "needs", "minutes"], rows, left=3)
 
 
+def needs_map() -> str:
+    """The exercises as a tree: below each those that need it, drawn where they need most; the other needs in words."""
+    order = in_order()
+    needs = {number: exercises_named("Prerequisites", exercises()[number].text) for number in order}
+
+    def all_needs(number: int) -> set[int]:
+        return {one for direct in needs[number] for one in (direct, *all_needs(direct))}
+
+    direct = {n: [one for one in needs[n] if not any(one in all_needs(other) for other in needs[n])] for n in order}
+    parents = {number: max(some, key=order.index) for number, some in direct.items() if some}
+
+    def drawn(number: int, before: str, branch: str, below: str) -> list[str]:
+        others = [str(one) for one in direct[number] if one != parents[number]]
+        title = exercises()[number].title.partition(": ")[2].capitalize()
+        note = f"  (needs {', '.join(others)} too)" if others else ""
+        lines = [f"{before}{branch}{number} {title}{note}"]
+        children = [one for one in order if parents.get(one) == number]
+        for one in children:
+            last = one == children[-1]
+            lines += drawn(one, before + below, "`-- " if last else "|-- ", "    " if last else "|   ")
+        return lines
+
+    return text_block([line for number in order if number not in parents for line in drawn(number, "", "", "")])
+
+
 # Minutes of a person, reckoned: of a word, a command, a prediction, a field, a question.
 WORD, COMMAND, PREDICTION, FIELD, QUESTION = 1 / 150, 1.0, 1.5, 1.0, 2.0
 
@@ -297,8 +322,19 @@ def class_plan(*days: str) -> str:
     for title, numbers in (day.split(": ") for day in days):
         minutes = {int(number): sum(minutes_needed(int(number)).values()) for number in numbers.split()}
         named = ", ".join(f"{number} ({of_one:.0f})" for number, of_one in minutes.items())
-        rows.append([title, named, f"{sum(minutes.values()) / 60:.1f}"])
-    return table(["plan", "exercises (minutes)", "hours"], rows, left=2)
+        hours = [sum(minutes.values()) / 60, sum(minutes.values()) / 60 + len(minutes) / 4]
+        rows.append([title, named, *(f"{one:.1f}" for one in hours)])
+    return table(["plan", "exercises (minutes)", "hours", "with discussion"], rows, left=2)
+
+
+def in_turn(learners: int, *chosen: int) -> str:
+    """How long the commands of an exercise took on the machine of the stored results, and how long in turn."""
+    rows = []
+    for number in chosen:
+        endless = {block.title for block in shell_blocks(exercises()[number].text) if block.mark == "stays open"}
+        seconds = sum(row["seconds"] for row in stored_commands(number) if row["command"] not in endless)
+        rows.append([f"{number}", f"{seconds:,.0f}", f"{learners * seconds / 60:,.0f}"])
+    return table(["exercise", "its commands, s", f"{learners} learners in turn, minutes"], rows, left=0)
 
 
 def time_needed(number: int) -> str:
@@ -351,8 +387,8 @@ def dropout_found() -> str:
     [row] = [one for one in document["rows"] if one["remedy"] == "without dropout"]
     low, high = row["speedup_95"]
     text = (
-        "`nn.TransformerEncoderLayer` calls fused attention, and does not get it on a CPU while dropout is on. The "
-        f"profile says so, and what it costs: without dropout a step should be about {row['estimate']:.2f}x as fast, "
+        "`nn.TransformerEncoderLayer` asks for fused attention, but while dropout is on, PyTorch does not use it on a "
+        f"CPU. The profile says so: without dropout a step should be about {row['estimate']:.2f}x as fast, "
         f"at most {row['bound']:.2f}x. Measured: {row['speedup']:.2f}x (95%: {low:.2f}x to {high:.2f}x)."
     )
     return textwrap.fill(text, COLUMNS, break_on_hyphens=False)

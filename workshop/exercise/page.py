@@ -8,7 +8,7 @@ from harness import PROJECT
 from harness.base.errors import UserError
 
 README = PROJECT / "README.md"
-GUIDE = PROJECT / "exercises" / "README.md"
+REFERENCE = PROJECT / "exercises" / "reference.md"  # has the results template
 
 BLOCK = re.compile(r"^```bash\n(?P<commands>.*?)^```$", re.M | re.S)
 # The first line of a block may be a comment that begins with one of these.
@@ -78,7 +78,7 @@ class Exercise:
 
 def exercises() -> dict[int, Exercise]:
     """All exercises by number."""
-    paths = {int(path.name.split("_")[1]): path for path in GUIDE.parent.glob("exercise_*_*.md")}
+    paths = {int(path.name.split("_")[1]): path for path in REFERENCE.parent.glob("exercise_*_*.md")}
     return {number: Exercise(number, paths[number]) for number in sorted(paths)}
 
 

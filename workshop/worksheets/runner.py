@@ -179,7 +179,7 @@ def write_blank(chosen: list[Exercise], folder: Path) -> None:
     targets = {folder / own_file(exercise): exercise for exercise in chosen}
     for path in targets:
         if path.exists():
-            raise UserError(f"--blank {folder}: {path} exists, and somebody may have filled it in; use another folder")
+            raise UserError(f"--blank {folder}: {path} exists and may be filled in; use another folder")
     for path, exercise in targets.items():
         about = [f"Name: {BLANK}", "", f"Machine: {BLANK}", "", CHECK]
         write_bytes(path, sheet(exercise, about, {}, {}, complete=False).encode())

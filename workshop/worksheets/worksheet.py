@@ -9,9 +9,9 @@ from harness.base.errors import UserError
 from workshop.exercise.page import (
     BLANK,
     CHECKBOX,
-    GUIDE,
     HIDDEN,
     HINTS,
+    REFERENCE,
     ROW,
     YES_NO,
     Exercise,
@@ -33,8 +33,8 @@ WIDER = {  # lines of a table of what is measured, and with a column for the val
 
 
 def template_of(exercise: Exercise) -> str:
-    """The results template of the guide, with the folders of the exercise; empty if it does not fill it in."""
-    found, text = TEMPLATE.search(exercise.text), GUIDE.read_text()
+    """The results template of the reference page, with the folders of the exercise; empty if it does not fill it in."""
+    found, text = TEMPLATE.search(exercise.text), REFERENCE.read_text()
     if not found:
         return ""
     folders = found[1].split()
@@ -51,7 +51,7 @@ def fields_of(exercise: Exercise) -> dict[str, Field]:
 def answers(results: Results) -> dict[str, Answer]:
     """The answer to every field of the exercise's page, and to the template's if the exercise fills it in."""
     template = [field for field in fields(template_of(results.exercise)) if not field.file.startswith("FLOPS")]
-    found = results.answers(GUIDE.name, template) | results.answers(
+    found = results.answers(REFERENCE.name, template) | results.answers(
         results.exercise.name, fields(results.exercise.text)
     )
     return ({"R.13": Answer(None, "not measured in this exercise")} if template else {}) | found
