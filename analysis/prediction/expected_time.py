@@ -32,8 +32,8 @@ from harness.ranks.collective_calls import CollectiveCounter, kind_of_collective
 # read more for each operation.
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 64, 0.6))
 SPLITS, LEAST_OF_SPLIT, SPLIT_COST = (1, 2, 4, 8), 512, 0.9  # parts of the sum over k, no shorter than that
-RAMP = 128  # of k, which a tile takes to fill its pipeline
-FULL_LENGTH = 2048  # keys from which on attention has its rate; below it, the power 0.4 of the share
+RAMP = 64  # of k, which a tile takes to fill its pipeline
+FULL_LENGTH, SHORTER = 2048, 0.2  # keys from which on attention has its rate; below it, this power of the share
 TENSORS_OF_LAUNCH, TENSOR_US = 36, 0.4  # of an operator on lists, and what each of them takes the host
 CLASSES = ("matmul", "attention", "other_kernels", "exposed_communication", "waiting_for_host")
 BOUNDS = dict(zip(CLASSES, ("compute", "compute", "memory", "communication", "launch"), strict=True))
@@ -148,8 +148,8 @@ def kernel_seconds(one: Operator, rates: Rates, tf32: bool) -> float:
     dtype = ("tf32" if tf32 else "fp32") if one.dtype is torch.float32 else "bf16"
     if one.kind == "matmul":
         return max(moved, one.flops / rates.matmul[dtype] / tile_share(one, rates.units))
-    rate = rates.attention if dtype == "bf16" else min(rates.attention, rates.matmul[dtype])
-    return max(moved, one.flops / rate / min(1.0, (one.shape[-2] / FULL_LENGTH) ** 0.4))
+    rate = rates.attention if dtype == "bf16" else min(rates.attention, rates.matmul["fp32"])  # none has tf32
+    return max(moved, one.flops / rate / min(1.0, (one.shape[-2] / FULL_LENGTH) ** SHORTER))
 
 
 def tile_share(one: Operator, units: int) -> float:
@@ -179,7 +179,7 @@ class Setting:
     rates: Rates
     network: Network | None = None
     world_size: int = 1
-    compiled: bool = False
+    host: str = ""  # what it does: "compiled ", "autocast " or neither, as in achievable.ini
     tf32: bool = False
     on_gpu: bool = True  # the host runs ahead; a CPU does each operator when it is called
 
@@ -187,7 +187,7 @@ class Setting:
 def expected_parts(operators: list[Operator], setting: Setting) -> tuple[dict[str, float], int, float]:
     """Milliseconds of a step by class, which add up to it, its launches, and the time that they take the host: of the
     second of two steps, since the host may run ahead into the next."""
-    launch, view = (OVERHEADS[f"{'compiled ' * setting.compiled}{name}"] for name in ("launch", "view"))
+    launch, view = (OVERHEADS[f"{setting.host}{name}"] for name in ("launch", "view"))
     host = gpu = sent = gathered = copied = 0.0  # until when each is busy, in us
     for _ in range(2):
         parts, launches, busy = Counter(dict.fromkeys(CLASSES, 0.0)), 0, 0.0
@@ -209,7 +209,7 @@ def expected_parts(operators: list[Operator], setting: Setting) -> tuple[dict[st
                 gpu = max(gpu, until)
             taken = 1e6 * kernel_seconds(one, setting.rates, setting.tf32)
             if setting.on_gpu:
-                taken = taken + OVERHEADS["matmul kernel"] if one.flops else max(taken, OVERHEADS["kernel"])
+                taken = max(taken, OVERHEADS["matmul kernel" if one.flops else "kernel"])
             parts[one.kind] += taken
             gpu += taken
             # FSDP gathers what has been updated, and the next only when this one is copied out.
@@ -250,7 +250,9 @@ def expected_step_time(
         # That switches may sum is part of the bound alone.
         network = replace(network, gb_per_sec=OVERHEADS["network share"] * network.gb_per_sec, by_kind={})
     tf32, on_gpu = workload.precision == "tf32", device["type"] != "cpu"
-    setting = Setting(rates, network, parallel.world_size, workload.compiled, tf32, on_gpu)
+    casts = workload.precision in ("bf16", "fp16") and parallel.param_precision == "fp32"
+    host = "compiled " if workload.compiled else "autocast " if casts else ""
+    setting = Setting(rates, network, parallel.world_size, host, tf32, on_gpu)
     peaks = compute_ceilings(device, workload.precision, peak, measure=measure)
     flops, (low, high) = flops_of_step(workload)[1], (LOW, HIGH) if on_gpu else (None, None)
     parts, launches, host_ms = expected_parts(operators_of(workload, setting.on_gpu), setting)
