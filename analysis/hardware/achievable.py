@@ -24,16 +24,15 @@ class Rates:
     source: str
 
 
-def achievable_rates(row: Datasheet | None) -> Rates | None:
-    """Of the device of this row; None: nothing published confirms any.  A card that was given by its figures reaches
-    the same shares of its peaks as that whose name it has."""
-    known = next((name for name in _TABLES["rates"] if row and row.name.startswith(name)), None)
+def achievable_rates(row: Datasheet | None, confirmed: bool = True) -> Rates | None:
+    """Of the device of this row; None: no times of steps confirm any, where that is asked for.  A card that was given
+    by its figures reaches the same shares of its peaks as that whose name it has."""
+    tables = dict(_TABLES["rates"]) | ({} if confirmed else dict(_TABLES["unconfirmed"]))
+    known = next((name for name in tables if row and row.name.startswith(name)), None)
     if known is None:
         return None
-    bf16, tf32, fp32, attention, sustained, share = map(float, _TABLES["rates"][known].split())
-    same = next(one for one in DATASHEETS if one.name == row.name.partition(":")[0])
-    peak = sustained * row.bf16 / same.bf16
-    rates = {name: 1e12 * peak * rate for name, rate in (("bf16", bf16), ("tf32", tf32), ("fp32", fp32))}
-    return Rates(
-        rates, 1e12 * peak * attention, 1e9 * share * row.bandwidth, row.compute_units, f"that {known} reaches"
-    )
+    bf16, tf32, fp32, attention, sustained, share = map(float, tables[known].split())
+    peak = 1e12 * row.bf16 / next(one for one in DATASHEETS if one.name == row.name.partition(":")[0]).bf16
+    rates = {"bf16": peak * sustained * bf16, "tf32": peak * tf32, "fp32": peak * fp32}
+    bandwidth, source = 1e9 * share * row.bandwidth, f"that {known} reaches"
+    return Rates(rates, peak * sustained * attention, bandwidth, row.compute_units, source)
