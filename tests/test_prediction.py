@@ -436,6 +436,7 @@ def test_a_snapshot_records_the_forward_pass_and_the_step(tmp_path, monkeypatch)
 @pytest.mark.parametrize("flags", ["--size small", "--size small --precision bf16", "--size medium --batch-size 4"])
 def test_gpu_prediction_within_5_percent_of_the_allocator(train, tmp_path, flags):
     gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated() / MB  # of tests before
     code, _, _ = train(*flags.split(), "--num-steps", "4", "--output-dir", "run", small=False)

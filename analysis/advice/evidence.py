@@ -92,7 +92,8 @@ class Evidence:
             **{work: np.where(again, 0.0, take_or(of[which], rows, 0.0)) for work, of in done.items()},
         )
         self.best_flops_per_us, self.best_bytes_per_us = self.best_rate("flops"), self.best_rate("bytes")
-        self.slowed = max(1.0, profiler_overhead(links.trace, summary)["ratio"] or 0.0)
+        slowed = links.idle_left == 1 and profiler_overhead(links.trace, summary)["ratio"]  # else it is left out
+        self.slowed = max(1.0, slowed or 0.0)
         self.compute_roofs, self.bandwidth_roofs = roofs_of(links, summary)
         self.slices, self.idle = slices, idle_by_cause(slices)  # us by cause; of a host, time without work on tensors
         self.launch_us = self.idle["launch"] + self.idle["latency"]

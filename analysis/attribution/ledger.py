@@ -18,12 +18,15 @@ allocation, autograd, starting a collective, Python.
 
 **Which time.**  `of_steps` marks the time of the steps, to which `us` adds up.  On a GPU that is one window of the
 trace (Links.window), gaps between steps included, since the GPU runs behind the host, and without what belongs to
-no step (left_out); a slice has the step of its event, an idle one of the event that follows.  On a host it is the steps
-alone, without gaps between them, and what overlaps in two steps counts in the first.  Events that go on after their
-step count in it until it ends.
+no step (left_out); a slice has the step of its event, an idle one of the event that follows.  A profiler slows the
+host down, and not the GPU's work.  So where the run tells how long its other steps took, `us` of idle slices are
+reduced, all by the same factor, until the steps take as long (as_without_profiler).  On a host it is the steps alone,
+without gaps between them, and what overlaps in two steps counts in the first.  Events that go on after their step count
+in it until it ends.
 """
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,9 +97,22 @@ def ledger(links: AttributedLinks) -> pd.DataFrame:
 
 @cached_on_links
 def of_steps(links: AttributedLinks) -> pd.DataFrame:
-    """The slices of the steps, whose `us` add up to the time of the steps."""
+    """The slices of the steps, whose `us` add up to the time of the steps, as long as they are without the profiler."""
     table = ledger(links)
-    return table[table["of_steps"].to_numpy()]
+    found = table[table["of_steps"].to_numpy()]
+    if links.idle_left < 1:
+        found = found.assign(us=found["us"].where(found["state"] != IDLE, links.idle_left * found["us"]))
+    return found
+
+
+def as_without_profiler(links: AttributedLinks, unprofiled_ms: float | None) -> AttributedLinks:
+    """With the idle time that the steps without the profiler, of so many milliseconds, leave beside the GPU's work."""
+    if not links.on_gpu or unprofiled_ms is None:
+        return links
+    sums = us_by(of_steps(links), "state")
+    idle = float(sums.get(IDLE, 0.0))
+    left = 1e3 * unprofiled_ms * len(links.steps) - (float(sums.sum()) - idle)
+    return links if left >= idle else replace(links, idle_left=max(0.0, left) / idle, results={})
 
 
 def left_out(links: AttributedLinks) -> pd.DataFrame:

@@ -7,14 +7,14 @@ from analysis.attribution.collectives import collective_rows, collectives_of, co
 from analysis.attribution.components import attribute
 from analysis.attribution.critical_path import critical_path
 from analysis.attribution.gpu_time import gpu_timelines
-from analysis.attribution.ledger import exposed_communication, hidden_communication_us
+from analysis.attribution.ledger import as_without_profiler, exposed_communication, hidden_communication_us
 from analysis.attribution.operators import kernel_table, operator_tables
 from analysis.diagnosis.headline import headline
 from analysis.diagnosis.timelines import memory_series, step_timeline
 from analysis.diagnosis.verdict import told_why, verdict
 from analysis.limits.shape_rates import kernel_durations, queue_over_step, shape_rates
 from analysis.trace.links import Links
-from analysis.trust.integrity import integrity, overlap_us, step_rows
+from analysis.trust.integrity import MEASURABLE, integrity, overlap_us, profiler_overhead, step_rows
 from harness.base.text import shortened
 from harness.documents.schema import because, explained
 from harness.documents.trace import OperatorAnalysis
@@ -24,6 +24,9 @@ from harness.instruments.phases import summary_stats
 def operator_analysis(links: Links, summary: dict | None) -> dict:
     """operator_analysis.json of one trace, without the comparison of ranks."""
     links = attribute(links)
+    overhead = profiler_overhead(links.trace, summary)
+    if (overhead["ratio"] or 0.0) > 1 + MEASURABLE:
+        links = as_without_profiler(links, overhead["unprofiled_median_ms"])
     trust, exposed = integrity(links, summary), exposed_communication(links)
     rows, unreliable = collective_rows(collectives_of(links).events, exposed), trust["unreliable"]
     n = len(links.steps)

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import pandas as pd
+
 from analysis.attribution.ledger import IDLE, capture_share, of_steps, us_by
 from analysis.limits.peaks import Ridges
 from analysis.limits.slice_limits import BOUNDS, basis_shares, with_bounds
@@ -266,8 +268,7 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dic
         unclassified=max(0.0, shares["unexplained"] - unrecorded),
         unrecorded=unrecorded,
         capture=capture_share(links),
-        # Without a recorded launch the path never comes to the GPU.
-        on_host=sum(row["share"] for row in path["rows"] if row["where"] == "host") if path and launches.any() else 0.0,
+        on_host=on_host(path, split, total, links) if path and launches.any() else 0.0,
         guessed=basis.get("length", 0.0),
         slow=sum(row["share"] for row in rates if (row["share_of_roof"] or 1.0) < SLOW_BELOW),
         problems=trust["problems"],
@@ -290,6 +291,14 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dic
     verdict = found._asdict() | {"trustworthy": trust["trustworthy"], "line": line, "shares": shares}
     verdict |= {"unclassified_share": facts.unclassified, "unrecorded_idle_share": unrecorded, "basis_shares": basis}
     return verdict | {"meaning": BOUNDS, "thresholds": thresholds, "rules": rules}
+
+
+def on_host(path: dict, split: pd.Series, total: float, links: AttributedLinks) -> float:
+    """The share of the critical path.  Without a recorded launch it never comes to the GPU, and with the profiler it is
+    longer on the host: without, not by more than the GPU is idle."""
+    found = sum(row["share"] for row in path["rows"] if row["where"] == "host")
+    idle = float(split[split.index.get_level_values("state") == IDLE].sum()) / total
+    return min(found, idle) if links.idle_left < 1 else found
 
 
 def what_to_record(trust: dict, no_ridge: str | None, unrecorded: float, has_launches: bool) -> str:

@@ -50,6 +50,7 @@ class Links:
     steps_are_marked: bool  # or found where the work repeats
     thread: int  # the host thread that ran the steps
     steps_found: str | None = field(default=None, kw_only=True)  # how, where no ProfilerStep marks them
+    idle_left: float = field(default=1.0, kw_only=True)  # of the GPU's idle time, what steps have without the profiler
     results: dict = field(default_factory=dict, repr=False, kw_only=True)  # of functions that are computed once
 
     @property

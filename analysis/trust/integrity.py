@@ -71,7 +71,7 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
     unexplained, missing = check_idle(found, links), not_recorded(links, summary)
     found.notes += missing_lines([row for row in missing if row["part"] != "steps"])  # how_found() tells more
     disturbance = profile_disturbance(trace, summary)
-    check_times(found, disturbance, overhead["ratio"])
+    check_times(found, disturbance, overhead["ratio"] if links.idle_left == 1 else None)
 
     of_graph, attributed = gpu["of_graph"].to_numpy(), (gpu["of_graph"] & ~links.only_of_graph).to_numpy()
     out = {"trustworthy": not found.problems, **vars(found), "recorded_by": trace.file.tool}
@@ -88,7 +88,7 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
     out |= {"rank": trace.rank, "ranks_in_file": trace.ranks_in_file, "world_size": trace.world_size}
     out |= {"shapes_recorded": has_shapes, "stacks_recorded": trace.file.n_frames > 0}
     out |= {"modules_recorded": len(trace.modules) > 0, "not_recorded": missing}
-    return out | {"profiler_overhead": overhead, "disturbance": disturbance}
+    return out | {"profiler_overhead": overhead | {"idle_left": links.idle_left}, "disturbance": disturbance}
 
 
 def how_found(links: Links) -> str | None:
@@ -391,4 +391,6 @@ def overhead_text(overhead: dict) -> str:
         f"{overhead['ratio']:.2f}x: {overhead['profiled_median_ms']:.2f} ms profiled, "
         f"{overhead['unprofiled_median_ms']:.2f} ms unprofiled (medians of {overhead['profiled_steps']} and "
         f"{overhead['unprofiled_steps']} steps)"
+        + f"; {overhead['idle_left']:.0%} of the GPU's idle time counts, as without it"
+        * (overhead["idle_left"] < 1)
     )

@@ -30,6 +30,7 @@ class ProfileDisturbance(Document):
 
 class ProfilerOverhead(Document):
     ratio: float | None = field("of medians, profiled to unprofiled", null=NO_SUMMARY)
+    idle_left: float = field("of the GPU's recorded idle time, what counts, as steps without the profiler have no more")
     profiled_median_ms: NotRequired[float] = field("of the steps in the trace; these are absent without a ratio")
     profiled_steps: NotRequired[int] = field("in the trace")
     unprofiled_median_ms: NotRequired[float] = field("of the averaged steps")
