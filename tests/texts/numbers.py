@@ -14,11 +14,9 @@ from dataclasses import fields as fields_of
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from analysis.hardware.matching import described, rows_named
 from analysis.prediction.capacity import capacity_elsewhere
-from analysis.prediction.document import memory_prediction, time_bounds
+from analysis.prediction.document import time_bounds
 from analysis.prediction.expected_time import expected_step_time
 from analysis.prediction.memory import predicted_memory
 from analysis.work.bytes_moved import step_work
@@ -247,6 +245,9 @@ def measured(number: int) -> str:
     if not document:
         return f"Not recorded yet: `python3 run_exercise.py {number}` fills it in."
     for field in fields(exercises()[number].text):
+        if field.id not in document["answers"]:  # newer than the results
+            rows.append([field.id, field.label, "not recorded", ""])
+            continue
         answer = Answer(*(document["answers"][field.id][name] for name in ("value", "evidence")))
         unit = field.unit if field.is_number and answer.value is not None else ""
         rows.append([field.id, field.label, f"{answer.shown} {unit}".strip(), answer.evidence])
@@ -346,13 +347,19 @@ def expected_on(flags: str, card: str) -> dict | None:
 
 
 @functools.cache
+def peak_on_gpu(flags: str) -> int:
+    """Bytes of live tensors, without the workspaces of the matmul libraries."""
+    return predicted_memory(workload_of(flags.split()), on_gpu=True).live_bytes_at_allocations().max()
+
+
+@functools.cache
 def computed_step(flags: str, card: str) -> dict[str, str]:
     """A step with these flags on a card, computed on fake tensors: cells of the tables below."""
     workload, target = workload_of(flags.split()), rows_named(card)[0]
-    memory = memory_prediction(workload, torch.device("cpu"), capacity_elsewhere(None, target), target)
+    peak = peak_on_gpu(flags) + capacity_elsewhere(None, target).workspaces.get(workload.precision, 0)
     bounds = time_bounds(workload, described(target), "auto", "never")
     cells = {"bound": f"{significant(max(bounds[name] for name in ('compute_ms', 'bandwidth_ms')), 3)} ms"}
-    cells |= {"memory": f"{significant(memory['peak_memory_mb'])} MB"}
+    cells |= {"memory": f"{significant(peak / MB)} MB"}
     expected = expected_on(flags, card)
     if expected is None:
         return cells | dict.fromkeys(("step", "samples", "limit", "launches", "host"), "not known")
@@ -393,7 +400,9 @@ def tracks(number: int, flags: str, *rows: str) -> str:
     cpu, gpu = stored_answers(number), read_document(GPU_RESULTS / f"exercise_{number}.json")
 
     def measured_cell(document: dict, name: str) -> str:
-        value = document["answers"].get(name, {}).get("value")
+        if name not in document["answers"]:  # a field that is newer than the results
+            return "not recorded"
+        value = document["answers"][name]["value"]
         unit = page[name].unit if page[name].is_number and value is not None else ""
         return f"{Answer(value, '').shown} {unit}".strip()
 
@@ -448,19 +457,21 @@ def steps_on_cards(flags: str, *launch_bound: str, cards: Sequence[str] = CARDS)
     return "Computed on fake tensors, not measured:\n\n" + table(titles, rows, left=2)
 
 
-def printed(number: int, *begins: str, lines: int = 1) -> str:
-    """Sample output of an exercise's commands on the machine of the stored results: from the first line that begins
-    with each of these, the line and those that continue it; of the first, `lines` lines."""
-    log = stored_path(number).with_suffix(".log").read_text().splitlines()
-    shown, place = [], 0
+def printed(number: int, *begins: str, after: str = "") -> str:
+    """Sample output of an exercise's commands: each next line that begins with one of these, and what continues it.
+
+    after: what the line begins with from which on they are looked for, such as a command."""
+    path = next(iter(sorted(RESULTS.parent.glob(f"*/exercise_{number}.log"))))
+    log = path.read_text().splitlines()
+    shown, place = [], next(i for i, line in enumerate(log) if line.startswith(after))
     for begin in begins:
         place = next(i for i in range(place, len(log)) if log[i].startswith(begin))
-        end = place + lines
+        end = place + 1
         while end < len(log) and log[end].startswith("    "):
             end += 1
         shown += log[place:end]
         place = end
-    return text_block(shown)
+    return f"{text_block(shown)}\n*{path.parent.name}, `python3 run_exercise.py {number}`.*"
 
 
 def run_provenance() -> str:
