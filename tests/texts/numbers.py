@@ -426,23 +426,21 @@ SIZES_MEASURED = {"tiny": ("3.1", "3.49", "3.3"), "small": ("3.2", "3.50", "3.4"
 
 
 def sizes_compared() -> str:
-    """Exercise 3: throughput, memory and time of each size, measured, and on a GPU measured or computed."""
+    """Exercise 3: throughput, memory and time of each size, measured on the CPU, and on a GPU measured or computed."""
     cpu, gpu = stored_answers(3), read_document(GPU_RESULTS / "exercise_3.json")
     rows = []
     for size, names in SIZES_MEASURED.items():
-        for document in (cpu, gpu):
-            if document is None:
-                step = computed_step(f"--size {size}", CARDS[0])
-                cells = [step[name].split()[0] for name in ("samples", "memory", "median", "limit")]
-                place = f"computed for {CARDS[0]}"
-            else:
-                values = [document["answers"].get(name, {}).get("value") for name in names]
-                cells = [*(Answer(value, "").shown for value in values), ""]
-                place = f"measured on {document['environment']['device']['name']}"
-                if None in values:
-                    continue
-            rows.append([size, f"{workload_of(size=size).parameter_count():,}", place, *cells])
-    titles = ["size", "parameters", "", "samples/s", "peak memory, MB", "step, ms", "limit"]
+        about = [size, f"{workload_of(size=size).parameter_count():,}"]
+        for document in (one for one in (cpu, gpu) if one):
+            found = [document["answers"].get(name) for name in names]
+            cells = ["not recorded" if one is None else Answer(one["value"], "").shown for one in found]
+            if cells[0] not in ("not recorded", "unknown"):
+                rows.append([*about, f"measured on {document['environment']['device']['name']}", *cells, "", ""])
+        if not gpu:
+            step = computed_step(f"--size {size}", CARDS[0])
+            cells = [step[name].split()[0] for name in ("samples", "memory", "median", "host", "limit")]
+            rows.append([*about, f"computed for {CARDS[0]}", *cells])
+    titles = ["size", "parameters", "", "samples/s", "peak memory, MB", "step, ms", "launches on the host, ms", "limit"]
     return table(titles, rows, left=3)
 
 
