@@ -414,11 +414,11 @@ def tracks(number: int, flags: str, *rows: str) -> str:
     table_rows = []
     for name, key, more in ((row + "  ").split(" ", 2) for row in rows):
         on_gpu = measured_cell(gpu, name) if gpu else computed_cell(key, more.strip())
-        table_rows.append([name, page[name].label, measured_cell(cpu, name), on_gpu])
+        table_rows.append([f"{page[name].label} ({name})", measured_cell(cpu, name), on_gpu])
     about = f"CPU track: measured on {machine(cpu['environment'])}. GPU track, `{flags}`: "
     about += f"measured on {machine(gpu['environment'])}." if gpu else f"computed for {CARDS[0]}, not measured yet."
     title = "GPU track, measured" if gpu else "GPU track, computed"
-    return f"{about}\n\n" + table(["#", "quantity", "CPU track, measured", title], table_rows, left=2)
+    return f"{about}\n\n" + table(["quantity", "CPU track, measured", title], table_rows)
 
 
 # Fields of exercise 3: samples/s, peak memory, step time.
