@@ -417,6 +417,7 @@ def tracks(number: int, flags: str, *rows: str) -> str:
         table_rows.append([f"{page[name].label} ({name})", measured_cell(cpu, name), on_gpu])
     about = f"CPU track: measured on {machine(cpu['environment'])}. GPU track, `{flags}`: "
     about += f"measured on {machine(gpu['environment'])}." if gpu else f"computed for {CARDS[0]}, not measured yet."
+    about = textwrap.fill(about, COLUMNS, break_long_words=False, break_on_hyphens=False)
     title = "GPU track, measured" if gpu else "GPU track, computed"
     return f"{about}\n\n" + table(["quantity", "CPU track, measured", title], table_rows)
 
