@@ -199,7 +199,8 @@ def test_without_a_compiler_the_others_are_compared(scratch, command):
     write_results(Path(name), documents[name])
     found = answered(4, command)
     unknown = {nr for nr in known_ids(4) if found[nr]["value"] is None}
-    assert unknown == set("4.6 4.9 4.10 4.11 4.12 4.18 4.22 4.23 4.24 4.28 4.38 4.41 4.44".split())
+    on_no_cpu = set("4.51 4.56 4.57 4.59".split())
+    assert unknown - on_no_cpu == set("4.6 4.9 4.10 4.11 4.12 4.18 4.22 4.23 4.24 4.28 4.38 4.41 4.44".split())
 
 
 # ---- Checking ---------------------------------------------------------------------------------------------------
