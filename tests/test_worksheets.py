@@ -402,6 +402,11 @@ def test_recording_takes_what_the_texts_quote(scratch, monkeypatch):
     assert run_command(record_results, str(made), "laptop") == 0
     assert (project / "benchmarks" / "results" / "laptop" / "exercise_9.json").read_text() == "9"
     assert (project / "exercises" / "pictures" / "roofline.png").is_file()
+    printed = f"$ a\nStep 1/2: Loss = 1\nStep: median\n$ # stays open: x\nnoise\n\n$ b\n{project}/c.py\n"
+    (made / "exercise_9" / "commands.log").write_text(printed)
+    assert run_command(record_results, str(made), "laptop") == 0
+    stored = project / "benchmarks" / "results" / "laptop" / "exercise_9.log"
+    assert stored.read_text() == "$ a\nStep: median\n$ b\nc.py\n"
 
 
 # ---- Handouts, and a class of them --------------------------------------------------------------------------------
