@@ -169,7 +169,7 @@ def test_a_measured_gpu_takes_the_place_of_what_is_computed_for_it(tmp_path, mon
     monkeypatch.setattr(numbers, "GPU_RESULTS", tmp_path)
     computed = numbers.tracks(9, "--batch-size 2", *rows)
     assert "computed for NVIDIA H100 80GB HBM3, not measured" in " ".join(computed.split())
-    assert re.search(r"\| right: baseline step \(9\.1\) \| [\d.]+ ms \| [\d.]+ ms \(90%: [\d.]+ to [\d.]+\) \|", computed)
+    assert re.search(r"step \(9\.1\) \| [\d.]+ ms \| [\d.]+ ms \(90%: [\d.]+ to [\d.]+\) \|", computed)
     assert re.search(r"\(9\.2\) \| [\d.]+ x \| [\d.]+ x \|", computed)
     assert re.search(r"\(9\.7\) \| [\d.]+ ms \| not measured yet \|", computed)
     document = stored_answers(9)
