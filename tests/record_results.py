@@ -5,6 +5,7 @@ python3 run_exercise.py all --output-dir FOLDER
 python3 tests/record_results.py FOLDER NAME
 """
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from harness.run.startup import run_command
 
+# Not kept of a log: steps, and what a program prints that is stopped because it stays open.
+NOISE = re.compile(r"^Step \d+/\d+: [^\n]*\n|^\$ # stays open.*?(?=^\$ )", re.M | re.S)
 PICTURES = (
     "exercise_2/memory_hotspots/memory_timeline.png",
     "exercise_3/exercise3_flops/roofline.png",
@@ -48,6 +51,16 @@ def main() -> None:
         if target.suffix in (".json", ".log"):  # launchers call scripts by their whole path
             target.write_text(target.read_text().replace(f"{PROJECT}/", ""))
         say(f"{found[pattern][-1]} -> {target.relative_to(PROJECT)}")
+    for number in exercises():
+        if (log := args.folder / f"exercise_{number}" / "commands.log").is_file():
+            store_log(log, results / f"exercise_{number}.log")
+
+
+def store_log(log: Path, target: Path) -> None:
+    """What the commands of an exercise printed, for the sample output on its page."""
+    from harness import PROJECT
+
+    target.write_text(NOISE.sub("", log.read_text().replace(f"{PROJECT}/", "")))
 
 
 if __name__ == "__main__":

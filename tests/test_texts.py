@@ -78,6 +78,8 @@ def test_an_exercise_runs_and_fills_its_worksheet(tmp_path, number):
 WRITTEN_BY_BLOCKS = {
     Path("exercise7_matmuls/matmuls.json"),
     Path("exercise12_training.log"),
+    *(Path(f"exercise{number}_setup/track") for number in (1, 2, 3, 4, 9)),
+    Path("exercise3_setup/sizes"),
     Path("exercise10_setup/device"),
     Path("exercise11_setup/device"),
     Path("exercise13_model/gpt.py"),
@@ -170,6 +172,30 @@ def test_numbers_are_those_of_the_code(capsys):
         pytest.skip(f"operators and their memory are those of torch {pinned}")
     code = Cog().main(["cog", "--check", "--diff", *map(str, TEXTS)])
     assert code == 0, capsys.readouterr().out[-3000:]
+
+
+def test_a_measured_gpu_takes_the_place_of_what_is_computed_for_it(tmp_path, monkeypatch):
+    """Both are named; a field that is newer than the results of a machine says so."""
+    rows = ("9.1 step", "9.2 ratio --activation-checkpointing", "9.7")
+    monkeypatch.setattr(numbers, "GPU_RESULTS", tmp_path)
+    computed = numbers.tracks(9, "--batch-size 2", *rows)
+    assert "computed for NVIDIA H100 80GB HBM3, not measured" in " ".join(computed.split())
+    assert re.search(r"step \(9\.1\) \| [\d.]+ ms \| [\d.]+ ms \(90%: [\d.]+ to [\d.]+\) \|", computed)
+    assert re.search(r"\(9\.2\) \| [\d.]+ x \| [\d.]+ x \|", computed)
+    assert re.search(r"\(9\.7\) \| [\d.]+ ms \| not measured yet \|", computed)
+    document = stored_answers(9)
+    document["environment"]["device"]["name"] = "a GPU"
+    document["answers"]["9.1"]["value"] = 12.5
+    del document["answers"]["9.7"]
+    (tmp_path / "exercise_9.json").write_text(json.dumps(document))
+    measured = numbers.tracks(9, "--batch-size 2", *rows)
+    assert "measured on a GPU, " in " ".join(measured.split()) and "computed" not in measured
+    assert re.search(r"\(9\.1\) \| [\d.]+ ms \| 12\.50 ms \|", measured)
+    assert re.search(r"\(9\.7\) \| [\d.]+ ms \| not recorded \|", measured)
+    assert not fields(computed + measured)  # no row of it looks like one of the worksheet
+    document["answers"] |= {f"3.{nr}": {"value": 7.0} for nr in (51, 52, 53)}
+    (tmp_path / "exercise_3.json").write_text(json.dumps(document))
+    assert "| medium | 167,224,320 | measured on a GPU | 7.000 | 7.000 | 7.000 |" in numbers.sizes_compared()
 
 
 def test_no_measured_figure_in_the_prose():

@@ -5,6 +5,7 @@ The pages call these functions in cog comments; CONTRIBUTING.md says how to gene
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 import textwrap
@@ -13,13 +14,19 @@ from dataclasses import fields as fields_of
 from dataclasses import replace
 from pathlib import Path
 
+from analysis.hardware.matching import described, rows_named
+from analysis.prediction.capacity import capacity_elsewhere
+from analysis.prediction.document import time_bounds
+from analysis.prediction.expected_time import expected_step_time
 from analysis.prediction.memory import predicted_memory
 from analysis.work.bytes_moved import step_work
+from analysis.work.flop_counts import flops_of_step
 from analysis.work.memory_tables import place_of_peak
 from analysis.work.sent_bytes import sent_bytes
 from harness import PROJECT
 from harness.base.documents import read_document
 from harness.base.tables import COLUMNS, Column, markdown_table
+from harness.base.text import significant
 from harness.base.units import MB
 from studies.engine.command_line import workload_of
 from studies.optimization.results import table as optimization_table
@@ -238,6 +245,9 @@ def measured(number: int) -> str:
     if not document:
         return f"Not recorded yet: `python3 run_exercise.py {number}` fills it in."
     for field in fields(exercises()[number].text):
+        if field.id not in document["answers"]:  # newer than the results
+            rows.append([field.id, field.label, "not recorded", ""])
+            continue
         answer = Answer(*(document["answers"][field.id][name] for name in ("value", "evidence")))
         unit = field.unit if field.is_number and answer.value is not None else ""
         rows.append([field.id, field.label, f"{answer.shown} {unit}".strip(), answer.evidence])
@@ -357,6 +367,146 @@ def commands_take(number: int) -> str:
         f"The commands take {duration(total)} on {machine(stored_answers(number)['environment'])}; "
         f"the longest is `{longest['command']}` with {duration(longest['seconds'])}."
     )
+
+
+# ---- Two tracks: measured on a CPU, and on a GPU or computed for it ------------------------------------------------
+
+GPU_RESULTS = RESULTS.parent / "nvidia-h100-80gb-hbm3"
+CARDS = ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "AMD Instinct MI300X")
+
+
+@functools.cache
+def expected_on(flags: str, card: str) -> dict | None:
+    """expected_step_time_ms of a step with these flags on a card; None where no published step confirms one."""
+    about = described(rows_named(card)[0])
+    return expected_step_time(workload_of(flags.split()), about, None, measure="never")["expected_step_time_ms"]
+
+
+@functools.cache
+def peak_on_gpu(flags: str) -> int:
+    """Bytes of live tensors, without the workspaces of the matmul libraries."""
+    return predicted_memory(workload_of(flags.split()), on_gpu=True).live_bytes_at_allocations().max()
+
+
+@functools.cache
+def computed_step(flags: str, card: str) -> dict[str, str]:
+    """A step with these flags on a card, computed on fake tensors: cells of the tables below."""
+    workload, target = workload_of(flags.split()), rows_named(card)[0]
+    peak = peak_on_gpu(flags) + capacity_elsewhere(None, target).workspaces.get(workload.precision, 0)
+    bounds = time_bounds(workload, described(target), "auto", "never")
+    cells = {"bound": f"{significant(max(bounds[name] for name in ('compute_ms', 'bandwidth_ms')), 3)} ms"}
+    cells |= {"memory": f"{significant(peak / MB)} MB"}
+    expected = expected_on(flags, card)
+    if expected is None:
+        return cells | dict.fromkeys(("step", "samples", "limit", "launches", "host"), "not known")
+    low, median, high, host = (significant(expected[name], 3) for name in ("low", "median", "high", "host_ms"))
+    return cells | {
+        **{"step": f"{median} ms (90%: {low} to {high})", "low": f"{low} ms", "median": f"{median} ms"},
+        **{"high": f"{high} ms", "limit": expected["bound"], "launches": f"{expected['launches']:,}"},
+        **{"host": f"{host} ms", "samples": significant(1e3 * workload.batch_size / expected["median"])},
+    }
+
+
+def computed_ratio(flags: str, change: str, card: str) -> str:
+    """Expected step time with a further flag / without it."""
+    changed, baseline = (expected_on(some, card)["median"] for some in (f"{flags} {change}", flags))
+    return f"{significant(changed / baseline)} x"
+
+
+def intensity(flags: str, change: str, card: str) -> str:
+    """FLOPs of a step for each byte that its operators move, on a GPU."""
+    workload = workload_of([*flags.split(), *change.split()])
+    moved = step_work(workload, on_gpu=True).table()["bytes"].sum()
+    return f"{significant(flops_of_step(workload)[1] / moved)} FLOPs/byte"
+
+
+def ridge(flags: str, change: str, card: str) -> str:
+    """Of the card's datasheet, in the precision of the flags."""
+    row, precision = rows_named(card)[0], workload_of([*flags.split(), *change.split()]).precision
+    return f"{significant(1e3 * getattr(row, precision) / row.bandwidth)} FLOPs/byte"
+
+
+def tracks(number: int, flags: str, *rows: str) -> str:
+    """Fields of an exercise on both tracks, side by side: as measured on the machine of the stored results, and on a
+    GPU.  As long as that has no results, what the tools compute takes their place.
+
+    flags: of the GPU track.  rows: the id of a field; which cell of computed_step(), or `ratio`, is computed for it,
+    if any; and further flags for that."""
+    page = {field.id: field for field in fields(exercises()[number].text)}
+    cpu, gpu = stored_answers(number), read_document(GPU_RESULTS / f"exercise_{number}.json")
+
+    def measured_cell(document: dict, name: str) -> str:
+        if name not in document["answers"]:  # a field that is newer than the results
+            return "not recorded"
+        value = document["answers"][name]["value"]
+        unit = page[name].unit if page[name].is_number and value is not None else ""
+        return f"{Answer(value, '').shown} {unit}".strip()
+
+    def computed_cell(key: str, more: str) -> str:
+        if key in ("ratio", "intensity", "ridge"):
+            return {"ratio": computed_ratio, "intensity": intensity, "ridge": ridge}[key](flags, more, CARDS[0])
+        return computed_step(f"{flags} {more}".strip(), CARDS[0])[key] if key else "not measured yet"
+
+    table_rows = []
+    for name, key, more in ((row + "  ").split(" ", 2) for row in rows):
+        on_gpu = measured_cell(gpu, name) if gpu else computed_cell(key, more.strip())
+        table_rows.append([f"{page[name].label} ({name})", measured_cell(cpu, name), on_gpu])
+    about = f"CPU track: measured on {machine(cpu['environment'])}. GPU track, `{flags}`: "
+    about += f"measured on {machine(gpu['environment'])}." if gpu else f"computed for {CARDS[0]}, not measured yet."
+    about = textwrap.fill(about, COLUMNS, break_long_words=False, break_on_hyphens=False)
+    title = "GPU track, measured" if gpu else "GPU track, computed"
+    return f"{about}\n\n" + table(["quantity", "CPU track, measured", title], table_rows)
+
+
+# Fields of exercise 3: samples/s, peak memory, step time.
+SIZES_MEASURED = {"tiny": ("3.1", "3.49", "3.3"), "small": ("3.2", "3.50", "3.4"), "medium": ("3.51", "3.53", "3.52")}
+
+
+def sizes_compared() -> str:
+    """Exercise 3: throughput, memory and time of each size, measured on the CPU, and on a GPU measured or computed."""
+    cpu, gpu = stored_answers(3), read_document(GPU_RESULTS / "exercise_3.json")
+    rows = []
+    for size, names in SIZES_MEASURED.items():
+        about = [size, f"{workload_of(size=size).parameter_count():,}"]
+        for document in (one for one in (cpu, gpu) if one):
+            found = [document["answers"].get(name) for name in names]
+            cells = ["not recorded" if one is None else Answer(one["value"], "").shown for one in found]
+            if cells[0] not in ("not recorded", "unknown"):
+                rows.append([*about, f"measured on {document['environment']['device']['name']}", *cells, "", ""])
+        if not gpu:
+            step = computed_step(f"--size {size}", CARDS[0])
+            cells = [step[name].split()[0] for name in ("samples", "memory", "median", "host", "limit")]
+            rows.append([*about, f"computed for {CARDS[0]}", *cells])
+    titles = ["size", "parameters", "", "samples/s", "peak memory, MB", "step, ms", "launches on the host, ms", "limit"]
+    return table(titles, rows, left=3)
+
+
+def steps_on_cards(flags: str, *launch_bound: str, cards: Sequence[str] = CARDS) -> str:
+    """The step of the GPU track on each card, and others on the first of them: computed, and said to be."""
+    rows = []
+    for some, card in [*((one, cards[0]) for one in launch_bound), *((flags, card) for card in cards)]:
+        cells = computed_step(some, card)
+        shown = [cells[name] for name in ("bound", "step", "launches", "host", "memory", "limit")]
+        rows.append([f"`{some}`", card, *shown])
+    titles = ["flags", "card", "bound", "expected step", "launches", "their time on the host", "peak memory", "limit"]
+    return "Computed on fake tensors, not measured:\n\n" + table(titles, rows, left=2)
+
+
+def printed(number: int, *begins: str, after: str = "") -> str:
+    """Sample output of an exercise's commands: each next line that begins with one of these, and what continues it.
+
+    after: what the line begins with from which on they are looked for, such as a command."""
+    path = next(iter(sorted(RESULTS.parent.glob(f"*/exercise_{number}.log"))))
+    log = path.read_text().splitlines()
+    shown, place = [], next(i for i, line in enumerate(log) if line.startswith(after))
+    for begin in begins:
+        place = next(i for i in range(place, len(log)) if log[i].startswith(begin))
+        end = place + 1
+        while end < len(log) and log[end].startswith("    "):
+            end += 1
+        shown += log[place:end]
+        place = end
+    return f"{text_block(shown)}\n*{path.parent.name}, `python3 run_exercise.py {number}`.*"
 
 
 def run_provenance() -> str:
