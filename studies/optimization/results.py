@@ -8,14 +8,14 @@ import numpy as np
 from analysis.commands.stored_optimizations import best_of, may_win
 from analysis.comparison.noise import AGAIN, as_fast, is_decided, judged
 from harness.base.sections import Section
-from harness.base.tables import Column, column, text_columns
+from harness.base.tables import Column, column, grouped, text_columns
 from harness.base.units import MB
 from harness.documents.schema import because, unknown
 from harness.documents.sweeps import NOT_IN_TURN
 from harness.instruments.audit import FAILED
 from harness.instruments.phases import break_even_step, median_interval
 from harness.model.workload import Workload
-from studies.engine.columns import grouped, optional, status_column, time_statistics
+from studies.engine.columns import optional, status_column, time_statistics
 from studies.optimization.rungs import last_flag
 
 KEY = ("size", "seq_len", "batch_size", "precision", "flags")
