@@ -61,11 +61,8 @@ def sheet(
     if asked := page.predictions(exercise.text):
         lines += ["## Predictions", ""]
         lines += [f"- {one.question}\n  - {predicted.get(one.line) or page.BLANK}" for one in asked] + [""]
-    lines += [
-        "## Worksheet",
-        "",
-        *fill(TEMPLATE.sub("", text if complete else page.HINTS.sub("", text)), found, complete),
-    ]
+    shown = text if complete else page.HINTS.sub("", text)
+    lines += ["## Worksheet", "", *fill(TEMPLATE.sub("", shown), found, complete)]
     if not complete:
         questions = page.section(page.HINTS.sub("", exercise.text), "## Questions")
         lines += ["", "## Questions", "", re.sub(r"\n\[The answers\]\(.*", "", questions, flags=re.S).rstrip()]
