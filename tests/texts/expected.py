@@ -52,6 +52,22 @@ def above(about: str, lines: str) -> str:
     return f"{textwrap.fill(about, COLUMNS, break_on_hyphens=False, break_long_words=False)}\n\n{lines}"
 
 
+def sample(number: int, *commands: str, begins: str = "\nFiles:") -> str:
+    """What commands of an exercise printed last, from a stored log: after the files, or from a line that begins so.
+
+    commands: as they begin on the page."""
+    [path] = RESULTS.parent.glob(f"*/exercise_{number}.log")
+    blocks = path.read_text().split("\n$ ")
+    lines = []
+    for command in commands:
+        block = next(block for block in blocks if block.startswith(command))
+        _, found, last = block.partition(begins)
+        last = found.strip() + last if begins != "\nFiles:" else last.partition("\n\n")[2]
+        first = block.splitlines()[0]
+        lines += ["$ " + first.replace(" \\", " ..."), *last.strip().splitlines()]
+    return above(f"An example, [recorded](../{path.relative_to(PROJECT)}) beside other programs.", text_block(lines))
+
+
 def ending(*commands: str) -> str:
     """The last lines of dry runs, which are the same on any machine."""
     shown_lines = []
