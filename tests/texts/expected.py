@@ -22,7 +22,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from analysis.hardware.achievable import HIGH, LOW, achievable_rates
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
 from analysis.prediction.capacity import workspaces_by_default
-from analysis.prediction.expected_time import BOUNDS, Operator, OperatorLog, Setting, expected_parts, operators_of
+from analysis.prediction.expected_time import (
+    BOUNDS,
+    Operator,
+    OperatorLog,
+    Setting,
+    expected_parts,
+    operators_of,
+    setting_of,
+)
 from analysis.prediction.memory import predicted_memory
 from harness import PROJECT
 from harness.base.documents import read_document
@@ -121,8 +129,7 @@ def parts_of(flags: str, card: Datasheet, phase: str | None = None) -> tuple[dic
     """Milliseconds by class, launches and the host's milliseconds, of a step or of one of its phases alone."""
     workload = workload_of(flags.split())
     some = [one for one in operators(flags) if phase in (None, one.phase)]
-    setting = Setting(achievable_rates(card), compiled=workload.compiled, tf32=workload.precision == "tf32")
-    return expected_parts(some, setting)
+    return expected_parts(some, setting_of(workload, achievable_rates(card)))
 
 
 def expected(flags: str, card: Datasheet) -> tuple[str, str]:
@@ -214,7 +221,7 @@ def attention_ms(implementation: str, dtype: str, seq_len: int, d_head: int, car
         with logs["backward"] as log:
             log.segments.append("backward")
             output.backward(gradient)
-    setting = Setting(achievable_rates(card), compiled=compiled)
+    setting = Setting(achievable_rates(card), host="compiled " * compiled)
     found = [expected_parts(log.operators, setting)[0] for log in logs.values()]
     return [(sum(parts.values()), parts["waiting_for_host"]) for parts in found]
 
