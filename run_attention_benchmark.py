@@ -6,14 +6,9 @@ python3 run_attention_benchmark.py [--implementations manual eager compiled sdpa
 python3 run_attention_benchmark.py --dry-run --device-memory 16      predictions only, for a GPU with 16 GB
 """
 
-from harness.run.startup import run_command
+from harness.run.startup import main_of_study, run_command
 
-
-def main() -> None:
-    from studies.attention.study import AttentionBenchmark
-
-    AttentionBenchmark.command(__doc__)
-
+main = main_of_study("studies.attention.study:AttentionBenchmark", __doc__)
 
 if __name__ == "__main__":
     run_command(main)

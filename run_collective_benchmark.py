@@ -6,14 +6,9 @@ python3 run_collective_benchmark.py [--kinds all_reduce all_gather reduce_scatte
 python3 tiny_llama_v1.py --dry-run --world-size 64 --network measured     uses what it found on this machine
 """
 
-from harness.run.startup import run_command
+from harness.run.startup import main_of_study, run_command
 
-
-def main() -> None:
-    from studies.collectives.study import CollectiveBenchmark
-
-    CollectiveBenchmark.command(__doc__)
-
+main = main_of_study("studies.collectives.study:CollectiveBenchmark", __doc__)
 
 if __name__ == "__main__":
     run_command(main)

@@ -7,14 +7,9 @@ python3 run_memory_study.py --workload FILE.py[:NAME]      the batches of a trai
 python3 run_memory_study.py --resume DIR
 """
 
-from harness.run.startup import run_command
+from harness.run.startup import main_of_study, run_command
 
-
-def main() -> None:
-    from studies.memory.study import MemoryStudy
-
-    MemoryStudy.command(__doc__)
-
+main = main_of_study("studies.memory.study:MemoryStudy", __doc__)
 
 if __name__ == "__main__":
     run_command(main)

@@ -7,14 +7,9 @@ python3 run_optimization_study.py --workload FILE.py[:NAME]      a training step
 python3 run_optimization_study.py --resume DIR
 """
 
-from harness.run.startup import run_command
+from harness.run.startup import main_of_study, run_command
 
-
-def main() -> None:
-    from studies.optimization.study import OptimizationStudy
-
-    OptimizationStudy.command(__doc__)
-
+main = main_of_study("studies.optimization.study:OptimizationStudy", __doc__)
 
 if __name__ == "__main__":
     run_command(main)

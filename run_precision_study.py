@@ -5,14 +5,9 @@ python3 run_precision_study.py [--size tiny] [--precisions fp32 bf16] [--repetit
 python3 run_precision_study.py --resume DIR
 """
 
-from harness.run.startup import run_command
+from harness.run.startup import main_of_study, run_command
 
-
-def main() -> None:
-    from studies.precision.study import PrecisionStudy
-
-    PrecisionStudy.command(__doc__)
-
+main = main_of_study("studies.precision.study:PrecisionStudy", __doc__)
 
 if __name__ == "__main__":
     run_command(main)

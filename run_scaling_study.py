@@ -7,14 +7,9 @@ python3 run_scaling_study.py --faults slow-rank more-data small-buckets no-overl
 python3 run_scaling_study.py --dry-run --world-sizes 1 8 64 1024      predictions only
 """
 
-from harness.run.startup import run_command
+from harness.run.startup import main_of_study, run_command
 
-
-def main() -> None:
-    from studies.scaling.study import ScalingStudy
-
-    ScalingStudy.command(__doc__)
-
+main = main_of_study("studies.scaling.study:ScalingStudy", __doc__)
 
 if __name__ == "__main__":
     run_command(main)

@@ -5,14 +5,9 @@ python3 run_timing_study.py [--change=--activation-checkpointing] [--size NAME] 
                             [--wrong-method-repetitions N] [--output-dir DIR]
 """
 
-from harness.run.startup import run_command
+from harness.run.startup import main_of_study, run_command
 
-
-def main() -> None:
-    from studies.timing.study import TimingStudy
-
-    TimingStudy.command(__doc__)
-
+main = main_of_study("studies.timing.study:TimingStudy", __doc__)
 
 if __name__ == "__main__":
     run_command(main)

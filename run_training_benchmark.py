@@ -6,14 +6,9 @@ python3 run_training_benchmark.py [--sizes gpt2-small gpt2-medium] [--seq-lens 1
 python3 run_training_benchmark.py --workload FILE.py[:NAME]      of a training step of your own
 """
 
-from harness.run.startup import run_command
+from harness.run.startup import main_of_study, run_command
 
-
-def main() -> None:
-    from studies.training.study import TrainingBenchmark
-
-    TrainingBenchmark.command(__doc__)
-
+main = main_of_study("studies.training.study:TrainingBenchmark", __doc__)
 
 if __name__ == "__main__":
     run_command(main)

@@ -10,9 +10,10 @@ from helpers import PROJECT
 from traces import H100_PROPERTIES, analysis_of, event, on_gpu, real, step, trace_of
 
 from analysis.trace.tables import read_trace
-from analysis.vocabulary import annotations, calls, collectives, events, operators, roles
+from analysis.vocabulary import annotations, calls, collectives, events, kernels, operators, roles
 from analysis.vocabulary.roles import Meaning
 from harness.base.errors import UserError
+from harness.instruments.phases import PHASES
 
 # ---- Canonical kinds -----------------------------------------------------------------------------------------------
 
@@ -98,6 +99,16 @@ def test_kinds_of_events():
     on_gpu = ["kernel", "kernel", "memcpy", "memcpy", "memset", "memset", "GPU annotation"]
     assert [*map(events.kind_of_category, known)] == on_gpu
     assert events.kind_of_category("overhead") is None
+
+
+def test_each_word_of_the_tables_is_one_of_those_that_the_code_asks_for():
+    known = {value for name, value in vars(roles).items() if name.isupper() and isinstance(value, str)}
+    of_ranges = [told.partition(", ")[::2] for told in annotations.RANGES.values()]
+    assert {role for role, _ in of_ranges} | {*calls.CALLS.values(), *operators.OPERATORS.values()} <= known
+    assert {phase for _, phase in of_ranges} == {"", *PHASES}
+    kinds = {*events.KINDS.values()} - {kind for kind in events.KINDS.values() if isinstance(kind, tuple)}
+    assert kinds == {*events.ON_HOST, events.CALL, *events.ON_GPU, events.GPU_ANNOTATION}
+    assert {*kernels._USES} == {kernels.HELPER, kernels.SKINNY, kernels.SHORT_QUERIES, kernels.GROUPED}
 
 
 def test_a_kernel_names_its_collective_and_no_other_kernel_does():
@@ -216,9 +227,9 @@ def test_a_new_dialect_is_rows_of_the_vocabulary(tmp_path, monkeypatch, request)
     for row in (("_operator$", events.OPERATOR), ("_range$", events.ANNOTATION), ("_task$", events.KERNEL)):
         monkeypatch.setitem(events.KINDS, *row)
     monkeypatch.setitem(events.KINDS, "_host_api$", events.CALL)
-    monkeypatch.setitem(annotations.RANGES, r"epoch \d+ batch (\d+)", (roles.STEP, None))
-    monkeypatch.setitem(annotations.RANGES, r"acme_update<(\w+)>", (roles.OPTIMIZER_STEP, "optimizer"))
-    monkeypatch.setitem(annotations.RANGES, r"acme_feed", (roles.FRAMEWORK, "data"))
+    monkeypatch.setitem(annotations.RANGES, r"epoch \d+ batch (\d+)", roles.STEP)
+    monkeypatch.setitem(annotations.RANGES, r"acme_update<(\w+)>", f"{roles.OPTIMIZER_STEP}, optimizer")
+    monkeypatch.setitem(annotations.RANGES, r"acme_feed", f"{roles.FRAMEWORK}, data")
     monkeypatch.setitem(calls.CALLS, "^acmeEnqueue$", roles.LAUNCH)
     monkeypatch.setitem(calls.CALLS, "^acmeJoin$", roles.WAIT)
     monkeypatch.setitem(collectives.KIND_OF_LETTERS, "sumeverywhere", "all_reduce")

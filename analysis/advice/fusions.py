@@ -1,7 +1,10 @@
 """Which regions of the model are written out as many operators, and what would remain of them as one?"""
 
 from collections.abc import Callable
+from configparser import SectionProxy
+from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +18,7 @@ from analysis.trace.steps import step_around, step_at
 from analysis.trace.tables import by_name, take_or
 from analysis.vocabulary.letters import LETTERS, letter_of
 from analysis.vocabulary.operators import COMPILED
-from harness.base.text import significant
+from harness.base.text import read_ini, significant
 from harness.model.optimizations import answering, flags_in_use
 
 
@@ -43,27 +46,16 @@ def one_operator_each(evidence: Evidence, rows: pd.DataFrame) -> tuple[float, in
     return min(float(rows["us"].sum()), best), calls
 
 
-# fmt: off
-FUSIONS = (
-    Fusion("fuse q, k and v", regions.QKV, "concatenate the three weights into one matmul, and split its output"),
-    Fusion("fuse gate and up", regions.GATE_UP, "concatenate both weights into one matmul, and split its output"),
-    Fusion("fused attention", regions.ATTENTION,
-           "F.scaled_dot_product_attention: the scores are never written to memory",
-           needed=0.5),  # a causal one computes no scores of later tokens
-    Fusion("fused SwiGLU", regions.SWIGLU, "one kernel forward and one backward",
-           "a compiled activation: one loop forward and one backward",
-           8 / 14, "its time could vanish; estimate: five operators become two, which move 8 tensors instead of 14"),
-    Fusion("fused rotary embedding", regions.ROPE, "halves swapped by one copy, multiplied and added by one kernel", "",
-           7 / 9, "its time could vanish; estimate: five operators become three, which move 7 tensors instead of 9"),
-    Fusion("fused loss", regions.LOSS,
-           "loss from a part of the vocabulary at a time: the logits stay in the cache, and are never in memory whole",
-           basis="its time could vanish; its chunks are computed again in the backward pass, one more matmul"),
-    Fusion("fused norm", regions.NORM, "F.rms_norm or a compiled norm: one pass instead of one per operator",
-           "a compiled norm: one pass instead of one per operator, which F.rms_norm has on GPUs", one_operator_each,
-           "at most: its time could vanish; estimate: {:.0f} norms per step, each as long as its most expensive "
-           "operator, forward and backward"),
-)
-# fmt: on
+def _record(row: SectionProxy) -> Fusion:
+    """That of a section of fusions.ini."""
+    likely = row.get("likely")
+    told = one_operator_each if likely == one_operator_each.__name__ else likely and float(Fraction(likely))
+    texts = (row.get(name, "") for name in ("kind", "how", "how_compiled"))
+    return Fusion(row.name, *texts, told, row.get("basis", "").replace("\n", " "), row.getfloat("needed", 1.0))
+
+
+_TABLE = read_ini(Path(__file__).with_suffix(".ini"))
+FUSIONS = [_record(_TABLE[name]) for name in _TABLE.sections()]
 PLURAL = (regions.NORM, regions.QKV, regions.GATE_UP)
 # Why the attention of PyTorch takes its math kernels: (what tells it, what to change)
 WHY_MATH = (

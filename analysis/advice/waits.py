@@ -1,7 +1,5 @@
 """Which waits could a change shorten: for launches, the host's own code, allocation, copies, data, other ranks?"""
 
-from collections import defaultdict
-
 import numpy as np
 import pandas as pd
 
@@ -12,6 +10,7 @@ from analysis.trace.links import OPERATOR
 from analysis.trace.tables import by_name, has_role
 from analysis.vocabulary import roles
 from analysis.vocabulary.operators import asks_for_memory
+from harness.base.tables import added_up
 from harness.base.text import shortened
 
 NAME = 60  # letters of a name in a sentence
@@ -109,10 +108,9 @@ def host_work(evidence: Evidence) -> Found:
     """Code of the program that everything waits for, by the range around it or the operator after it."""
     code, idle = host_code(evidence.links), evidence.idle["host_code"]
     us = ahead(evidence, idle, float((code.end - code.start).sum()))
-    names: defaultdict[str, float] = defaultdict(float)
     waits = evidence.slices[(evidence.slices["cause"] == "host_code").to_numpy()].nlargest(20, "us")
-    for begin, end in zip(waits["start"], waits["end"], strict=True):
-        names[name_of_code(evidence, begin, end)] += end - begin
+    pairs = zip(waits["start"], waits["end"], strict=True)
+    names = added_up((name_of_code(evidence, begin, end), end - begin) for begin, end in pairs)
     name = max(names, key=names.get, default="")
     finding = f"Code of the program takes {evidence.share(idle)} of the step, most of it {name}"
     how = "less Python in the step, or prepared by another process while the step before runs"

@@ -6,8 +6,6 @@ waited for the GPU where it called a synchronization, then the path goes on at t
 returned.  Making something shorter that is not on the path saves nothing.
 """
 
-from collections import Counter
-
 import numpy as np
 import pandas as pd
 
@@ -16,7 +14,7 @@ from analysis.attribution.intervals import Slices, innermost
 from analysis.attribution.ledger import cut_to, left_out, of_steps, us_by
 from analysis.trace.links import CLOCK_TICK_US, AttributedLinks, median_step
 from harness.base.sections import Section
-from harness.base.tables import column, text_columns
+from harness.base.tables import added_up, column, text_columns
 from harness.base.text import significant
 
 BESIDE = 0.1  # of the path: from here on it is told that the GPU works while the path is on the host
@@ -30,9 +28,7 @@ def critical_path(links: AttributedLinks) -> dict | None:
     which = median_step(links) or min(1, len(links.steps) - 1)  # of the first, the trace lacks what was before
     if not (links.gpu["step"] == which).any() or not (spans := walk(links, which)):
         return None
-    rows: Counter[tuple[str, str]] = Counter()
-    for place, us in time_by_component(links, spans):
-        rows[place] += us
+    rows = added_up(time_by_component(links, spans))
     total = rows.total()
     on_path = cut_to(of_steps(links), spans[-1][2], spans[0][3])
     idle_ms = float(us_by(on_path, "state").get(IDLE, 0.0) / 1e3)

@@ -15,7 +15,7 @@ from harness.base.documents import read_document
 from harness.base.files import prepare_folder, write_figure, write_json
 from harness.base.layer_names import folded_names
 from harness.base.sections import as_text
-from harness.base.tables import answer
+from harness.base.tables import added_up, answer
 from harness.base.text import count_of, read_on
 from harness.machine.disturbance import disturbance_text
 from harness.model.workload import Workload
@@ -108,9 +108,7 @@ def by_module(reconciliation: dict) -> list[dict]:
         while around not in own:  # a list of modules is not called itself
             around = around.rpartition(".")[0]
         own[around] -= flops
-    sums: Counter[str] = Counter()
-    for name, label in folded_names(counts).items():
-        sums[label] += own[name]
+    sums = added_up((label, own[name]) for name, label in folded_names(counts).items())
     sums["the model itself"] = own[""]
     total = counted["forward_flops"]
     return [{"component": name, "share": flops / total} for name, flops in sums.most_common() if flops]

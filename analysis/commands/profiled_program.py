@@ -1,7 +1,6 @@
 """What a program of somebody else's showed: the documents of a run, and the answer that follows its output."""
 
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -20,7 +19,7 @@ from harness.base.console import file_lines, say
 from harness.base.errors import UserError
 from harness.base.files import make_folder, write_json
 from harness.base.sections import as_text
-from harness.base.tables import labeled, wrapped
+from harness.base.tables import added_up, labeled, wrapped
 from harness.base.text import count_of
 from harness.base.units import MB
 from harness.documents.run import THEIRS, Disturbance, Performance, PerformanceSummary
@@ -160,9 +159,7 @@ def audit_of(ranks: list[dict]) -> dict:
 
 def count_flops(summary: dict, analysis: dict) -> None:
     """FLOPs of a step by the shapes of its trace, over the time of the timed steps; the precision of most of them."""
-    shares = Counter()
-    for row in analysis["shape_rates"]:
-        shares[row["precision"]] += row["share"]
+    shares = added_up((row["precision"], row["share"]) for row in analysis["shape_rates"])
     if shares:
         summary["config"]["training"]["precision"] = max(shares, key=shares.get)
     rows = [row for row in analysis["operators"] if category(row["name"]) in MATMUL_CLASSES and row["flops"]]
@@ -200,9 +197,8 @@ def program_facts(document: dict, summary: dict, analysis: dict) -> dict[str, st
     ranks = f"{document['ranks_recorded']} of {count_of(document['world_size'], 'rank')}"
     evaluated = f"; evaluation in {document['evaluations']} of {steps}" * bool(document["evaluations"])
     short = f", then {document['shortened']}" * bool(document["shortened"])
-    performance, sizes = summary["performance"], Counter()
-    for row in document["memory"]:
-        sizes[row["category"]] += row["bytes"] * (row["rank"] == summary["training"]["rank"])
+    performance, rank = summary["performance"], summary["training"]["rank"]
+    sizes = added_up((row["category"], row["bytes"]) for row in document["memory"] if row["rank"] == rank)
     std = performance["std_step_time_ms"]
     spread = "" if std is None else f", standard deviation {std:.2f} ms"
     facts = {

@@ -14,6 +14,7 @@ from analysis.comparison.parts import PART_KINDS, compare_profiles, profiler_of
 from analysis.comparison.runs import IGNORED, ComparedRun, different_settings, read_run, settings_of_run
 from analysis.trust.same_training import NOT_THE_SAME, training_check
 from harness.base.errors import UserError
+from harness.base.tables import grouped
 from harness.documents.schema import because, explained, unknown
 from harness.documents.sweeps import NOT_IN_TRACE, Comparison
 from harness.instruments.phases import PHASES, power_law_exponent, summary_stats
@@ -130,15 +131,15 @@ def repeated(runs: list[ComparedRun]) -> dict | None:
 
     Their profiling may differ: steps with an instrument are not averaged.
     """
-    same: dict[str, list[ComparedRun]] = {}
-    for run in runs:
+
+    def what_ran(run: ComparedRun) -> str:
         config, environment = run.summary["config"], run.summary["environment"]
         settings = {name: value for name, value in config["training"].items() if name not in IGNORED}
-        about = ("device", "packages", "host", "commit")
-        key = (settings, config["model"], *(environment[name] for name in about), environment.get("changes_sha256"))
-        if len(run.step_ms) and not run.of_trace:  # whose settings are not known
-            same.setdefault(repr(key), []).append(run)
-    groups = [group for group in same.values() if len(group) > 1]
+        about = [environment[name] for name in ("device", "packages", "host", "commit")]
+        return repr((settings, config["model"], about, environment.get("changes_sha256")))
+
+    known = (run for run in runs if len(run.step_ms) and not run.of_trace)  # of a trace, settings are not known
+    groups = [group for group in grouped(known, what_ran).values() if len(group) > 1]
     if not groups:
         return None
     medians = [[float(np.median(run.step_ms)) for run in group] for group in groups]

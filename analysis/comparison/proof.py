@@ -2,15 +2,14 @@
 
 from analysis.comparison.noise import as_fast
 from harness.base.sections import Section
-from harness.base.tables import column
+from harness.base.tables import column, text_columns
 from harness.base.text import significant
 
 FASTER, SLOWER, DIFFERS, FAILS = "faster", "slower", "differs", "fails"
 REPEATS = {"bit-equal": "two runs of it are bit-equal", "rounding": "two runs of it differ by rounding"}
 IN_ORDER = (FASTER, "passes", "no difference", SLOWER, DIFFERS, FAILS, "already so", "does not apply")
 COLUMNS = [
-    column("change", "change", left=True),
-    column("verdict", "verdict", left=True),
+    *text_columns("change", "verdict"),
     column("as fast", "as_fast", left=True),
     column("trains", "audit", left=True),
     column("could tell", "smallest_gain", ".1%"),

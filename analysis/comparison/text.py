@@ -6,7 +6,7 @@ from analysis.comparison.noise import AGAIN, NOISE, REPEAT, REPEATED, UNDECIDED,
 from analysis.comparison.parts import OTHER_PROFILER, PART_KINDS
 from analysis.trust.same_training import NOT_THE_SAME
 from harness.base.sections import Section
-from harness.base.tables import Column, answer, column
+from harness.base.tables import Column, answer, column, grouped
 from harness.base.text import count_of, short_names, significant
 
 RUNS_IN_ANSWER = 3  # more are in the table
@@ -83,11 +83,10 @@ def with_short_names(comparison: dict) -> dict:
 
 def memory_note(rows: list[dict]) -> str:
     """Of which quantity the peaks are, by run if they are of several."""
-    sources: dict[str, list[str]] = {}
-    for row in rows:
-        sources.setdefault(row["memory_source"], []).append(row["name"])
+    sources = grouped(rows, lambda row: row["memory_source"])
     several = len(sources) > 1
-    parts = [f"{', '.join(names)}: {source}" if several else source for source, names in sources.items()]
+    named = {source: ", ".join(row["name"] for row in of) for source, of in sources.items()}
+    parts = [f"{names}: {source}" if several else source for source, names in named.items()]
     return "; ".join(parts) + ", not comparable" * several
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
+from analysis.vocabulary.roles import table
 from harness.base.errors import UserError
 from harness.base.units import MB
 
@@ -34,7 +35,7 @@ def with_arch(device: dict, names: Iterable[str]) -> dict:
     """The device of a trace with `arch`, the beginning of Datasheet.arch, by its `version`, else by the names of calls
     and kernels, and `oldest`, the oldest sm_ that these run on."""
     text = "\n".join((device["name"], *names))
-    told = [(oldest, arch) for pattern, oldest, arch in _NVIDIA if re.search(pattern, text, re.MULTILINE)]
+    told = [(int(oldest), arch) for name, (oldest, arch) in _NVIDIA.items() if re.search(name, text, re.MULTILINE)]
     oldest, arch = max(told, default=(0, ""))
     if _AMD.search(text):
         exact = _GFX.search(text)
@@ -46,19 +47,7 @@ def with_arch(device: dict, names: Iterable[str]) -> dict:
 
 _GFX = re.compile(r"(?:gfx|_ISA)(9[045][0-9a-f]|1[0-2]\d\d)")
 _AMD = re.compile(r"^hip[A-Z]|^Cijk_|rccl|miopen|gfx\d|^AMD |Radeon|Instinct", re.MULTILINE)
-# Kernels of an older architecture run on a newer one too, but cuBLAS has its own from Ampere on, and the tensor cores
-# of Volta, Hopper and Blackwell have instructions that no other has.
-_NVIDIA = (
-    (r"^cu(da)?[A-Z]|cublas|cudnn|cutlass|^NVIDIA |^Tesla |GeForce", 0, "sm_"),
-    (r"volta_\w*gemm", 70, "sm_7"),
-    (r"volta_\w*884", 70, "sm_70"),
-    (r"turing_\w*gemm", 75, "sm_75"),
-    (r"ampere_|sm80_|cutlass_80_", 80, "sm_"),
-    (r"nvjet_", 90, "sm_"),
-    (r"[sS]m90[_A-Z]", 90, "sm_90"),
-    (r"[sS]m100", 100, "sm_10"),
-    (r"[sS]m103", 103, "sm_103"),
-)
+_NVIDIA = {pattern: told.split() for pattern, told in table("architectures of NVIDIA").items()}
 
 
 def rows_named(text: str, flag: str = "--target-device") -> list[Datasheet]:

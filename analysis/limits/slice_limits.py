@@ -1,5 +1,7 @@
 """What limits each slice of the ledger: a column `bound` beside its other columns."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 
@@ -8,22 +10,10 @@ from analysis.limits.kernel_limits import BASES, UNKNOWN, by_shapes, kernel_boun
 from analysis.trace.links import AttributedLinks
 from analysis.trace.tables import take_or
 from analysis.vocabulary.operators import MATMUL_CLASSES, VECTOR_CLASSES
+from harness.base.text import read_ini
 
-BOUNDS = {
-    "compute": "matmuls, attention and convolutions that arithmetic limits",
-    "memory": "other work on tensors",
-    "launch": "launches, synchronization and overhead on the host",
-    "host_code": "work of the program outside of operators or, beside a GPU, of operators on the CPU",
-    "data": "waiting for data",
-    "communication": "exposed communication, and idle time behind it",
-    "allocation": "idle time while memory of the device was allocated or freed",
-    "start_up": "idle time inside calls that happen once: loading code, starting the device",
-    "unexplained": "idle time without a recorded cause; matmuls, attention, convolutions that nothing classifies",
-}
-# What the ledger's causes of idle time are in the verdict: a late kernel and a synchronization are the host's.
-BOUND_OF_CAUSE = {name: name for name in ("launch", "host_code", "data", "communication", "allocation", "start_up")}
-BOUND_OF_CAUSE |= dict.fromkeys(("latency", "synchronization"), "launch") | dict.fromkeys(("copy", "replay"), "memory")
-BOUND_OF_CAUSE |= {"unknown": "unexplained"}
+_TABLES = read_ini(Path(__file__).with_suffix(".ini"))
+BOUNDS, BOUND_OF_CAUSE = dict(_TABLES["bounds"]), _TABLES["bound of a cause"]
 
 
 def with_bounds(slices: pd.DataFrame, links: AttributedLinks, ridges) -> pd.DataFrame:

@@ -6,27 +6,11 @@ from functools import lru_cache
 from analysis.vocabulary import roles
 from analysis.vocabulary.collectives import collective_kind
 from analysis.vocabulary.operators import category
-from analysis.vocabulary.roles import Meaning
-from harness.instruments.phases import PHASES
+from analysis.vocabulary.roles import Meaning, table
 
 STEP_MARK = "ProfilerStep"  # the usual marks of steps
 NO_MARKS = f"no {STEP_MARK} marks"  # for messages
-# What the beginning of a range's name tells: its role, its phase, and as a group of the pattern what it is about.  The
-# first one counts.  Those of a framework never name a component of the model; a name that is not here may.
-RANGES = {
-    rf"{STEP_MARK}#(.*)": (roles.STEP, None),
-    **{rf"{phase}\Z": (roles.PHASE, phase) for phase in PHASES},
-    r"Optimizer\.step#(?:(\w+)\.)?": (roles.OPTIMIZER_STEP, "optimizer"),
-    r"Optimizer\.": (roles.FRAMEWORK, "optimizer"),
-    r"enumerate\(": (roles.FRAMEWORK, "data"),
-    r"DistributedDataParallel": (roles.FRAMEWORK, "forward"),
-    r"FSDP::\w+(?: \((.+)\))?$": (roles.UNIT, None),
-    r"(?:nccl|rccl):": (roles.ENQUEUED_COLLECTIVE, None),
-    r"(?:gloo|hccl|xccl|ucc|mpi):": (roles.COLLECTIVE_RANGE, None),
-    r"FullyShardedDataParallel|FSDP|c10d|Torch-Compiled|TorchDynamo|CompiledF|## Call|AOT|PyTorch Profiler|Iteration": (
-        roles.FRAMEWORK, None,
-    ),
-}  # fmt: skip
+RANGES = table("ranges")  # role and phase by pattern
 # A batch of vLLM or SGLang: sums over its sequences of the lengths of queries and keys, their squares and products.
 _SUMS = r"\(sq(\d+)sk(\d+)sqsq(\d+)sqsk(\d+)\)"
 BATCH = re.compile(rf"execute_\d+_context_\d+{_SUMS}_generation_\d+{_SUMS}")
@@ -40,7 +24,8 @@ def is_step_mark(name: str) -> bool:
 
 def range_meaning(name: str) -> Meaning:
     found = ((re.match(pattern, name), told) for pattern, told in RANGES.items())
-    match, (role, phase) = next(((match, told) for match, told in found if match), (None, (None, None)))
+    match, told = next(((match, told) for match, told in found if match), (None, ""))
+    role, phase = (part or None for part in told.partition(", ")[::2])
     about = match[1] if match and match.re.groups else None
     if role in roles.COLLECTIVE_RANGES:
         return Meaning(role, "communication", phase, collective_kind(name), about)

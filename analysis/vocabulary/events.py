@@ -3,25 +3,17 @@
 import re
 from functools import cache
 
+from analysis.vocabulary.roles import table
+
 OPERATOR, ANNOTATION, FRAME, CALL = "operator", "annotation", "Python frame", "call"  # on the host
 KERNEL, MEMCPY, MEMSET, GPU_ANNOTATION = "kernel", "memcpy", "memset", "GPU annotation"
 ON_HOST, ON_GPU = (OPERATOR, ANNOTATION, FRAME), (KERNEL, MEMCPY, MEMSET)
 # Names of operators, among those of operators and ranges
 OPERATOR_NAME = r"::|Backward\d*$|^detach_?$|^record_param_comms$"
-# The first pattern that is found in the category counts.  Where one category has events of two kinds, the first kind is
-# that of names in which the pattern is found.
-KINDS = {
-    r"^cpu_op$": OPERATOR,
-    r"^user_annotation$": ANNOTATION,
-    r"^python_function$": FRAME,
-    r"_(runtime|driver)$|^Runtime$": CALL,  # of any accelerator
-    r"^kernel$|^Kernel$": KERNEL,
-    r"^gpu_memcpy$|^Memcpy$": MEMCPY,
-    r"^gpu_memset$|^Memset$": MEMSET,
-    r"^gpu_user_annotation$": GPU_ANNOTATION,
-    r"^Operator$": (OPERATOR_NAME, OPERATOR, ANNOTATION),  # PyTorch 1.8 has one for both
-    r"^mtia_ccp_events$": (r"^dma_", MEMCPY, KERNEL),
-}
+KINDS: dict[str, str | tuple[str, str, str]] = {**table("events")}  # by pattern
+# Where one category has events of two kinds, the first kind is that of names in which the pattern is found.
+KINDS["^Operator$"] = (OPERATOR_NAME, OPERATOR, ANNOTATION)  # PyTorch 1.8 has one for both
+KINDS["^mtia_ccp_events$"] = (r"^dma_", MEMCPY, KERNEL)
 OF_1_8 = ("Operator", "Kernel", "Memcpy", "Memset", "Runtime")  # some of its arguments have other names too
 NO_WORK = ("cuda_sync",)  # have a stream, but nothing runs in them
 

@@ -2,10 +2,15 @@
 
 What reads a trace asks for the meaning of each different name once, and keeps it in columns beside the name; all that
 comes after asks for these kinds alone, but for the letters of operators, which regions are made of.  A dialect is a row
-in a table of this package.
+in a table of dialects.ini.
 """
 
+from pathlib import Path
 from typing import NamedTuple
+
+from harness.base.text import read_ini
+
+_DIALECTS = read_ini(Path(__file__).with_name("dialects.ini"))
 
 # Roles of ranges and of calls of modules
 STEP, PHASE, UNIT, FRAMEWORK, MODULE = "step", "phase", "sharded unit", "framework", "module"
@@ -37,3 +42,8 @@ class Meaning(NamedTuple):
     named_phase: str | None = None  # of a step, that a range names
     collective: str | None = None  # its kind, of collectives.KINDS
     about: str | None = None  # the number of a step, the class of an optimizer or module, the module of a sharded unit
+
+
+def table(name: str) -> dict[str, str]:
+    """A table of dialects.ini, in its order."""
+    return {key: value.replace("\n", "") for key, value in _DIALECTS[name].items()}

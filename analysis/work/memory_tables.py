@@ -1,11 +1,10 @@
 """What fills the memory of a training step, tensor by tensor?  Section and summary of memory_timeline.json."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from harness.base.layer_names import starred
 from harness.base.sections import Section
-from harness.base.tables import Column, column, sum_row, text_columns
+from harness.base.tables import Column, added_up, column, grouped, sum_row, text_columns
 from harness.base.units import MB, megabytes
 from harness.instruments.phases import PHASES
 
@@ -92,12 +91,13 @@ def category_rows(memory: dict) -> list[dict]:
 
 def folded_layers(tensors: list[dict]) -> list[dict]:
     """Tensors that differ only in their layer as one row, `layers.*`, with their number and bytes in total."""
-    groups: dict[tuple, list[dict]] = {}
-    for row in tensors:
-        key = (starred(row["where"]), row["phase"], str(row["shape"]), row["dtype"], row["category"], row["bytes"])
-        groups.setdefault(key, []).append(row)
+
+    def alike(row: dict) -> tuple:
+        same = (row[name] for name in ("phase", "dtype", "category", "bytes"))
+        return starred(row["where"]), str(row["shape"]), *same
+
     found = []
-    for (where, *_), (row, *more) in groups.items():
+    for (where, *_), (row, *more) in grouped(tensors, alike).items():
         n = 1 + len(more)
         found.append(
             row | {"where": where, "shape": f"{row['shape']} x {n}", "bytes": row["bytes"] * n} if more else row
@@ -131,9 +131,7 @@ def program_section(program: dict) -> Section:
 
 def held_memory_section(rows: list[dict], ran_out: dict | None = None) -> Section:
     """rows: documents.run.HeldMemory.  ran_out: the error that ended the program, and its largest tensors."""
-    sizes: Counter[str] = Counter()
-    for row in rows:
-        sizes[row["category"]] += row["bytes"]
+    sizes = added_up((row["category"], row["bytes"]) for row in rows)
     facts = {name: f"{size / MB:,.1f} MB" for name, size in sizes.items() if size}
     title, note = "Memory by category and part", []
     if ran_out:

@@ -1,6 +1,6 @@
 """FLOPs and bytes of an operator's call, by the shapes of its inputs.
 
-Traces record inputs by their position alone.  The table at the end names them, in the order in which an operator takes
+Traces record inputs by their position alone.  operator_costs.ini names them, in the order in which an operator takes
 them.
 """
 
@@ -9,11 +9,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from analysis.vocabulary.annotations import BATCH
 from analysis.vocabulary.operators import BYTES_OF, category, is_view_or_metadata_op
+from harness.base.text import read_ini
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ def cost(name: str, shapes: list, types: list | None, values: list | None, batch
         sizes = [BYTES_OF.get(kind) for kind in types or [None] * len(shapes)]  # PyTorch 1.8 records no types
         if base in _FORMULAS:
             formula, names = _FORMULAS[base]
-            recorded = (dict(zip(names.split(), of_all, strict=False)) for of_all in (shapes, sizes, values or []))
-            inputs = Inputs(*recorded, names.split())
+            recorded = (dict(zip(names, of_all, strict=False)) for of_all in (shapes, sizes, values or []))
+            inputs = Inputs(*recorded, names)
             if formula in (attention_cost, untold_attention_cost) and (sums := BATCH.match(batch or "")):
                 return batch_attention_cost(inputs, formula, *map(int, sums.groups()))
             return formula(inputs)
@@ -219,6 +221,10 @@ def attention_cost(inputs: Inputs, heads_first: bool = False) -> Cost:
     return Cost(flops if known else None, moved, None if known else flops, limited, least)
 
 
+def heads_first_attention_cost(inputs: Inputs) -> Cost:
+    return attention_cost(inputs, heads_first=True)
+
+
 def untold_attention_cost(inputs: Inputs) -> Cost:
     """vLLM's own operator: what it takes from a cache is not among the inputs."""
     return Cost()
@@ -315,65 +321,16 @@ def parse_value(text: str):
 
 # ---- Which formula, and the names of an operator's inputs, in its order ---------------------------------------------
 
-_QKV, _BACKWARD = "query key value ", "gradient query key value out logsumexp "
-_EDGES, _WINDOW = "query_edges key_edges longest_queries longest_keys ", "dropout scale causal left right "
-_GRADIENTS = "query_gradient key_gradient value_gradient "
-_PAGED = "heads scale pages lengths "
-# Only operators that do the work themselves are in this table, not those that call them (linear, conv2d).
-_FORMULAS = {name: (formula, inputs) for formula, rows in {
-    matmul_cost: {"mm bmm": "a b", "addmm baddbmm": "added a b"},
-    scaled_matmul_cost: {"scaled_mm": "a b scale_a scale_b bias scale_result out_type"},
-    grouped_matmul_cost: {"grouped_mm": "a b ends", "scaled_grouped_mm": "a b scale_a scale_b ends"},
-    any_layout_matmul_cost: {
-        "_C::cutlass_scaled_mm _C::cutlass_scaled_mm_azp": "out a b",
-        "sgl_kernel::fp8_scaled_mm sgl_kernel::int8_scaled_mm trtllm::cublas_scaled_mm vllm::rocm_unquantized_gemm "
-        "aiter::gemm_a8w8 aiter::gemm_a8w8_CK aiter::gemm_a8w8_blockscale aiter::hipb_mm": "a b",
-        "_rocm_C::wvSplitK _rocm_C::LLMM1": "b a",
-    },
-    experts_cost: {
-        "vllm::inplace_fused_experts vllm::outplace_fused_experts sglang::inplace_fused_experts aiter::fused_moe_ "
-        "sglang::outplace_fused_experts vllm::rocm_aiter_fused_moe": "x up down weights chosen",
-    },
-    norm_cost: {"norm linalg_norm linalg_vector_norm": "x order dimensions"},
-    convolution_cost: {
-        "miopen_convolution mkldnn_convolution": "x weight bias padding stride dilation",
-        "cudnn_convolution": "x weight padding stride dilation",
-    },
-    convolution_backward_cost: {"convolution_backward": "gradient x weight bias_sizes stride padding dilation "
-                                                        "transposed output_padding groups output_mask"},
-    gradient_of_input_cost: {"cudnn_convolution_backward_input": "size gradient weight"},
-    attention_cost: {
-        "flash_attention_forward": f"{_QKV}{_EDGES}dropout causal debug scale left right",
-        "flash_attention_backward": f"{_BACKWARD}{_EDGES}dropout causal seed unused scale left right",
-        "flash_attn_3::fwd _vllm_fa3_C::fwd sgl_kernel::fwd":
-        f"{_QKV}new_key new_value query_value out query_edges key_edges new_key_edges used_queries used_keys "
-        "longest_queries longest_keys pages batch_of_cache left_padding rotary_cos rotary_sin rotary_lengths "
-        "query_scale key_scale value_scale scale causal left right",
-        "flash_attn_3::bwd": f"{_BACKWARD}{_GRADIENTS}query_edges key_edges used_queries used_keys longest_queries "
-                             "longest_keys scale causal left right",
-        "flash_attn::_flash_attn_forward aiter::_flash_attn_forward aiter::mha_fwd aiter::fmha_v3_fwd": _QKV + _WINDOW,
-        "flash_attn::_flash_attn_backward": _BACKWARD + _GRADIENTS + _WINDOW,
-        "aiter::mha_bwd aiter::fmha_v3_bwd": _BACKWARD + _WINDOW,
-        "flash_attn::_flash_attn_varlen_forward": f"{_QKV}{_EDGES}{_WINDOW}cap slopes softmax pages",
-        "flash_attn::_flash_attn_varlen_backward": _BACKWARD + _GRADIENTS + _EDGES + _WINDOW,
-        "aiter::mha_varlen_fwd aiter::fmha_v3_varlen_fwd":
-        f"{_QKV}{_EDGES}shortest dropout scale cap zero causal left right logsumexp random how out pages",
-        "_vllm_fa2_C::varlen_fwd": f"{_QKV}out query_edges key_edges used_keys left_padding pages slopes "
-                                   "longest_queries longest_keys dropout scale zero causal left right",
-        "efficient_attention_forward": f"{_QKV}bias {_EDGES}dropout causal",
-        "efficient_attention_backward": f"gradient {_QKV}bias out {_EDGES}logsumexp dropout seed offset causal",
-    },
-    partial(attention_cost, heads_first=True): {
-        "cudnn_attention_forward": f"{_QKV}bias {_EDGES}logsumexp dropout causal",
-        "scaled_dot_product_cudnn_attention": f"{_QKV}bias logsumexp dropout causal",
-        "scaled_dot_product_cudnn_attention_backward": f"{_BACKWARD}seed offset bias {_EDGES}dropout causal",
-        "scaled_dot_product_flash_attention_for_cpu": f"{_QKV}dropout causal",
-        "scaled_dot_product_flash_attention_for_cpu_backward": f"{_BACKWARD}dropout causal",
-    },
-    untold_attention_cost: {"vllm::unified_attention vllm::unified_attention_with_output": _QKV},
-    paged_attention_cost: {
-        "_C::paged_attention_v1": f"out {_QKV}{_PAGED}page_size longest_keys",
-        "_C::paged_attention_v2": f"out sums maxima parts {_QKV}{_PAGED}page_size longest_keys",
-        "_rocm_C::paged_attention": f"out sums maxima parts {_QKV}{_PAGED}query_edges page_size longest_keys",
-    },
-}.items() for names, inputs in rows.items() for name in names.split()}  # fmt: skip
+
+_BY_NAME = {
+    one.__name__: one
+    for one in (matmul_cost, scaled_matmul_cost, grouped_matmul_cost, any_layout_matmul_cost, experts_cost, norm_cost)
+    + (convolution_cost, convolution_backward_cost, gradient_of_input_cost)
+    + (attention_cost, heads_first_attention_cost, untold_attention_cost, paged_attention_cost)
+}
+_SHARED, *_TABLES = (table for name, table in read_ini(Path(__file__).with_suffix(".ini")).items() if name != "DEFAULT")
+_FORMULAS = {
+    operator: (_BY_NAME[table.name], [name for word in words.split() for name in _SHARED.get(word, word).split()])
+    for table in _TABLES
+    for operator, words in table.items()
+}

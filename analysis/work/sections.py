@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from analysis.work.memory_tables import memory_section, program_section
 from harness.base.layer_names import starred
 from harness.base.sections import Section
-from harness.base.tables import Column, column, sum_row, text_columns
+from harness.base.tables import Column, column, grouped, sum_row, text_columns
 from harness.base.text import batch_text, count_of
 from harness.base.units import MB, megabytes
 from harness.run.run_text import run_section
@@ -144,10 +144,7 @@ def detail_sections(counts: dict) -> list[Section]:
 
 def folded_rows(rows: list[dict]) -> list[dict]:
     """Rows of modules, with one row for layers that are alike: `layers.0` to `layers.3` as `4 x layers.*`."""
-    alike: dict[tuple, list[dict]] = {}
-    for row in rows:
-        name = starred(row["module"], whole_layers=True)
-        alike.setdefault((name, *(row[key] for key in row if key != "module")), []).append(row)
+    alike = grouped(rows, lambda row: (starred(row["module"], whole_layers=True), row["flops"], row["deepspeed"]))
     names = Counter(name for name, *_ in alike)  # layers that differ keep their names
     return [
         {**row, "module": f"{len(group)} x {name}" if len(group) > 1 and names[name] == 1 else row["module"]}

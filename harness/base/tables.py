@@ -1,15 +1,18 @@
 """Tables: the same columns as text for a terminal and as markdown."""
 
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from harness.base.text import printable, significant, told_apart
 
 COLUMNS = 120  # of the widest line that a command prints
 TEXT_WIDTH = 40  # to which a text is shortened before a column is left out
 ANSWER_LINES = 14  # that a command ends with, at most
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,22 @@ def sum_row(label: str, name: str, rows: Sequence[dict], keys: Sequence[str]) ->
     """One row for all of these, with its name under the key `label`: sums, None where a row does not know the value."""
     values = {key: [row.get(key) for row in rows] for key in keys}
     return {label: name} | {key: None if None in known else sum(known) for key, known in values.items()}
+
+
+def added_up(pairs: Iterable[tuple[Hashable, float]]) -> Counter:
+    """The sum of the numbers of each key; keys in the order in which they come."""
+    sums: Counter = Counter()
+    for key, number in pairs:
+        sums[key] += number
+    return sums
+
+
+def grouped(rows: Iterable[T], key: Callable[[T], object]) -> dict[object, list[T]]:
+    """The rows by their key, in order."""
+    groups: dict[object, list[T]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
 def first_rows(label: str, rows: Sequence[dict], top: int, keys: Sequence[str]) -> list[dict]:

@@ -1,11 +1,11 @@
 """What the memory tracker recorded of a step, and memory_timeline.json from it."""
 
-from collections import Counter
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
 from harness.base.layer_names import part_of
+from harness.base.tables import added_up
 from harness.ranks.collective_calls import CollectiveCounter
 
 # Gathered parameters are those that FSDP has of other ranks too; buckets are what collectives read and write, unless it
@@ -129,15 +129,10 @@ class StepMemory:
 
 def kept_rows(kept: list[Allocation]) -> list[dict]:
     """Bytes that a forward pass keeps for its backward pass, by component and layer."""
-    sums: Counter[tuple] = Counter()
-    for entry in kept:
-        sums[part_of(entry.where)] += entry.bytes
+    sums = added_up((part_of(entry.where), entry.bytes) for entry in kept)
     return [{"component": part, "layer": layer, "bytes": size} for (layer, part), size in sums.items()]
 
 
 def kept_by_component(memory: dict) -> dict[str, int]:
     """The same over all layers, from memory_timeline.json."""
-    sums: Counter[str] = Counter()
-    for row in memory["kept_for_backward"]:
-        sums[row["component"]] += row["bytes"]
-    return sums
+    return added_up((row["component"], row["bytes"]) for row in memory["kept_for_backward"])

@@ -14,20 +14,13 @@ from pathlib import Path
 import torch
 
 from harness.base.command_line import version_of
+from harness.base.text import read_ini
 from harness.documents.run import Environment
 from harness.documents.schema import because, explained
 from harness.machine.devices import architecture
 from harness.machine.hardware_seen import VISIBLE, unseen_hardware
 
-PACKAGES = {  # package: what needs it
-    "torch": "every run",
-    "numpy": "every run",
-    "tensorboard": "any run that leaves a folder",
-    "torch-tb-profiler": "TensorBoard's PYTORCH_PROFILER tab (discontinued, needs the internet)",
-    "deepspeed": "--enable-deepspeed-flops",
-    "matplotlib": "figures",
-    "tabulate": "tables",
-}
+PACKAGES = read_ini(Path(__file__).with_name("packages.ini"))["what needs them"]
 
 
 def describe_environment(device: torch.device) -> dict:

@@ -1,16 +1,18 @@
 """The optimizations, a record each: for checks of flags, studies, opportunities, predictions, output, documentation.
 
-A new one is a field of the script's OptimizationConfig, with the text of --help, and a record here.
+A new one is a field of the script's OptimizationConfig, with the text of --help, and a section of optimizations.ini.
 """
 
 import itertools
 from collections.abc import Mapping
+from configparser import SectionProxy
 from dataclasses import fields
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from harness.base.command_line import compiler_problem
-from harness.base.text import flag_of
+from harness.base.text import flag_of, read_ini
 from harness.model.changes import CHANGES, ROUNDING
 
 
@@ -38,49 +40,23 @@ class Optimization(NamedTuple):
         return flag_of(self.setting, self.value)
 
 
-def shared(change: str) -> dict[str, Any]:
-    """What is said of a change that any program can make."""
-    record = CHANGES[change]
-    return {"answers": record.answers, "effect": record.effect, "may": record.may}
+YES_NO = ("climbs", "studied", "compiles", "any_model", "saves_memory")
 
 
-GRAPHS_EXCLUDE = {
-    "--parallel fsdp": "a graph keeps addresses, and FSDP gathers parameters in new memory each time; use ddp or zero1",
-    "--gradient-accumulation-steps": "a graph writes its gradients to the same addresses, so they cannot accumulate",
-}
-NO_OPERATORS = "operators are recorded one by one, and what is compiled or in a graph runs no separate operators"
-# fmt: off
-OPTIMIZATIONS = (  # in the order of the ladder
-    Optimization("sdpa", "attention", "sdpa", **shared("sdpa"), saves_memory=True),
-    Optimization("foreach-optimizer", "optimizer_impl", "foreach", studied=False, any_model=True),
-    Optimization("fused-optimizer", "optimizer_impl", "fused", **shared("fused"), any_model=True),
-    Optimization("fused-projections", "fused_projections", answers=("fuse q, k and v", "fuse gate and up")),
-    Optimization("fused-norm", "fused_norm", answers=("fused norm",),
-                 replaced_by=("triton", "compile")),
-    Optimization("fused-rope", "fused_rope", answers=("fused rotary embedding",),
-                 replaced_by=("compile",)),  # which fuses such operators itself
-    Optimization("triton", "kernels", "triton", answers=("fused norm", "fused SwiGLU"), replaced_by=("compile",),
-                 effect="norm and SwiGLU in [our own](kernels.md): two operators each, no copies for bf16 matmuls",
-                 excludes={"--fused-norm": "the Triton kernels contain a norm"}, compiles=True,
-                 without_gpu="its kernels are for GPUs; on a CPU --compile fuses norm and SwiGLU"),
-    Optimization("compile", "compile", **shared("compile"), any_model=True, compiles=True,
-                 excludes={"--profile-memory": f"{NO_OPERATORS}; --dry-run --compile predicts the memory"}),
-    Optimization("reduce-overhead", "compile_mode", "reduce-overhead", studied=False, any_model=True,
-                 excludes=GRAPHS_EXCLUDE,
-                 without_gpu="replays CUDA graphs, which only a GPU has; use default or max-autotune"),
-    Optimization("max-autotune", "compile_mode", "max-autotune", studied=False, any_model=True),
-    Optimization("cuda-graphs", "cuda_graphs", answers=("CUDA graphs",), climbs=False,
-                 excludes=GRAPHS_EXCLUDE | {
-                     "--compile": "the compiler has graphs of its own; use --compile --compile-mode reduce-overhead",
-                     "--profile-memory": f"{NO_OPERATORS}; --dry-run predicts the memory",
-                     "--enable-deepspeed-flops": NO_OPERATORS},
-                 without_gpu="only a GPU has them; on a CPU --compile lowers the overhead between operators"),
-    Optimization("fused-loss", "fused_loss", answers=("fused loss",), climbs=False),
-    Optimization("checkpointing", "activation_checkpointing", **shared("checkpoint"), climbs=False, any_model=True,
-                 saves_memory=True),
-    Optimization("bf16", "precision", "bf16", **shared("bf16"), climbs=False, any_model=True, saves_memory=True),
-)
-# fmt: on
+def _record(row: SectionProxy) -> Optimization:
+    """That of a section of optimizations.ini."""
+    change = CHANGES.get(row.get("change"))
+    told = {name: getattr(change, name) for name in ("answers", "effect", "may")} if change else {}
+    told |= {name: row[name] for name in ("setting", "value", "effect", "without_gpu") if name in row}
+    told |= {name: row.getboolean(name) for name in YES_NO if name in row}
+    told |= {"answers": tuple(row["answers"].splitlines())} if "answers" in row else {}
+    texts = {key: text.format(**row.parser.defaults()) for key, text in row.items()}
+    told["excludes"] = {key.split(maxsplit=1)[1]: text for key, text in texts.items() if key.startswith("excludes ")}
+    return Optimization(row.name, replaced_by=tuple(row.get("replaced_by", "").split()), **told)
+
+
+_TABLE = read_ini(Path(__file__).with_suffix(".ini"))
+OPTIMIZATIONS = [_record(_TABLE[name]) for name in _TABLE.sections()]  # in the order of the ladder
 ANY_MODEL = tuple(dict.fromkeys(one.setting for one in OPTIMIZATIONS if one.any_model))  # settings of --workload too
 OUR_MODEL = tuple(one.setting for one in OPTIMIZATIONS if not one.any_model)  # settings of the script's model alone
 

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import NoReturn
 
 from harness import PROJECT
@@ -96,6 +97,11 @@ def hand_over(packages: Sequence[str] = IMPORTED_BY_ALL) -> None:
         sys.exit(0)
     print(f"{name}: error: {sys.executable}: {problem}; {advice}", file=sys.stderr)
     sys.exit(1)
+
+
+def main_of_study(study: str, documentation: str) -> Callable[[], None]:
+    """main() of a study's script.  study: 'studies.memory.study:MemoryStudy', imported once it is called."""
+    return lambda: resolve_name(study).command(documentation)
 
 
 def run_command(main: Callable[[], object], packages: Sequence[str] = IMPORTED_BY_ALL) -> NoReturn:

@@ -2,10 +2,10 @@
 
 from analysis.comparison.noise import as_fast
 from harness.base.sections import Section
-from harness.base.tables import Column, column, text_columns
+from harness.base.tables import Column, column, grouped, text_columns
 from harness.base.units import MB, megabytes
 from harness.instruments.phases import power_law_exponent
-from studies.engine.columns import compared, grouped, optional, plain_columns, status_column
+from studies.engine.columns import compared, optional, plain_columns, status_column
 
 GROUP = ("implementation", "dtype", "d_head")  # rows that differ only in sequence length
 

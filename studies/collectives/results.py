@@ -5,9 +5,9 @@ import statistics
 from analysis.prediction.network import fitted
 from analysis.work.sent_bytes import sent_bytes
 from harness.base.sections import Section
-from harness.base.tables import column
+from harness.base.tables import column, grouped
 from harness.instruments.phases import summary_stats
-from studies.engine.columns import grouped, optional, status_column
+from studies.engine.columns import optional, status_column
 
 IN_FIT = ("all_reduce", "all_gather", "reduce_scatter")  # of all kinds: those whose bus bandwidths compare
 

@@ -1,7 +1,7 @@
 """Which columns do the rows and the tables of sweeps share?"""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from analysis.comparison.noise import judged, noise_of_means
@@ -46,14 +46,6 @@ def predicted_peak(workload: Workload, on_gpu: bool, name: str = "predicted_peak
         return {name: peak_bytes(workload, on_gpu)}
     except FakeRunError as error:
         return unknown(str(error), name)
-
-
-def grouped(rows: Iterable[dict], key: Callable[[dict], object]) -> dict:
-    """The rows by their key, in order."""
-    groups: dict = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return groups
 
 
 def compared(row: dict, baseline: dict, *names: str) -> tuple[float, str]:

@@ -8,14 +8,14 @@ import numpy as np
 from analysis.commands.stored_optimizations import best_of, may_win
 from analysis.comparison.noise import AGAIN, as_fast, is_decided, judged
 from harness.base.sections import Section
-from harness.base.tables import Column, column, text_columns
+from harness.base.tables import Column, column, grouped, text_columns
 from harness.base.units import MB
 from harness.documents.schema import because, unknown
 from harness.documents.sweeps import NOT_IN_TURN
 from harness.instruments.audit import FAILED
 from harness.instruments.phases import break_even_step, median_interval
 from harness.model.workload import Workload
-from studies.engine.columns import grouped, optional, status_column, time_statistics
+from studies.engine.columns import optional, status_column, time_statistics
 from studies.optimization.rungs import last_flag
 
 KEY = ("size", "seq_len", "batch_size", "precision", "flags")
@@ -278,8 +278,7 @@ def table(rows: list[dict]) -> Section:
             column("of matmul rate", "share_of_measured_peak", ".0%"),
             column("memory (MB)", "measured_memory_bytes", ",.1f", MB),
             column("loss difference", "largest_loss_difference", ".1e"),
-            column("audit", "audit", left=True),
-            column("trains", "trains", left=True),
+            *text_columns("audit", "trains"),
             column("compile (s)", "compile_s", ".1f"),
             column("break-even step", "break_even_step", ","),
         ),

@@ -8,13 +8,12 @@ from torch.nn import functional as F
 
 from harness.base.layer_names import starred
 from harness.base.sections import Section
-from harness.base.tables import column
+from harness.base.tables import column, grouped
 from harness.instruments.memory_timeline import Allocation
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import NullMeter
 from harness.machine.devices import set_numerics
 from harness.model.workload import TrainingState
-from studies.engine.columns import grouped
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, train
 
 AUTOCAST = ("fp16", "bf16")

@@ -2,28 +2,13 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
+from harness.base.text import read_ini
 from workshop.exercise.results import TOLERANCE
 
-
-def scaled(unit: str, base: int = 1000) -> dict[str, int]:
-    """The unit and its multiples: KB, MB, ..., in units."""
-    return {f"{prefix}{unit}": base**power for power, prefix in enumerate(("", *"KMGTP"))}
-
-
-UNITS = {  # quantity: its units, each in the smallest of them
-    "a time": {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "sec": 1e9, "seconds": 1e9, "min": 60e9},
-    "an amount of memory": scaled("B", 1024) | {"bytes": 1} | scaled("iB", 1024),
-    "bytes per second": scaled("B/s"),
-    "a rate of computation": scaled("FLOP/s") | scaled("FLOPS"),
-    "a number of operations": scaled("FLOPs"),
-    "samples per second": {"samples/s": 1, "samples/sec": 1},
-    "tokens per second": {"tokens/s": 1, "tokens/sec": 1},
-    "a percentage": {"%": 1, "percent": 1},
-    "a ratio": {"x": 1, "×": 1},  # noqa: RUF001
-    "operations per byte": {"FLOPs/byte": 1, "FLOP/byte": 1},
-}
-
+_TABLES = read_ini(Path(__file__).with_name("units.ini"))
+UNITS = {name: {unit: int(scale) for unit, scale in _TABLES[name].items()} for name in _TABLES.sections()}
 NUMBER = re.compile(
     r"^[~≈]?\s*(?P<number>[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:(?<=\d)[eE][-+]?\d+)?)\s*(?P<unit>.*)$"
 )

@@ -6,21 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.base.errors import UserError
-from workshop.exercise.page import (
-    BLANK,
-    CHECKBOX,
-    HIDDEN,
-    HINTS,
-    REFERENCE,
-    ROW,
-    YES_NO,
-    Exercise,
-    Field,
-    exercises,
-    fields,
-    predictions,
-    section,
-)
+from workshop.exercise import page
+from workshop.exercise.page import Exercise, Field
 from workshop.exercise.results import Answer, Results
 from workshop.exercise.values import choice, number_in
 
@@ -34,25 +21,25 @@ WIDER = {  # lines of a table of what is measured, and with a column for the val
 
 def template_of(exercise: Exercise) -> str:
     """The results template of the reference page, with the folders of the exercise; empty if it does not fill it in."""
-    found, text = TEMPLATE.search(exercise.text), REFERENCE.read_text()
+    found, text = TEMPLATE.search(exercise.text), page.REFERENCE.read_text()
     if not found:
         return ""
     folders = found[1].split()
     for name, folder in zip(folders[::2], folders[1::2], strict=True):
         text = text.replace(f"`{name}/", f"`{folder}/")
-    return section(text, TEMPLATE_HEADING)
+    return page.section(text, TEMPLATE_HEADING)
 
 
 def fields_of(exercise: Exercise) -> dict[str, Field]:
     """The fields of an exercise's page and of the template, by id."""
-    return {field.id: field for field in [*fields(template_of(exercise)), *fields(exercise.text)]}
+    return {field.id: field for field in [*page.fields(template_of(exercise)), *page.fields(exercise.text)]}
 
 
 def answers(results: Results) -> dict[str, Answer]:
     """The answer to every field of the exercise's page, and to the template's if the exercise fills it in."""
-    template = [field for field in fields(template_of(results.exercise)) if not field.file.startswith("FLOPS")]
-    found = results.answers(REFERENCE.name, template) | results.answers(
-        results.exercise.name, fields(results.exercise.text)
+    template = [field for field in page.fields(template_of(results.exercise)) if not field.file.startswith("FLOPS")]
+    found = results.answers(page.REFERENCE.name, template) | results.answers(
+        results.exercise.name, page.fields(results.exercise.text)
     )
     return ({"R.13": Answer(None, "not measured in this exercise")} if template else {}) | found
 
@@ -67,16 +54,17 @@ def sheet(
 
     found: answers, as far as there are any.  predicted: by line of the page.  complete: with what a learner fills in,
     and the hints."""
-    template, text = template_of(exercise), section(exercise.text)
+    template, text = template_of(exercise), page.section(exercise.text)
     lines = [f"# {exercise.title}: worksheet", "", *about, ""]
     if template:
         lines += ["## Results", "", *fill(template, found, complete), ""]
-    if asked := predictions(exercise.text):
+    if asked := page.predictions(exercise.text):
         lines += ["## Predictions", ""]
-        lines += [f"- {one.question}\n  - {predicted.get(one.line) or BLANK}" for one in asked] + [""]
-    lines += ["## Worksheet", "", *fill(TEMPLATE.sub("", text if complete else HINTS.sub("", text)), found, complete)]
+        lines += [f"- {one.question}\n  - {predicted.get(one.line) or page.BLANK}" for one in asked] + [""]
+    shown = text if complete else page.HINTS.sub("", text)
+    lines += ["## Worksheet", "", *fill(TEMPLATE.sub("", shown), found, complete)]
     if not complete:
-        questions = section(HINTS.sub("", exercise.text), "## Questions")
+        questions = page.section(page.HINTS.sub("", exercise.text), "## Questions")
         lines += ["", "## Questions", "", re.sub(r"\n\[The answers\]\(.*", "", questions, flags=re.S).rstrip()]
     return re.sub(r"\[([^]]+)\]\([^)\s]+\)", r"\1", "\n".join(lines)) + "\n"  # links are of use on the page only
 
@@ -85,10 +73,10 @@ def fill(text: str, found: Mapping[str, Answer], complete: bool) -> list[str]:
     """Each line with its answer and, if complete, its evidence instead of where to look."""
     lines = []
     for line in text.rstrip().splitlines():
-        row, checkbox = ROW.match(line), CHECKBOX.match(line)
+        row, checkbox = page.ROW.match(line), page.CHECKBOX.match(line)
         if row:
-            answer, where = found.get(row["id"]), HIDDEN.sub("", row["where"]).strip()
-            shown = answer.shown if answer and (complete or row["value"] is None) else BLANK
+            answer, where = found.get(row["id"]), page.HIDDEN.sub("", row["where"]).strip()
+            shown = answer.shown if answer and (complete or row["value"] is None) else page.BLANK
             where = answer.evidence.replace("|", "\\|") if complete else where
             lines.append(
                 f"| {' | '.join([row[name].strip() for name in ('id', 'label', 'unit')])} | {shown} | {where} |"
@@ -97,9 +85,9 @@ def fill(text: str, found: Mapping[str, Answer], complete: bool) -> list[str]:
             answer = found[checkbox["id"]]
             mark, known = ("x" if answer.value is True else " "), "" if answer.value is not None else "unknown: "
             start = line[: checkbox.start("value")] + mark + line[checkbox.end("value") :]
-            lines += [HIDDEN.sub("", start), f"  - {known}{answer.evidence}"]
+            lines += [page.HIDDEN.sub("", start), f"  - {known}{answer.evidence}"]
         else:
-            lines.append(HIDDEN.sub("", WIDER.get(line, line)))
+            lines.append(page.HIDDEN.sub("", WIDER.get(line, line)))
     return lines
 
 
@@ -114,7 +102,7 @@ def read_completed(path: Path) -> tuple[Exercise, list[Field]]:
     """A completed worksheet: its exercise and its fields.  Raises UserError if it is not one, NoWorksheet if it has
     no fields at all."""
     try:
-        found = fields(path.read_text())
+        found = page.fields(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     except UserError as error:
@@ -129,7 +117,7 @@ def read_completed(path: Path) -> tuple[Exercise, list[Field]]:
 
 def exercise_of(number: int, name: str) -> Exercise:
     """The exercise of this number.  Raises UserError, which begins with the name."""
-    known = exercises()
+    known = page.exercises()
     if number not in known:
         raise UserError(f"{name}: there is no exercise {number}; there are {min(known)} to {max(known)}", 2)
     return known[number]
@@ -170,7 +158,7 @@ def judge(field: Field, known: Field, answer: Answer) -> tuple[str, str | None]:
     right = answer.shown
     if answer.value is None:
         return "not checked", None
-    if known.unit == YES_NO:
+    if known.unit == page.YES_NO:
         agrees = field.is_checked == answer.value
     elif field.is_blank:
         return "blank", f"is blank; expected {known.expected}"
