@@ -50,12 +50,15 @@ def report(columns, rows: list[dict], output: Path | None, **document) -> None:
         say(f"Results: {output}")
 
 
-def stored_table(name: str, columns: Sequence[Column], rows_of: Callable = operator.itemgetter("rows")) -> str:
-    """The stored results of a benchmark for its page, in markdown, with the machine if they depend on it."""
+def stored_table(
+    name: str, columns: Sequence[Column], rows_of: Callable = operator.itemgetter("rows"), near: str = ""
+) -> str:
+    """The stored results of a benchmark for a page, in markdown, with the machine if they depend on it.  near: of the
+    page, where benchmarks/ is."""
     path = next(RESULTS.parent.rglob(f"{name}.json"), None)
     if path is None:
         return "Not recorded yet."
     document = read_document(path)
-    link = f"[All values]({path.relative_to(RESULTS.parent.parent)})."
+    link = f"[All values]({near}{path.relative_to(RESULTS.parent.parent)})."
     about = [f"{machine(document['environment'])}. {link}", ""] if "environment" in document else []
     return "\n".join([*about, *markdown_table(columns, rows_of(document))])

@@ -73,7 +73,7 @@ def rows_of(path: Path) -> list[dict]:
             expected = max(least, 1e6 * kernel_seconds(made, rates, False))
         found.setdefault(kind, []).append((us[i], expected))
     found["all"] = [pair for pairs in found.values() for pair in pairs]
-    about = {"trace": path.name.partition(".")[0], "device": about["name"]}
+    about = {"trace": path.name.partition(".")[0].partition("_trace_step")[0], "device": about["name"]}
     return [about | {"class": kind} | row_of(pairs) for kind, pairs in found.items()]
 
 

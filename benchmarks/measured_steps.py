@@ -8,6 +8,8 @@ Expected times are those of analysis/hardware/achievable.ini: nothing is taken f
 
 import gc
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -31,10 +33,11 @@ from harness.base.text import read_ini
 from harness.base.units import MB
 from harness.instruments.compilation import compile_in_place
 from harness.instruments.timing import NullMeter, StepMeter
+from harness.machine.clock import elapsed_ms, mark
 from harness.machine.devices import choose_device, set_numerics
 from harness.model.workload import Workload
 
-WARMUP, STEPS = 5, 10
+WARMUP, STEPS, N = 5, 10, 8192
 COLUMNS = [
     column("step", "name", left=True),
     column("ms", "ms", ",.1f"),
@@ -74,12 +77,44 @@ def measured(flags: str, device: torch.device) -> dict:
     return {"ms": float(np.median(times)), "std_ms": float(np.std(times)), "times_ms": times, **memory}
 
 
+def mean_ms(work: Callable[[], object], n: int) -> float:
+    """Of n calls, on the GPU, after five."""
+    for _ in range(5):
+        work()
+    start = mark(True)
+    for _ in range(n):
+        work()
+    end = mark(True)
+    end.synchronize()
+    return elapsed_ms(start, end) / n
+
+
+def host_us(work: Callable[[], object], n: int = 600) -> float:
+    """Of n calls, until they return: too few for the queue to be full."""
+    work()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(n):
+        work()
+    return 1e6 * (time.perf_counter() - start) / n
+
+
+def rates() -> dict[str, float]:
+    """What achievable.ini says of an H100: bf16 matmuls of N x N, few and many, copies, and calls on the host."""
+    a, source = torch.randn(N, N, dtype=torch.bfloat16, device="cuda"), torch.zeros(4 * N * N, device="cuda")
+    small, target = torch.zeros(8, 8, device="cuda"), torch.empty_like(source)
+    found = {f"tflops_of_{n}_matmuls": 2 * N**3 / mean_ms(lambda: a @ a, n) / 1e9 for n in (20, 1000)}
+    found["copy_gb_per_s"] = 2 * source.nbytes / mean_ms(lambda: target.copy_(source), 20) / 1e6
+    calls = {"add": lambda: small.add_(1), "matmul": lambda: small @ small, "view": lambda: small.view(-1)}
+    return found | {f"{name}_us": host_us(call) for name, call in calls.items()}
+
+
 def measure(output: Path | None) -> tuple[dict, list[dict]]:
     """The environment and the rows, which are saved one by one."""
     device, rows = choose_device("auto"), []
     if device.type != "cuda":
         raise UserError("no GPU is here; --again predicts beside what was measured on one", 2)
-    environment = environment_of(device)
+    environment = environment_of(device) | {"rates": rates()}
     for name, flags in progress_bar("Measuring", read_ini(Path(__file__).with_name("measured.ini"))["steps"].items()):
         rows.append({"name": name, "flags": flags, **measured(flags, device)})
         save(output, environment=environment, rows=rows)

@@ -1,5 +1,7 @@
 """The ledger of time: its slices add up to the steps, on real traces and made-up ones, and tables are sums of it."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,6 +16,7 @@ from analysis.attribution.gpu_time import gpu_timeline
 from analysis.attribution.intervals import Slices, innermost
 from analysis.attribution.ledger import (
     IDLE_CAUSES,
+    as_without_profiler,
     capture_share,
     cut_at_arrivals,
     events_of_steps,
@@ -394,3 +397,38 @@ def test_a_collective_that_outlives_the_trace_adds_no_time(tmp_path):
     slices = ledger(attributed(trace_of(tmp_path, step(1, 0, 500), *work, *outlives)))
     assert slices["end"].max() == 500
     assert set(slices["cause"][slices["kind"] == "idle"]) <= set(IDLE_CAUSES)
+
+
+# ---- Without the profiler -------------------------------------------------------------------------------------------
+
+
+def test_without_the_profiler_the_gpu_works_as_long_and_is_idle_for_what_is_left(tmp_path):
+    """Two steps of 500 us, in each of which the GPU works for 200."""
+    events = [on_gpu("gemm", n, 500 * n + 100, 200, n + 1, operator=event("aten::mm", 500 * n + 9, 4)) for n in (0, 1)]
+    marks = (step(n, 500 * n, 500) for n in (0, 1))
+    links = attributed(trace_of(tmp_path, *marks, *(one for each in events for one in each)))
+    whole = us_by(of_steps(links), "state")
+    assert whole["working"] == 400
+    for unprofiled_ms, total in ((0.25, 500), (0.1, 400), (5.0, whole.sum()), (None, whole.sum())):
+        shorter = as_without_profiler(links, unprofiled_ms)
+        sums = us_by(of_steps(shorter), "state")
+        assert sums["working"] == 400
+        assert sums.sum() == pytest.approx(total)
+        assert (ledger(shorter)["us"] == ledger(links)["us"]).all()  # timelines stay what was recorded
+    on_host = attributed(trace_of(tmp_path, step(1, 0, 500), event("aten::mm", 9, 400)))
+    assert as_without_profiler(on_host, 0.1) is on_host
+
+
+def test_a_profiled_h100_looks_launch_bound_and_is_not():
+    """Its profiled steps took twice as long: beside the others the GPU is busy for most of them."""
+    results = PROJECT / "benchmarks" / "results" / "nvidia-h100-80gb-hbm3"
+    trace = read_trace(results / "medium_bf16_sdpa_trace_step_3_5.pt.trace.json.gz")
+    summary = json.loads((results / "profile_medium_bf16_sdpa.json").read_text())
+    assert analysis_of(trace)["verdict"]["bound"] == "launch"
+    found = analysis_of(trace, summary)
+    overhead = found["integrity"]["profiler_overhead"]
+    assert (found["verdict"]["bound"], found["verdict"]["strength"]) == ("memory", "is")
+    assert found["attribution"]["ms_per_step"] == pytest.approx(overhead["unprofiled_median_ms"], rel=0.02)
+    assert 0 < overhead["idle_left"] < 0.2
+    graphs = next(row for row in found["opportunities"] if row["name"] == "CUDA graphs")
+    assert graphs["speedup_bound"] < 1.3

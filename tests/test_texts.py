@@ -12,9 +12,11 @@ import pytest
 import torch
 from cogapp import Cog
 from helpers import PROJECT, unregistered
-from texts import numbers
+from texts import expected, numbers
 
 import tiny_llama_v1 as tiny_llama
+from analysis.hardware.matching import described
+from analysis.prediction.expected_time import expected_step_time
 from harness.base.files import FOLDERS, kind_of
 from workshop.exercise.page import (
     BLANK,
@@ -78,7 +80,7 @@ def test_an_exercise_runs_and_fills_its_worksheet(tmp_path, number):
 WRITTEN_BY_BLOCKS = {
     Path("exercise7_matmuls/matmuls.json"),
     Path("exercise12_training.log"),
-    *(Path(f"exercise{number}_setup/track") for number in (1, 2, 3, 4, 9)),
+    *(Path(f"exercise{number}_setup/track") for number in (1, 2, 3, 4, 5, 8, 9)),
     Path("exercise3_setup/sizes"),
     Path("exercise10_setup/device"),
     Path("exercise11_setup/device"),
@@ -165,12 +167,13 @@ def test_the_folder_sees_the_project_and_is_left_clean(tmp_path):
 
 
 @pytest.mark.slow
-def test_numbers_are_those_of_the_code(capsys):
+@pytest.mark.parametrize("path", TEXTS, ids=name_of)
+def test_numbers_are_those_of_the_code(path, capsys):
     """What cog would write is what stands there: tables of parameters, FLOPs, memory, flags, sizes, results."""
     pinned = re.search(r"^torch==(.+)$", (PROJECT / "constraints.txt").read_text(), re.M)[1]
     if torch.__version__.split("+")[0] != pinned:
         pytest.skip(f"operators and their memory are those of torch {pinned}")
-    code = Cog().main(["cog", "--check", "--diff", *map(str, TEXTS)])
+    code = Cog().main(["cog", "--check", "--diff", str(path)])
     assert code == 0, capsys.readouterr().out[-3000:]
 
 
@@ -205,6 +208,36 @@ def test_no_measured_figure_in_the_prose():
         prose = re.sub(r"<!-- \[\[\[cog.*?\[\[\[end\]\]\] -->", "", outside_of_blocks(path.read_text()), flags=re.S)
         for number, line in enumerate(prose.splitlines(), 1):
             assert not figure.search(line), f"{path}: {line} ({number})"
+
+
+@pytest.mark.parametrize("flags", ["--size tiny", "--size tiny --precision tf32 --compile"])
+def test_expected_times_are_those_of_a_dry_run(flags):
+    for card in expected.CARDS.values():
+        about = expected_step_time(expected.workload_of(flags.split()), described(card), None, measure="never")
+        told = about["expected_step_time_ms"]
+        low, high = expected.shown(told["low"]), expected.shown(told["high"])
+        assert expected.expected(flags, card) == (f"{expected.shown(told['median'])} ({low} to {high})", told["bound"])
+        assert expected.parts_of(flags, card)[1:] == (told["launches"], told["host_ms"])
+
+
+def test_what_a_gpu_showed_appears_once_it_is_stored(tmp_path, monkeypatch):
+    """A column for each machine whose results know a field; none of them is taken for a field of the page."""
+    results = tmp_path / "benchmarks" / "results"
+    known = {"a-cpu": ("cpu", {"5.1": 2.0, "5.24": None}), "b-gpu": ("cuda", {"5.1": 1.0, "5.24": 0.5})}
+    for name, (kind, values) in known.items():
+        environment = {"device": {"type": kind, "name": name}, "cpu": {"torch_threads": 1}, "python": "3"}
+        environment |= {"packages": {"torch": "2"}, "timestamp": "2026-01-01"}
+        (results / name).mkdir(parents=True)
+        document = {"answers": {field: {"value": value} for field, value in values.items()}}
+        document |= {"schema_version": 3, "environment": environment}
+        (results / name / "exercise_5.json").write_text(json.dumps(document))
+    monkeypatch.setattr(expected, "RESULTS", results / "a-cpu")
+    assert "| quantity (field) | a-cpu |" in expected.seen(5, "5.1", "5.24")
+    on_gpu = expected.seen(5, "5.1", "5.24", on_gpu=True)
+    assert re.search(r"^\| gpt2-small under .* \(5\.24\) \| 0\.5000 ms \|$", on_gpu, re.M)
+    assert "../benchmarks/results/b-gpu/exercise_5.json" in on_gpu
+    assert not fields(on_gpu)
+    assert expected.seen(5, "5.99", on_gpu=True) == "Not measured on a GPU yet."
 
 
 # ---- Links and pictures -----------------------------------------------------------------------------------------
@@ -271,6 +304,7 @@ OTHERS |= set("--gpus-per-task --gpu-bind --cpu-bind --signal".split())
 OTHERS |= set("--nnodes --node-rank --master-addr --master-port --rdzv-id --rdzv-backend --rdzv-endpoint".split())
 OTHERS |= {"--numa-binding", "--epochs", "--its"}
 OTHERS |= {"--trace", "--cuda-graph-trace", "--hip-runtime-trace"}  # of nsys and rocprofv3
+OTHERS |= {"--stats", "--truncate-kernels"}  # of rocprofv3
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)

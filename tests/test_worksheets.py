@@ -129,30 +129,78 @@ def test_fused_backends_of_a_gpu(scratch, command):
         {"implementation": "sdpa-cudnn", "dtype": "bf16", "status": "skipped", "reason": "not built"},
         {"implementation": "sdpa-efficient", "dtype": "fp32", "status": "ok", "reason": ""},
     ]
-    settings = {"dtypes": ["fp32", "bf16"], "d_heads": [64]}
+    for name, dtype, seq_len in (("eager", "fp32", 4096), ("sdpa-efficient", "fp32", 4096), ("eager", "bf16", 16384)):
+        rows.append({"implementation": name, "dtype": dtype, "seq_len": seq_len, "status": "ok", "forward_ms": 2.0})
+        rows[-1] |= {"backward_ms": 5.0}
+    refused = {"forward_ms": None, "forward_ms_reason": "oom", "backward_ms": None, "backward_ms_reason": "oom"}
+    rows.append({"implementation": "sdpa-flash", "dtype": "bf16", "seq_len": 16384, "status": "oom"} | refused)
+    settings = {"dtypes": ["fp32", "bf16"], "d_heads": [64], "seq_lens": [1024, 4096, 8192, 16384]}
     write_results(Path("exercise6_gpu/attention_benchmark.json"), {"settings": settings, "rows": rows})
-    assert answered(6, command)["6.18"]["value"] == 1
+    found = answered(6, command)
+    assert [found[name]["value"] for name in ("6.18", "6.50", "6.51", "6.53")] == [1, 2.0, 5.0, 5.0]
+    assert "oom" in found["6.54"]["value_reason"]
+
+
+def test_attention_by_head_dimension(scratch, command):
+    recorded(6)
+    rows = [
+        {"implementation": name, "d_head": d_head, "seq_len": seq_len, "forward_ms": d_head / 8, "backward_ms": 1.0}
+        for name in ("eager", "sdpa-flash")
+        for d_head in (16, 32, 64, 128)
+        for seq_len in (256, 1024, 4096, 8192)
+    ]
+    settings = {"d_heads": [16, 32, 64, 128], "seq_lens": [256, 1024, 4096, 8192]}
+    write_results(Path("exercise6_head_times/attention_benchmark.json"), {"settings": settings, "rows": rows})
+    found = answered(6, command)
+    assert [found[name]["value"] for name in ("6.38", "6.39", "6.42", "6.47")] == [2.0, 16.0, 2.0, 1.0]
+
+
+def test_gpt_sizes_of_a_gpu(scratch, command):
+    """Mean and spread in one field; a size that does not fit is unknown, with the reason."""
+    recorded(5)
+    times = {f"{phase}_{kind}_ms": 1.234 for phase in ("forward", "backward") for kind in ("mean", "std")}
+    sizes = ("gpt2-small", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt3-2.7b")
+    rows = [
+        {"size": size, "mode": "train", "warmup_steps": warmup} | times for size in sizes for warmup in (0, 1, 2, 5)
+    ]
+    for row in rows[-4:]:
+        row |= {name: None for name in times} | {f"{name}_reason": "skipped: would not fit" for name in times}
+    settings = {"sizes": [*sizes], "batch_size": 4, "seq_lens": [512], "warmups": [0, 1, 2, 5]}
+    write_results(Path("exercise5_gpu/training_benchmark.json"), {"settings": settings, "rows": rows})
+    rows = [
+        {"size": "gpt2-large", "mode": mode, "seq_len": seq_len, "peak_bytes": seq_len * 2**20}
+        for mode in ("forward", "train")
+        for seq_len in (128, 256, 512)
+    ]
+    settings = {"sizes": ["gpt2-large"], "seq_lens": [128, 256, 512]}
+    write_results(Path("exercise5_snapshots/training_benchmark.json"), {"settings": settings, "rows": rows})
+    found = answered(5, command)
+    assert [found[name]["value"] for name in ("5.37", "5.47", "5.48", "5.53")] == ["1.23 ± 1.23"] * 2 + [128.0, 512.0]
+    assert "would not fit" in found["5.45"]["value_reason"]
 
 
 def test_precisions_of_a_gpu(scratch, command):
     _, documents = recorded(7)
     on_gpu(documents, "exercise7_precision/precision_study.json")
     for size, out_of_memory in (("gpt2-small", False), ("gpt2-medium", True)):
-        rows = [{"precision": "fp32", "step_ms": 20.0}, {"precision": "bf16", "step_ms": 5.0}]
+        rows = [
+            {"precision": precision, "step_ms": ms, "peak_bytes": ms * 2**20}
+            for precision, ms in (("fp32", 20.0), ("tf32", 10.0), ("bf16", 5.0))
+        ]
         if out_of_memory:
             rows[0] |= {"step_ms": None, "step_ms_reason": "oom: too large"}
-        settings = {"size": size, "seq_len": 256, "batch_size": 8}
+        settings = {"size": size, "seq_len": 1024, "batch_size": 8}
         name = f"exercise7_{size.replace('-', '_')}"
         write_results(Path(name, "precision_study.json"), {"settings": settings, "rows": rows})
     found = answered(7, command)
-    assert found["7.23"]["value"] == 0.25
+    assert [found[name]["value"] for name in ("7.23", "7.37", "7.39", "7.40")] == [0.25, 0.5, 20.0, 5.0]
     assert "oom: too large" in found["7.24"]["value_reason"]
 
 
 def test_compiled_steps_of_a_gpu(scratch, command):
     _, documents = recorded(8)
     on_gpu(documents, "exercise8_not_compiled/performance_summary.json")
-    settings = {"sizes": ["gpt2-small", "gpt2-medium"], "batch_size": 8, "seq_lens": [256], "compile": True}
+    settings = {"sizes": ["gpt2-small", "gpt2-medium"], "batch_size": 8, "seq_lens": [1024], "compile": True}
     rows = [
         {"size": size, "mode": mode, "compiled": compiled, "step_ms": ms / (2 if compiled else 1)}
         for size, mode, ms in (
@@ -163,8 +211,14 @@ def test_compiled_steps_of_a_gpu(scratch, command):
         for compiled in (False, True)
     ]
     write_results(Path("exercise8_gpt2/training_benchmark.json"), {"settings": settings, "rows": rows})
+    rows = [
+        {"implementation": name, "dtype": "fp32", "seq_len": seq_len, "forward_ms": ms, "backward_ms": 2 * ms}
+        for name, ms in (("eager", 8.0), ("compiled", 4.0), ("sdpa-efficient", 2.0))
+        for seq_len in (256, 1024, 4096, 8192, 16384)
+    ]
+    write_results(Path("exercise8_attention_gpu/attention_benchmark.json"), {"settings": {}, "rows": rows})
     found = answered(8, command)
-    assert [found[name]["value"] for name in ("8.22", "8.23", "8.24")] == [2.0, 2.0, 2.0]
+    assert [found[name]["value"] for name in ("8.22", "8.23", "8.24", "8.43", "8.47", "8.48")] == [2.0] * 5 + [4.0]
 
 
 def test_forward_times_of_a_gpu(scratch, command):

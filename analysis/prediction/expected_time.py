@@ -236,6 +236,13 @@ def rates_of(device: dict, precision: str, measure: str) -> Rates | None:
     return Rates(every | rates, rates[precision], bandwidth[0].rate, 0, "measured here")
 
 
+def setting_of(workload: Workload, rates: Rates) -> Setting:
+    """On a GPU with these rates."""
+    casts = workload.precision in ("bf16", "fp16") and workload.parallel.param_precision == "fp32"
+    host = "compiled " if workload.compiled else "autocast " if casts else ""
+    return Setting(rates, None, workload.parallel.world_size, host, workload.precision == "tf32")
+
+
 def expected_step_time(
     workload: Workload, device: dict, network: Network | None, peak: str | float = "auto", measure: str = "kept"
 ) -> dict:
@@ -249,10 +256,8 @@ def expected_step_time(
     if network and network.one_node:
         # That switches may sum is part of the bound alone.
         network = replace(network, gb_per_sec=OVERHEADS["network share"] * network.gb_per_sec, by_kind={})
-    tf32, on_gpu = workload.precision == "tf32", device["type"] != "cpu"
-    casts = workload.precision in ("bf16", "fp16") and parallel.param_precision == "fp32"
-    host = "compiled " if workload.compiled else "autocast " if casts else ""
-    setting = Setting(rates, network, parallel.world_size, host, tf32, on_gpu)
+    on_gpu = device["type"] != "cpu"
+    setting = replace(setting_of(workload, rates), network=network, on_gpu=on_gpu)
     peaks = compute_ceilings(device, workload.precision, peak, measure=measure)
     flops, (low, high) = flops_of_step(workload)[1], (LOW, HIGH) if on_gpu else (None, None)
     parts, launches, host_ms = expected_parts(operators_of(workload, setting.on_gpu), setting)

@@ -387,10 +387,8 @@ def overhead_text(overhead: dict) -> str:
         return f"unknown: {overhead['ratio_reason']}"
     if overhead["ratio"] < 1 - MEASURABLE:
         return f"not measurable here: {overhead['ratio']:.2f}x, so that steps without the profiler were disturbed more"
-    return (
-        f"{overhead['ratio']:.2f}x: {overhead['profiled_median_ms']:.2f} ms profiled, "
-        f"{overhead['unprofiled_median_ms']:.2f} ms unprofiled (medians of {overhead['profiled_steps']} and "
-        f"{overhead['unprofiled_steps']} steps)"
-        + f"; {overhead['idle_left']:.0%} of the GPU's idle time counts, as without it"
-        * (overhead["idle_left"] < 1)
-    )
+    left = overhead.get("idle_left", 1.0)  # which older documents lack
+    text = f"{overhead['ratio']:.2f}x: {overhead['profiled_median_ms']:.2f} ms profiled, "
+    text += f"{overhead['unprofiled_median_ms']:.2f} ms unprofiled (medians of {overhead['profiled_steps']} and "
+    text += f"{overhead['unprofiled_steps']} steps)"
+    return text + f"; {left:.0%} of the GPU's idle time counts, as without it" * (left < 1)

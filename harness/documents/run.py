@@ -135,7 +135,7 @@ class Performance(Document):
     avg_optimizer_time_ms: float | None = field("mean", null=NO_STEP)
     model_flops_per_step: int | None = field("matmul FLOPs of one rank, forward and backward", null=NO_FLOPS)
     achieved_tflops: float | None = field("10^12 FLOP/s of one rank", null=NO_STEP)
-    gpu_utilization_percent: float | None = field("mean of ten samples a second", null="no GPU in use")
+    gpu_utilization_percent: float | None = field("median of ten samples a second", null="no GPU in use")
     steps_averaged: int = field("that the averages are taken over")
     steps_averaged_note: str = field("which steps were excluded")
     compilation: CompilationTimes | None = field("what compiling took and saves", null="--compile is off")

@@ -139,7 +139,7 @@ def _performance(run: Measurements, timings: dict, averaged: int, note: str) -> 
     performance |= {f"avg_{phase}_time_ms": timings[phase]["mean"] for phase in PHASES}
     achieved = None if flops is None else _finite(flops * steps_per_s / 1e12)
     performance |= {"model_flops_per_step": flops, "achieved_tflops": achieved}
-    performance |= {"gpu_utilization_percent": summary_stats(sampler.utilization_percent)["mean"]}
+    performance |= {"gpu_utilization_percent": summary_stats(sampler.utilization_percent)["median"]}
     performance |= {"steps_averaged": averaged, "steps_averaged_note": note}
     compilation = run.compilation and run.compilation.document(run.workload.micro_steps)
     performance |= {"compilation": compilation, "timings_ms": timings}

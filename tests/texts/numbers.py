@@ -531,14 +531,16 @@ def profile_answer() -> str:
     return f"{text_block(answer)}\n*{machine(environment)}, `./run_pytorch_profiler.sh`.*"
 
 
-def dropout_found() -> str:
-    """What dropout costs PyTorch's own encoder layer: told by its profile, and measured."""
-    document = read_document(PROFILED / "planted_remedies.json")
-    [row] = [one for one in document["rows"] if one["remedy"] == "without dropout"]
-    low, high = row["speedup_95"]
-    text = (
-        "`nn.TransformerEncoderLayer` asks for fused attention, but while dropout is on, PyTorch does not use it on a "
-        f"CPU. The profile says so: without dropout a step should be about {row['estimate']:.2f}x as fast, "
-        f"at most {row['bound']:.2f}x. Measured: {row['speedup']:.2f}x (95%: {low:.2f}x to {high:.2f}x)."
-    )
-    return textwrap.fill(text, COLUMNS, break_on_hyphens=False)
+def expected_beside() -> str:
+    """A few steps that were measured here or published, beside dry runs."""
+    rows = []
+    for row in read_document(GPU_RESULTS / "measured_steps.json")["rows"]:
+        if row["name"] in ("default", "medium, bf16, sdpa", "large, bf16, sdpa"):
+            memory = f"{row['reserved_mb'] / 1024:.1f} / {row['predicted_reserved_mb'] / 1024:.1f} reserved"
+            cells = ["here", f"{row['ms']:,.1f}", f"{row['expected_ms']:,.1f}", memory]
+            rows.append([f"{row['name']}, H100", *cells])
+    for row in read_document(RESULTS.parent / "published_steps.json")["rows"]:
+        if row["name"] in ("Llama 3.1 8B, 8 x H100, eager", "Llama 3.2 3B, A100, eager"):
+            memory = f"{row['memory_gb']:.1f} / {row['predicted_gb']:.1f} {row['memory']}"
+            rows.append([row["name"], row["source"], f"{row['ms']:,.0f}", f"{row['ratio'] * row['ms']:,.0f}", memory])
+    return table(["step", "from", "measured (ms)", "expected (ms)", "memory / predicted (GB)"], rows, left=2)

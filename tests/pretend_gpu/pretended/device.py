@@ -166,6 +166,8 @@ def install(gpu) -> None:
             return host_to(tensor, *args, **kwargs)
         options = dict(kwargs)
         copy = options.pop("copy", False)
+        if sum(isinstance(one, bool) for one in args) == 2:  # non_blocking and copy, within `with torch.device(...)`
+            *args, copy = args
         if args and isinstance(args[0], Tensor):
             args = args[0].device, args[0].dtype, *args[1:]
         elif isinstance(options.get("other"), Tensor):

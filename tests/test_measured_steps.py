@@ -1,0 +1,66 @@
+"""Steps that are measured beside a dry run of the same flags: on a pretended card, and what is stored of a real one."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers import PROJECT
+
+from harness.base.documents import read_document
+from harness.base.text import read_ini
+
+CODE = """
+import sys
+from pathlib import Path
+from benchmarks import measured_steps as m
+m.N = 64
+m.read_ini = lambda path: {"steps": {"one": "--batch-size 1 --seq-len 8 --precision bf16-true"}}
+sys.argv = ["measured_steps.py", "--output", "out.json", *sys.argv[1:]]
+m.main()
+"""
+
+
+def run(folder, *flags: str, **card: str) -> subprocess.CompletedProcess:
+    path = os.pathsep.join([str(PROJECT)] + [str(PROJECT / "tests/pretend_gpu")] * bool(card))
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | card
+    command = [sys.executable, "-c", CODE, *flags]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_a_step_is_measured_and_predicted_again_on_another_machine(tmp_path):
+    done = run(tmp_path, PRETEND_GPU="h100")
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "out.json").read_text())
+    (row,) = document["rows"]
+    assert len(row["times_ms"]) == 10 and min(row["times_ms"]) > 0
+    assert 0 < row["peak_mb"] <= row["reserved_mb"]
+    assert row["ratio"] == pytest.approx(row["expected_ms"] / row["ms"])
+    assert all(value > 0 for value in document["environment"]["rates"].values())
+    again = run(tmp_path, "--again", "out.json")
+    assert again.returncode == 0, again.stderr
+    (anew,) = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert anew["times_ms"] == row["times_ms"]
+    for name in ("expected_ms", "predicted_mb", "predicted_reserved_mb", "least_ms"):
+        assert anew[name] == pytest.approx(row[name], rel=0.01)
+
+
+def test_without_a_gpu_one_line_says_what_would_do(tmp_path):
+    done = run(tmp_path)
+    assert "UserError: no GPU is here; --again predicts beside what was measured on one" in done.stderr
+
+
+def test_what_an_h100_took_is_as_expected():
+    """The docs say so of the stored rows."""
+    path = PROJECT / "benchmarks" / "results" / "nvidia-h100-80gb-hbm3" / "measured_steps.json"
+    rows = read_document(path)["rows"]
+    steps = read_ini(PROJECT / "benchmarks" / "measured.ini")["steps"]
+    assert {row["name"]: row["flags"] for row in rows} == dict(steps)
+    for row in rows:
+        assert row["least_ms"] < row["ms"]
+        assert 0.8 < row["ratio"] < 1.2
+        if "--compile" not in row["flags"]:
+            assert row["predicted_mb"] == pytest.approx(row["peak_mb"], rel=0.03)
+            assert row["predicted_reserved_mb"] == pytest.approx(row["reserved_mb"], rel=0.07)
