@@ -144,7 +144,7 @@ def test_a_rehearsal_on_a_pretended_card(tmp_path):
     code, out = finish(start(sys.executable, str(SCRIPT), "--rehearse", cwd=tmp_path, env=environment))
     assert code == 0, out
     results = tmp_path / "on_a_gpu_results_amd-instinct-mi300x" / "results"
-    names = {"on_a_gpu.json", "gpu_tests.log", "profile_default.json", "trace_default.pt.trace.json.gz"}
+    names = {"on_a_gpu.json", "gpu_tests.log", "profile_default.json", "default_trace_step_3_6.pt.trace.json.gz"}
     assert {path.name for path in results.iterdir()} == names
     document = (results / "on_a_gpu.json").read_text()
     assert "AMD Instinct MI300X" in document and document.count('"status": "ok"') == 2 and f"{PROJECT}" not in document

@@ -295,12 +295,13 @@ def test_the_same_run_under_both_profilers_compares_by_part(tmp_path):
     ]
     assert parts[0]["mlp.up_proj"]["backward"] > 0 and parts[0].keys() == parts[1].keys()
     for part, phases in parts[0].items():
-        assert phases == pytest.approx(parts[1][part], abs=1e-4), part
+        if part != "idle":  # each counts what the unprofiled steps of its own run leave
+            assert phases == pytest.approx(parts[1][part], abs=1e-4), part
     comparison = compare([tmp_path / "torch", tmp_path / "system"])
     assert [row["profiler"] for row in comparison["runs"]] == ["torch.profiler", "nsys"]
     assert all(row["profiler_overhead"] > 0 for row in comparison["runs"])
     assert comparison["runs"][1]["difference"] == REPEAT and "profiles_reason" not in comparison
-    assert {row["difference"] for row in comparison["components"]} == {NOISE}
+    assert {row["difference"] for row in comparison["components"] if row["component"] != "idle"} == {NOISE}
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import PROJECT, free_port, start, time_limit
-from planted_changes import WRONG, audits
+from planted_changes import audits
 from programs import LOOP, MODEL, PLAIN, RANKS, SHAPES, TRAIN, TRAINERS
 
 from analysis.commands.proof import check_plain
@@ -135,8 +135,10 @@ def test_two_changes_of_the_same_module_hold_together(scratch):
 
 @pytest.mark.slow
 def test_planted_changes_are_told_from_right_ones():
-    said = audits("attention, AdamW", 1)
-    assert {name for name, word in said.items() if word == DIFFERS} == {*WRONG}
+    """A few of each: benchmarks/planted_changes.py has the others, and other programs."""
+    wrong = ("another beta or momentum", "gradients too large", "half a gradient lost", "evaluation mode")
+    said = audits("attention, AdamW", 1, (*wrong, "fused", "a sum, divided", "a graph of operators"))
+    assert {name for name, word in said.items() if word == DIFFERS} == {*wrong}
     assert {*said.values()} <= {DIFFERS, ROUNDING, "bit-equal"}
 
 
