@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from analysis.attribution.operators import costs_of_operators, operator_calls
-from analysis.hardware.achievable import OVERHEADS, achievable_rates
+from analysis.hardware.achievable import achievable_rates
 from analysis.hardware.matching import datasheet
 from analysis.limits.peaks import device_of
-from analysis.prediction.expected_time import Operator, kernel_seconds
+from analysis.prediction.expected_time import Operator, kernel_us
 from analysis.trace.links import link
 from analysis.trace.tables import read_trace
 from analysis.vocabulary.operators import category
@@ -64,13 +64,13 @@ def rows_of(path: Path) -> list[dict]:
         if one.bytes:
             shapes, types, _ = links.trace.signatures[calls["signature"].iloc[i]]
             factors = [tuple(shape) for shape in shapes if isinstance(shape, list) and len(shape) > 1]
-            shape = factors[0] if kind == "attention" else ()
+            # Some take [B, H, S, D], some [B, S, H, D]: there are more tokens than heads.
+            shape = (factors[0][0], *sorted(factors[0][1:3]), *factors[0][3:]) if kind == "attention" else ()
             if kind == "matmul" and factors[1:]:
                 shape = (*factors[-2][:-1], factors[-1][-1])  # of the output
             flops, dtype = (one.least_flops or 0) * (kind != "other"), DTYPES.get(factor_type(shapes, types))
-            least = OVERHEADS["matmul kernel" if flops else "kernel"]
             made = Operator(0, "", name, kind, flops, one.bytes, dtype, shape, 0, 0)
-            expected = max(least, 1e6 * kernel_seconds(made, rates, False))
+            expected = kernel_us(made, rates, False)
         found.setdefault(kind, []).append((us[i], expected))
     found["all"] = [pair for pairs in found.values() for pair in pairs]
     about = {"trace": path.name.partition(".")[0].partition("_trace_step")[0], "device": about["name"]}

@@ -25,7 +25,7 @@ import tiny_llama_v1 as tiny_llama
 from analysis.hardware.matching import rows_named
 from analysis.prediction.document import predict
 from benchmarks.common import benchmark_parser, environment_of, report, save
-from harness.base.console import progress_bar
+from harness.base.console import progress_bar, say
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.tables import column
@@ -90,13 +90,15 @@ def mean_ms(work: Callable[[], object], n: int) -> float:
 
 
 def host_us(work: Callable[[], object], n: int = 600) -> float:
-    """Of n calls, until they return: too few for the queue to be full."""
-    work()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(n):
-        work()
-    return 1e6 * (time.perf_counter() - start) / n
+    """Of a call, until it returns: median of five times n calls after n, too few for the queue to be full."""
+    found = []
+    for _ in range(6):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(n):
+            work()
+        found.append(1e6 * (time.perf_counter() - start) / n)
+    return float(np.median(found[1:]))
 
 
 def rates() -> dict[str, float]:
@@ -116,7 +118,10 @@ def measure(output: Path | None) -> tuple[dict, list[dict]]:
         raise UserError("no GPU is here; --again predicts beside what was measured on one", 2)
     environment = environment_of(device) | {"rates": rates()}
     for name, flags in progress_bar("Measuring", read_ini(Path(__file__).with_name("measured.ini"))["steps"].items()):
-        rows.append({"name": name, "flags": flags, **measured(flags, device)})
+        try:
+            rows.append({"name": name, "flags": flags, **measured(flags, device)})
+        except torch.OutOfMemoryError:
+            say(f"{name}: does not fit")
         save(output, environment=environment, rows=rows)
     return environment, rows
 
@@ -137,6 +142,8 @@ def main() -> None:
     parser.add_argument("--again", type=Path, metavar="FILE", help="of earlier, for what was measured")
     args = parser.parse_args()
     document = args.again and read_document(args.again)
+    if args.again and document is None:
+        raise UserError(f"--again {args.again}: there is no such file", 2)
     environment, rows = (document["environment"], document["rows"]) if document else measure(args.output)
     name = environment["device"]["name"]
     rows = [row | beside(row, name) for row in progress_bar("Predicting", rows)]

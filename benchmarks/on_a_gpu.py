@@ -79,6 +79,8 @@ def run_one(name: str, command: str, limit: float, place: Path, results: Path) -
                 data = path.read_bytes().replace(f"{place}/".encode(), b"").replace(f"{PROJECT}/".encode(), b"")
                 if len(data) <= MOST_BYTES:
                     write_bytes(results / stored, data)
+                else:
+                    say(f"      {stored}: {len(data):,} bytes are too many to be kept")
     seconds, said = time.monotonic() - started, last_line(log)[:200].replace(f"{PROJECT}/", "")
     say(f"      {status} after {duration(seconds)}: {said}")
     return {"command": command.replace(f"{PROJECT}/", ""), "status": status, "seconds": seconds, "last_line": said}

@@ -3,15 +3,11 @@
 python3 tiny_llama_v1.py --workload benchmarks/published_models.py:mpt_7b --dry-run --target-device H100
 """
 
-import sys
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tiny_llama_v1 import OptimizationConfig, TinyLlamaConfig, TinyLlamaModel
 

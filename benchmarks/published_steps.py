@@ -54,7 +54,7 @@ COLUMNS = [
 
 
 def workload_of(published: SectionProxy) -> Workload:
-    flags = published["flags"].replace("benchmarks/", f"{PROJECT}/benchmarks/").split()
+    flags = [word.replace("benchmarks/", f"{PROJECT}/benchmarks/") for word in published["flags"].split()]
     return tiny_llama.resolve(tiny_llama.build_parser().parse_args([*flags, "--dry-run"]))[0]
 
 

@@ -35,6 +35,13 @@ documents = SimpleNamespace(
 SMALL_MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --seq-len 16 --batch-size 4".split()
 # What a study knows of a CPU, as far as it needs to say which rows it has.
 CPU_PROPERTIES = SimpleNamespace(on_gpu=False, capacity=SimpleNamespace(for_tensors=lambda precision=None: 0))
+ENVIRONMENT = {
+    "device": {"name": "a device"},
+    "cpu": {"torch_threads": 1},
+    "packages": {"torch": "2"},
+    "python": "3",
+    "timestamp": "2026-01-01T00:00:00",
+}
 
 
 def exit_code(work) -> int:

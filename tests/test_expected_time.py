@@ -15,8 +15,6 @@ from analysis.hardware.datasheets import DATASHEETS
 from analysis.hardware.matching import datasheet, described, given_row, rows_named
 from analysis.prediction.expected_time import (
     CLASSES,
-    RAMP,
-    SHORTER,
     Operator,
     Setting,
     expected_parts,
@@ -57,7 +55,7 @@ def test_a_kernel_takes_its_arithmetic_or_its_traffic():
     assert kernel_seconds(convolution, RATES, False) == pytest.approx(0.02)  # cuDNN multiplies in TF32
     attention = operator("attention", flops=10**12, shape=(1, 8, 4096, 64))
     assert kernel_seconds(attention, RATES, False) == pytest.approx(0.02)
-    assert kernel_seconds(replace(attention, shape=(1, 8, 512, 64)), RATES, False) == pytest.approx(0.02 * 4**SHORTER)
+    assert kernel_seconds(replace(attention, shape=(1, 8, 512, 64)), RATES, False) == pytest.approx(0.02 * 4**0.2)
     in_float32 = replace(attention, dtype=torch.float32)  # no kernel of it has TF32
     assert kernel_seconds(in_float32, RATES, True) == pytest.approx(0.1)
 
@@ -69,7 +67,7 @@ def test_matmuls_take_whole_waves_of_whole_tiles():
     def share(m: int, n: int) -> float:
         return tile_share(operator("matmul", 2 * m * n * k, shape=(m, n)), 128)
 
-    assert share(2048, 2048) == pytest.approx(k / (k + RAMP))
+    assert share(2048, 2048) == pytest.approx(k / (k + 64))
     assert share(2049, 2048) < 0.9 * share(2048, 2048)
     assert share(16, 2048) < 0.3  # most of each tile is padding
     assert tile_share(operator("matmul", 2 * 2048 * 2048 * k, shape=(2048, 2048)), 0) == 1
@@ -159,6 +157,7 @@ def test_a_dry_run_says_what_to_expect(train, tmp_path):
     assert sum(found["by_class"].values()) == pytest.approx(found["median"])
     assert [*found["by_class"]] == [*CLASSES]
     assert (found["low"], found["high"]) == pytest.approx((LOW * found["median"], HIGH * found["median"]))
+    assert 1 < found["high"] / found["low"] <= 1.5
     line = re.search(r"^Expected: +(.*(?:\n +.*)*)", out, re.M)[1]
     assert f"{found['tokens_per_sec']:,.0f} tokens/s, MFU {found['mfu_percent']:.0f}%; {found['bound']}-bound" in line
     assert f"{found['launches']:,} launches take" in re.sub(r"\s+", " ", line)
@@ -168,7 +167,7 @@ def test_a_dry_run_says_what_to_expect(train, tmp_path):
 @pytest.mark.parametrize(
     ("device", "flags", "reason"),
     [
-        ("AMD Instinct MI300A", "", "no published step time confirms what this device reaches"),
+        ("AMD Instinct MI300A", "", "no published or measured step time confirms what this device reaches"),
         ("NVIDIA H100 80GB HBM3", "--world-size 16 --parallel fsdp", "no --network was given"),
     ],
 )

@@ -208,7 +208,7 @@ def test_a_disturbed_profile_is_not_complete(tmp_path):
     assert (waiting["verdict"]["bound"], waiting["verdict"]["strength"]) == ("compute", "probably")
     assert waiting["verdict"]["line"].startswith("probably compute-bound: ")
     assert waiting["verdict"]["line"].endswith("; repeat on an idle machine")
-    text = "30% of thread time waited for a core in 2 of 2 steps, up to 60% of their time"
+    text = "30% of thread time waited for a core in 1 of 1 steps, up to 60% of their time"  # one is in the trace
     facts = trace_sections(waiting)[0].facts
     assert facts["Disturbance"] == text
     assert facts["Trust"].startswith("disturbed: times NOT trustworthy")

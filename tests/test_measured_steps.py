@@ -8,6 +8,7 @@ import sys
 import pytest
 from helpers import PROJECT
 
+from benchmarks.measured_steps import beside
 from harness.base.documents import read_document
 from harness.base.text import read_ini
 
@@ -18,13 +19,14 @@ from benchmarks import measured_steps as m
 m.N = 64
 m.read_ini = lambda path: {"steps": {"one": "--batch-size 1 --seq-len 8 --precision bf16-true"}}
 sys.argv = ["measured_steps.py", "--output", "out.json", *sys.argv[1:]]
-m.main()
+from harness.run.startup import run_command
+run_command(m.main)
 """
 
 
 def run(folder, *flags: str, **card: str) -> subprocess.CompletedProcess:
     path = os.pathsep.join([str(PROJECT)] + [str(PROJECT / "tests/pretend_gpu")] * bool(card))
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | card
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} | card
     command = [sys.executable, "-c", CODE, *flags]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
@@ -49,7 +51,10 @@ def test_a_step_is_measured_and_predicted_again_on_another_machine(tmp_path):
 
 def test_without_a_gpu_one_line_says_what_would_do(tmp_path):
     done = run(tmp_path)
-    assert "UserError: no GPU is here; --again predicts beside what was measured on one" in done.stderr
+    said = "error: no GPU is here; --again predicts beside what was measured on one\n"
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and done.stderr.endswith(said)
+    done = run(tmp_path, "--again", "nowhere.json")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "there is no such file" in done.stderr
 
 
 def test_what_an_h100_took_is_as_expected():
@@ -58,6 +63,11 @@ def test_what_an_h100_took_is_as_expected():
     rows = read_document(path)["rows"]
     steps = read_ini(PROJECT / "benchmarks" / "measured.ini")["steps"]
     assert {row["name"]: row["flags"] for row in rows} == dict(steps)
+    for row in rows[:1] + rows[3:4]:  # `default` and `small`, predicted anew
+        anew = beside(row, "NVIDIA H100 80GB HBM3")
+        for name in ("expected_ms", "least_ms", "predicted_mb", "predicted_reserved_mb"):
+            assert anew[name] == pytest.approx(row[name], rel=0.01)
+        assert anew["bound"] == row["bound"] == "launch"
     for row in rows:
         assert row["least_ms"] < row["ms"]
         assert 0.8 < row["ratio"] < 1.2

@@ -90,8 +90,9 @@ def test_what_hangs_is_killed_with_what_it_started_and_leaves_what_it_has(run, t
         run(seconds=3, hang=f"{row}; subprocess.Popen(['sleep', '98.7654']); time.sleep(99)")
     assert run.records["hang"]["status"] == "killed after 3 s"
     assert (tmp_path / "results" / "hang.json").read_text() == "a b"
-    time.sleep(0.2)
-    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"98.7654" in read(path)]
+    deadline = time.monotonic() + 10
+    while found := [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"98.7654" in read(path)]:
+        assert time.monotonic() < deadline, found
 
 
 def read(path: Path) -> bytes:
@@ -104,7 +105,7 @@ def read(path: Path) -> bytes:
 def test_the_next_begins_while_20_seconds_are_left(run, capfd):
     assert list(run(minutes=21 / 60, first="import time; time.sleep(1.5)", second="")) == ["first"]
     out = capfd.readouterr().out
-    assert "first: 21 s at most" in out and "not begun" in out
+    assert re.search(r"first: 2[01] s at most", out) and "not begun" in out
 
 
 def test_files_over_4_mb_are_not_kept(run, tmp_path):

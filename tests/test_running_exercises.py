@@ -6,22 +6,14 @@ import signal
 import sys
 
 import pytest
-from helpers import PROJECT, finish, read_until, start
+from helpers import ENVIRONMENT, PROJECT, finish, read_until, start
 
 import run_exercise
 from harness.base.errors import UserError
 from harness.base.tables import COLUMNS
-from workshop.exercise.page import Exercise
+from workshop.exercise.page import Exercise, exercises, shell_blocks
 from workshop.exercise.results import Answer
 from workshop.worksheets.runner import what_is_left
-
-ENVIRONMENT = {
-    "device": {"name": "a device"},
-    "cpu": {"torch_threads": 1},
-    "packages": {"torch": "2"},
-    "python": "3",
-    "timestamp": "2026-01-01T00:00:00",
-}
 
 
 def test_a_run_that_is_interrupted_leaves_no_links_and_nothing_running(tmp_path):
@@ -36,7 +28,6 @@ def test_a_run_that_is_interrupted_leaves_no_links_and_nothing_running(tmp_path)
 
 
 def test_a_command_that_fails_is_named_with_its_line(tmp_path, monkeypatch):
-    from workshop.exercise.page import shell_blocks
     from workshop.exercise.shell_blocks import run_blocks
 
     blocks = shell_blocks("a\n```bash\necho fine\n```\n\n```bash\necho broken >&2; exit 3\n```\n")
@@ -48,7 +39,6 @@ def test_a_command_that_fails_is_named_with_its_line(tmp_path, monkeypatch):
 def test_progress_says_what_is_left_and_how_long(tmp_path, monkeypatch, capsys):
     """The time left is what the blocks took on the machine of the stored results, at the pace seen here."""
     from workshop.exercise import shell_blocks as commands
-    from workshop.exercise.page import shell_blocks
 
     monkeypatch.setattr(commands, "PROGRESS_S", 0.1)
     blocks = shell_blocks("```bash\necho one; sleep 2\n```\n```bash\n# needs a GPU\nx\n```\n```bash\necho two\n```\n")
@@ -56,7 +46,7 @@ def test_progress_says_what_is_left_and_how_long(tmp_path, monkeypatch, capsys):
     known = {"echo one; sleep 2": 40.0, "echo two": 160.0}
     rows = commands.run_blocks(blocks, "text.md", tmp_path, tmp_path / "log", False, known)
     said = capsys.readouterr().out
-    assert said.startswith("[1/3] echo one; sleep 2 (about 3 min 20 s left)\n      0 s: ")
+    assert said.startswith("[1/3] echo one; sleep 2 (about 3 min 20 s left)\n      ")
     assert re.search(r"^      \d+ s: one$", said, re.M)
     assert "[2/3] x: skipped, needs a GPU\n" in said
     assert re.search(r"^\[3/3\] echo two \(about .+ left\)$", said, re.M)
@@ -69,7 +59,6 @@ def test_progress_says_what_is_left_and_how_long(tmp_path, monkeypatch, capsys):
 
 def test_a_long_command_keeps_its_time_on_the_line(tmp_path, monkeypatch, capsys):
     from workshop.exercise import shell_blocks as commands
-    from workshop.exercise.page import shell_blocks
 
     monkeypatch.setattr(commands, "gpu_kind", lambda: None)
     blocks = shell_blocks(f"```bash\necho{' word' * 40}\n```\n```bash\n# needs a GPU\nx{' y' * 90}\n```\n")
@@ -104,9 +93,12 @@ def test_what_commands_took_is_in_the_text(monkeypatch):
         "commands": [{"command": "a", "seconds": 65.2}, {"command": "b", "seconds": 2}]
     }
     monkeypatch.setattr("workshop.exercise.results.stored_answers", lambda number: document)
-    assert re.match(
-        r"The commands take 1 min 7 s on .+; the longest is `a` with 1 min 5 s\.$", numbers.commands_take(1)
-    )
+    told = numbers.commands_take(1)
+    assert re.match(r"The commands take 1 min 7 s on .+; the longest is `a` with 1 min 5 s\. Of an earlier", told)
+    blocks = [block for block in shell_blocks(exercises()[1].text) if not block.mark]
+    assert told.endswith(f": {len(blocks)} of its {len(blocks)} commands were not timed.")
+    document["commands"] = [{"command": block.title, "seconds": 1} for block in blocks]
+    assert numbers.commands_take(1).endswith(" with 1 s.")
     monkeypatch.setattr("workshop.exercise.results.stored_answers", lambda number: {})
     monkeypatch.setattr(numbers, "stored_answers", lambda number: {})
     assert numbers.measured(1).startswith("Not recorded yet")

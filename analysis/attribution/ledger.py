@@ -112,7 +112,10 @@ def as_without_profiler(links: AttributedLinks, unprofiled_ms: float | None) -> 
     sums = us_by(of_steps(links), "state")
     idle = float(sums.get(IDLE, 0.0))
     left = 1e3 * unprofiled_ms * len(links.steps) - (float(sums.sum()) - idle)
-    return links if left >= idle else replace(links, idle_left=max(0.0, left) / idle, results={})
+    if not 0 <= left < idle:  # less than the GPU works: these steps are not those
+        return links
+    kept = {key: found for key, found in links.results.items() if key[0] is not of_steps.__wrapped__}
+    return replace(links, idle_left=left / idle, results=kept)
 
 
 def left_out(links: AttributedLinks) -> pd.DataFrame:
@@ -140,9 +143,10 @@ def us_by(slices: pd.DataFrame, *columns: str) -> pd.Series:
 
 
 def cut_to(slices: pd.DataFrame, first: float, last: float) -> pd.DataFrame:
-    """The slices between two times, each with its `us` within."""
+    """The slices between two times, each with its share of `us`."""
     inside = slices[((slices["end"] > first) & (slices["start"] < last)).to_numpy()]
-    return inside.assign(us=inside["end"].clip(upper=last) - inside["start"].clip(lower=first))
+    within = inside["end"].clip(upper=last) - inside["start"].clip(lower=first)
+    return inside.assign(us=inside["us"] * within / (inside["end"] - inside["start"]))
 
 
 @cached_on_links

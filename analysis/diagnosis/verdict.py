@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import pandas as pd
-
 from analysis.attribution.ledger import IDLE, capture_share, of_steps, us_by
 from analysis.limits.peaks import Ridges
 from analysis.limits.slice_limits import BOUNDS, basis_shares, with_bounds
@@ -71,6 +69,7 @@ class Facts:
     lost: float  # to waiting for a core, at most
     on_gpu: bool
     missing: str  # what to record
+    idle: float = 1.0  # of the GPU, where that is told for steps without the profiler
 
     def __getitem__(self, names: str | tuple[str, ...]) -> float:
         return sum(self.shares.get(name, 0.0) for name in ([names] if isinstance(names, str) else names))
@@ -147,11 +146,11 @@ def late_host(facts: Facts) -> Asked:
     leads, host = facts.ranked[0] in OF_GPU, facts[OF_HOST] - facts.waited
     why = f"{facts.on_host:.0%} of the critical path is on the host, so a faster GPU would only wait for it"
     figures = f"critical path {facts.on_host:.1%} on the host; {facts.text(*OF_HOST)}"
-    if not leads or facts.on_host < ON_HOST:
+    if not leads or min(facts.on_host, facts.idle) < ON_HOST:  # the profiler alone lengthens the path on the host
         return figures, None
     if host >= LARGE:
         return figures, largest_of(OTHERS, facts, why)
-    if facts.on_host >= ALL_HOST and facts.unrecorded >= LARGE:
+    if min(facts.on_host, facts.idle) >= ALL_HOST and facts.unrecorded >= LARGE:
         found = facts.between(max(OF_HOST, key=facts.__getitem__), facts.ranked[0])
         why += f", and in {facts.unrecorded:.0%} of the step the GPU is idle while nothing tells what for"
         return figures, found._replace(because=why)
@@ -268,7 +267,9 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dic
         unclassified=max(0.0, shares["unexplained"] - unrecorded),
         unrecorded=unrecorded,
         capture=capture_share(links),
-        on_host=on_host(path, split, total, links) if path and launches.any() else 0.0,
+        # Without a recorded launch the path never comes to the GPU.
+        on_host=sum(row["share"] for row in path["rows"] if row["where"] == "host") if path and launches.any() else 0.0,
+        idle=float(split.xs(IDLE, level="state").sum()) / total if links.idle_left < 1 else 1.0,
         guessed=basis.get("length", 0.0),
         slow=sum(row["share"] for row in rates if (row["share_of_roof"] or 1.0) < SLOW_BELOW),
         problems=trust["problems"],
@@ -293,14 +294,6 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dic
     return verdict | {"meaning": BOUNDS, "thresholds": thresholds, "rules": rules}
 
 
-def on_host(path: dict, split: pd.Series, total: float, links: AttributedLinks) -> float:
-    """The share of the critical path.  Without a recorded launch it never comes to the GPU, and with the profiler it is
-    longer on the host: without, not by more than the GPU is idle."""
-    found = sum(row["share"] for row in path["rows"] if row["where"] == "host")
-    idle = float(split[split.index.get_level_values("state") == IDLE].sum()) / total
-    return min(found, idle) if links.idle_left < 1 else found
-
-
 def what_to_record(trust: dict, no_ridge: str | None, unrecorded: float, has_launches: bool) -> str:
     """What would decide, of a trace that decides nothing."""
     if unrecorded >= LEAD and not has_launches:
@@ -318,7 +311,7 @@ def what_to_record(trust: dict, no_ridge: str | None, unrecorded: float, has_lau
 def notes_on(found: Decision, facts: Facts, trust: dict) -> list[str]:
     """What else belongs to a verdict: what it may owe to the recording, and to the machine."""
     notes = []
-    if facts.on_host >= ON_HOST and found.bound in ("gpu", *OF_GPU) and facts[OF_HOST] >= LEAD:
+    if min(facts.on_host, facts.idle) >= ON_HOST and found.bound in ("gpu", *OF_GPU) and facts[OF_HOST] >= LEAD:
         notes.append(f"a faster GPU would soon wait for the host, which has {facts.on_host:.0%} of the critical path")
     if found.bound in OF_HOST and facts.gpu > max(facts[name] for name in OF_HOST) and facts.on_host >= ON_HOST:
         notes.append(f"{facts.on_host:.0%} of the critical path is on the host")

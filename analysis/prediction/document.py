@@ -138,13 +138,13 @@ def time_bounds(workload: Workload, device: dict, peak: str | float, measure: st
     cast = workload.parallel.param_precision  # what FSDP gathers, and the work of one rank alone does not show
     in_float32 = cast if cast != "fp32" else "tf32" if precision == "tf32" else "fp32"
     names = {"float32": in_float32, "bfloat16": "bf16", "float16": "fp16"} | ({} if cast == "fp32" else {"tf32": cast})
-    flops = Counter()  # the most first
-    for kind, amount in work.least_flops().most_common() or [(precision, 0)]:
+    flops = Counter()
+    for kind, amount in work.least_flops().items() or [(precision, 0)]:
         flops[names.get(kind, kind)] += amount
     compute = {one: compute_ceilings(device, one, peak, measure=measure) for one in flops}
     if "tf32" in compute and not compute["tf32"]:  # convolutions, where there is none
         compute["tf32"] = compute_ceilings(device, in_float32, peak, measure=measure)
-    bandwidth, most = bandwidth_ceilings(device, peak, measure), next(iter(flops))
+    bandwidth, most = bandwidth_ceilings(device, peak, measure), flops.most_common(1)[0][0]
     # Matmuls of another type than most are not counted if its rate is not known: the bound stays one.
     seconds = sum(amount / compute[one][0].rate for one, amount in flops.items() if compute[one])
     bounds = {"compute_ms": 1e3 * seconds if compute[most] else None}

@@ -152,6 +152,12 @@ def kernel_seconds(one: Operator, rates: Rates, tf32: bool) -> float:
     return max(moved, one.flops / rate / min(1.0, (one.shape[-2] / FULL_LENGTH) ** SHORTER))
 
 
+def kernel_us(one: Operator, rates: Rates, tf32: bool, on_gpu: bool = True) -> float:
+    """On a GPU no less than the shortest kernel of its kind."""
+    shortest = OVERHEADS["matmul kernel" if one.flops else "kernel"] * on_gpu
+    return max(shortest, 1e6 * kernel_seconds(one, rates, tf32))
+
+
 def tile_share(one: Operator, units: int) -> float:
     """How much of its rate a matmul of this shape reaches: multiprocessors compute whole tiles, wave after wave."""
     if not units or len(one.shape) < 2 or "convolution" in one.name:
@@ -207,9 +213,7 @@ def expected_parts(operators: list[Operator], setting: Setting) -> tuple[dict[st
             for name, until in (("exposed_communication", needed), ("waiting_for_host", host)):
                 parts[name] += max(0.0, until - gpu)
                 gpu = max(gpu, until)
-            taken = 1e6 * kernel_seconds(one, setting.rates, setting.tf32)
-            if setting.on_gpu:
-                taken = max(taken, OVERHEADS["matmul kernel" if one.flops else "kernel"])
+            taken = kernel_us(one, setting.rates, setting.tf32, setting.on_gpu)
             parts[one.kind] += taken
             gpu += taken
             # FSDP gathers what has been updated, and the next only when this one is copied out.
@@ -221,7 +225,7 @@ def expected_parts(operators: list[Operator], setting: Setting) -> tuple[dict[st
 
 
 def rates_of(device: dict, precision: str, measure: str) -> Rates | None:
-    """Of a device as in environment.json: those that published times confirm, of a CPU those measured here earlier."""
+    """Of a device as in environment.json: those that times of steps confirm, of a CPU those measured here earlier."""
     if device.get("type") != "cpu":
         found = datasheet(device)
         return achievable_rates(found[0]) if found and found[1] == 1 else None
@@ -257,7 +261,9 @@ def expected_step_time(
         # That switches may sum is part of the bound alone.
         network = replace(network, gb_per_sec=OVERHEADS["network share"] * network.gb_per_sec, by_kind={})
     on_gpu = device["type"] != "cpu"
-    setting = replace(setting_of(workload, rates), network=network, on_gpu=on_gpu)
+    setting = replace(setting_of(workload, rates), network=network)
+    if not on_gpu:
+        setting = replace(setting, host="", on_gpu=False)
     peaks = compute_ceilings(device, workload.precision, peak, measure=measure)
     flops, (low, high) = flops_of_step(workload)[1], (LOW, HIGH) if on_gpu else (None, None)
     parts, launches, host_ms = expected_parts(operators_of(workload, setting.on_gpu), setting)
@@ -266,7 +272,9 @@ def expected_step_time(
         **{"median": median, "low": low and low * median, "high": high and high * median, "by_class": parts},
         "tokens_per_sec": 1e3 * workload.batch_size * max(1, workload.seq_len) / median,
         "mfu_percent": 1e5 * flops / median / peaks[0].rate if peaks else None,
-        **{"bound": BOUNDS[max(parts, key=parts.get)], "launches": launches, "host_ms": host_ms},
+        # The step of a host that is never ahead is as long as its launches, however long kernels take meanwhile.
+        "bound": "launch" if on_gpu and host_ms > 0.99 * median else BOUNDS[max(parts, key=parts.get)],
+        **{"launches": launches, "host_ms": host_ms},
         "rates_source": rates.source,
     }
     return {"expected_step_time_ms": found}

@@ -71,7 +71,7 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
     unexplained, missing = check_idle(found, links), not_recorded(links, summary)
     found.notes += missing_lines([row for row in missing if row["part"] != "steps"])  # how_found() tells more
     disturbance = profile_disturbance(trace, summary)
-    check_times(found, disturbance, overhead["ratio"] if links.idle_left == 1 else None)
+    check_times(found, disturbance, overhead["ratio"], links.idle_left < 1)
 
     of_graph, attributed = gpu["of_graph"].to_numpy(), (gpu["of_graph"] & ~links.only_of_graph).to_numpy()
     out = {"trustworthy": not found.problems, **vars(found), "recorded_by": trace.file.tool}
@@ -148,11 +148,14 @@ def check_left_out(found: Findings, links: AttributedLinks, total: float) -> Non
             found.notes.append(f"{out['us'][which].sum() / 1e3:,.3f} ms are left out of the steps: {reason}")
 
 
-def check_times(found: Findings, disturbance: dict, overhead: float | None) -> None:
-    """What made the steps slower while they were profiled.  overhead: times as long as without the profiler."""
+def check_times(found: Findings, disturbance: dict, overhead: float | None, corrected: bool) -> None:
+    """What made the steps slower while they were profiled.  overhead: times as long as without the profiler; corrected:
+    idle time is as without it, so that only the host's times in the table of operators are longer."""
     slower = []
     if overhead is not None and overhead > SLOWED:
-        slower.append(f"the profiler made these steps {overhead:.1f} times as long, some operators more than others")
+        why = f"the profiler made these steps {overhead:.1f} times as long, some operators more than others"
+        found.unreliable["operators"] = why
+        slower += [] if corrected else [why]
     if disturbance["text"] not in (None, UNDISTURBED):
         slower.append(f"disturbed: {profile_disturbance_text(disturbance)}")
     if slower:
@@ -333,7 +336,8 @@ def profiled_steps(trace: Trace, summary: dict | None) -> tuple[pd.DataFrame, pd
     if not window[1]:
         return table, table["exclusion_reason"] == "profiled"
     first, last = map(int, window.groups())
-    return table, (table["step"] > first) & (table["step"] <= last)
+    marked = set(trace.steps["number"]) or {*table["step"]}  # of a part of a trace, these alone
+    return table, (table["step"] > first) & (table["step"] <= last) & table["step"].isin(marked)
 
 
 def profile_disturbance(trace: Trace, summary: dict | None) -> dict:

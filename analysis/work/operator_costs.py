@@ -322,15 +322,11 @@ def parse_value(text: str):
 # ---- Which formula, and the names of an operator's inputs, in its order ---------------------------------------------
 
 
-_BY_NAME = {
-    one.__name__: one
-    for one in (matmul_cost, scaled_matmul_cost, grouped_matmul_cost, any_layout_matmul_cost, experts_cost, norm_cost)
-    + (convolution_cost, convolution_backward_cost, gradient_of_input_cost)
-    + (attention_cost, heads_first_attention_cost, untold_attention_cost, paged_attention_cost)
-}
-_SHARED, *_TABLES = (table for name, table in read_ini(Path(__file__).with_suffix(".ini")).items() if name != "DEFAULT")
+_TABLES = read_ini(Path(__file__).with_suffix(".ini"))
+_SHARED = _TABLES["shared"]
 _FORMULAS = {
-    operator: (_BY_NAME[table.name], [name for word in words.split() for name in _SHARED.get(word, word).split()])
-    for table in _TABLES
-    for operator, words in table.items()
+    operator: (globals()[formula], [name for word in words.split() for name in _SHARED.get(word, word).split()])
+    for formula in _TABLES.sections()
+    if formula != "shared"
+    for operator, words in _TABLES[formula].items()
 }

@@ -135,5 +135,5 @@ def read_ini(path: Path) -> configparser.ConfigParser:
     """The tables in a file; names and values stand as they are written there."""
     tables = configparser.ConfigParser(interpolation=None, delimiters="=")
     tables.optionxform = str
-    tables.read_string(path.read_text(encoding="utf-8"))
+    tables.read_string(path.read_text(encoding="utf-8"), str(path))
     return tables

@@ -20,7 +20,7 @@ NOT_RUN = "nothing was measured"
 NO_READING = "no reading was taken"
 NOT_FINITE = "not a finite number"
 UNREPORTED = "not reported by the system"
-NO_RATES = "no published step time confirms what this device reaches"
+NO_RATES = "no published or measured step time confirms what this device reaches"
 NO_INTERVAL = "no steps of such devices were compared yet"
 THEIRS = "not known of another program"
 
@@ -79,7 +79,7 @@ class ExpectedTime(Document):
     """Of a step, from rates that the device reaches: docs/expected_time.md."""
 
     median: float = field("ms")
-    low: float | None = field("ms: from here to `high` at least nine of ten published steps lay", null=NO_INTERVAL)
+    low: float | None = field("ms: from here to `high` nine of ten published and measured steps lay", null=NO_INTERVAL)
     high: float | None = field("ms: the other end", null=NO_INTERVAL)
     by_class: dict[str, float] = field("ms by what takes them, which add up to the median")
     tokens_per_sec: float = field("of each rank")

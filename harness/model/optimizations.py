@@ -45,7 +45,7 @@ YES_NO = ("climbs", "studied", "compiles", "any_model", "saves_memory")
 
 def _record(row: SectionProxy) -> Optimization:
     """That of a section of optimizations.ini."""
-    change = CHANGES.get(row.get("change"))
+    change = CHANGES[row["change"]] if "change" in row else None
     told = {name: getattr(change, name) for name in ("answers", "effect", "may")} if change else {}
     told |= {name: row[name] for name in ("setting", "value", "effect", "without_gpu") if name in row}
     told |= {name: row.getboolean(name) for name in YES_NO if name in row}

@@ -90,8 +90,8 @@ def unhidden(row: dict) -> dict[str, str]:
 
 def verdicts(rows: list[dict]) -> list[dict]:
     """Whether the findings of a row with an inserted fault name it, and those of the row without it do not."""
-    planted = [row for row in rows if row["fault"] is not None and row["status"] == "ok"]
-    return [verdict_on_fault(row, row_without_fault(row, rows)) for row in planted]
+    inserted = [row for row in rows if row["fault"] is not None and row["status"] == "ok"]
+    return [verdict_on_fault(row, row_without_fault(row, rows)) for row in inserted]
 
 
 def verdict_on_fault(row: dict, reference: dict | None) -> dict:

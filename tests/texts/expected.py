@@ -153,7 +153,7 @@ def steps(*rows: str) -> str:
         title, _, flags = row.rpartition(": ")
         workload = workload_of(flags.split())
         _, launches, host_ms = parts_of(flags, CARDS[H100])
-        memory = "at most that" if workload.compiled else f"{peak_gb(flags):.1f}"
+        memory = "at most " * workload.compiled + f"{peak_gb(flags.replace('--compile', '')):.1f}"
         cells = [cell for card in CARDS.values() for cell in expected(flags, card)]
         lines.append([title or f"`{flags}`", *cells, f"{launches:,}", shown(host_ms), memory])
     titles = ["step", "H100: ms", "limited by", "A100: ms", "limited by", "launches", "host, ms", "peak, GB"]

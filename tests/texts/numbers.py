@@ -8,17 +8,22 @@ from __future__ import annotations
 import functools
 import operator
 import re
+import statistics
 import textwrap
 from collections.abc import Sequence
 from dataclasses import fields as fields_of
 from dataclasses import replace
 from pathlib import Path
 
+from analysis.attribution.components import IDLE
+from analysis.diagnosis.document import operator_analysis
 from analysis.hardware.matching import described, rows_named
 from analysis.prediction.capacity import capacity_elsewhere
 from analysis.prediction.document import time_bounds
 from analysis.prediction.expected_time import expected_step_time
 from analysis.prediction.memory import predicted_memory
+from analysis.trace.links import link
+from analysis.trace.tables import read_trace
 from analysis.work.bytes_moved import step_work
 from analysis.work.flop_counts import flops_of_step
 from analysis.work.memory_tables import place_of_peak
@@ -365,8 +370,16 @@ def commands_take(number: int) -> str:
     longest, total = max(rows, key=operator.itemgetter("seconds")), sum(row["seconds"] for row in rows)
     return (
         f"The commands take {duration(total)} on {machine(stored_answers(number)['environment'])}; "
-        f"the longest is `{longest['command']}` with {duration(longest['seconds'])}."
+        f"the longest is `{longest['command']}` with {duration(longest['seconds'])}.{missing_from(number)}"
     )
+
+
+def missing_from(number: int) -> str:
+    """How many of an exercise's commands are newer than the stored times."""
+    known = {row["command"] for row in stored_commands(number)}
+    blocks = [block for block in shell_blocks(exercises()[number].text) if not block.mark]
+    newer = sum(block.title not in known for block in blocks)
+    return f" Of an earlier version of this page: {newer} of its {len(blocks)} commands were not timed." * bool(newer)
 
 
 # ---- Two tracks: measured on a CPU, and on a GPU or computed for it ------------------------------------------------
@@ -438,7 +451,9 @@ def tracks(number: int, flags: str, *rows: str) -> str:
     def measured_cell(document: dict, name: str) -> str:
         if name not in document["answers"]:  # a field that is newer than the results
             return "not recorded"
-        value = document["answers"][name]["value"]
+        value, evidence = (document["answers"][name][key] for key in ("value", "evidence"))
+        if value is None and evidence.startswith("not recorded"):
+            return "not recorded"
         unit = page[name].unit if page[name].is_number and value is not None else ""
         return f"{Answer(value, '').shown} {unit}".strip()
 
@@ -544,3 +559,30 @@ def expected_beside() -> str:
             memory = f"{row['memory_gb']:.1f} / {row['predicted_gb']:.1f} {row['memory']}"
             rows.append([row["name"], row["source"], f"{row['ms']:,.0f}", f"{row['ratio'] * row['ms']:,.0f}", memory])
     return table(["step", "from", "measured (ms)", "expected (ms)", "memory / predicted (GB)"], rows, left=2)
+
+
+def profiled_h100() -> str:
+    """How a profiled step of a GPU differs from the others: the stored trace of one, and the run that it is of."""
+    trace = read_trace(GPU_RESULTS / "medium_bf16_sdpa_trace_step_3_5.pt.trace.json.gz")
+    overhead, idle = {}, []
+    for summary in (None, read_document(GPU_RESULTS / "profile_medium_bf16_sdpa.json")):
+        found = operator_analysis(link(trace), summary)
+        overhead = found["integrity"]["profiler_overhead"]
+        idle.append(next(row["share"] for row in found["components"] if row["component"] == IDLE))
+    text = (
+        f"On an H100, profiled steps of `medium` in bf16 with fused attention took {overhead['ratio']:.1f} times as "
+        f"long as the others of the run. In the last of them its GPU was idle for {idle[0]:.0%} of the time, and "
+        f"beside the others its work leaves {idle[1]:.0%} of a step."
+    )
+    return textwrap.fill(text, COLUMNS, break_on_hyphens=False)
+
+
+def steps_of_profiled_runs() -> str:
+    """Medians of the unprofiled steps of the runs that the stored traces are of: the same flags in other processes."""
+    told = []
+    for name in ("default", "medium_bf16_sdpa"):
+        steps = read_document(GPU_RESULTS / f"profile_{name}.json")["steps"]
+        pairs = zip(steps["time_ms"], steps["exclusion_reason"], strict=True)
+        free = [ms for ms, reason in pairs if reason is None]
+        told.append(f"`{name.replace('_', ', ')}` {statistics.median(free):.1f} ms in {len(free)} steps")
+    return textwrap.fill("- **Another process** on the same card, minutes later: " + ", ".join(told) + ".", COLUMNS)
