@@ -80,14 +80,14 @@ def whose_time(links: AttributedLinks) -> dict[str, pd.DataFrame]:
     slices = ledger(links)
     idle = "idle: " + slices["cause"].astype(str).str.replace("_", " ")
     part = idle.where(slices["kind"] == IDLE, parts_of(slices))
-    found = pd.DataFrame({"start": slices["start"], "end": slices["end"], "part": part})
+    found = slices[["start", "end", "us"]].assign(part=part)
     found["class"] = slices["class"].astype(str)
     if not links.on_gpu:
         return {HOST: found}
     own, events = innermost(links.host, (links.host["thread"] == links.thread).to_numpy()), all_events(links)
     edges = np.unique(np.concatenate([own.edges, found["start"].iloc[:1], found["end"].iloc[-1:]]))
     texts = events[["part", "class"]].reindex(own.at(edges[:-1])).fillna(NOTHING).reset_index(drop=True)
-    return {GPU: found, HOST: texts.assign(start=edges[:-1], end=edges[1:])}
+    return {GPU: found, HOST: texts.assign(start=edges[:-1], end=edges[1:], us=np.diff(edges))}
 
 
 @cached_on_links
