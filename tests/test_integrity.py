@@ -28,7 +28,7 @@ from analysis.diagnosis.text import profile_answer
 from analysis.diagnosis.traces import analyze_all
 from analysis.report.page import DOCUMENT_FILES, fill_template, first_screen
 from analysis.trace.tables import read_trace
-from analysis.trust.integrity import profiler_overhead
+from analysis.trust.integrity import Findings, check_times, profiler_overhead
 from analysis.trust.missing_from_trace import not_recorded
 from harness.base.errors import UserError
 
@@ -388,6 +388,34 @@ def test_a_run_has_its_memory_in_its_summary(tmp_path):
     assert not_recorded(links, {"status": "completed"}) == []
 
 
+def test_a_wait_for_the_gpu_is_as_long_without_the_profiler(tmp_path):
+    """The GPU works for 600 of 1,400 us and is idle for the rest, of which steps without the profiler leave half, most
+    of it behind a wait of 600 us: that is less than the host waits."""
+    matmul = shaped("aten::mm", 9, 4, [[64, 64], [64, 64]])
+    events = [
+        step(1, 0, 1400),
+        *on_gpu("gemm", 10, 20, 590, 1, operator=matmul),
+        event("cudaStreamSynchronize", 20, 600, kind="cuda_runtime"),
+        *on_gpu("gemm", 1380, 1385, 10, 2, operator=matmul | {"ts": 1379}),
+    ]
+    trace = read_trace(write_trace(tmp_path / "trace_step_0_1.pt.trace.json", *events, **H100_PROPERTIES))
+    steps = {"step": [1, 2], "time_ms": [1.4, 1.0], "exclusion_reason": ["profiled", None]}
+    rows = analysis_of(trace, run_on(H100_GPU) | {"steps": steps})["opportunities"]
+    found = next(row for row in rows if row["name"] == "fewer synchronizations")
+    assert found["speedup_bound"] == pytest.approx(1 / (1 - 0.4), rel=0.05)
+
+
+def test_each_reason_to_doubt_a_time_is_told():
+    waited = {"text": "another program", "lost_share": 0.0}
+    for corrected in (False, True):
+        found = Findings()
+        found.unreliable["operators"] = "3 graph launches"
+        check_times(found, waited, 2.0, corrected)
+        reasons = [found.unreliable[name].split("; ") for name in ("operators", "verdict")]
+        assert [len(some) for some in reasons] == ([3, 1] if corrected else [3, 2])
+        assert all(some[-1] == "disturbed: another program" for some in reasons)
+
+
 def test_overhead_of_the_profiler(train, tmp_path):
     assert train("--enable-pytorch-profiler", "--profile-dir", "p", "--num-steps", "12")[0] == 0
     summary = json.loads((tmp_path / "p" / "performance_summary.json").read_text())
@@ -406,6 +434,9 @@ def test_overhead_of_the_profiler(train, tmp_path):
     named = SimpleNamespace(path=tmp_path / "p" / "system_profile_results.db")
     assert profiler_overhead(named, disturbed) == profiler_overhead(trace, disturbed)
     assert profiler_overhead(SimpleNamespace(path=tmp_path / "other.db"), disturbed)["ratio"] is None
+    # Steps that begin with an operator have no numbers of the run.
+    by_operator = read_trace(tmp_path / "p" / "trace_step_5_10.pt.trace.json", steps_from="aten::embedding")
+    assert profiler_overhead(by_operator, disturbed) == profiler_overhead(trace, disturbed)
     analysis = analysis_of(trace, disturbed)
     assert "5.0 times as long" in analysis["integrity"]["unreliable"]["verdict"]
     assert analysis["verdict"]["strength"] != "is"

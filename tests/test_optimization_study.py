@@ -215,6 +215,22 @@ def test_one_that_fails_leaves_the_others_their_turns(monkeypatch):
     assert baseline["measured_memory_bytes"] == peak
 
 
+def test_a_baseline_that_fails_beside_itself_leaves_the_others(monkeypatch):
+    """Then nothing tells whether they train the same."""
+    build = turns.Variant.__init__
+
+    def fail(self, workload, device, nudge=None):
+        if nudge is not None:
+            raise RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")
+        build(self, workload, device)
+
+    monkeypatch.setattr(turns.Variant, "__init__", fail)
+    monkeypatch.setattr(turns, "matmul_rate", lambda device, precision: 1.0)
+    rows = take_turns([SMALL, SMALL.with_settings(attention="sdpa")], 1, 0)
+    assert [row["status"] for row in rows] == ["ok", "ok"]
+    assert not any("trains" in row for row in rows)
+
+
 @pytest.mark.slow
 def test_the_reference_trains_as_ours_does(monkeypatch):
     """Same weights, data and loss; its memory is predicted too."""

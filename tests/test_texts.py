@@ -210,7 +210,7 @@ def test_no_measured_figure_in_the_prose():
             assert not figure.search(line), f"{path}: {line} ({number})"
 
 
-@pytest.mark.parametrize("flags", ["--size tiny", "--size tiny --precision tf32 --compile"])
+@pytest.mark.parametrize("flags", ["--size tiny", "--size small", "--size tiny --precision tf32 --compile"])
 def test_expected_times_are_those_of_a_dry_run(flags):
     for card in expected.CARDS.values():
         about = expected_step_time(expected.workload_of(flags.split()), described(card), None, measure="never")

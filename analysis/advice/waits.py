@@ -19,8 +19,7 @@ WAITS_IN_CAPTURE = 0.2  # of as many launches: so many are within the step, not 
 
 def ahead(evidence: Evidence, idle_us: float, host_us: float) -> float:
     """What a wait of the host costs at most: idle time of the GPU under it, and behind it, until launches are ahead
-    again; no more than the host waited."""
-    host_us *= evidence.links.idle_left  # it, too, is longer with the profiler
+    again; no more than the host waited, or what it did took, which the profiler made longer as it did idle time."""
     return max(idle_us, min(idle_us + evidence.launch_us, host_us)) if evidence.links.on_gpu else idle_us
 
 
@@ -96,7 +95,7 @@ def fewer_synchronizations(evidence: Evidence) -> Found:
 def faster_data(evidence: Evidence) -> Found:
     idle, host = float(us_by(of_steps(evidence.links), "cause").get("data", 0.0)), evidence.links.host
     outer = (host["phase"] == "data").to_numpy() & (host["parent"] < 0).to_numpy()
-    us = ahead(evidence, idle, length_of(host, outer, evidence))
+    us = ahead(evidence, idle, length_of(host, outer, evidence) * evidence.links.idle_left)
     finding = f"Fetching data takes {evidence.share(idle)} of the step"
     if evidence.links.on_gpu:
         finding = f"The GPU is idle for {evidence.share(idle)} of the step while the host fetches data"
@@ -108,7 +107,7 @@ def faster_data(evidence: Evidence) -> Found:
 def host_work(evidence: Evidence) -> Found:
     """Code of the program that everything waits for, by the range around it or the operator after it."""
     code, idle = host_code(evidence.links), evidence.idle["host_code"]
-    us = ahead(evidence, idle, float((code.end - code.start).sum()))
+    us = ahead(evidence, idle, float((code.end - code.start).sum()) * evidence.links.idle_left)
     waits = evidence.slices[(evidence.slices["cause"] == "host_code").to_numpy()].nlargest(20, "us")
     pairs = zip(waits["start"], waits["end"], strict=True)
     names = added_up((name_of_code(evidence, begin, end), end - begin) for begin, end in pairs)
@@ -143,7 +142,8 @@ def allocation(evidence: Evidence) -> Found:
     idle, calls = evidence.idle.get("allocation", 0.0), evidence.links.calls
     if not idle:
         return None
-    us = ahead(evidence, idle, length_of(calls, has_role(calls, roles.ALLOCATION), evidence))
+    calls_us = length_of(calls, has_role(calls, roles.ALLOCATION), evidence)
+    us = ahead(evidence, idle, calls_us * evidence.links.idle_left)
     finding = f"The GPU is idle for {evidence.share(idle)} of the step while the host allocates or frees its memory"
     how = (
         "memory kept from step to step: PYTORCH_ALLOC_CONF=expandable_segments:True, no empty_cache() in the step, "

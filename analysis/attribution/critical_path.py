@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.attribution.components import IDLE, OVERHEAD, UNATTRIBUTED
 from analysis.attribution.intervals import Slices, innermost
-from analysis.attribution.ledger import cut_to, left_out, of_steps, us_by
+from analysis.attribution.ledger import cut_to, ledger, left_out, of_steps, us_by
 from analysis.trace.links import CLOCK_TICK_US, AttributedLinks, median_step
 from harness.base.sections import Section
 from harness.base.tables import added_up, column, text_columns
@@ -30,7 +30,8 @@ def critical_path(links: AttributedLinks) -> dict | None:
         return None
     rows = added_up(time_by_component(links, spans))
     total = rows.total()
-    on_path = cut_to(of_steps(links), spans[-1][2], spans[0][3])
+    slices = ledger(links)  # as long as the path: both with the profiler
+    on_path = cut_to(slices[slices["of_steps"].to_numpy()], spans[-1][2], spans[0][3])
     idle_ms = float(us_by(on_path, "state").get(IDLE, 0.0) / 1e3)
     found = [
         {"where": where, "component": component, "ms": float(us / 1e3), "share": float(us / total)}

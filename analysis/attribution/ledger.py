@@ -53,6 +53,7 @@ START_UP_US, LOADING_US = 5e3, 1e3  # of any call, and of one that is the first 
 SET_UP_US = 1e6  # of code of the program before the first event of the GPU: models are built, and files read
 IDLE_CAUSES = dict(read_ini(Path(__file__).with_suffix(".ini"))["idle causes"])  # what each means
 # Causes that every recording has before the first event of the GPU and after the last.
+STEPS_DIFFER = 0.1  # of the GPU's work: steps that are shorter than it by more are those of something else
 AT_EDGES = ("launch", "latency", "host_code", "synchronization")
 NOTHING = "nothing"
 CAUSES = (NOTHING, *IDLE_CAUSES, "thread", "ranks")  # another thread works for that of the steps; ranks are late
@@ -111,11 +112,12 @@ def as_without_profiler(links: AttributedLinks, unprofiled_ms: float | None) -> 
         return links
     sums = us_by(of_steps(links), "state")
     idle = float(sums.get(IDLE, 0.0))
-    left = 1e3 * unprofiled_ms * len(links.steps) - (float(sums.sum()) - idle)
-    if not 0 <= left < idle:  # less than the GPU works: these steps are not those
+    working = float(sums.sum()) - idle
+    left = 1e3 * unprofiled_ms * len(links.steps) - working
+    if left < -STEPS_DIFFER * working or max(0.0, left) >= idle:  # far less than the GPU works: they are other steps
         return links
     kept = {key: found for key, found in links.results.items() if key[0] is not of_steps.__wrapped__}
-    return replace(links, idle_left=left / idle, results=kept)
+    return replace(links, idle_left=max(0.0, left) / idle, results=kept)
 
 
 def left_out(links: AttributedLinks) -> pd.DataFrame:

@@ -83,6 +83,12 @@ class Facts:
         return self.slow * self.gpu * self.on_gpu
 
     @property
+    def held_up(self) -> float:
+        """By the host, at most: its part of the critical path, which the profiler makes longer, but no more than the
+        GPU is idle without it."""
+        return min(self.on_host, self.idle)
+
+    @property
     def waited(self) -> float:
         """What waiting for a core may have added to shares of the host.  Beside a GPU, which does not wait for one, it
         may be all of these; without, all work waits alike, and their order stays."""
@@ -140,17 +146,19 @@ def capture(facts: Facts) -> Asked:
 
 
 def late_host(facts: Facts) -> Asked:
-    """the GPU's work is the largest part, but {ON_HOST:.0%} of the critical path is on the host, and launch, host code,
-    data and allocation have {LARGE:.0%} together: the largest but that work, or between two; with {ALL_HOST:.0%} and
-    {LARGE:.0%} of unrecorded idle time: between the host and the GPU"""
+    """the GPU's work is the largest part, but {ON_HOST:.0%} of the critical path is on the host (and the GPU as idle
+    without the profiler, where that is known), and launch, host code, data and allocation have {LARGE:.0%} together:
+    the largest but that work, or between two; with {ALL_HOST:.0%} and {LARGE:.0%} of unrecorded idle time: between the
+    host and the GPU"""
     leads, host = facts.ranked[0] in OF_GPU, facts[OF_HOST] - facts.waited
     why = f"{facts.on_host:.0%} of the critical path is on the host, so a faster GPU would only wait for it"
-    figures = f"critical path {facts.on_host:.1%} on the host; {facts.text(*OF_HOST)}"
-    if not leads or min(facts.on_host, facts.idle) < ON_HOST:  # the profiler alone lengthens the path on the host
+    idle = f", GPU idle {facts.idle:.1%} without the profiler" if facts.idle < facts.on_host else ""
+    figures = f"critical path {facts.on_host:.1%} on the host{idle}; {facts.text(*OF_HOST)}"
+    if not leads or facts.held_up < ON_HOST:
         return figures, None
     if host >= LARGE:
         return figures, largest_of(OTHERS, facts, why)
-    if min(facts.on_host, facts.idle) >= ALL_HOST and facts.unrecorded >= LARGE:
+    if facts.held_up >= ALL_HOST and facts.unrecorded >= LARGE:
         found = facts.between(max(OF_HOST, key=facts.__getitem__), facts.ranked[0])
         why += f", and in {facts.unrecorded:.0%} of the step the GPU is idle while nothing tells what for"
         return figures, found._replace(because=why)
@@ -311,9 +319,9 @@ def what_to_record(trust: dict, no_ridge: str | None, unrecorded: float, has_lau
 def notes_on(found: Decision, facts: Facts, trust: dict) -> list[str]:
     """What else belongs to a verdict: what it may owe to the recording, and to the machine."""
     notes = []
-    if min(facts.on_host, facts.idle) >= ON_HOST and found.bound in ("gpu", *OF_GPU) and facts[OF_HOST] >= LEAD:
+    if facts.held_up >= ON_HOST and found.bound in ("gpu", *OF_GPU) and facts[OF_HOST] >= LEAD:
         notes.append(f"a faster GPU would soon wait for the host, which has {facts.on_host:.0%} of the critical path")
-    if found.bound in OF_HOST and facts.gpu > max(facts[name] for name in OF_HOST) and facts.on_host >= ON_HOST:
+    if found.bound in OF_HOST and facts.gpu > max(facts[name] for name in OF_HOST) and facts.held_up >= ON_HOST:
         notes.append(f"{facts.on_host:.0%} of the critical path is on the host")
     if found.bound == "gpu" and facts.slow_kernels >= MOST:
         notes.append(f"{facts.slow_kernels:.0%} in kernels below {SLOW_BELOW:.0%} of their roof")

@@ -38,9 +38,9 @@ def predict(
     datasheets, or of earlier measurements of this machine.  network: bus bandwidth of a rank in 10^9 bytes/s, or
     measured.  Raises UserError if nothing is measured."""
     target, elsewhere = targets[0] if targets else None, bool(targets or device_memory)
-    link = None
-    if workload.parallel.world_size > 1:
-        environment, ranks = describe_environment(device), workload.parallel.world_size
+    ranks, link = workload.parallel.world_size, None
+    if ranks > 1:
+        environment = describe_environment(device)
         name = target.name if target else "" if elsewhere else environment["device"]["name"]
         link = network_of(network, environment, elsewhere) or links_inside_node(name, ranks)
     capacity = capacity_elsewhere(device_memory, target) if elsewhere else capacity_of(device, [workload.precision])
@@ -51,9 +51,7 @@ def predict(
     if elsewhere:
         about, measure = (described(target) if target else {"name": ""}), "never"
     bounds = time_bounds(workload, about, peak, measure)
-    sending = None
-    if workload.parallel.world_size > 1:
-        sending = communication(document["collectives"], workload.parallel.world_size, bounds, link)
+    sending = communication(document["collectives"], ranks, bounds, link) if ranks > 1 else None
     bounds |= {"network_ms": sending and sending["network_ms"]} | (because(NO_NETWORK, "network_ms") if sending else {})
     forward_flops, step_flops = flops_of_step(workload)
     known = [bounds[name] for name in ("compute_ms", "bandwidth_ms", "network_ms") if bounds[name] is not None]

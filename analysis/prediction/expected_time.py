@@ -35,6 +35,7 @@ SPLITS, LEAST_OF_SPLIT, SPLIT_COST = (1, 2, 4, 8), 512, 0.9  # parts of the sum 
 RAMP = 64  # of k, which a tile takes to fill its pipeline
 FULL_LENGTH, SHORTER = 2048, 0.2  # keys from which on attention has its rate; below it, this power of the share
 TENSORS_OF_LAUNCH, TENSOR_US = 36, 0.4  # of an operator on lists, and what each of them takes the host
+NEVER_AHEAD = 0.99  # of the step, as long as which the launches take the host
 CLASSES = ("matmul", "attention", "other_kernels", "exposed_communication", "waiting_for_host")
 BOUNDS = dict(zip(CLASSES, ("compute", "compute", "memory", "communication", "launch"), strict=True))
 
@@ -224,20 +225,25 @@ def expected_parts(operators: list[Operator], setting: Setting) -> tuple[dict[st
     return {name: us / 1e3 for name, us in parts.items()}, launches, busy / 1e3
 
 
+def bound_of(parts: dict[str, float], host_ms: float, on_gpu: bool = True) -> str:
+    """The longest part, in the words of a verdict.  The step of a host that is never ahead is as long as its launches,
+    however long kernels take meanwhile."""
+    never_ahead = on_gpu and host_ms > NEVER_AHEAD * sum(parts.values())
+    return "launch" if never_ahead else BOUNDS[max(parts, key=parts.get)]
+
+
 def rates_of(device: dict, precision: str, measure: str) -> Rates | None:
     """Of a device as in environment.json: those that times of steps confirm, of a CPU those measured here earlier."""
     if device.get("type") != "cpu":
         found = datasheet(device)
         return achievable_rates(found[0]) if found and found[1] == 1 else None
-    rates = {}
-    for name in dict.fromkeys((precision, "fp32")):
-        found = [one for one in compute_ceilings(device, name, measure=measure) if one.kind == "measured"]
-        rates |= {name: found[0].rate} if found else {}
-    bandwidth = [one for one in bandwidth_ceilings(device, measure=measure) if one.kind == "measured"]
-    if precision not in rates or not bandwidth:
+    ceilings = {name: compute_ceilings(device, name, measure=measure) for name in (precision, "fp32")}
+    ceilings["bandwidth"] = bandwidth_ceilings(device, measure=measure)
+    rates = {name: one.rate for name, found in ceilings.items() for one in found[::-1] if one.kind == "measured"}
+    if precision not in rates or "bandwidth" not in rates:
         return None
     every = dict.fromkeys(("bf16", "tf32", "fp32"), rates[precision])
-    return Rates(every | rates, rates[precision], bandwidth[0].rate, 0, "measured here")
+    return Rates(every | rates, rates[precision], rates["bandwidth"], 0, "measured here")
 
 
 def setting_of(workload: Workload, rates: Rates) -> Setting:
@@ -261,9 +267,7 @@ def expected_step_time(
         # That switches may sum is part of the bound alone.
         network = replace(network, gb_per_sec=OVERHEADS["network share"] * network.gb_per_sec, by_kind={})
     on_gpu = device["type"] != "cpu"
-    setting = replace(setting_of(workload, rates), network=network)
-    if not on_gpu:
-        setting = replace(setting, host="", on_gpu=False)
+    setting = replace(setting_of(workload, rates), network=network, **{} if on_gpu else {"host": "", "on_gpu": False})
     peaks = compute_ceilings(device, workload.precision, peak, measure=measure)
     flops, (low, high) = flops_of_step(workload)[1], (LOW, HIGH) if on_gpu else (None, None)
     parts, launches, host_ms = expected_parts(operators_of(workload, setting.on_gpu), setting)
@@ -272,9 +276,7 @@ def expected_step_time(
         **{"median": median, "low": low and low * median, "high": high and high * median, "by_class": parts},
         "tokens_per_sec": 1e3 * workload.batch_size * max(1, workload.seq_len) / median,
         "mfu_percent": 1e5 * flops / median / peaks[0].rate if peaks else None,
-        # The step of a host that is never ahead is as long as its launches, however long kernels take meanwhile.
-        "bound": "launch" if on_gpu and host_ms > 0.99 * median else BOUNDS[max(parts, key=parts.get)],
-        **{"launches": launches, "host_ms": host_ms},
+        **{"bound": bound_of(parts, host_ms, on_gpu), "launches": launches, "host_ms": host_ms},
         "rates_source": rates.source,
     }
     return {"expected_step_time_ms": found}

@@ -151,15 +151,14 @@ def check_left_out(found: Findings, links: AttributedLinks, total: float) -> Non
 def check_times(found: Findings, disturbance: dict, overhead: float | None, corrected: bool) -> None:
     """What made the steps slower while they were profiled.  overhead: times as long as without the profiler; corrected:
     idle time is as without it, so that only the host's times in the table of operators are longer."""
-    slower = []
+    slower, disturbed = [], []
     if overhead is not None and overhead > SLOWED:
-        why = f"the profiler made these steps {overhead:.1f} times as long, some operators more than others"
-        found.unreliable["operators"] = why
-        slower += [] if corrected else [why]
+        slower = [f"the profiler made these steps {overhead:.1f} times as long, some operators more than others"]
     if disturbance["text"] not in (None, UNDISTURBED):
-        slower.append(f"disturbed: {profile_disturbance_text(disturbance)}")
-    if slower:
-        found.unreliable |= dict.fromkeys(SECTIONS_OF_TIMES, "; ".join(slower))
+        disturbed = [f"disturbed: {profile_disturbance_text(disturbance)}"]
+    for section in SECTIONS_OF_TIMES:
+        if why := disturbed if corrected and section != "operators" else slower + disturbed:
+            found.unreliable[section] = "; ".join([*filter(None, [found.unreliable.get(section)]), *why])
 
 
 def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:
@@ -336,8 +335,9 @@ def profiled_steps(trace: Trace, summary: dict | None) -> tuple[pd.DataFrame, pd
     if not window[1]:
         return table, table["exclusion_reason"] == "profiled"
     first, last = map(int, window.groups())
-    marked = set(trace.steps["number"]) or {*table["step"]}  # of a part of a trace, these alone
-    return table, (table["step"] > first) & (table["step"] <= last) & table["step"].isin(marked)
+    # Of a part of a trace, its steps alone; other marks than the profiler's have no numbers of the run.
+    numbers = trace.steps["number"] if trace.steps_from is None and len(trace.steps) else table["step"]
+    return table, table["step"].between(first + 1, last) & table["step"].isin(numbers)
 
 
 def profile_disturbance(trace: Trace, summary: dict | None) -> dict:

@@ -84,7 +84,7 @@ class ExpectedTime(Document):
     by_class: dict[str, float] = field("ms by what takes them, which add up to the median")
     tokens_per_sec: float = field("of each rank")
     mfu_percent: float | None = field("of the peak that the lower bound refers to", null="no peak of it is known")
-    bound: str = field("compute, memory, communication, launch: the longest of these parts")
+    bound: str = field("compute, memory, communication, launch: the longest part; launch if the host is never ahead")
     launches: int = field("of kernels, in a step")
     host_ms: float = field("that launching takes the host")
     rates_source: str = field("of the rates")

@@ -23,10 +23,10 @@ from analysis.hardware.achievable import HIGH, LOW, achievable_rates
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
 from analysis.prediction.capacity import workspaces_by_default
 from analysis.prediction.expected_time import (
-    BOUNDS,
     Operator,
     OperatorLog,
     Setting,
+    bound_of,
     expected_parts,
     operators_of,
     setting_of,
@@ -48,7 +48,7 @@ from workshop.exercise.results import RESULTS, Answer, machine
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
 CARDS = {name: next(row for row in DATASHEETS if row.name == name) for name in (H100, A100)}
 COMPUTED = "Computed on fake tensors for an NVIDIA H100 (SXM) and an A100 (SXM, 80 GB), not measured"
-INTERVAL = f"{COMPUTED}; in parentheses the interval in which nine of ten published steps lie."
+INTERVAL = f"{COMPUTED}; in parentheses the interval of nine in ten steps, published or measured."
 
 
 def shown(ms: float) -> str:
@@ -134,9 +134,9 @@ def parts_of(flags: str, card: Datasheet, phase: str | None = None) -> tuple[dic
 
 def expected(flags: str, card: Datasheet) -> tuple[str, str]:
     """The time of a step with its interval, and what limits it."""
-    parts, _, _ = parts_of(flags, card)
+    parts, _, host_ms = parts_of(flags, card)
     ms = sum(parts.values())
-    return f"{shown(ms)} ({shown(LOW * ms)} to {shown(HIGH * ms)})", BOUNDS[max(parts, key=parts.get)]
+    return f"{shown(ms)} ({shown(LOW * ms)} to {shown(HIGH * ms)})", bound_of(parts, host_ms)
 
 
 def peak_gb(flags: str) -> float:
