@@ -32,7 +32,7 @@ def main() -> None:
 
     parser = OneLineParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="where `run_exercise.py all` and ./run_baseline.sh wrote")
-    parser.add_argument("name", help="of the machine, such as cpu-intel-xeon-2-threads")
+    parser.add_argument("name", help="of the machine, such as cpu-amd-epyc-2-threads")
     args = parser.parse_args()
     results, pictures = PROJECT / "benchmarks" / "results" / args.name, PROJECT / "exercises" / "pictures"
     targets = {

@@ -64,7 +64,7 @@ def sample(number: int, *commands: str, begins: str = "\nFiles:") -> str:
     """What commands of an exercise printed last, from a stored log: after the files, or from a line that begins so.
 
     commands: as they begin on the page."""
-    [path] = RESULTS.parent.glob(f"*/exercise_{number}.log")
+    path = RESULTS / f"exercise_{number}.log"
     blocks = path.read_text().split("\n$ ")
     lines = []
     for command in commands:
@@ -73,7 +73,7 @@ def sample(number: int, *commands: str, begins: str = "\nFiles:") -> str:
         last = found.strip() + last if begins != "\nFiles:" else last.partition("\n\n")[2]
         first = block.splitlines()[0]
         lines += ["$ " + first.replace(" \\", " ..."), *last.strip().splitlines()]
-    return above(f"An example, [recorded](../{path.relative_to(PROJECT)}) beside other programs.", text_block(lines))
+    return above(f"An example, [recorded](../{path.relative_to(PROJECT)}).", text_block(lines))
 
 
 def ending(*commands: str) -> str:

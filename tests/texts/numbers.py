@@ -42,7 +42,6 @@ from workshop.exercise.page import exercises, fields, predictions, shell_blocks
 from workshop.exercise.results import RESULTS, Answer, machine, stored_answers, stored_commands, stored_path
 from workshop.exercise.shell_blocks import duration
 
-PROFILED = RESULTS.parent / "cpu-amd-epyc-2-threads"  # where the profile of README was recorded
 DEFAULT = TinyLlamaWorkload(TinyLlamaConfig(), TrainingConfig())
 MULTI_HEAD = replace(DEFAULT, config=replace(DEFAULT.config, n_kv_heads=DEFAULT.config.n_heads))  # not grouped-query
 BOTH = (DEFAULT, MULTI_HEAD)
@@ -233,11 +232,12 @@ SHOWN_OF_STUDY = "size,flags,step (ms),as fast,at most,as transformers,of matmul
 
 def optimizations() -> str:
     """The ladder of optimizations, each alone and one on top of another, beside transformers' LLaMA."""
-    document = read_document(RESULTS / "optimization_study.json")
+    [path] = RESULTS.parent.glob("*/optimization_study.json")
+    document = read_document(path)
     rows = [row for row in document["rows"] + document["reference"] if row["status"] == "ok"]
     measured = optimization_table([row | {"flags": re.sub("^(--.*)", r"`\1`", row["flags"])} for row in rows])
     columns = [column for column in measured.columns if column.title in SHOWN_OF_STUDY.split(",")]
-    about = f"{machine(document['environment'])}. [All values](results/{RESULTS.name}/optimization_study.json)."
+    about = f"{machine(document['environment'])}. [All values](results/{path.parent.name}/optimization_study.json)."
     return "\n".join([about, "", *markdown_table(columns, measured.rows)])
 
 
@@ -511,8 +511,7 @@ def printed(number: int, *begins: str, after: str = "") -> str:
     """Sample output of an exercise's commands: each next line that begins with one of these, and what continues it.
 
     after: what the line begins with from which on they are looked for, such as a command."""
-    path = next(iter(sorted(RESULTS.parent.glob(f"*/exercise_{number}.log"))))
-    log = path.read_text().splitlines()
+    log = (RESULTS / f"exercise_{number}.log").read_text().splitlines()
     shown, place = [], next(i for i, line in enumerate(log) if line.startswith(after))
     for begin in begins:
         place = next(i for i in range(place, len(log)) if log[i].startswith(begin))
@@ -521,7 +520,8 @@ def printed(number: int, *begins: str, after: str = "") -> str:
             end += 1
         shown += log[place:end]
         place = end
-    return f"{text_block(shown)}\n*{path.parent.name}, `python3 run_exercise.py {number}`.*"
+    where = machine(stored_answers(number)["environment"])
+    return f"{text_block(shown)}\n*{where}, `python3 run_exercise.py {number}`.*"
 
 
 def run_provenance() -> str:
@@ -539,8 +539,8 @@ def run_output() -> str:
 
 def profile_answer() -> str:
     """The answer with which run_pytorch_profiler.sh ended, and where that was."""
-    environment = read_document(PROFILED / "run_pytorch_profiler.json")["environment"]
-    printed = (PROFILED / "run_pytorch_profiler.log").read_text().splitlines()
+    environment = read_document(RESULTS / "run_pytorch_profiler.json")["environment"]
+    printed = (RESULTS / "run_pytorch_profiler.log").read_text().splitlines()
     begin = next(i for i, line in enumerate(printed) if line.startswith("Headline:"))
     answer = [line for line in printed[begin:] if line]
     return f"{text_block(answer)}\n*{machine(environment)}, `./run_pytorch_profiler.sh`.*"
