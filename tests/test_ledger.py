@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from agreement import contradictions
 from helpers import PROJECT
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -438,6 +439,7 @@ def test_a_profiled_h100_looks_launch_bound_and_is_not():
     found = analysis_of(trace, summary)
     overhead = found["integrity"]["profiler_overhead"]
     assert (found["verdict"]["bound"], found["verdict"]["strength"]) == ("memory", "is")
+    assert contradictions(found) == []
     assert found["attribution"]["ms_per_step"] == pytest.approx(overhead["unprofiled_median_ms"], rel=0.02)
     assert 0 < overhead["idle_left"] < 0.5
     graphs = next(row for row in found["opportunities"] if row["name"] == "CUDA graphs")

@@ -19,7 +19,7 @@ WAITS_IN_CAPTURE = 0.2  # of as many launches: so many are within the step, not 
 
 def ahead(evidence: Evidence, idle_us: float, host_us: float) -> float:
     """What a wait of the host costs at most: idle time of the GPU under it, and behind it, until launches are ahead
-    again; no more than the host waited, or what it did took, which the profiler made longer as it did idle time."""
+    again; no more than host_us: how long it waited, or what it did took without the profiler."""
     return max(idle_us, min(idle_us + evidence.launch_us, host_us)) if evidence.links.on_gpu else idle_us
 
 

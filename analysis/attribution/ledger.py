@@ -52,8 +52,8 @@ HOST_CODE_US = 1e3
 START_UP_US, LOADING_US = 5e3, 1e3  # of any call, and of one that is the first to launch a kernel of this name
 SET_UP_US = 1e6  # of code of the program before the first event of the GPU: models are built, and files read
 IDLE_CAUSES = dict(read_ini(Path(__file__).with_suffix(".ini"))["idle causes"])  # what each means
-# Causes that every recording has before the first event of the GPU and after the last.
 STEPS_DIFFER = 0.1  # of the GPU's work: steps that are shorter than it by more are those of something else
+# Causes that every recording has before the first event of the GPU and after the last.
 AT_EDGES = ("launch", "latency", "host_code", "synchronization")
 NOTHING = "nothing"
 CAUSES = (NOTHING, *IDLE_CAUSES, "thread", "ranks")  # another thread works for that of the steps; ranks are late

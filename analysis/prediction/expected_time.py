@@ -35,7 +35,7 @@ SPLITS, LEAST_OF_SPLIT, SPLIT_COST = (1, 2, 4, 8), 512, 0.9  # parts of the sum 
 RAMP = 64  # of k, which a tile takes to fill its pipeline
 FULL_LENGTH, SHORTER = 2048, 0.2  # keys from which on attention has its rate; below it, this power of the share
 TENSORS_OF_LAUNCH, TENSOR_US = 36, 0.4  # of an operator on lists, and what each of them takes the host
-NEVER_AHEAD = 0.99  # of the step, as long as which the launches take the host
+NEVER_AHEAD = 0.99  # of the step: if its launches take the host longer, it is as long as they
 CLASSES = ("matmul", "attention", "other_kernels", "exposed_communication", "waiting_for_host")
 BOUNDS = dict(zip(CLASSES, ("compute", "compute", "memory", "communication", "launch"), strict=True))
 
@@ -81,7 +81,7 @@ class OperatorLog(WorkCounter):
         if self.segments[-1] == "data":
             return out
         mine, named, made = args, kwargs, out
-        if torch.distributed.is_initialized():  # only then there are shards; looking for them takes a fifth of the time
+        if torch.distributed.is_available() and torch.distributed.is_initialized():  # else there are no shards
             mine, named, made = tree_map_only(torch.Tensor, local_part, (args, kwargs, out))
         name, collective = func.overloadpacket.__name__, kind_of_collective(func)
         given = {**dict(zip((one.name for one in func._schema.arguments), mine, strict=False)), **named}
@@ -239,13 +239,13 @@ def rates_of(device: dict, precision: str, measure: str) -> Rates | None:
     if device.get("type") != "cpu":
         found = datasheet(device)
         return achievable_rates(found[0]) if found and found[1] == 1 else None
-    ceilings = {name: compute_ceilings(device, name, measure=measure) for name in (precision, "fp32")}
+    ceilings = {name: compute_ceilings(device, name, measure=measure) for name in {precision, "fp32"}}
     ceilings["bandwidth"] = bandwidth_ceilings(device, measure=measure)
     rates = {name: one.rate for name, found in ceilings.items() for one in found[::-1] if one.kind == "measured"}
     if precision not in rates or "bandwidth" not in rates:
         return None
-    every = dict.fromkeys(("bf16", "tf32", "fp32"), rates[precision])
-    return Rates(every | rates, rates[precision], rates["bandwidth"], 0, "measured here")
+    every, bandwidth = dict.fromkeys(("bf16", "tf32", "fp32"), rates[precision]), rates.pop("bandwidth")
+    return Rates(every | rates, rates[precision], bandwidth, 0, "measured here")
 
 
 def setting_of(workload: Workload, rates: Rates) -> Setting:

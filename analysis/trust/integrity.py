@@ -335,7 +335,7 @@ def profiled_steps(trace: Trace, summary: dict | None) -> tuple[pd.DataFrame, pd
     if not window[1]:
         return table, table["exclusion_reason"] == "profiled"
     first, last = map(int, window.groups())
-    # Of a part of a trace, its steps alone; other marks than the profiler's have no numbers of the run.
+    # Of a part of a trace, its steps alone; those of --steps-from have no numbers of the run.
     numbers = trace.steps["number"] if trace.steps_from is None and len(trace.steps) else table["step"]
     return table, table["step"].between(first + 1, last) & table["step"].isin(numbers)
 

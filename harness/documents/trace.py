@@ -250,7 +250,7 @@ class PathRow(Document):
 class CriticalPath(Document):
     step: int = field("its number")
     length_ms: float = field("from its start to its end")
-    gpu_idle_ms: float = field("of it, in which the GPU runs nothing without the profiler: a faster host saves no more")
+    gpu_idle_ms: float = field("of it, without work on the GPU, with the profiler: a faster host saves no more of it")
     rows: list[PathRow] = field("they add up to length_ms")
 
 

@@ -144,7 +144,7 @@ class Turns:
                 variant.step()
             return variant.first_steps.told
 
-        with contextlib.suppress(Exception):  # two may not fit: then it is not known who trains the same
+        with contextlib.suppress(RuntimeError, FloatingPointError):  # then it is not known who trains the same
             nudged = [(kind, told(one)) for kind, ones in NUDGES.items() for one in ones]
             self.yardsticks = yardsticks_of(self.variants[i].first_steps.told, told(""), nudged)
         gc.collect()

@@ -574,8 +574,9 @@ def profiled_h100() -> str:
     longer = " and ".join(f"{ms / others:.1f}" for ms, reason in steps if reason == "profiled")
     text = (
         f"On an H100, the profiled steps of `medium` in bf16 with fused attention took {longer} times as long as the "
-        f"others of the run. In the last of them its GPU was idle for {idle[0]:.0%} of the time, and "
-        f"beside the others its work leaves {idle[1]:.0%} of a step."
+        f"others of the run. In the last of them the GPU was idle for {idle[0]:.0%} of the time. Its work in that step "
+        f"would fill {1 - idle[1]:.0%} of one of the others, so without the profiler it is idle for {idle[1]:.0%} of a "
+        f"step at most."
     )
     return textwrap.fill(text, COLUMNS, break_on_hyphens=False)
 
@@ -588,4 +589,5 @@ def steps_of_profiled_runs() -> str:
         pairs = zip(steps["time_ms"], steps["exclusion_reason"], strict=True)
         free = [ms for ms, reason in pairs if reason is None]
         told.append(f"`{name.replace('_', ', ')}` {statistics.median(free):.1f} ms in {len(free)} steps")
-    return textwrap.fill("- **Another process** on the same card, minutes later: " + ", ".join(told) + ".", COLUMNS)
+    begin = "- **Runs with a profiler**, minutes later on the same card, their other steps: "
+    return textwrap.fill(f"{begin}{', '.join(told)}.", COLUMNS)
