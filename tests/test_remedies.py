@@ -5,7 +5,7 @@ import sys
 import pytest
 from traces import ADD, H100_PROPERTIES, LARGE, analysis_of, event, gpu_step, on_gpu, shaped, step, trace_of
 
-from harness.machine.environment import launcher
+from harness.machine.environment import typed
 
 HALF = ["c10::BFloat16"] * 2
 NODE = "autograd::engine::evaluate_function: "
@@ -197,14 +197,18 @@ def test_the_next_step_is_a_command_where_the_run_is_ours(tmp_path):
     assert proposals(tmp_path, step(1, 0, 1000), *adds)["compile"]["next"] == "model.compile()"
 
 
-def test_a_run_of_torchrun_is_repeated_under_torchrun(monkeypatch):
+def test_a_run_of_torchrun_is_repeated_under_torchrun(monkeypatch, tmp_path):
+    """By the path that leads to the script from here: launchers call it by its whole path."""
     monkeypatch.setattr(sys, "executable", "/somewhere/.venv/bin/python")
-    assert launcher() == ["python3"]
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "train.py"), "--size", "small"])
+    monkeypatch.chdir(tmp_path)
+    words = ["train.py", "--size", "small"]
+    assert typed() == ["python3", *words]
     for name, value in {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
-    assert launcher() == ["torchrun", "--nproc-per-node", "2"]
+    assert typed() == ["torchrun", "--nproc-per-node", "2", *words]
     monkeypatch.setenv("GROUP_WORLD_SIZE", "2")  # of the address of the first node nothing is known here
-    assert launcher() == ["python3"]
+    assert typed() == ["python3", *words]
 
 
 def test_overhead_beside_what_is_fused_is_in_its_bound(tmp_path):

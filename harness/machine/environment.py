@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from harness.base.command_line import version_of
-from harness.base.text import read_ini
+from harness.base.text import path_from_here, read_ini
 from harness.documents.run import Environment
 from harness.documents.schema import because, explained
 from harness.machine.devices import architecture
@@ -42,7 +42,7 @@ def describe_environment(device: torch.device) -> dict:
     changes = git("diff", "HEAD") if commit else None
     unseen = unseen_hardware() if device.type == "cpu" else None
     document = {"timestamp": datetime.now().astimezone().isoformat(timespec="seconds")}
-    document |= {"command_line": shlex.join([*launcher(), *sys.argv]), "commit": commit}
+    document |= {"command_line": shlex.join(typed()), "commit": commit}
     document |= {"uncommitted_changes": bool(changes) if commit else None}
     document |= {"changes_sha256": hashlib.sha256(changes.encode()).hexdigest() if changes else None}
     document |= {"host": socket.gethostname(), "platform": platform.platform(), "python": platform.python_version()}
@@ -72,8 +72,9 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def launcher() -> list[str]:
-    """What has to stand before the script and its flags to run it again."""
+def typed() -> list[str]:
+    """What runs it again, in the same folder."""
+    words = [path_from_here(Path(sys.argv[0])), *sys.argv[1:]]
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
-        return ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"]]
-    return ["python3"]  # with which our scripts find their environment
+        return ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], *words]
+    return ["python3", *words]  # with which our scripts find their environment

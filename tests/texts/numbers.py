@@ -590,4 +590,4 @@ def steps_of_profiled_runs() -> str:
         free = [ms for ms, reason in pairs if reason is None]
         told.append(f"`{name.replace('_', ', ')}` {statistics.median(free):.1f} ms in {len(free)} steps")
     begin = "- **Runs with a profiler**, minutes later on the same card, their other steps: "
-    return textwrap.fill(f"{begin}{', '.join(told)}.", COLUMNS)
+    return textwrap.fill(f"{begin}{', '.join(told)}.", COLUMNS, subsequent_indent="  ")
