@@ -122,6 +122,15 @@ def test_synchronizations_are_proposed_with_their_number(tmp_path):
     assert rows["fewer synchronizations"]["share"] == pytest.approx(700 / 1000)
 
 
+def test_a_finding_in_a_range_that_outlives_what_began_it(tmp_path):
+    """Of two such ranges that overlap, each has a thread of its own, which the file has not."""
+    engine = event("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 5, 21)
+    ranges = [event("forward", start, 34, kind="user_annotation") for start in (23, 21)]
+    analysis = analysis_of(trace_of(tmp_path, step(1, 0, 0), step(2, 25, 2), engine, *ranges))
+    places = [row["place"]["thread"] for row in analysis["opportunities"] if row["place"]]
+    assert "process of the host, thread asynchronous" in places
+
+
 def norm_of_four_kernels(start, number):
     """A norm of 30 us on the host from `start` on, whose four kernels take 100 us each."""
     out = []

@@ -169,8 +169,8 @@ class Evidence:
         event = (links.gpu if on_gpu else links.host).iloc[longest["event"]]
         idle = on_gpu and longest["state"] == IDLE
         about, name = (longest, f"idle before {event['name']}") if idle else (event, event["name"])
-        threads = [*links.trace.threads, ("of the host", "asynchronous")]  # ranges that outlive what began them
-        process, thread = (event["device"], event["stream"]) if on_gpu else threads[event["thread"]]
+        threads, apart = dict(enumerate(links.trace.threads)), ("of the host", "asynchronous")  # has none of the file
+        process, thread = (event["device"], event["stream"]) if on_gpu else threads.get(event["thread"], apart)
         thread = f"process {process}, {'stream' if on_gpu else 'thread'} {thread}"
         out = {"trace": links.trace.path.name, "began_ms": links.trace.perfetto_ms(about["start"]), "thread": thread}
         return out | {"duration_ms": float(about["end"] - about["start"]) / 1e3, "event": name}
