@@ -241,6 +241,7 @@ def rates_of(device: dict, precision: str, measure: str) -> Rates | None:
         return achievable_rates(found[0]) if found and found[1] == 1 else None
     ceilings = {name: compute_ceilings(device, name, measure=measure) for name in {precision, "fp32"}}
     ceilings["bandwidth"] = bandwidth_ceilings(device, measure=measure)
+    # Of each the first.
     rates = {name: one.rate for name, found in ceilings.items() for one in found[::-1] if one.kind == "measured"}
     if precision not in rates or "bandwidth" not in rates:
         return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import operator
 import re
-import statistics
 import textwrap
 from collections.abc import Sequence
 from dataclasses import fields as fields_of
@@ -569,9 +568,9 @@ def profiled_h100() -> str:
     for summary in (None, run):
         found = operator_analysis(link(trace), summary)
         idle.append(next(row["share"] for row in found["components"] if row["component"] == IDLE))
-    steps = list(zip(run["steps"]["time_ms"], run["steps"]["exclusion_reason"], strict=True))
-    others = statistics.median(ms for ms, reason in steps if reason is None)
-    longer = " and ".join(f"{ms / others:.1f}" for ms, reason in steps if reason == "profiled")
+    others, steps = run["performance"]["median_step_time_ms"], run["steps"]
+    pairs = zip(steps["time_ms"], steps["exclusion_reason"], strict=True)
+    longer = " and ".join(f"{ms / others:.1f}" for ms, reason in pairs if reason == "profiled")
     text = (
         f"On an H100, the profiled steps of `medium` in bf16 with fused attention took {longer} times as long as the "
         f"others of the run. In the last of them the GPU was idle for {idle[0]:.0%} of the time. Its work in that step "
@@ -585,9 +584,8 @@ def steps_of_profiled_runs() -> str:
     """Medians of the unprofiled steps of the runs that the stored traces are of: the same flags in other processes."""
     told = []
     for name in ("default", "medium_bf16_sdpa"):
-        steps = read_document(GPU_RESULTS / f"profile_{name}.json")["steps"]
-        pairs = zip(steps["time_ms"], steps["exclusion_reason"], strict=True)
-        free = [ms for ms, reason in pairs if reason is None]
-        told.append(f"`{name.replace('_', ', ')}` {statistics.median(free):.1f} ms in {len(free)} steps")
+        run = read_document(GPU_RESULTS / f"profile_{name}.json")
+        ms, n = run["performance"]["median_step_time_ms"], run["steps"]["exclusion_reason"].count(None)
+        told.append(f"`{name.replace('_', ', ')}` {ms:.1f} ms in {n} steps")
     begin = "- **Runs with a profiler**, minutes later on the same card, their other steps: "
     return textwrap.fill(f"{begin}{', '.join(told)}.", COLUMNS, subsequent_indent="  ")
