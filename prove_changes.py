@@ -70,7 +70,7 @@ def main() -> None:
     require("the analysis", ["msgspec", "pandas", "torch", "jinja2", "matplotlib", "plotly", "tensorboard"])
     folder = (settings.output_dir or Path(f"proof_{datetime.now():%Y%m%d_%H%M%S}")).absolute()
     make_folder(folder)
-    from analysis.commands.proof import Proof, tell  # PyTorch takes seconds to import
+    from analysis.commands.proof import Proof, keep_in, tell  # PyTorch takes seconds to import
 
     if not settings.changes:
         raise UserError("--try: name a change", 2)
@@ -80,7 +80,8 @@ def main() -> None:
         say(f"{typed[0]} is run {runs}{times}; the first run tells how long that takes.")
         dropped = f"What it writes to {Path.cwd()} goes to a temporary {trials.kept}; elsewhere, it stays."
         say("It writes its files as always." if settings.keep_files else dropped)
-        proof = Proof(trials, settings.changes, settings.rounds, settings.audit_only)
+        keep = keep_in(folder, typed)
+        proof = Proof(trials, settings.changes, settings.rounds, settings.audit_only, keep)
         document = proof.document()
     code = tell(document, typed, folder, settings.audit_only, settings.verbose)
     sys.exit(proof.exit_code or code)

@@ -385,6 +385,67 @@ def test_a_script_does_not_go_on_where_its_program_was_ended(profiled, capfd, th
     assert then == "kill" or ended.exit_code == 0
 
 
+# What starts the training goes on after it: it saves what never trained, or starts the next run.
+STARTERS = {
+    "spawned processes": """
+import torch.multiprocessing as mp
+def train(n):
+    %s
+if __name__ == "__main__":
+    context = mp.get_context("spawn")
+    processes = [context.Process(target=train, args=(n,)) for n in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    torch.save("what never trained", "checkpoint.pt")
+""",
+    "a driver that starts a next run": """
+import os
+import subprocess
+if os.environ.get("RUN"):
+    %s
+else:
+    for run in ("1", "2"):
+        subprocess.run([sys.executable, "train.py"], env={**os.environ, "RUN": run})
+        torch.save(f"run {run}", "checkpoint.pt")
+""",
+    "a second fork": """
+import os
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        while os.getppid() != 1 and not os.path.exists("over"):
+            pass
+        time.sleep(1)
+        open("checkpoint.pt", "w").write("written by what had escaped")
+    os._exit(0)
+os.wait()
+if True:
+    %s
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", STARTERS)
+def test_what_started_the_training_does_not_go_on(profiled, kind):
+    loop = LOOP.strip().replace("batches(STEPS)", "batches(10**6)")
+    source = "import time\n" + MODEL + STARTERS[kind] % (TRAIN + loop).strip().replace("\n", "\n    ")
+    Path("checkpoint.pt").write_text("precious")
+    ended = profiled(source)
+    Path("over").touch()
+    assert Path("checkpoint.pt").read_text() == "precious"
+    assert ended.by_tool
+    traces = {process["trace"] for process in ended.recorded}
+    if kind == "spawned processes":  # no ranks: a file each
+        assert traces == {f"trace_step_4_6_process{process['pid']}.pt.trace.json" for process in ended.recorded}
+        assert len(traces) == 2
+    else:
+        assert traces == {"trace_step_4_6_rank0.pt.trace.json"}
+    assert {file.name for file in Path("out").iterdir()} == traces
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["1 / 0", "sys.exit(4)", "os.kill(os.getpid(), signal.SIGINT)"])
 def test_steps_that_were_recorded_before_the_program_ended_are_kept(scratch, known_peaks, how):
@@ -433,8 +494,8 @@ def test_a_program_that_is_not_there():
 
 RECORDS_THROUGHOUT = MODEL + TRAIN + "with torch.profiler.profile():" + LOOP.replace("\n", "\n    ")
 CANNOT = {
-    "print(1)": ([], 0, "no process imported torch: it ended"),
-    "import torch": (["-I"], 0, "no Python process loaded the hooks: it ended; is it started with -I, -E or -S?"),
+    "print(1)": ([], 1, "no process imported torch: it ended"),
+    "import torch": (["-I"], 1, "no Python process loaded the hooks: it ended; is it started with -I, -E or -S?"),
     "import torch; print('nothing')": ([], 0, "nothing was trained: it ended; for inference --steps forward"),
     "import torch; raise SystemExit(5)": ([], 5, "nothing was trained: it ended with exit code 5"),
     PLAIN.replace("else 14", "else 4"): ([], 0, " ms; 6 are needed: lengthen it, or --warmup-steps 1"),
@@ -551,8 +612,8 @@ def test_ctrl_c_reaches_the_program_once(scratch):
         out, _ = process.communicate()
     assert out.count("interrupted") == 1
     assert "Traceback" not in out
-    assert process.returncode == 9
-    assert "it ended with exit code 9 after" in out
+    assert process.returncode == 128 + signal.SIGINT
+    assert "it was ended by Ctrl-C after" in out
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What a program of somebody else's showed: the documents of a run, and the answer that follows its output."""
 
 import shlex
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -44,7 +45,7 @@ def explain_program(ended: Ended, command: Sequence[str], settings: dict, folder
     for held in (one["out_of_memory"] for one in ended.processes if "out_of_memory" in one):
         say(*as_text(held_memory_section(held["rows"], held)))
     if not recorded:
-        raise UserError(why_nothing(ended, settings, bool(failed)), ended.exit_code)
+        raise UserError(why_nothing(ended, settings, bool(failed)), exit_code_of(ended))
     for target in recorded[0]["data_not_called"]:
         say(f"--data {target}: not called in the recorded steps; for a generator, name the function that it calls")
     summary = summary_of(recorded, command, settings)
@@ -64,12 +65,25 @@ def explain_program(ended: Ended, command: Sequence[str], settings: dict, folder
         say("", *as_text(program_section(document)))
     say("", *wrapped(labeled(program_facts(document, summary, analyses[0][1]))), "", *file_lines(files, verbose))
     say("", *answer_of_traces(analyses, report_in(files)))
-    return 0 if ended.by_tool else ended.exit_code
+    return exit_code_of(ended)
+
+
+def exit_code_of(ended: Ended) -> int:
+    """Ours: that of the signal that we received, 0 where we ended the program after recording it, else the program's;
+    1 where no process imported torch, so that nothing of it could be seen."""
+    if ended.by_tool:
+        return 0
+    if ended.signal:
+        return 128 + ended.signal
+    return ended.exit_code or (0 if ended.processes else 1)
 
 
 def why_nothing(ended: Ended, settings: dict, failed: bool) -> str:
     """What was seen of a program of which no step was recorded, and what to do."""
     code = f"it ended with exit code {ended.exit_code}" if ended.exit_code else "it ended"
+    if ended.signal:
+        by = "Ctrl-C" if ended.signal == signal.SIGINT else "SIGTERM"
+        code = f"it was ended by {by}"
     seen = max(ended.processes, key=lambda one: (one["steps"], one["backward_passes"]), default=None)
     if failed:
         return f"nothing was recorded in {settings['out']}: {code}"
@@ -83,7 +97,9 @@ def why_nothing(ended: Ended, settings: dict, failed: bool) -> str:
         if seen["profiles_itself"]:
             return f"{code}, and records a trace of its own throughout: python3 analyze_trace.py on that"
         needed = settings["first"] + settings["profile"] - 1
-        needed = f"{needed} are needed: lengthen it, or {FEWER}"
+        needed = f"{needed} are needed"
+        if not ended.signal:
+            needed += f": lengthen it, or {FEWER}"
         timed = seen["times_ms"] and f"; median of {len(seen['times_ms'])}: {median(seen['times_ms']):,.2f} ms"
         by = settings["steps"]
         steps_of = " and ".join(seen["optimizers"]) if by == "optimizer" else f"a {by} pass each"
@@ -132,11 +148,16 @@ def summary_of(ranks: list[dict], command: Sequence[str], settings: dict) -> dic
 
 
 def disturbance_of(ranks: list[dict]) -> dict:
-    found = [one["disturbance"] for one in ranks if "disturbance" in one]
-    if found:
-        return over_ranks(found)
+    measured = [result for result in ranks if "disturbance" in result]
+    if measured:
+        names = [process_name(result) for result in measured]
+        return over_ranks([result["disturbance"] for result in measured], names)
     why = ranks[0].get("disturbance_reason", "not measured")
     return unknown(why, *fields_of(Disturbance)) | {"threads": 0, "cores": 0, "reasons": []}
+
+
+def process_name(result: dict) -> str:
+    return f"rank {result['rank']}" if result["is_rank"] else f"process {result['pid']}"
 
 
 def audit_of(ranks: list[dict]) -> dict:
@@ -185,6 +206,7 @@ def program_document(ended: Ended, ranks: list[dict], command: Sequence[str], se
         **{"first_recorded": first["first_recorded"], "last_recorded": first["first_recorded"] + n - 1},
         "evaluations": first["evaluations"],
         "ranks_recorded": len({one["rank"] for one in ranks}),
+        "processes_recorded": len(ranks),
         **{"world_size": first["world_size"], "processes": len(ended.processes)},
         "phases_per_step": {name: count / n for name, count in first["seen"].items() if count},
         "memory": [row | {"rank": one["rank"]} for one in ranks for row in one["memory"]["rows"]],
@@ -194,7 +216,10 @@ def program_document(ended: Ended, ranks: list[dict], command: Sequence[str], se
 def program_facts(document: dict, summary: dict, analysis: dict) -> dict[str, str]:
     steps = document["last_recorded"] - document["first_recorded"] + 1
     recorded = f"{' and '.join(document['steps_of'])} steps {document['first_recorded']} to {document['last_recorded']}"
-    ranks = f"{document['ranks_recorded']} of {count_of(document['world_size'], 'rank')}"
+    if document["processes_recorded"] > document["ranks_recorded"]:
+        ranks = f"{document['processes_recorded']} processes that are no ranks of each other"
+    else:
+        ranks = f"{document['ranks_recorded']} of {count_of(document['world_size'], 'rank')}"
     evaluated = f"; evaluation in {document['evaluations']} of {steps}" * bool(document["evaluations"])
     short = f", then {document['shortened']}" * bool(document["shortened"])
     performance, rank = summary["performance"], summary["training"]["rank"]

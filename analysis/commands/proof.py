@@ -8,7 +8,9 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
+from typing import NamedTuple
 
+from analysis.comparison.applied import APPLIED, NO_SIGN, effect_of, effects_together, without_effect
 from analysis.comparison.proof import DIFFERS, FAILS, FASTER, IN_ORDER, as_fast_text, line_text, proof_section
 from analysis.comparison.training import NUDGES, TELLING, Apart, apart, gain, intervals, trains, yardsticks_of
 from analysis.report.html import write_report
@@ -32,11 +34,28 @@ ORDERS = ((False, True, True, False), (True, False, False, True))  # of a round:
 NOT_TIMED = ("ratio", "ratio_low", "ratio_high", "pays_after_steps")
 
 
+class Timed(NamedTuple):
+    """Contests that were timed in turn."""
+
+    intervals: dict[str, tuple[float, float, float]]  # by contest: low end, ratio, high end
+    step_ms: float  # of the program as it is, the median
+    signs: dict[str, tuple[list[dict], list[dict]]]  # by contest: of each turn with its changes, and without
+
+
 class Proof:
     """Audits and times of the changes of one command; each run is told when it is done."""
 
-    def __init__(self, trials: Trials, changes: Sequence[str], rounds: int, audit_only: bool):
+    def __init__(
+        self,
+        trials: Trials,
+        changes: Sequence[str],
+        rounds: int,
+        audit_only: bool,
+        keep: Callable[[dict], object] = lambda document: None,
+    ):
+        """keep: takes the document each time that something is known, so that nothing of it is lost."""
         self.trials, self.changes, self.rounds, self.audit_only = trials, changes, rounds, audit_only
+        self.keep = keep
         self.began = time.monotonic()
         self.left = 1 + sum(map(len, NUDGES.values())) + len(changes)  # audits
         self.alike: list[Trial] = []  # audits of the program, also nudged: each starts as it does
@@ -57,23 +76,31 @@ class Proof:
 
     def document(self) -> dict:
         repeats, yardsticks = self.yardsticks()
-        audits = {one: self.audit(one, [one]) for one in self.changes}
-        rows = [self.row(one, trial, yardsticks) for one, trial in audits.items()]
-        for row in rows:
-            if row["verdict"] == DIFFERS and change_of(row["change"])[0].of == "modules":
-                self.narrow(row, yardsticks)
+        rows: list[dict] = []
         document = {"plain": {"step_ms": self.step_ms, "repeats": repeats}, "rows": rows}
-        document |= dict.fromkeys(("nothing", "together", "not_timed"))
-        timed = [row for row in rows if row["verdict"] == "passes"]
-        if not self.audit_only and timed:
-            try:
+        document.update(nothing=None, together=None, not_timed=None)
+        try:
+            for change in self.changes:
+                rows.append(self.row(change, self.audit(change, [change]), yardsticks))
+                document["plain"]["step_ms"] = self.step_ms
+                self.note(document)
+            for row in rows:
+                if row["verdict"] == DIFFERS and change_of(row["change"])[0].of == "modules":
+                    self.narrow(row, yardsticks)
+                    self.note(document)
+            timed = [row for row in rows if row["verdict"] == "passes"]
+            if not self.audit_only and timed:
                 self.time(document, timed, yardsticks)
-            except UserError as error:  # the audits hold
-                document["not_timed"] = str(error)
-            except SystemExit as ended:
-                document["not_timed"], self.exit_code = "ended by a signal", ended.code
-        document["seconds"] = time.monotonic() - self.began
+        except UserError as error:  # what is known holds
+            document["not_timed"] = str(error)
+        except SystemExit as ended:
+            document["not_timed"], self.exit_code = "ended by a signal", ended.code
+        self.note(document)
         return document
+
+    def note(self, document: dict) -> None:
+        document["seconds"] = time.monotonic() - self.began
+        self.keep(document)
 
     @property
     def step_ms(self) -> float:
@@ -110,19 +137,29 @@ class Proof:
         (record, value), plain = change_of(change), self.plain.found
         notes = [one for one in trial.found.get("notes", ()) if one["change"] == change]
         fresh = [one for one in notes if not one["already"]]
-        row = {"change": change, "audit": None, "where": None, "line": None, "departs": []}
+        row = {"change": change, "applied": None, "audit": None, "where": None, "line": None, "departs": []}
         row |= unknown("not timed", *NOT_TIMED) | unknown("not compared", "peak_memory_difference_mb", "extra_start_s")
-        if trial.error:
-            return row | {"verdict": FAILS} | because(trial.error, "audit")
-        if not fresh:
-            return row | {"verdict": "already so" if notes else "does not apply"}
+        error = trial.error
+        if not error and trial.found["state"] != "recorded":
+            error = f"the program ends after {count_of(trial.found['steps'], 'step')} with it"
+        if error:
+            return row | {"verdict": FAILS} | because(error, "audit") | because("it fails", "applied")
+        effect = effect_of(record, trial.found["signs"], plain["signs"])
+        if effect.verdict != APPLIED:
+            return row | {"verdict": effect.verdict} | because(effect.text, "applied")
+        row["applied"] = effect.text
         marks = apart(trial.found, plain)
-        (word, beyond), first = trains(marks, yardsticks, record.may), fresh[0]
+        word, beyond = trains(marks, yardsticks, record.may)
         peaks = (trial.found["peak_bytes"], plain["peak_bytes"])
-        right = word != DIFFERS or record.may == OTHER_DATA
-        row |= {"verdict": "passes" if right else DIFFERS, "audit": word, "gradient_difference": marks.gradient}
-        row |= {"departs": [] if right else beyond[:6], "where": first["where"] or None}
-        row["line"] = record.line(first["name"], value, plain["trainer"])
+        if record.may == OTHER_DATA:
+            row |= {"verdict": "passes"} | because("it trains on other data: a bound, and no change to make", "audit")
+        else:
+            row |= {"verdict": DIFFERS if word == DIFFERS else "passes", "audit": word}
+            row["departs"] = beyond[:6] if word == DIFFERS else []
+        row["gradient_difference"] = marks.gradient if math.isfinite(marks.gradient) else None
+        first = (fresh or notes)[0]
+        row["where"] = first["where"] or None
+        row["line"] = record.line(first["name"], value, plain["trainer"], first["way"])
         row["peak_memory_difference_mb"] = None if None in peaks else (peaks[0] - peaks[1]) / MB
         cost = trial.seconds - fmean(starts := [one.seconds for one in self.alike])
         spread = max(starts) - min(starts)
@@ -150,22 +187,30 @@ class Proof:
     # ---- Times -------------------------------------------------------------------------------------------------------
 
     def time(self, document: dict, rows: list[dict], yardsticks: dict[str, Apart]) -> None:
-        found, step_ms = self.in_turn({NOTHING: []} | {row["change"]: [row["change"]] for row in rows})
-        nothing = found.pop(NOTHING)
-        document["plain"]["step_ms"] = step_ms
+        timed = self.in_turn({NOTHING: []} | {row["change"]: [row["change"]] for row in rows})
+        nothing = timed.intervals[NOTHING]
+        document["plain"]["step_ms"] = timed.step_ms
         document["nothing"] = dict(zip(("ratio_low", "ratio", "ratio_high"), nothing, strict=True))
         for row in rows:
-            judge(row, found[row["change"]], nothing[1], step_ms)
-        wins = [row for row in rows if row["verdict"] == FASTER and row["audit"] != DIFFERS]
+            record, _ = change_of(row["change"])
+            why = without_effect(record, *timed.signs[row["change"]])
+            if why:
+                row.update(unknown(why, "applied"), verdict=NO_SIGN)
+            else:
+                judge(row, timed.intervals[row["change"]], nothing[1], timed.step_ms)
+        self.note(document)
+        # One without an audit is a bound, and no change to make.
+        wins = [row for row in rows if row["verdict"] == FASTER and row["audit"] is not None]
         for family in RIVALS:
             rivals = sorted((row for row in wins if row["change"] in family), key=lambda row: row["ratio"])
             wins = [row for row in wins if row not in rivals[1:]]
         if len(wins) > 1:
             document["together"] = self.together([row["change"] for row in wins], yardsticks)
 
-    def in_turn(self, contests: dict[str, list[str]]) -> tuple[dict[str, tuple], float]:
-        """The interval of each contest, and the median step of the program as it is, in ms."""
+    def in_turn(self, contests: dict[str, list[str]]) -> Timed:
+        """Of each contest, turns with and without its changes, beside those of the others."""
         of: dict[tuple, list[float]] = {}
+        signs: dict[str, tuple[list[dict], list[dict]]] = {name: ([], []) for name in contests}  # with, without
         done, of_round = 0, TURN * 4 * len(contests)
         while done < self.rounds:  # a program may end before all of them, and is started again
             order = [(n, name, on) for n in range(done, self.rounds) for name in contests for on in ORDERS[n % 2]]
@@ -181,25 +226,33 @@ class Proof:
             whole = min(self.rounds - done, len(times) // of_round)
             for i, key in enumerate(order[: whole * 4 * len(contests)]):
                 of.setdefault(key, []).extend(times[TURN * i + SETTLE : TURN * (i + 1)])
+                _, name, on = key
+                signs[name][0 if on else 1].append(trial.found["turn_signs"][i])
             done += whole
         middle = {key: median(one) for key, one in of.items()}
         ratios = {name: [middle[n, name, True] / middle[n, name, False] for n in range(done)] for name in contests}
-        return intervals(ratios), median(one for (_, _, on), one in middle.items() if not on)
+        return Timed(intervals(ratios), median(one for (_, _, on), one in middle.items() if not on), signs)
 
     def together(self, changes: list[str], yardsticks: dict[str, Apart]) -> dict:
         """Gains do not add up, and two changes may differ where each is right."""
         name = "+".join(changes)
         trial = self.audit(name, changes)
-        row = {"changes": changes, "audit": None, "verdict": FAILS}
+        row = {"changes": changes, "applied": None, "audit": None, "verdict": FAILS}
         row |= unknown("not timed", "ratio", "ratio_low", "ratio_high")
         if trial.error:
             return row | because(trial.error, "audit")
+        effect = effects_together(
+            [change_of(one)[0] for one in changes], trial.found["signs"], self.plain.found["signs"]
+        )
+        if effect.verdict != APPLIED:
+            return row | {"verdict": NO_SIGN} | because(effect.text, "applied")
+        row["applied"] = effect.text
         may = PRECISION if any(change_of(one)[0].may == PRECISION for one in changes) else ROUNDING
         row["audit"], _ = trains(apart(trial.found, self.plain.found), yardsticks, may)
         if row["audit"] == DIFFERS:
             return row | {"verdict": DIFFERS}
-        found, step_ms = self.in_turn({NOTHING: [], name: changes})
-        judge(row, found[name], found[NOTHING][1], step_ms)
+        timed = self.in_turn({NOTHING: [], name: changes})
+        judge(row, timed.intervals[name], timed.intervals[NOTHING][1], timed.step_ms)
         return row
 
 
@@ -247,23 +300,34 @@ def check_plain(plain: Trial) -> None:
 # ---- What is told ----------------------------------------------------------------------------------------------------
 
 
+def keep_in(folder: Path, command: Sequence[str]) -> Callable[[dict], None]:
+    """Writes proof.json of what is known so far."""
+
+    def keep(document: dict) -> None:
+        write_json(folder / "proof.json", {"command": shlex.join(command), **document})
+
+    return keep
+
+
 def tell(document: dict, command: Sequence[str], folder: Path, audit_only: bool, verbose: bool) -> int:
     """Write the documents and print the answer; returns the exit code: of audits alone 3 if a change differs, else 1 if
     one fails; 1 if times were asked for, and there are none."""
-    document = {"command": shlex.join(command)} | document
     files = [folder / "proof.json", folder / "proof.md"]
     for row in (row for row in document["rows"] if "reproduce" in row):
         files += [folder / ("reproduce.py" if len(files) == 2 else f"reproduce_{row['change']}.py")]
         write_bytes(files[-1], row["reproduce"].encode())
         row["reproduce"] = files[-1].name
-    write_json(folder / "proof.json", document)
+    keep_in(folder, command)(document)
     section = proof_section(document)
     write_bytes(folder / "proof.md", ("\n".join(as_markdown(section)) + "\n").encode())
     if (folder / "operator_analysis.json").exists():
         files += write_report(folder)
     say(*as_text(section), "", *file_lines(files, verbose), "")
     of = {word: [row for row in document["rows"] if row["verdict"] == word] for word in IN_ORDER}
-    helps = [f"{row['change']}: {as_fast_text(row)} as fast, {row['audit']}; {line_text(row)}" for row in of[FASTER]]
+    helps = []
+    for row in of[FASTER]:
+        trains_text = row["audit"] or "a bound: other data"
+        helps.append(f"{row['change']}: {as_fast_text(row)} as fast, {trains_text}; {line_text(row)}")
     others = {word: ", ".join(row["change"] for row in of[word]) for word in IN_ORDER[1:] if of[word]}
     rows = {"Helps": helps or "nothing that was tried"} if document["nothing"] else {}
     if both := document["together"]:

@@ -44,7 +44,11 @@ def proof_section(document: dict) -> Section:
             where = f"; the innermost module that differs by itself: {row['module']}" if row.get("module") else ""
             where += f"; {row['reproduce']} shows it without the program" if "reproduce" in row else ""
             where += f"; what differs: {', '.join(row['departs'])}" * bool(row["departs"])
-            facts[f"{row['change']} differs"] = f"a gradient by {row['gradient_difference']:.2g} of itself{where}"
+            far = row["gradient_difference"]
+            how = "a gradient is missing, or no number" if far is None else f"a gradient by {far:.2g} of itself"
+            facts[f"{row['change']} differs"] = f"{how}{where}"
+        if row["verdict"] in ("does not apply", "already so"):
+            facts[f"{row['change']}: {row['verdict']}"] = row.get("applied_reason", "")
     if both := document["together"]:
         facts[f"Together ({', '.join(both['changes'])})"] = f"{both['verdict']} {as_fast_text(both)}; {both['audit']}"
     note = [
@@ -55,5 +59,12 @@ def proof_section(document: dict) -> Section:
         "Memory: the peak of its audit, on a GPU what is allocated, on a CPU the whole process with its compiler",
         "Start: how much longer its audit took than those of the program; of one start",
     ]
-    lines = {row["change"]: line_text(row) for row in rows if row["line"]}
-    return Section("Changes, tried", COLUMNS, rows, note, facts, parts=[Section("The lines of code", facts=lines)])
+    effects, lines = {}, {}
+    for row in rows:
+        if row["applied"]:
+            effects[row["change"]] = row["applied"]
+        if row["line"]:
+            lines[row["change"]] = line_text(row)
+    parts = [Section("By what it is seen that they took effect", facts=effects)]
+    parts.append(Section("The lines of code", facts=lines))
+    return Section("Changes, tried", COLUMNS, rows, note, facts, parts=parts)

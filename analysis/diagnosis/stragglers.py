@@ -7,6 +7,7 @@ GPUs: they are aligned by the ends of the collectives, which all ranks leave tog
 clock: if they leave far apart, they waited for cores.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from harness.base.text import count_of, read_ini
 # they do not tell who was late.  Threads of a busy CPU leave a long one some ms apart.
 ENDS_MEET_US, ENDS_MEET_SHARE = 1e3, 0.1
 ONE_CLOCK_US = 100.0  # by which times of two processes on it may be off: calibrated for each, to a few us
+PROCESS_FILE = re.compile(r"_process\d+\.")  # in the names of traces of profile_program.py
 SAME_RUN_US = 86_400e6  # ranks that recorded a day apart are not of one run
 WORTH_NAMING = 0.01  # of the time: less waiting than this makes no straggler
 WORTH_BLAMING = 0.25  # of what a straggler costs: by less than this no part of its step explains it
@@ -93,6 +95,8 @@ def rank_facts(links: AttributedLinks, slices: pd.DataFrame | None) -> RankTrace
 def not_of_one_run(ranks: list[RankTrace]) -> str | None:
     """Why these traces cannot be those of the ranks of one run; None if they can."""
     numbers = [one.rank for one in ranks]
+    if len(ranks) > 1 and all(PROCESS_FILE.search(one.file) for one in ranks):
+        return "they are of processes that are no ranks of each other"
     if None in numbers:
         return "some tell no rank, by distributedInfo or by the name of the file"
     if len({*numbers}) < len(numbers):

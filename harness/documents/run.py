@@ -263,6 +263,7 @@ class ProgramRun(Document):
     last_recorded: int = field("number of the last one")
     evaluations: int = field("recorded steps with forward passes without gradients")
     ranks_recorded: int = field("that wrote a trace")
+    processes_recorded: int = field("that wrote a trace; more than the ranks where they are no ranks of each other")
     world_size: int = field("ranks")
     processes: int = field("that imported PyTorch")
     phases_per_step: dict[str, float] = field("how often each phase begins in a recorded step")

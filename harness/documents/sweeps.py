@@ -290,8 +290,11 @@ class RatioOfTurns(Document):
 class ProofRow(RatioOfTurns):
     change: str = field("as in --try")
     verdict: str = field("faster, slower, no difference, passes (not timed), differs, already so …")
+    applied: str | None = field("by what it is seen that it took effect, in a step of its audit", null="not tried")
     audit: str | None = field("bit-equal, rounding, lower precision, differs", null=UNTOLD)
-    gradient_difference: NotRequired[float] = field("of a parameter in the first step, the largest, relative")
+    gradient_difference: NotRequired[float | None] = field(
+        "of a parameter in the first step, the largest, relative", null="a gradient is missing, or no number"
+    )
     departs: list[str] = field("what differs, the first six: losses, parameters in the order of the backward pass")
     smallest_gain: NotRequired[float] = field("that its times would have told, share of the step")
     module: NotRequired[str | None] = field("the innermost that differs by itself", null="it takes several")
@@ -306,6 +309,7 @@ class ProofRow(RatioOfTurns):
 class ProofTogether(RatioOfTurns):
     changes: list[str] = field("those that are faster")
     verdict: str = field("as of a change")
+    applied: str | None = field("as of a change, of those that can be seen", null=UNTOLD)
     audit: str | None = field("as of a change", null=UNTOLD)
 
 

@@ -9,7 +9,7 @@ import contextlib
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -172,8 +172,9 @@ def reasons_of(values: dict, intervals: int, on_gpu: bool) -> list[str]:
     return found + (gpu_reasons(values["gpu"]) if values["gpu"] else [])
 
 
-def over_ranks(documents: list[dict]) -> dict:
+def over_ranks(documents: list[dict], names: Sequence[str] | None = None) -> dict:
     """The document of a run from those of its ranks: of the one that was disturbed most, as all wait for the slowest.
+    names: of the documents, where they are not those of rank 0, 1, ...
 
     lost_share is the sum: the ranks may have been disturbed one after the other.
     """
@@ -185,7 +186,8 @@ def over_ranks(documents: list[dict]) -> dict:
     if len(documents) == 1:
         return found
     more = f" (of {disturbed} disturbed)" if disturbed > 1 else ""
-    reasons = [f"rank {worst}{more}: {found['reasons'][0]}", *found["reasons"][1:]]
+    name = names[worst] if names else f"rank {worst}"
+    reasons = [f"{name}{more}: {found['reasons'][0]}", *found["reasons"][1:]]
     unknown = next((one["lost_share_reason"] for one in documents if one["lost_share"] is None), "")
     total = {"lost_share": None if unknown else min(1.0, sum(lost)), "lost_share_reason": unknown}
     return explained(found | {"reasons": reasons} | total, Disturbance)

@@ -18,19 +18,27 @@ class Change(NamedTuple):
     name: str
     of: str
     may: str
+    sign: str  # what is counted where it took effect
+    applied: str  # the same in words, with {n}
+    without: str  # why there may be no sign
     lines: Mapping[str, str]  # by who trains: "line" of a loop of one's own, else that of the trainer of this name
     effect: str = ""
     answers: tuple[str, ...] = ()
     value: str | None = None
     by_default: bool = True
 
-    def line(self, name: str = "model", value: str | None = None, trainer: str = "") -> str:
-        return self.lines.get(trainer, self.lines["line"]).format(name=name or "model", value=value or self.value)
+    def line(self, name: str = "model", value: str | None = None, trainer: str = "", way: str = "line") -> str:
+        """way: `line`, or `whole` where that of torch's own classes has to be another."""
+        line = self.lines.get(trainer, self.lines[way])
+        return line.format(name=name or "model", value=value or self.value)
 
 
 def _record(name: str, of: Mapping[str, str]) -> Change:
     answers, by_default = (of["answers"],) if "answers" in of else (), "named" not in of
-    return Change(name, of["of"], of["may"], dict(of), of.get("effect", ""), answers, of.get("value"), by_default)
+    signs = of["sign"], of["applied"], of["without"]
+    return Change(
+        name, of["of"], of["may"], *signs, dict(of), of.get("effect", ""), answers, of.get("value"), by_default
+    )
 
 
 _TABLE = read_ini(Path(__file__).with_suffix(".ini"))

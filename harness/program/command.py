@@ -1,16 +1,16 @@
 """The command that starts the program, with our hooks in its processes, and what becomes of it."""
 
 import contextlib
-import ctypes
 import functools
 import json
-import math
 import os
+import queue
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,11 @@ from typing import IO
 from harness.base.errors import UserError
 from harness.program.hooks import SETTINGS, SITECUSTOMIZE
 from harness.program.hooks.limits import EXIT_S, GRACE_S
+from harness.program.hooks.processes import running_parents
+from harness.program.process_tree import PR_SET_PDEATHSIG, ProcessTree, prctl
 
-PR_SET_PDEATHSIG = 1  # prctl(2)
+LOOK_S = 0.05  # between two looks at what processes have written, once the first is about to end
+IDLE_S = 1.0  # the same before that: signals wake us anyway, and the program is not to be disturbed
 
 
 @dataclass(frozen=True)
@@ -63,109 +66,134 @@ def run(
         processes = Path(folder, "processes")
         processes.mkdir()
         Path(folder, "sitecustomize.py").write_text(SITECUSTOMIZE)
-        settings |= {"tool": os.getpid(), "processes": str(processes)}
+        settings = {**settings, "tool": os.getpid(), "processes": str(processes)}
         path = os.pathsep.join(filter(None, [folder, environment.get("PYTHONPATH")]))
-        environment = environment | {"PYTHONPATH": path, SETTINGS: json.dumps(settings)}
-        grace_s = EXIT_S if settings["then"] == "exit" else GRACE_S
+        environment = {**environment, "PYTHONPATH": path, SETTINGS: json.dumps(settings)}
         streams = {"stdout": output, "stderr": output and subprocess.STDOUT}
         start = functools.partial(subprocess.Popen, command, env=environment, **streams)
-        code, received = wait_for(start, processes, grace_s, limit_s)
-        told = [json.loads(file.read_text()) for file in processes.glob("*.json")]
-        return Ended(code, told, len([*processes.glob("*.started")]), any(processes.glob("*.ended")), received)
+        code, received = Run(processes, settings["then"], limit_s).to_its_end(start)
+        results = results_in(processes)
+        if "out" in settings:
+            name_trace_of_the_only_process(results, Path(settings["out"]))
+        started = len([*processes.glob("*.started")])
+        return Ended(code, results, started, any(processes.glob("*.ended")), received)
 
 
-def wait_for(
-    start: Callable[..., subprocess.Popen], processes: Path, grace_s: float, limit_s: float
-) -> tuple[int, int | None]:
-    """Its exit code, 128 + N if a signal ended it; and the signal that we received.  Ctrl-C reaches it from the
-    terminal, SIGTERM by us; and it does not outlive us.
+def results_in(processes: Path) -> list[dict]:
+    """What each process has written of itself."""
+    return [json.loads(file.read_text()) for file in processes.glob("*.json")]
 
-    processes: what they told; grace_s: for what is left once the first of them has ended.
+
+def name_trace_of_the_only_process(results: list[dict], folder: Path) -> None:
+    """A process that is no rank names its trace by its process id, as there may be others.  There are none: it is
+    rank 0 of one."""
+    recorded = [result for result in results if "trace" in result]
+    if len(recorded) != 1 or recorded[0]["is_rank"]:
+        return
+    result = recorded[0]
+    named = result["trace"].replace(f"_process{result['pid']}.", "_rank0.")
+    (folder / result["trace"]).replace(folder / named)
+    result["trace"] = named
+
+
+class Run:
+    """The program while it runs: signals that we receive are passed on, and it ends after its recorded steps.
+
+    processes: the folder in which its processes write; then: kill, exit or continue; limit_s: after which it is ended,
+    0 for none.
     """
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
-    def dies_with_us() -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if libc:
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    def __init__(self, processes: Path, then: str, limit_s: float):
+        self.processes, self.then, self.limit_s = processes, then, limit_s
+        self.tree = ProcessTree(str(processes.parent))
+        self.signals: queue.SimpleQueue = queue.SimpleQueue()
+        self.received: list[int] = []  # of Ctrl-C and SIGTERM
+        self.first_ended: float | None = None  # when we heard of a process that has recorded and is about to end
+        self.terminated = self.over = False  # the whole tree was sent SIGTERM, was ended
 
-    with handled_signals(processes, grace_s) as (started, received):
-        process = start(preexec_fn=dies_with_us)
-        signal.alarm(math.ceil(limit_s))
-        started.append(process)
-        code = process.wait()
-    return 128 - code if code < 0 else code, received[-1] if received else None
+    def to_its_end(self, start: Callable[..., subprocess.Popen]) -> tuple[int, int | None]:
+        """Its exit code, 128 + N if a signal ended it, 0 if we did after it was recorded; and the signal that we
+        received last."""
+        with self.handlers():
+            process = start(preexec_fn=dies_with_us)
+            began = time.monotonic()
+            while process.poll() is None:
+                self.heed(self.next_signal())
+                if self.limit_s and time.monotonic() - began > self.limit_s:
+                    self.end_all()
+                elif self.first_ended is not None:
+                    self.end_after_recording()
+            if self.then == "kill" and self.ended():  # it may have left processes behind
+                self.end_all()
+        self.tree.close(process.pid)
+        code = process.returncode
+        if code == -signal.SIGKILL and self.over and self.ended():
+            code = 0
+        return 128 - code if code < 0 else code, self.received[-1] if self.received else None
 
-
-@contextlib.contextmanager
-def handled_signals(processes: Path, grace_s: float) -> Iterator[tuple[list[subprocess.Popen], list[int]]]:
-    """While the program runs: Ctrl-C is for it, SIGTERM is passed on, and SIGURG, from a process that has written all
-    that it recorded, ends the scripts that started it, and sets a time after which all that is left is ended: a parent
-    may wait for results."""
-
-    started: list[subprocess.Popen] = []
-    received: list[int] = []
-    stages = [signal.SIGTERM, signal.SIGKILL]  # should they not heed the first
-
-    def end_all(number: int, frame: object) -> None:
-        late = number == signal.SIGALRM
-        received.extend([number] * (not late))
-        for pid in {*processes_of(processes.parent), *(child.pid for child in started)}:
-            send(pid, stages[0] if late else signal.SIGTERM)
-        if late and len(stages) > 1:
-            stages.pop(0)
-            signal.alarm(int(GRACE_S))
-
-    def one_ended(*_: object) -> None:
-        signal.alarm(int(grace_s))
-        if grace_s == GRACE_S and all_ended(processes):
-            for file in processes.glob("*.ended"):
-                for pid in ancestors(int(file.stem)):
-                    if not (processes / f"{pid}.started").exists():  # torchrun knows how to end
-                        send(pid, signal.SIGTERM)
-            (processes / "go").touch()
-
-    handlers = {
-        signal.SIGINT: lambda number, frame: received.append(number),  # not SIG_IGN, which the program would inherit
-        signal.SIGTERM: end_all,
-        signal.SIGALRM: end_all,
-        signal.SIGURG: one_ended,
-    }
-    earlier = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield started, received
-    finally:
-        signal.alarm(0)
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
-
-
-def send(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
-
-
-def all_ended(processes: Path) -> bool:
-    """Whether each process that has recorded is about to end."""
-    told = (json.loads(file.read_text()) for file in processes.glob("*.json"))
-    return all((processes / f"{one['pid']}.ended").exists() for one in told if one["state"] == "recorded")
-
-
-def ancestors(pid: int) -> Iterator[int]:
-    """From its parent up to our child; none where the system has no proc(5)."""
-    while True:
+    @contextlib.contextmanager
+    def handlers(self) -> Iterator[None]:
+        """Signals are put in a queue: SIGURG is from a process that has written all that it recorded.  Not SIG_IGN for
+        Ctrl-C, which the program would inherit."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGURG, signal.SIGCHLD)
+        earlier = {number: signal.signal(number, self.put) for number in numbers}
         try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            return
-        if pid in (0, 1, os.getpid()):
-            return
-        yield pid
+            yield
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+
+    def put(self, number: int, frame: object) -> None:
+        self.signals.put(number)
+
+    def next_signal(self) -> int | None:
+        """The next signal; None after a short time, to see what the processes have written meanwhile."""
+        with contextlib.suppress(queue.Empty):
+            return self.signals.get(timeout=IDLE_S if self.first_ended is None else LOOK_S)
+        return None
+
+    def heed(self, number: int | None) -> None:
+        """Ctrl-C reaches the program from the terminal, SIGTERM by us; if it goes on all the same, it is ended."""
+        if number in (signal.SIGINT, signal.SIGTERM):
+            self.received.append(number)
+            if self.received.count(signal.SIGTERM) > 1 or self.received.count(signal.SIGINT) > 2:
+                self.end_all()
+            elif number == signal.SIGTERM:
+                self.tree.send(signal.SIGTERM)
+        elif number == signal.SIGURG and self.first_ended is None:
+            self.first_ended = time.monotonic()
+
+    def end_after_recording(self) -> None:
+        """Once all that train have written, or have had their time for it."""
+        waited_s = time.monotonic() - self.first_ended
+        if (self.then == "kill" and (self.all_ended() or waited_s > GRACE_S)) or (
+            self.then == "exit" and waited_s > EXIT_S + GRACE_S
+        ):
+            self.end_all()
+        elif self.then == "exit" and waited_s > EXIT_S and not self.terminated:
+            self.terminated = True
+            self.tree.send(signal.SIGTERM)
+
+    def end_all(self) -> None:
+        if not self.over:
+            self.over = True
+            self.tree.end(self.ended(), (self.processes / "go").touch)
+
+    def ended(self) -> list[int]:
+        """Processes that have recorded, and wait for our leave to end."""
+        return [int(file.stem) for file in self.processes.glob("*.ended")]
+
+    def all_ended(self) -> bool:
+        """Whether no process is left that has begun to train, and has not written what it recorded."""
+        ended, running = self.ended(), running_parents()
+        for result in results_in(self.processes):
+            training = result["state"] in ("counting", "recording", "recorded")
+            if training and result["pid"] not in ended and result["pid"] in running:
+                return False
+        return True
 
 
-def processes_of(folder: Path) -> Iterator[int]:
-    """Those that have the folder in their environment: the program's, and all that it started."""
-    for file in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # gone, or another user's
-            if str(folder).encode() in file.read_bytes():
-                yield int(file.parent.name)
+def dies_with_us() -> None:
+    """In the program's first process, before it begins."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

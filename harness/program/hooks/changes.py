@@ -15,6 +15,7 @@ import torch.utils.checkpoint
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .reproduce import captured
+from .signs import RECOMPUTED, RECOMPUTED_ALREADY, REPEATED, STORED
 
 BLOCK_LISTS = ("ModuleList", "Sequential")
 SWITCHES: dict[str, Callable] = {}  # by the name of the change: of a trial, on or off, its value
@@ -54,10 +55,26 @@ def bf16(trial, on: bool, value: str | None) -> None:
         trial.swap(module, "forward", cast, on)
 
 
+def is_skipped(module) -> bool:
+    """Whether module.compile() compiles nothing: the compiler skips frames of torch's own code, as the forward pass of
+    nn.Sequential and of its subclasses.  torch.compile(module) does not."""
+    return type(module).forward.__module__.partition(".")[0] == "torch"
+
+
 def compiled(trial, on: bool, module, mode: str | None) -> None:
     how = {"backend": captured(trial.results["graphs"])} if trial.trial.get("captures") else {"mode": mode}
-    made = trial.kept.setdefault(("compiled", module), torch.compile(module._call_impl, **how))
-    module._compiled_call_impl = made if on else None
+
+    def called_from_here(*args, **kwargs):  # a frame that is not torch's
+        return module._call_impl(*args, **kwargs)
+
+    if ("compiled", module) not in trial.kept:
+        call = called_from_here if is_skipped(module) else module._call_impl
+        trial.kept["compiled", module] = torch.compile(call, **how)
+    module._compiled_call_impl = trial.kept["compiled", module] if on else None
+
+
+def way_to_compile(module) -> str:
+    return "whole" if is_skipped(module) else "line"
 
 
 @switch("compile")
@@ -65,7 +82,7 @@ def compile_model(trial, on: bool, value: str | None) -> None:
     for module, place in trial.models.items():
         ours = ("compiled", module) in trial.kept
         theirs = type(module).__name__ == "OptimizedModule" or (module._compiled_call_impl and not ours)
-        trial.note(place, already=theirs)
+        trial.note(place, already=theirs, way=way_to_compile(module))
         if not theirs:
             compiled(trial, on, module, value)
 
@@ -74,7 +91,7 @@ def compile_model(trial, on: bool, value: str | None) -> None:
 def compile_blocks(trial, on: bool, value: str | None) -> None:
     for module, place in trial.models.items():
         for block in blocks_of(module):
-            trial.note(place)
+            trial.note(place, way=way_to_compile(block))
             compiled(trial, on, block, value)
 
 
@@ -130,8 +147,23 @@ def checkpoint(trial, on: bool, value: str | None) -> None:
     for module, place in trial.models.items():
         for block in blocks_of(module):
             trial.note(place)
-            recomputed = functools.partial(functools.partial, torch.utils.checkpoint.checkpoint, use_reentrant=False)
-            trial.swap(block, "forward", recomputed, on)
+            trial.swap(block, "forward", functools.partial(recomputing, trial), on)
+
+
+def recomputing(trial, forward: Callable) -> Callable:
+    """The forward pass of a block, which runs once more in the backward pass."""
+
+    def counted(*args, **kwargs):
+        if trial.depth["backward"]:
+            trial.signs.count(RECOMPUTED)
+        return forward(*args, **kwargs)
+
+    def call(*args, **kwargs):
+        if trial.depth["backward"]:
+            trial.signs.count(RECOMPUTED_ALREADY)
+        return torch.utils.checkpoint.checkpoint(counted, *args, use_reentrant=False, **kwargs)
+
+    return call
 
 
 @switch("no-checkpoint")
@@ -149,6 +181,7 @@ def store_or_recompute(trial) -> None:
         if not trial.stores:
             return recompute(function, *args, **kwargs)
         trial.note("", name="checkpoint", change="no-checkpoint")
+        trial.signs.count(STORED)
         return function(*args, **{key: one for key, one in kwargs.items() if key not in ours})
 
     torch.utils.checkpoint.checkpoint = either
@@ -161,7 +194,9 @@ def no_data(trial, on: bool, value: str | None) -> None:
     def first_again(fetch: Callable) -> Callable:
         def call(loader):
             trial.note("", name="DataLoader", change="no-data")
-            if loader not in kept:
+            if loader in kept:
+                trial.signs.count(REPEATED)
+            else:
                 kept[loader] = fetch(loader)
             return kept[loader]
 

@@ -18,7 +18,8 @@ from .changes import SWITCHES, nudge, store_or_recompute
 from .limits import GRACE_S
 from .memory import local
 from .phases import not_compiled
-from .watch import Watch, is_there, kilobytes, rank_of_world
+from .signs import Signs, graphs_compiled
+from .watch import Watch, kilobytes, rank_of_world
 
 AUDIT_STEPS = 4  # of a run that is compared
 UNTIMED, TURN, SETTLE = 4, 6, 2  # steps: before all turns, of a turn, and at its begin, which are not counted
@@ -72,16 +73,20 @@ class Trial(Watch):
         self.stores = False  # what the program would recompute
         self.names: dict[int, str] = {}  # of parameters
         self.losses: list[torch.Tensor] = []
-        self.before: list[torch.Tensor] = []  # sketches of parameters after the first step
+        self.before: dict[str, torch.Tensor] = {}  # sketches of parameters after the first step, by name
+        self.signs = Signs()
+        self.results |= {"signs": {}, "turn_signs": [], "graphs_compiled": 0}
         self.results |= {"gradients": {}, "moves": {}, "losses": [], "notes": [], "times_ms": [], "trainer": ""}
         self.results |= {"settings": [], "in_training": 0, "modules": {}, "graphs": [], "python": sys.executable}
 
     # ---- For the switches --------------------------------------------------------------------------------------------
 
-    def note(self, place: str, *, already: bool = False, name: str = "", change: str = "") -> None:
-        """What the change that is being made applies to; already: and has no need to."""
+    def note(self, place: str, *, already: bool = False, name: str = "", change: str = "", way: str = "line") -> None:
+        """What the change that is being made applies to; already: and has no need to; way: which line of its record
+        makes it."""
         variable, _, line = place.partition("@")
         note = {"change": change or self.active, "name": name or variable, "where": line, "already": bool(already)}
+        note["way"] = way
         if note not in self.results["notes"]:
             self.results["notes"].append(note)
 
@@ -135,12 +140,15 @@ class Trial(Watch):
 
         def with_loss(tensors, *args, **kwargs):
             loss = tensors if torch.is_tensor(tensors) else tensors[0]
+            if self.signs.reading and self.depth["backward"] == 1:
+                self.guarded(lambda: self.signs.read_graph([loss]))
             if self.trial["audit"] and self.depth["backward"] == 1 and loss.numel() == 1:
                 self.losses.append(loss.detach().clone())
             return backward(tensors, *args, **kwargs)
 
         for function in (making, outermost, with_loss):
             not_compiled(function.__code__)
+        self.signs.watch_calls()
         torch.optim.Optimizer.__init__, torch.nn.Module.__call__ = making, outermost
         torch.autograd.backward = with_loss
         if self.trial["audit"]:
@@ -155,13 +163,23 @@ class Trial(Watch):
             return
         if any(p.requires_grad for p in module.parameters()):
             self.models[module] = self.place(module)
-            self.names |= {id(p): name for name, p in module.named_parameters()}
+            self.name_parameters(module)
             self.results["in_training"] += sum(one.training for one in module.modules())
             every, paths = self.models, self.note_modules(module, self.models[module])
             wanted = {path: one for path, one in paths.items() if path in (self.trial["inside"] or [*paths][:1])}
             self.models = weakref.WeakKeyDictionary(dict.fromkeys(wanted.values(), every[module]))
             self.switch(self.trial["changes"], True)
             self.models = every
+
+    def name_parameters(self, module: torch.nn.Module) -> None:
+        """By their paths in the model; those of another model that has equal ones by its variable, too."""
+        taken = set(self.names.values())
+        variable = self.models[module].partition("@")[0]
+        for path, p in module.named_parameters():
+            name = path if path not in taken else f"{variable}.{path}"
+            if name in taken:
+                name = f"{name}#{len(self.models)}"
+            self.names.setdefault(id(p), name)
 
     def note_modules(self, module: torch.nn.Module, place: str) -> dict[str, torch.nn.Module]:
         """A model and all modules within it, by path: first itself, by the name of its variable."""
@@ -177,7 +195,7 @@ class Trial(Watch):
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         if self.trial["audit"] and optimizer not in self.order:  # of its first step
             for p in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
-                name = self.names.get(id(p), f"parameter {len(self.results['gradients'])}")
+                name = self.names.setdefault(id(p), f"parameter {len(self.names)}")
                 self.results["gradients"][name] = sketch(p.grad).float().tolist()
         super().stepped(optimizer)
 
@@ -185,8 +203,7 @@ class Trial(Watch):
 
     def boundary(self) -> None:
         now, self.thread, self.due = time.perf_counter(), threading.get_ident(), False
-        if self.tool and not is_there(self.tool):
-            os._exit(1)
+        self.end_without_tool()
         self.steps += 1
         if self.state == "recorded":  # other ranks need it still
             return self.end_with_ranks()
@@ -200,16 +217,28 @@ class Trial(Watch):
         self.last = time.perf_counter()
 
     def compare_step(self) -> None:
-        now = [sketch(p) for p in self.modules.of_optimizers()]
-        if not self.before:
-            self.before = now
+        """Steps count anew when an optimizer that was not known has stepped: the first is then that of all."""
+        if self.steps == 1:
+            self.before = self.sketches()
             groups = [group for optimizer in self.order for group in optimizer.param_groups]
             self.results["settings"] = [settings_of(group) for group in groups]
+        if self.steps == AUDIT_STEPS - 1:
+            self.signs.begin()
         if self.steps >= AUDIT_STEPS:
-            names = (self.names.get(id(p), f"parameter {i}") for i, p in enumerate(self.modules.of_optimizers()))
-            moves = zip(names, self.before, now, strict=True)
-            self.results["moves"] = {name: (after - before).float().tolist() for name, before, after in moves}
+            self.results["signs"] = self.signs.end()
+            self.results["graphs_compiled"] = graphs_compiled()
+            for name, after in self.sketches().items():
+                if name in self.before:
+                    self.results["moves"][name] = (after - self.before[name]).float().tolist()
             self.finish()
+
+    def sketches(self) -> dict[str, torch.Tensor]:
+        """Of all parameters that the optimizers have, by name."""
+        sketches = {}
+        for p in self.modules.of_optimizers():
+            name = self.names.setdefault(id(p), f"parameter {len(self.names)}")
+            sketches[name] = sketch(p)
+        return sketches
 
     def take_turns(self, now: float) -> None:
         plan, times = self.trial["plan"], self.results["times_ms"]
@@ -224,6 +253,10 @@ class Trial(Watch):
                 mean = 1e3 * (time.perf_counter() - self.settled) / (TURN - SETTLE)
                 times[SETTLE - TURN :] = [mean] * (TURN - SETTLE)
             self.settled = time.perf_counter()
+        if step == SETTLE - 1:  # the last step that does not count
+            self.signs.begin()
+        elif step == SETTLE:
+            self.results["turn_signs"].append(self.signs.end())
         if step == 0:
             if self.turn >= 0:
                 self.switch(plan[self.turn], False)

@@ -18,9 +18,10 @@ import torch
 
 from . import our_modules
 from .audit import StepAudit
-from .limits import FLUSH_S, GRACE_S, LONG_S, SHORT_OF_MEMORY
+from .limits import GRACE_S, LONG_S, SHORT_OF_MEMORY, UNSEEN_TOOL_S
 from .memory import objects, what_holds_memory
 from .modules import EVALUATION, ModuleRanges, opened
+from .processes import kill_all_with
 
 ENDED = "the program ended"
 SELDOM = 100  # steps of another optimizer, after which one is done with: critics take so many at first
@@ -127,8 +128,7 @@ class Watch:
         now, self.thread, self.due, self.marks = time.perf_counter(), threading.get_ident(), False, self.marks + 1
         if self.marks % self.settings["every"]:
             return
-        if self.tool and not is_there(self.tool):  # it was killed: the program does not live on
-            os._exit(1)
+        self.end_without_tool()
         self.steps += 1
         if torch.cuda.is_initialized():
             self.peak_bytes = torch.cuda.max_memory_allocated()
@@ -238,11 +238,11 @@ class Watch:
         if any(self.evaluated) and not all(self.evaluated) and not self.again:
             return
         rank, size = rank_of_world()
+        is_rank = size > 1 or "RANK" in os.environ
         first = self.results["first_recorded"] - 1
-        name = f"trace_step_{first}_{first + self.results['recorded_steps']}"
-        path = Path(self.settings["out"], f"{name}_rank{rank}.pt.trace.json")
-        if path.exists():  # of processes that are no ranks of each other
-            path = path.with_name(f"{name}_{os.getpid()}_rank{rank}.pt.trace.json")
+        whose = f"rank{rank}" if is_rank else f"process{os.getpid()}"  # there may be others
+        steps = f"{first}_{first + self.results['recorded_steps']}"
+        path = Path(self.settings["out"], f"trace_step_{steps}_{whose}.pt.trace.json")
         profiler.export_chrome_trace(str(path))
         if self.results.get("shortened") == ENDED:  # the step that has begun is none
             mark = f"ProfilerStep#{first + self.results['recorded_steps'] + 1}"
@@ -251,7 +251,8 @@ class Watch:
             file.seek(max(0, path.stat().st_size - 64))
             if not file.read().rstrip().endswith(b"}"):
                 raise OSError(f"cannot write {path}: is the disk full?")
-        self.results |= {"trace": path.name, "rank": rank, "world_size": size, "evaluations": sum(self.evaluated)}
+        self.results |= {"trace": path.name, "rank": rank, "world_size": size, "is_rank": is_rank}
+        self.results["evaluations"] = sum(self.evaluated)
 
     def record_no_more(self, why: str) -> None:
         """Of the steps that were to be recorded, those that are over are kept."""
@@ -298,10 +299,28 @@ class Watch:
             os.kill(self.settings["tool"], signal.SIGURG)
         if not at_once:
             raise SystemExit(0)  # `finally` and atexit run, `except Exception` does not
-        give_up = time.monotonic() + FLUSH_S
-        while not (self.folder / "go").exists() and time.monotonic() < give_up:  # else a script would run on
+        try:
+            if not on_another:  # no handler of the program's, as of its loader, ends the waiting
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if self.settings["then"] == "kill":
+                self.wait_for_leave()
+        finally:
+            os._exit(0)
+
+    def wait_for_leave(self) -> None:
+        """Until the tool has ended what would go on, and overwrite files, once this process is gone: its parents."""
+        give_up = time.monotonic() + UNSEEN_TOOL_S
+        while not (self.folder / "go").exists():
+            if self.tool is None and time.monotonic() > give_up:
+                return
+            self.end_without_tool()
             time.sleep(0.002)
-        os._exit(0)
+
+    def end_without_tool(self) -> None:
+        """If the tool was killed, the program does not live on, nor what started it."""
+        if self.tool and not is_there(self.tool):
+            kill_all_with(str(self.folder.parent))
+            os._exit(1)
 
     def stop_recording(self) -> None:
         profiler, self.profiler, self.audit = self.profiler, None, None
