@@ -160,19 +160,21 @@ class Run:
                 self.end_all()
             elif number == signal.SIGTERM:
                 self.tree.send(signal.SIGTERM)
-        elif number == signal.SIGURG and self.first_ended is None:
+        elif self.first_ended is None and (number == signal.SIGURG or self.ended()):
             self.first_ended = time.monotonic()
 
     def end_after_recording(self) -> None:
         """Once all that train have written, or have had their time for it."""
         waited_s = time.monotonic() - self.first_ended
-        if (self.then == "kill" and (self.all_ended() or waited_s > GRACE_S)) or (
-            self.then == "exit" and waited_s > EXIT_S + GRACE_S
-        ):
-            self.end_all()
-        elif self.then == "exit" and waited_s > EXIT_S and not self.terminated:
-            self.terminated = True
-            self.tree.send(signal.SIGTERM)
+        if self.then == "kill":
+            if self.all_ended() or waited_s > GRACE_S:
+                self.end_all()
+        elif self.then == "exit":
+            if waited_s > EXIT_S + GRACE_S:
+                self.end_all()
+            elif waited_s > EXIT_S and not self.terminated:
+                self.terminated = True
+                self.tree.send(signal.SIGTERM)
 
     def end_all(self) -> None:
         if not self.over:

@@ -92,6 +92,6 @@ def stop_all(listed: Callable[[], Iterable[int]]) -> set[int]:
 
 def kill_all_with(text: str) -> None:
     """End at once all other processes in whose first environment the text stands."""
-    itself = os.getpid()
-    for pid in stop_all(lambda: [pid for pid in with_in_environment(text) if pid != itself]):
+    itself = {os.getpid()}
+    for pid in stop_all(lambda: set(with_in_environment(text)) - itself):
         send(pid, signal.SIGKILL)

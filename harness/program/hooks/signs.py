@@ -1,8 +1,8 @@
 """Did a change take effect?  What it leaves behind in a step where it did, counted with and without it.
 
 Nothing of a step is changed for that: the graph of the loss is read before the backward pass, and the functions below
-are wrapped, to count their calls.  Where a version of PyTorch has none of them, the sign stays 0: the change then counts
-as without effect, which is wrong in the safe direction.
+are wrapped, to count their calls.  Where a version of PyTorch has none of them, the sign stays 0: the change then
+counts as without effect, which errs in the safe direction.
 
 - torch._fused_adamw_ and others: the optimizer calls them as attributes of torch, so whoever imported torch is counted;
 - torch.nn.functional.conv2d and others: modules call them as attributes of that module.
