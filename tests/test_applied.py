@@ -10,10 +10,12 @@ from programs import LOOP, MODEL, PLAIN, TRAIN
 from test_prove_changes import one_run, proof, tool
 from torch import nn
 
+from analysis.commands.proof import Proof
 from analysis.comparison.applied import ALREADY, APPLIED, NO_SIGN, effect_of, effects_together, without_effect
 from harness.model.changes import CHANGES, change_of
 from harness.program.hooks.changes import SWITCHES, compiled, is_skipped
 from harness.program.hooks.signs import ATTENTION, FORMAT, GRAPHS, LOW, OPTIMIZER, RECOMPUTED, THREADS, Signs
+from harness.program.trials import Trial
 
 
 def signs_of(loss: torch.Tensor) -> dict:
@@ -146,6 +148,59 @@ def test_what_is_inside_compiled_graphs_has_shown_its_sign_alone():
     both = [CHANGES["compile"], CHANGES["bf16"]]
     assert effects_together(both, {GRAPHS: 1}, {}).verdict == APPLIED
     assert effects_together([*both, CHANGES["fused"]], {GRAPHS: 1}, {}).text.startswith("fused: no fused kernel")
+
+
+# ---- What is known is kept ----------------------------------------------------------------------------------------
+
+
+def result_of(changes, gradient: float = 1.0, **signs: int) -> dict:
+    """What a run told of a model with one weight."""
+    notes = [
+        {"change": change, "name": "model", "where": "t.py:1", "already": False, "way": "line"} for change in changes
+    ]
+    weight = {"weight": [gradient, 2.0]}
+    numbers = {"losses": [1.0, 0.9], "gradients": weight, "moves": weight, "times_ms": [1.0] * 4, "steps": 4}
+    same = {"settings": [], "in_training": 1, "trainer": "", "peak_bytes": None, "modules": {}}
+    return {"state": "recorded", "signs": signs, "notes": notes, **numbers, **same}
+
+
+class CannedTrials:
+    """Runs that end at once; ends: by change, the error with which it ends, or the exit code of a signal."""
+
+    def __init__(self, ends: dict):
+        self.ends = ends
+
+    def run(self, changes=(), plan=(), audit=False, **more) -> Trial:
+        end = self.ends.get("".join(changes))
+        if isinstance(end, int):
+            raise SystemExit(end)
+        if end:
+            return Trial({}, 1.0, end)
+        moved = 1e-6 * any(change.startswith("nudge") for change in changes)
+        return Trial(result_of(changes, 1.0 + moved, **{CHANGES[c].sign: 1 for c in changes if c in CHANGES}), 1.0)
+
+
+@pytest.mark.parametrize("end", ["exit code 1: boom", 130])
+def test_what_is_known_of_other_changes_is_kept(end):
+    """Of a change that fails, the others have their results; after Ctrl-C, those that were tried before."""
+    kept = []
+    trials, changes = CannedTrials({"bf16": end}), ["fused", "bf16", "sdpa"]
+    proof = Proof(trials, changes, 4, True, lambda document: kept.append(len(document["rows"])))
+    rows = {row["change"]: row["verdict"] for row in proof.document()["rows"]}
+    if end == 130:
+        assert rows == {"fused": "passes"}
+        assert proof.exit_code == 130
+    else:
+        assert rows == {"fused": "passes", "bf16": "fails", "sdpa": "passes"}
+    assert kept[0] == 1  # written as results come
+    assert kept[-1] == len(rows)
+
+
+def test_other_data_is_a_bound_and_passes_no_audit():
+    proof = Proof(CannedTrials({}), ["no-data"], 4, True)
+    (row,) = proof.document()["rows"]
+    assert (row["verdict"], row["audit"]) == ("passes", None)
+    assert row["audit_reason"].startswith("it trains on other data")
 
 
 # ---- Programs ------------------------------------------------------------------------------------------------------
