@@ -128,6 +128,8 @@ def test_a_straggler_is_a_finding_and_so_is_waiting_without_one():
     found = headline(document(("CUDA graphs", 3.0), ("prefetch data", 9.0), ranks=STRAGGLER))
     assert found["finding"] == "Rank 3 holds up the others for 2.00 ms of a step (20.0%): its host launches late"
     assert (found["saves_ms"], found["next"]) == (2.0, "x")
+    small = STRAGGLER | {"straggler_saves_ms": 0.9}  # less than a tenth of the step
+    assert headline(document(("prefetch data", 9.0), ranks=small))["finding"] == "prefetch data!"
     about = {"waiting_ms": 1.5}
     found = headline(document(("CUDA graphs", 2.9), ranks={"straggler": None}, communication=about))
     assert found["finding"].startswith("Ranks wait for one another for 1.50 ms of a step (15.0%)")
@@ -148,7 +150,7 @@ def test_what_is_no_step_is_told_before_any_finding():
     [
         ("kernels were launched (9), but the trace has no GPU events", "ProfilerActivity.CUDA"),
         ("the file is cut off or damaged after 9 events", "copy the whole file"),
-        ("the steps take no time", "without what is named here"),
+        ("the steps take no time", "until then no figure here"),
     ],
 )
 def test_what_cannot_be_trusted_is_told_how_to_record(problem, cure):

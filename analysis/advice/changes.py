@@ -60,15 +60,11 @@ def fused_optimizer(evidence: Evidence) -> Found:
     compiled = evidence.part(mask & evidence.compiled)[1] > us / 2
     how, line = "a compiled or fused version of its step", "torch.compile(optimizer.step)"
     if optimizer in WITH_FUSED:
-        how = line = f"torch.optim.{optimizer}(..., fused=True)"
+        how = line = f"torch.optim.{optimizer}(..., fused=True)" + ("" if foreach else ", or foreach=True")
+    elif optimizer in WITH_FOREACH and not foreach:
+        how = line = f"torch.optim.{optimizer}(..., foreach=True)"
     elif compiled:
-        how = "a fused version of its step"
-        line = f"{how}: one kernel for many tensors"
-    if optimizer in WITH_FOREACH and not foreach:
-        how += ", or foreach=True"
-        line += (
-            f", or torch.optim.{optimizer}(..., foreach=True)" if optimizer not in WITH_FUSED else ", or foreach=True"
-        )
+        how = line = "a fused version of its step: one kernel for many tensors"
     finding = f"The optimizer takes {evidence.share(us)} of the step"
     if done:
         finding = f"The part of the optimizer that is not fused takes {evidence.share(us)} of the step"

@@ -131,10 +131,9 @@ def loading(evidence: Evidence) -> tuple[str, str, int]:
     """What makes data ready in time, for a program as this one loads them: in words, as a line of code, and how many
     workers that takes."""
     names = evidence.links.host["name"][(evidence.links.host["phase"] == "data").to_numpy()].astype(str)
-    free = None if evidence.cores is None else evidence.cores - 1
-    if not evidence.links.on_gpu and evidence.cores is not None:
-        free = evidence.cores - min(evidence.threads or 1, evidence.cores)
-    workers = WORKERS if free is None else max(1, min(WORKERS, free))
+    workers = WORKERS
+    if evidence.cores is not None:  # beside a GPU, one of them launches
+        workers = max(1, min(WORKERS, evidence.cores - (1 if evidence.links.on_gpu else 0)))
     pageable, pinned = (evidence.part(evidence.of_copies(role))[1] for role in (roles.HOST_COPY, roles.PINNED_COPY))
     pins = ", pin_memory=True" if evidence.links.on_gpu and pinned <= pageable else ""
     if names.str.contains(WITH_WORKERS).any():

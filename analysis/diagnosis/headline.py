@@ -61,7 +61,6 @@ CURES = (
     ("GPU events are missing", "torch.cuda.synchronize() before the profiler stops, and record fewer steps"),
     ("no GPU events", BOTH_ACTIVITIES),
     ("step marks overlap", "one profiler at a time, and a file for each rank"),
-    ("linked to no operator", BOTH_ACTIVITIES),
 )
 QUIET = "close other programs or take a node of your own"
 DECIDING = ("calls", "steps", "shapes", "a warm-up step", "other ranks")  # parts of a recording that a verdict may lack
@@ -102,7 +101,8 @@ def headline(document: dict) -> dict:
 
 
 def best_finding(document: dict) -> Finding | None:
-    """A rank that holds up the others before everything else, else what weighs most; None: nothing is worth telling."""
+    """A rank that holds up the others for a large part of the step before everything else, else what weighs most; None:
+    nothing is worth telling."""
     verdict, step = document["verdict"], document["attribution"]["ms_per_step"]
     unknown = (verdict["bound"] == "undecided" and verdict["unrecorded_idle_share"]) or 0.0  # may hide what pays more
     worth = max(WORTH_TELLING, unknown) * step
@@ -110,8 +110,10 @@ def best_finding(document: dict) -> Finding | None:
     for finding in (*of_ranks(document), *proposals(document)):
         if finding.saves_ms >= worth:
             found.append(finding)
-    late = [finding for finding in found if finding.is_late_rank]
-    return max(late or found, key=lambda finding: finding.weight, default=None)
+    for finding in found:
+        if finding.is_late_rank and finding.saves_ms >= LARGE_PART * step:
+            return finding
+    return max(found, key=lambda finding: finding.weight, default=None)
 
 
 def disturbed_headline(otherwise: str, document: dict) -> dict:
@@ -130,7 +132,7 @@ def recorded_better(document: dict) -> str:
     """What makes a recording without these problems."""
     problems = "; ".join(document["integrity"]["problems"])
     cures = dict.fromkeys(cure for pattern, cure in CURES if re.search(pattern, problems))
-    how = f": {'; '.join(cures)}" if cures else ", without what is named here"
+    how = f": {'; '.join(cures)}" if cures else "; until then no figure here can be relied on"
     words = Words(
         our_model=f"record it again{how}",
         own_program=f"record it again{how}",
@@ -158,6 +160,8 @@ def of_ranks(document: dict) -> list[Finding]:
     ranks, about, step = document.get("ranks"), document["communication"], document["attribution"]["ms_per_step"]
     if ranks and ranks["straggler"] is not None:
         saves = ranks["straggler_saves_ms"]
+        steps = [row["ms_per_step"] for row in ranks.get("rows", ()) if "ms_per_step" in row]
+        step = sum(steps) / len(steps) if steps else step  # the same in the documents of all ranks
         text = f"Rank {ranks['straggler']} holds up the others for {saves:.2f} ms of a step ({saves / step:.1%}): "
         why, what = ranks["straggler_why"], ranks["straggler_next"]
         return [Finding(text + why, saves, what, nearness=2, is_late_rank=True)]
@@ -233,6 +237,8 @@ def next_without_finding(document: dict) -> str:
 def what_to_record(missing: dict, reader: str) -> str:
     """missing: a row of `not_recorded`."""
     part, how = missing["part"], missing["how"]
+    if part == "other ranks" and reader == Reader.FILE_ONLY:
+        return f"get the traces of the other ranks: {how}"
     words = Words(
         our_model=f"record {part}: {how}",
         own_program=f"record {part}: {how}",
