@@ -130,16 +130,24 @@ def with_loading_beside(evidence: Evidence, data_us: float, rest_us: float, work
 def loading(evidence: Evidence) -> tuple[str, str, int]:
     """What makes data ready in time, for a program as this one loads them: in words, as a line of code, and how many
     workers that takes."""
-    names = evidence.links.host["name"][(evidence.links.host["phase"] == "data").to_numpy()].astype(str)
+    host = evidence.links.host
+    is_range = (host["kind"] != OPERATOR).to_numpy() | by_name(host["name"], lambda name: OF_LOADER in name, bool)
+    ranges = host[is_range & (host["phase"] == "data").to_numpy()]
+    us_by_name = (ranges["until"] - ranges["start"]).groupby(ranges["name"].astype(str)).sum()
+    of_loader = us_by_name[us_by_name.index.str.contains(OF_LOADER)]  # one of several, or in a range of another name
+    longest = of_loader.idxmax() if of_loader.sum() > us_by_name.max() / 2 else ""
     workers = WORKERS
     if evidence.cores is not None:  # beside a GPU, one of them launches
         workers = max(1, min(WORKERS, evidence.cores - (1 if evidence.links.on_gpu else 0)))
-    pageable, pinned = (evidence.part(evidence.of_copies(role))[1] for role in (roles.HOST_COPY, roles.PINNED_COPY))
-    pins = ", pin_memory=True" if evidence.links.on_gpu and pinned <= pageable else ""
-    if names.str.contains(WITH_WORKERS).any():
+    gpu, us_by_role = evidence.links.gpu, {}
+    for role in roles.HOST_COPIES:
+        copies = gpu[has_role(gpu, role)]
+        us_by_role[role] = float((copies["end"] - copies["start"]).sum())
+    pins = ", pin_memory=True" if us_by_role[roles.HOST_COPY] > us_by_role[roles.PINNED_COPY] else ""
+    if WITH_WORKERS in longest:
         how = "the loader has workers, which are not fast enough: more of them, or less work in each"
         return how, f"a larger num_workers{pins}, or less work for a sample in __getitem__ and collate_fn", workers
-    if not names.str.contains(OF_LOADER).any():
+    if not longest:
         how = "the next batch prepared by another thread or process while this step runs"
         return how, "fetch the next batch in a thread or process of its own, as DataLoader's workers do", workers
     how = "workers in the DataLoader" + (" and pinned memory" if pins else "")
