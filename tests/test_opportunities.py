@@ -21,7 +21,7 @@ from traces import (
     trace_of,
 )
 
-from analysis.advice.text import best_three, gain_text
+from analysis.advice.text import best_three, gain_text, is_disturbed
 from analysis.hardware import measuring
 from analysis.hardware.measuring import Measurement
 from harness.base.command_line import compiler_problem
@@ -72,7 +72,10 @@ def test_opportunities_of_the_default_model(train, tmp_path):
     assert "the highest rate of any matmul in this trace" in found["fused attention"]["basis"]
     told = analysis["headline"]["finding"]
     first = next((name for name, row in found.items() if told.startswith(row["finding"])), next(iter(found)))
-    assert best_three(analysis)[0].startswith(f"{first}: ")
+    if is_disturbed(analysis["integrity"]):
+        assert told.startswith("Repeat this on a quiet machine") and "repeat it" in best_three(analysis)[0]
+    else:
+        assert best_three(analysis)[0].startswith(f"{first}: ")
 
 
 def test_nothing_is_proposed_that_the_trace_does_not_show(tmp_path):

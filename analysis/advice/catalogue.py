@@ -15,7 +15,7 @@ from analysis.advice.evidence import Evidence, Found
 from analysis.advice.who_reads import Words, the_same
 from analysis.limits.peaks import ran_here
 from harness.base.command_line import compiler_problem
-from harness.model.optimizations import answering
+from harness.model.optimizations import answering, flags_in_use
 
 Condition = Callable[[Evidence], str]  # why a change does not apply, in a few words; empty: it does
 MANY_CLASSES = 512  # of a loss: the logits of fewer are small beside what the model computes
@@ -48,7 +48,9 @@ def has_compiler(evidence: Evidence) -> str:
 
 
 def has_many_classes(evidence: Evidence) -> str:
-    """Where the shapes are not recorded, nothing tells."""
+    """Where the shapes are not recorded, nothing tells; where it is fused, that is told."""
+    if {*answering("fused loss")} & {*flags_in_use(evidence.config.get("training", {}))}:
+        return ""
     if evidence.classes is None or evidence.classes >= MANY_CLASSES:
         return ""
     return f"the loss is over {evidence.classes} classes: its logits are small"
