@@ -208,7 +208,8 @@ def opportunities(document: dict) -> Iterator[Claim]:
     most = {"fused optimizer": ("the phase optimizer and launches", phases.get("optimizer", 0.0) + launch)}
     least = {"prefetch data": ("data of the verdict", shares["data"])}
     if causes and step:
-        least["CUDA graphs"] = ("waiting for launches", launch)
+        if not document["integrity"]["graph_events"]:  # of a graph they are launched together already
+            least["CUDA graphs"] = ("waiting for launches", launch)
         least["fewer synchronizations"] = ("idle at synchronizations", causes["synchronization"] / step)
     if (causes and step) or document["attribution"]["clock"] == "host":
         same["larger batch"] = ("launch of the verdict, or waiting for launches", launch)

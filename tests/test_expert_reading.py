@@ -5,8 +5,22 @@ import json
 from dataclasses import replace
 
 import pytest
-from traces import ADD, H100_PROPERTIES, analysis_of, event, gpu_step, on_gpu, shaped, step, trace_of, write_trace
+from traces import (
+    ADD,
+    H100_PROPERTIES,
+    analysis_of,
+    attributed,
+    event,
+    gpu_step,
+    on_gpu,
+    own_program,
+    shaped,
+    step,
+    trace_of,
+    write_trace,
+)
 
+from analysis.advice.efficiency import counters
 from analysis.commands.stored_optimizations import best_of
 from analysis.comparison.document import repeated
 from analysis.comparison.runs import read_run, runs_below
@@ -95,13 +109,23 @@ def test_generated_kernels_are_fused_already(tmp_path):
 
 
 def test_counters_are_read_by_the_tool_of_the_maker(tmp_path):
-    for call, tool in (
-        ("cudaLaunchKernel", "ncu --set full"),
-        ("hipLaunchKernel", "rocprof-compute profile -n kernel -k 'long'"),
+    """Of a program of one's own, and of a kernel alone: not of a collective, nor of a copy."""
+    for call, tool, device in (
+        ("cudaLaunchKernel", "ncu --set full", {"name": "NVIDIA H100 80GB HBM3", "arch": "sm_90"}),
+        ("hipLaunchKernel", "rocprof-compute profile -n kernel -k 'long'", {"name": "MI300X", "arch": "gfx942"}),
     ):
-        events = [*on_gpu("short", 10, 20, 5, 1, call=call), *on_gpu("long", 12, 30, 60, 2, call=call)]
-        found = analysis_of(trace_of(tmp_path, step(1, 0, 100), *events))["counters"]
-        assert found.startswith(tool) and "long" in found
+        names = {"short": 5, "long": 60, "ncclDevKernel_SendRecv": 90, "__amd_rocclr_copyBuffer": 80}
+        events = []
+        for i, (name, lasts) in enumerate(names.items()):
+            events += on_gpu(name, 10 + 3 * i, 30 + 100 * i, lasts, i + 1, call=call)
+        events += on_gpu("Memcpy DtoD (Device -> Device)", 25, 500, 99, 9, kind="gpu_memcpy", call="hipMemcpyAsync")
+        trace = trace_of(tmp_path, step(1, 0, 600), *events)
+        found = counters(attributed(trace), own_program("train.py", **device))["counters"]
+        assert found.startswith(tool) and "long" in found and found.endswith("train.py")
+        assert analysis_of(trace)["counters"] is None  # of a file that somebody sent
+        only = [one for one in events if one["name"] not in ("short", "long")]
+        found = counters(attributed(trace_of(tmp_path, step(1, 0, 600), *only)), own_program("train.py", **device))
+        assert found["counters"] is None and found["counters_reason"]
     assert analysis_of(trace_of(tmp_path, step(1, 0, 100), event("aten::mm", 5, 50)))["counters"] is None
 
 

@@ -3,13 +3,15 @@
 import pytest
 from traces import SMALL, event, on_gpu, step, write_trace
 
+from analysis.advice.text import best_three
+from analysis.advice.who_reads import Reader
 from analysis.diagnosis.headline import LATE_HOST, NEXT, headline, headline_lines
 from analysis.diagnosis.text import profile_answer
 from analysis.diagnosis.traces import analyze_all
 
 
-def document(*proposals, **others):
-    """A step of 10 ms.  proposals: (name, ms that it saves)."""
+def document(*proposals, reader=Reader.OWN_PROGRAM, **others):
+    """A step of 10 ms on a GPU, for who runs a program of their own.  proposals: (name, ms that it saves)."""
     known = {"speedup_estimate": 1.1, "speedup_bound": None}
     rows = [
         {"name": name, "finding": f"{name}!", "saves_ms": ms, "next": f"do {name}"} | known for name, ms in proposals
@@ -22,9 +24,17 @@ def document(*proposals, **others):
         "rules": [],
     }
     trust = {"trustworthy": True, "problems": [], "not_recorded": [], "disturbance": {"text": None}}
-    trust["stacks_recorded"] = False
+    trust |= {"stacks_recorded": False, "gpu_events": 9}
     out = {"opportunities": rows, "verdict": verdict, "integrity": trust, "attribution": {"ms_per_step": 10.0}}
-    out |= {"communication": None, "counters": "ncu gemm"}
+    out |= {"communication": None, "counters": "ncu gemm", "reader": reader.value}
+    out["kernels"] = [
+        {"name": name, "kind": kind, "category": category, "share": share}
+        for name, kind, category, share in (
+            ("ncclDevKernel_SendRecv", "kernel", "communication", 0.6),
+            ("Memcpy DtoD (Device -> Device)", "memcpy", "copy", 0.2),
+            ("gemm", "kernel", "matmul", 0.1),
+        )
+    ]
     for key, changed in others.items():
         out[key] = out[key] | changed if isinstance(out.get(key), dict) else changed
     return out
@@ -65,12 +75,25 @@ def test_a_little_of_the_host_is_no_headline_of_a_working_gpu(bound, small, what
 
 @pytest.mark.parametrize(
     ("bound", "words"),
-    [("launch", "CUDA graph"), ("host_code", "with_stack=True"), ("data", "num_workers"), ("gpu", "ncu gemm")]
+    [("launch", "CUDA graph"), ("host_code", "--profile-stacks"), ("data", "more workers"), ("gpu", "ncu gemm")]
     + [("communication", "traces of all ranks")],
 )
 def test_where_nothing_pays_the_bound_says_what_is_next(bound, words):
     assert words in headline(document(verdict={"bound": bound}))["next"]
-    assert headline(document(verdict={"bound": bound}, counters=None))["next"].startswith("--verbose")
+    of_cpu = document(verdict={"bound": bound}, integrity={"gpu_events": 0}, counters=None)
+    assert headline(of_cpu)["next"].startswith("--verbose")
+
+
+PROFILERS = ("ncu", "perf stat", "rocprof", "profile_program.py", "with_stack", "num_workers=4")
+
+
+@pytest.mark.parametrize("reader", [Reader.OUR_MODEL, Reader.FILE_ONLY])
+@pytest.mark.parametrize("bound", ["launch", "host_code", "data", "communication", "compute", "gpu"])
+def test_no_profiler_is_for_who_has_only_the_file_or_does_the_exercises(reader, bound):
+    told = headline(document(verdict={"bound": bound}, counters=None, reader=reader))["next"]
+    assert not [name for name in PROFILERS if name in told]
+    if bound in ("compute", "gpu"):  # the longest kernel, which is neither a collective nor a copy
+        assert told == "--verbose, for the kernels that take longest: first of all gemm, 10% of all GPU events' time"
 
 
 def test_a_whole_step_that_could_vanish_is_found_and_no_gain_is_forecast():
@@ -102,30 +125,59 @@ STRAGGLER = {
 
 
 def test_a_straggler_is_a_finding_and_so_is_waiting_without_one():
-    found = headline(document(("CUDA graphs", 3.0), ("prefetch data", 3.9), ranks=STRAGGLER))
+    found = headline(document(("CUDA graphs", 3.0), ("prefetch data", 9.0), ranks=STRAGGLER))
     assert found["finding"] == "Rank 3 holds up the others for 2.00 ms of a step (20.0%): its host launches late"
     assert (found["saves_ms"], found["next"]) == (2.0, "x")
+    small = STRAGGLER | {"straggler_saves_ms": 0.9}  # less than a tenth of the step
+    assert headline(document(("prefetch data", 9.0), ranks=small))["finding"] == "prefetch data!"
     about = {"waiting_ms": 1.5}
     found = headline(document(("CUDA graphs", 2.9), ranks={"straggler": None}, communication=about))
     assert found["finding"].startswith("Ranks wait for one another for 1.50 ms of a step (15.0%)")
 
 
 def test_what_is_no_step_is_told_before_any_finding():
-    for bound, words in (("capture", "replay the graph"), ("start_up", "wait=2")):
+    for bound, words in (("capture", "replay the graph"), ("start_up", "--warmup-steps")):
         found = headline(document(("keep memory", 9.0), verdict={"bound": bound}))
         assert found["finding"] == "Half of it is memory" and words in found["next"]
+        of_file = headline(document(verdict={"bound": bound}, reader=Reader.FILE_ONLY))
+        assert of_file["next"].startswith("a trace of ") and "schedule(wait=" in of_file["next"]
     found = headline(document(("keep memory", 9.0), integrity={"trustworthy": False}))
     assert found["finding"] == "Half of it is memory" and found["next"].startswith("record it again")
 
 
-def test_a_disturbed_trace_is_repeated_first():
-    found = headline(document(("keep memory", 9.0), integrity={"disturbance": {"text": "8 threads on 2 cores"}}))
-    assert found["next"] == "repeat on an idle machine, then do keep memory"
+@pytest.mark.parametrize(
+    ("problem", "cure"),
+    [
+        ("kernels were launched (9), but the trace has no GPU events", "ProfilerActivity.CUDA"),
+        ("the file is cut off or damaged after 9 events", "copy the whole file"),
+        ("the steps take no time", "until then no figure here"),
+    ],
+)
+def test_what_cannot_be_trusted_is_told_how_to_record(problem, cure):
+    found = headline(document(integrity={"trustworthy": False, "problems": [problem]}))
+    assert cure in found["next"] and "docs/" not in found["next"]
+
+
+DISTURBED = {"text": "41% of thread time waited for a core in 5 of 5 steps", "lost_share": 0.3}
+
+
+def test_the_headline_of_a_disturbed_trace_is_to_repeat_it():
+    about = document(("keep memory", 9.0), integrity={"disturbance": DISTURBED})
+    found = headline(about)
+    assert found["finding"].startswith("Repeat this on a quiet machine") and "41% of thread time" in found["finding"]
+    assert found["saves_ms"] is None and found["saves_ms_reason"] and not found["at_most"]
+    assert "keep memory!" in found["next"] and "record it again" in found["next"]
+    about["headline"] = found
+    assert headline_lines(about)[1].startswith("Next: close other programs")
+    assert best_three(about) == ["repeat it on a quiet machine, which tells what these gain: keep memory"]
 
 
 def test_stacks_are_left_out_before_a_cure_of_the_host():
-    found = headline(document(("CUDA graphs", 9.0), integrity={"stacks_recorded": True}, verdict={"bound": "launch"}))
-    assert found["next"].startswith("record without stacks, which") and found["next"].endswith("then do CUDA graphs")
+    about = document(("CUDA graphs", 9.0), integrity={"stacks_recorded": True}, verdict={"bound": "launch"})
+    told = headline(about)["next"]
+    assert told.startswith("record without stacks, which") and told.endswith("then do CUDA graphs")
+    told = headline(about | {"reader": Reader.FILE_ONLY.value})["next"]
+    assert told.startswith("do CUDA graphs; less than it seems, since stacks were recorded")
 
 
 @pytest.mark.parametrize(
@@ -147,13 +199,16 @@ def test_communication_is_told_with_its_cause(waiting, rate, cause):
     rows = [{"bus_bandwidth_gb_per_sec": rate}]
     found = headline(document(("reduce or overlap communication", 9.0), communication=about, collectives=rows))
     assert found["finding"] == f"reduce or overlap communication!, {cause}; 20% of all communication is hidden"
-    assert found["next"] == ("do reduce or overlap communication" if waiting is not None else NEXT["communication"])
+    told = NEXT["communication"].own_program if waiting is None else "do reduce or overlap communication"
+    assert found["next"] == told
 
 
 def test_what_the_verdict_lacks_is_recorded_first():
     missing = [{"part": name, "how": f"{name}=True"} for name in ("memory", "shapes")]
     undecided = document(verdict={"strength": "undecided"}, integrity={"not_recorded": missing})
     assert headline(undecided)["next"] == "record shapes: shapes=True"
+    undecided["reader"] = Reader.FILE_ONLY.value
+    assert headline(undecided)["next"] == "a recording with shapes would tell: shapes=True"
 
 
 def test_the_answer_begins_with_the_headline_word_for_word(tmp_path):

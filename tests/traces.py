@@ -30,6 +30,23 @@ def analysis_of(trace, summary=None):
     return operator_analysis(link(trace), summary)
 
 
+def own_program(command="python3 train.py", cores=None, threads=None, **device):
+    """performance_summary.json of a program that profile_program.py ran, as far as a trace's analysis needs it."""
+    environment = {
+        "command_line": command,
+        "host": "elsewhere",
+        "cpu": {"logical_cores": cores, "torch_threads": threads},
+    }
+    environment["device"] = {"type": "cuda" if device else "cpu", "name": "a CPU", "arch": "", **device}
+    return {"config": {"model": {"program": command}, "training": {}}, "environment": environment}
+
+
+def our_model(command="python3 tiny_llama_v1.py", **device):
+    """The same of a run of our model."""
+    summary = own_program(command, **device)
+    return summary | {"config": {"model": {"hidden_dim": 64}, "training": {}}}
+
+
 def attributed(trace):
     return attribute(link(trace))
 

@@ -1,41 +1,49 @@
 """Which changes to the optimizer, the precision, the compiler and what is kept in memory does the trace suggest?"""
 
+import os
+
 import numpy as np
 import pandas as pd
 
-from analysis.advice.evidence import WORTH_LISTING, Evidence, Found, NotApplicable, Proposal, at_roof, row_of
+from analysis.advice.evidence import WORTH_LISTING, Evidence, Found, NotApplicable, Proposal, at_roof
+from analysis.advice.who_reads import Reader
 from analysis.attribution import regions
 from analysis.hardware.matching import datasheet
-from analysis.limits.peaks import device_of, precision_of, ran_here
-from analysis.trace.tables import has_role, take_or
+from analysis.limits.peaks import device_of, kernel_precision, precision_of, ran_here
+from analysis.trace.tables import by_name, has_role, take_or
 from analysis.vocabulary import roles
 from analysis.vocabulary.operators import MATMUL_CLASSES, is_of_pytorch
 from analysis.work.operator_costs import factor_type
-from harness.base.command_line import compiler_problem
 from harness.base.units import MB
 from harness.model.changes import CHANGES
 
 IN_A_CACHE = 512 * MB  # what is smaller may be read faster than memory can be
+NARROW_TYPES = ("c10::BFloat16", "c10::Half")
 TORCH_NAME = {"bf16": "bfloat16", "fp16": "float16"}
-WITH_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # of torch.optim
+# Of torch.optim: what their constructors take.
+WITH_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
+WITH_FOREACH = (*WITH_FUSED, "ASGD", "Adadelta", "Adafactor", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
 
 
 def fused_optimizer(evidence: Evidence) -> Found:
+    """The part of the optimizer step that is not fused yet."""
     if not evidence.trains:
         return None
-    events, table = evidence.events, evidence.links.gpu if evidence.links.on_gpu else evidence.links.host
+    name, events = "fused optimizer", evidence.events
+    table = evidence.links.gpu if evidence.links.on_gpu else evidence.links.host
     # What multiplies or communicates too, as Muon does, does not become less.
     multiplies = take_or(table["named_category"].isin(MATMUL_CLASSES).to_numpy(), events.index.to_numpy(), False)
     updates = (events["phase"] == "optimizer") & (events["category"] != "communication")
     mask = (updates & ~multiplies).to_numpy()
+    is_done = mask & evidence.runs(roles.FUSED_UPDATE)
+    done = "already fused" if is_done.any() else ""
+    mask = mask & ~is_done
+    if not mask.any():
+        return NotApplicable(name, done) if done else None
     rows, us = evidence.part(mask)
-    if evidence.runs(rows, roles.FUSED_UPDATE):
-        return NotApplicable("fused optimizer", "already fused")
-    host = evidence.links.host
-    classes = host["about"][has_role(host, roles.OPTIMIZER_STEP)].dropna()
-    optimizer = classes.iloc[0] if len(classes) else "optimizer"
+    optimizer = optimizer_of(evidence)
     parameters = evidence.config.get("model", {}).get("parameters")
-    if parameters and evidence.best_bytes_per_us and optimizer in ("Adam", "AdamW"):
+    if parameters and not done and evidence.best_bytes_per_us and optimizer in ("Adam", "AdamW"):
         moved = 7 * 4 * parameters  # bytes
         likely = min(us, moved * evidence.steps / evidence.best_bytes_per_us)
         best, bound = at_roof(moved * evidence.steps, evidence.bandwidth_roofs, "GB/s", likely)
@@ -49,24 +57,43 @@ def fused_optimizer(evidence: Evidence) -> Found:
     else:
         best, basis = 0.0, "its time could vanish; estimate: as long as its two longest operators"
         likely = min(us, float(rows.groupby("name", observed=True)["us"].sum().nlargest(2).sum()))
-    how = f"a {'compiled or ' * (not evidence.links.trace.is_compiled)}fused version of its step"
-    how = CHANGES["fused"].line(optimizer) if optimizer in WITH_FUSED else how
-    if optimizer != "optimizer" and not evidence.runs(rows, roles.FOREACH):
-        how += ", or foreach=True"
+    foreach = evidence.part(mask & evidence.runs(roles.FOREACH))[1] > us / 2
+    compiled = evidence.part(mask & evidence.compiled)[1] > us / 2
+    how, line = "a compiled or fused version of its step", "torch.compile(optimizer.step)"
+    if optimizer in WITH_FUSED:
+        how = line = f"torch.optim.{optimizer}(..., fused=True)" + ("" if foreach else ", or foreach=True")
+    elif optimizer in WITH_FOREACH and not foreach:
+        how = line = f"torch.optim.{optimizer}(..., foreach=True)"
+    elif compiled:
+        how = line = "a fused version of its step: one kernel for many tensors"
     finding = f"The optimizer takes {evidence.share(us)} of the step"
-    return evidence.proposal("fused optimizer", finding, how, mask, basis, best, likely)
+    if done:
+        finding = f"The part of the optimizer that is not fused takes {evidence.share(us)} of the step"
+    words = {"filled": {"line": line}, "done": done}
+    return evidence.proposal(name, finding, how, mask, basis, best, likely, **words)
+
+
+def optimizer_of(evidence: Evidence) -> str | None:
+    """The class of the optimizer whose steps take longest; None: no range names one."""
+    host = evidence.links.host
+    steps = host[has_role(host, roles.OPTIMIZER_STEP)].dropna(subset="about")
+    us = (steps["end"] - steps["start"]).groupby(steps["about"].astype(str)).sum()
+    return us.idxmax() if len(us) else None
 
 
 def mixed_precision(evidence: Evidence) -> Found:
-    """Where it can help: on a GPU by its datasheet; on a CPU by a small matmul, timed if this machine ran it."""
+    """Of the matmuls that are still in fp32, where it can help: on a GPU by its datasheet; on a CPU by a small matmul,
+    timed if this machine ran it."""
     name, events, trace = "mixed precision", evidence.events, evidence.links.trace
-    full = [factor_type(shapes, kinds) == "float" for shapes, kinds, _ in trace.signatures]
-    in_fp32 = take_or(np.array(full, bool), events["signature"].to_numpy(), False)
+    types = np.array([factor_type(shapes, kinds) for shapes, kinds, _ in trace.signatures], object)
+    types = take_or(types, events["signature"].to_numpy(), None)
+    in_fp32, in_narrow = types == "float", np.isin(types.astype(str), NARROW_TYPES)
     multiplies = (events["class"].isin(MATMUL_CLASSES) & in_fp32).to_numpy()
     rows, us = evidence.part(multiplies)
     if rows.empty:
         return NotApplicable(name, "no matmul in the trace is known to be in fp32")
-    narrow, gain, roof, basis = gain_of_narrow_type(evidence)
+    now = wide_precision(evidence, multiplies)
+    narrow, gain, roof, basis = gain_of_narrow_type(evidence, now)
     if gain is None and not evidence.links.on_gpu:
         return NotApplicable(name, f"not known whether it helps: {basis}")
     if gain is not None and gain < 1 + WORTH_LISTING:
@@ -74,28 +101,45 @@ def mixed_precision(evidence: Evidence) -> Found:
     how = f"torch.autocast in {narrow} around the forward pass"
     # What is between matmuls moves half the bytes; attention that is written out may become a fused kernel.
     between = evidence.of_model & ~events["class"].isin(("communication", *MATMUL_CLASSES)).to_numpy()
-    between &= (events["launches"] > 0).to_numpy()
+    between &= (events["launches"] > 0).to_numpy() & ~in_narrow
     beside = evidence.part(between)[1]
     whole = evidence.part(between & (events["region"] == regions.ATTENTION).to_numpy())[1]
     likely = us / gain + beside if gain else None
     best = min(us if gain is None else us / gain, rows["flops"].sum() / roof * 1e6) if roof else 0.0
     text = f"{evidence.described(rows)}, matmuls in fp32, and {evidence.share(beside)} between them"
-    finding = f"Matmuls in {precision_of(evidence.links, evidence.summary)} take {evidence.share(us)} of the step"
+    finding = f"Matmuls in {now} take {evidence.share(us)} of the step"
     basis += "; what is between them could move half the bytes"
     best += (beside - whole) / 2
-    code = CHANGES["bf16"].line().replace("bfloat16", TORCH_NAME[narrow])
+    filled = {"line": CHANGES["bf16"].line().replace("bfloat16", TORCH_NAME[narrow])}
     flag = f"--precision {narrow}"
-    return Proposal(name, finding, how, us + beside, basis, best, likely, code, text, flag, multiplies)
+    us += beside
+    of = {"shown": multiplies, "of_events": multiplies}
+    return Proposal(name, finding, how, us, basis, best, likely, filled, text, flag, **of)
 
 
-def gain_of_narrow_type(evidence: Evidence) -> tuple[str, float | None, float | None, str]:
-    """bf16, or fp16 where there is no bf16; how many times as fast its matmuls are; their peak in FLOP/s; the sources.
+def multiplies_tf32(name: str) -> bool:
+    return kernel_precision(name) == "tf32"
+
+
+def wide_precision(evidence: Evidence, multiplies: np.ndarray) -> str:
+    """fp32 or tf32: what most of the time of these matmuls, whose factors are fp32, is computed in."""
+    usual = precision_of(evidence.links, evidence.summary)
+    if usual in ("fp32", "tf32"):
+        return usual
+    in_tf32 = evidence.of_gpu(by_name(evidence.links.gpu["name"], multiplies_tf32, bool))
+    us, us_tf32 = (evidence.part(which)[1] for which in (multiplies, multiplies & in_tf32))
+    return "tf32" if us_tf32 > us / 2 else "fp32"
+
+
+def gain_of_narrow_type(evidence: Evidence, now: str) -> tuple[str, float | None, float | None, str]:
+    """bf16, or fp16 where there is no bf16; how many times as fast its matmuls are as in the precision `now`; their
+    peak in FLOP/s; the sources.
 
     None is unknown."""
     device, summary = device_of(evidence.links, evidence.summary), evidence.summary
     vanish = "at most: the time of matmuls could vanish"
     if found := datasheet(device):
-        row, now = found[0], precision_of(evidence.links, summary)
+        row = found[0]
         narrow = "bf16" if row.bf16 else "fp16"
         rates = getattr(row, now), getattr(row, narrow)
         roof = 1e12 * found[1] * rates[1] if rates[1] else None
@@ -114,17 +158,13 @@ def gain_of_narrow_type(evidence: Evidence) -> tuple[str, float | None, float | 
     return "bf16", None, None, f"{vanish}; no datasheet gives the speedup, and a CPU may be slower in bf16"
 
 
+LITTLE_LEFT = 0.1  # of the work between matmuls: so much uncompiled tells that the model is compiled as it should be
 FUSABLE = ("element-wise", "normalization", "reduction", "copy")
 
 
 def compilation(evidence: Evidence) -> Found:
-    if evidence.links.trace.is_compiled:
-        return NotApplicable("compile", "already compiled")
-    if evidence.links.trace.file.is_1_x:
-        return NotApplicable("compile", "it needs PyTorch 2.0, and this trace is of an older one")
-    if ran_here(evidence.summary) and (problem := compiler_problem(evidence.links.on_gpu)):
-        return NotApplicable("compile", problem)
-    events, inside = evidence.events, evidence.of_model
+    """What the compiler could fuse of the operators that it did not compile yet."""
+    events, inside = evidence.events, evidence.of_model & ~evidence.compiled
     fusable = inside & events["category"].isin(FUSABLE).to_numpy() & ~evidence.of_copies(*roles.HOST_COPIES)
     if evidence.links.on_gpu:  # the kernels of others, as inference engines call them, are what they are
         known = [*filter(is_of_pytorch, events["name"].cat.categories)]
@@ -141,13 +181,25 @@ def compilation(evidence: Evidence) -> Found:
     text = f"{evidence.described(rows)}, none of them a matmul, and {evidence.share(overhead)} {beside}"
     finding = f"Operators between matmuls take {evidence.share(us)} of the step, each a kernel of its own"
     finding += f", and {evidence.share(overhead)} {beside}" * (overhead > us)
-    how = "compile the model: chains of element-wise operators become one kernel each"
+    how, done = "compile the model: chains of element-wise operators become one kernel each", ""
+    line = CHANGES["compile"].line()
+    if evidence.compiled.any():
+        done = "already compiled"
+        of_vectors = ~events["class"].isin((*MATMUL_CLASSES, "communication")).to_numpy()
+        compiled_us = evidence.part(evidence.of_model & evidence.compiled & of_vectors)[1]
+        if us < LITTLE_LEFT * (us + compiled_us):
+            return NotApplicable("compile", done)
+        finding = f"Outside of what is compiled, o{finding[1:]}"
+        how = "compile the rest of the model too: chains of element-wise operators become one kernel each"
+        line = "torch.compile() of the parts of the model that no compiled region contains"
     basis = (
         "all work between matmuls could be fused into them, and all overhead vanish; estimate: each chain takes as "
         f"long as its longest operator, and the overhead of {fewer:.0%} of the operators vanishes"
     )
     likely = affected + waits - saved - overhead * fewer
-    return Proposal("compile", finding, how, affected + waits, basis, 0.0, likely, evidence=text, shown=fusable)
+    affected += waits
+    words = {"filled": {"line": line}, "done": done}
+    return Proposal("compile", finding, how, affected, basis, 0.0, likely, evidence=text, shown=fusable, **words)
 
 
 def in_chains(evidence: Evidence, fusable: np.ndarray, inside: np.ndarray) -> tuple[float, float]:
@@ -163,22 +215,34 @@ def in_chains(evidence: Evidence, fusable: np.ndarray, inside: np.ndarray) -> tu
     return float((times.sum() - times.max()).sum()), (of.sum() - times.ngroups) / max(1, len(rows))
 
 
-def checkpointing(evidence: Evidence) -> list[dict]:
-    """Saves memory and costs time.  Listed if the trace recorded memory that grows and shrinks within a step."""
-    memory, steps = evidence.links.trace.memory, evidence.links.steps
+def checkpointing(evidence: Evidence) -> Found:
+    """Saves memory and costs time.  Listed if the trace recorded memory that grows and shrinks within a step, by a part
+    of the device's memory that is worth the time."""
+    name, memory, steps = "activation checkpointing", evidence.links.trace.memory, evidence.links.steps
     memory = memory[memory["on_gpu"]] if memory["on_gpu"].any() else memory
     inside = memory[(memory["start"] >= steps["start"].min()) & (memory["start"] < steps["end"].max())]
     us = evidence.part(evidence.events["phase"] == "forward")[1]
     forward, grown = us / evidence.total_us, inside["total"].max() - inside["total"].min()
     if not forward or not evidence.trains or not grown >= max(MB, 0.5 * inside["total"].max()):  # NaN without memory
-        return []
+        return None
+    # Our sizes stand for larger ones, and the optimization study compares what it costs with what was measured.
+    device_bytes = None if evidence.reader == Reader.OUR_MODEL else memory_of_device(evidence)
+    if device_bytes and grown < WORTH_LISTING * device_bytes:
+        saves = f"it saves at most {grown / MB:,.0f} MB, {grown / device_bytes:.1%} of the memory there is"
+        return NotApplicable(name, saves)
     basis = f"the forward pass, {forward:.1%} of the step, runs twice; at most that much memory is saved"
     how = "torch.utils.checkpoint around each block: saves memory, costs time"
     finding = f"Memory grows by {grown / MB:,.0f} MB within a step"
-    proposal = Proposal("activation checkpointing", finding, how, us, basis)
-    changes = {"part_speedup": 0.5, "speedup_bound": 1 / (1 + forward), "memory_bound_mb": float(grown / MB)}
-    costs = {"saves_ms": None, "saves_ms_reason": "it costs time, and saves memory"}
-    return [row_of(proposal, evidence) | changes | costs]
+    filled = {"line": CHANGES["checkpoint"].line()}
+    return Proposal(name, finding, how, us, basis, filled=filled, memory_mb=float(grown / MB))
 
 
-MAKERS = (fused_optimizer, mixed_precision, compilation)
+def memory_of_device(evidence: Evidence) -> int | None:
+    """In bytes: that of the GPU, or of the machine that trained without one; None: not known."""
+    device = device_of(evidence.links, evidence.summary)
+    if evidence.links.on_gpu:
+        row = datasheet(device)
+        return device.get("memory_bytes") or (row[0].memory_mb * MB if row else None)
+    if not ran_here(evidence.summary):
+        return None
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

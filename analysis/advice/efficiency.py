@@ -1,21 +1,26 @@
 """Which kernels are far from what the device can do, and what would they take at a realistic rate?"""
 
 import re
-from functools import partial
+
+import numpy as np
 
 from analysis.advice.evidence import Evidence, Found, Proposal, at_roof
+from analysis.advice.who_reads import Reader, command_of, who_reads
 from analysis.attribution.operators import shapes_text
 from analysis.limits.peaks import device_of
 from analysis.limits.shape_rates import Roofs
 from analysis.trace.links import AttributedLinks
+from analysis.trace.tables import by_name
 from analysis.vocabulary.kernels import MISALIGNED
 from analysis.work.operator_costs import factor_type
+from harness.model.changes import CHANGES
 
 # Shares of the datasheet's peak that good kernels reach: large matmuls of libraries about 70%, attention 50 to 73%
 # (FlashAttention-2, arXiv 2307.08691, on an A100).
 REALISTIC = {"matmul": 0.7, "attention": 0.5}
 NAMES = {"matmul": "matmuls", "convolution": "convolutions", "attention": "attention"}
 FORECAST = 10.0  # times as fast: what should become faster by more has another reason than its kernel
+OF_RUNTIME = "^__amd_rocclr_"  # kernels by which the runtime copies and fills memory
 KERNEL_NAME = 60  # letters by which profilers find a kernel: mangled names have thousands
 SHORTEST_US = 5.0  # of a kernel that does something, with its first and last blocks
 LAYOUT = r"(?i)nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|batched_transpose_|transpose_(NCHW|CNHW)2"
@@ -28,6 +33,7 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
     known = events["class"].isin(classes).to_numpy() & (events["signature"] >= 0).to_numpy()
     known &= ~evidence.kernels(LAYOUT) & ~evidence.kernels(MISALIGNED)
     peaks, bandwidth = Roofs(evidence.links, evidence.summary), evidence.bandwidth_roofs
+    of_events = np.zeros(len(events), bool)
     far = []  # us, at its roof, likely, at best, name and shapes, a row of the events, peak, class
     for (code, signature, kind), rows in events[known].groupby(["code", "signature", "class"], observed=True):
         shapes, types, _ = trace.signatures[signature]
@@ -42,6 +48,7 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
         if likely < us:
             name = f"{trace.operators['name'].cat.categories[code]} {shapes_text(shapes)}"
             best = min(likely, 1e6 * needed * flops / peak.rate)
+            of_events |= events.index.isin(rows.index)
             far.append((us, roof_us, likely, best, name, rows["us"].idxmax(), peak.origin, kind))
     if not far:
         return None
@@ -61,24 +68,37 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
     if what == "attention":
         how = "another fused kernel of attention, longer sequences or more heads per call, a head width of 64 or 128"
     finding = f"{who} run{'s' * (what == 'attention')} at {rate} for {evidence.share(us)} of the step"
-    code = counters(evidence.links, worst[5]) or "perf stat -e cycles,instructions,cache-misses on this shape alone"
+    command = counters(evidence.links, evidence.summary, worst[5])["counters"]
+    if command is None:
+        command = "perf stat -e cycles,instructions,cache-misses, of a program with this shape alone"
     what = "convolution" if kinds == {"convolution"} else what
     name, shown = f"better {what} kernels", events.index == worst[5]
-    return Proposal(name, finding, how, us, basis, best, likely, code, text, shown=shown)
+    filled = {"counters": command}
+    return Proposal(name, finding, how, us, basis, best, likely, filled, text, shown=shown, of_events=of_events)
 
 
-def counters(links: AttributedLinks, event: int | None = None) -> str | None:
-    """The command that reads the counters of a kernel, which tell why it is slow.
+def counters(links: AttributedLinks, summary: dict | None, event: int | None = None) -> dict:
+    """`counters`: the command that reads the counters of a kernel, which tell why it is slow; for who runs a program of
+    their own, and of a kernel alone: those profilers repeat a kernel, which for a collective waits for ranks that never
+    come, and know no copies.
 
-    event: of the GPU, by default one of those that take longest together; None without a GPU."""
+    event: of the GPU, by default one of those that take longest together; none without a GPU."""
     if not links.on_gpu:
-        return None
-    if event is None:
-        event = (links.gpu["end"] - links.gpu["start"]).groupby(links.gpu["name"].cat.codes).transform("sum").idxmax()
-    name = re.split(r"[<(]", links.gpu["name"].iloc[event].removeprefix("void "))[0][:KERNEL_NAME]
-    if device_of(links, None)["arch"].startswith("gfx"):
-        return f"rocprof-compute profile -n kernel -k '{name}' -- python3 YOUR_SCRIPT"
-    return f"ncu --set full --kernel-name-base demangled --kernel-name regex:'{name}' python3 YOUR_SCRIPT"
+        return {"counters": None}
+    gpu, reader = links.gpu, who_reads(summary)
+    if reader != Reader.OWN_PROGRAM:
+        return {"counters": None, "counters_reason": f"for a program of one's own; who reads this {reader.value}"}
+    is_kernel = (gpu["kind"] == "kernel") & (gpu["category"] != "communication")
+    is_kernel &= ~by_name(gpu["name"], lambda name: bool(re.search(OF_RUNTIME, name)), bool)
+    kernels = gpu[is_kernel.to_numpy()] if event is None else gpu.iloc[[event]][is_kernel.iloc[[event]].to_numpy()]
+    if kernels.empty:
+        return {"counters": None, "counters_reason": "no kernel of the program's own takes that time"}
+    us = (kernels["end"] - kernels["start"]).groupby(kernels["name"].astype(str)).sum()
+    name = re.split(r"[<(]", us.idxmax().removeprefix("void "))[0][:KERNEL_NAME]
+    command = command_of(summary) or "python3 YOUR_SCRIPT"
+    if device_of(links, summary).get("arch", "").startswith("gfx"):
+        return {"counters": f"rocprof-compute profile -n kernel -k '{name}' -- {command}"}
+    return {"counters": f"ncu --set full --kernel-name-base demangled --kernel-name regex:'{name}' {command}"}
 
 
 def aligned_matmuls(evidence: Evidence) -> Found:
@@ -90,15 +110,17 @@ def aligned_matmuls(evidence: Evidence) -> Found:
     flops, roofs = rows["flops"].sum(), evidence.compute_roofs
     rate = evidence.best_rate("flops", ~mask) or (roofs[0].rate / 1e6 * REALISTIC["matmul"] if roofs else None)
     likely = min(us, flops / rate) if rate and flops else None
-    best, bound = at_roof(flops, roofs, "GFLOP/s", likely or us)
+    best, bound = at_roof(flops, roofs, "GFLOP/s", us if likely is None else likely)
     basis = f"at most: {bound}"
-    basis += f"; estimate: at {rate / 1e6:,.0f} TFLOP/s, which aligned matmuls reach" * bool(likely)
+    if likely is not None:
+        basis += f"; estimate: at {rate / 1e6:,.0f} TFLOP/s, which aligned matmuls reach"
     finding = f"Matmuls of unaligned dimensions take {evidence.share(us)} of the step"
-    finding += f" at {flops / us / 1e6:,.0f} TFLOP/s" * bool(flops)
+    if flops:
+        finding += f" at {flops / us / 1e6:,.0f} TFLOP/s"
     how = "pad the dimension that is no multiple of 8 to one: vocabulary, hidden width, classes"
-    code = "nn.Linear(width, 8 * math.ceil(classes / 8)), and the same for the other dimensions"
     text = evidence.described(rows)
-    return Proposal("aligned matmuls", finding, how, us, basis, best, likely, code, text, shown=mask)
+    of = {"shown": mask, "of_events": mask}
+    return Proposal("aligned matmuls", finding, how, us, basis, best, likely, evidence=text, **of)
 
 
 def one_layout(evidence: Evidence) -> Found:
@@ -110,7 +132,5 @@ def one_layout(evidence: Evidence) -> Found:
     finding = f"Changing tensors between channels-first and channels-last takes {evidence.share(us)} of the step"
     how = "model and inputs in channels-last, and no .contiguous() that changes them back"
     basis = "its time could vanish, and waits for launches with it; estimate: its own"
-    return evidence.proposal("channels-last layout", finding, how, mask, basis, likely_us=0.0)
-
-
-MAKERS = (partial(better_kernels, "matmul"), partial(better_kernels, "attention"), aligned_matmuls, one_layout)
+    filled = {"line": CHANGES["channels-last"].line()}
+    return evidence.proposal("channels-last layout", finding, how, mask, basis, likely_us=0.0, filled=filled)

@@ -1,33 +1,44 @@
 """What a proposal is made of: the events of the steps, with the FLOPs and bytes of each where they are known."""
 
+import functools
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 
+from analysis.advice.who_reads import command_of, who_reads
 from analysis.attribution import regions
 from analysis.attribution.components import IDLE, views_and_metadata
+from analysis.attribution.critical_path import GPU, walk
 from analysis.attribution.ledger import events_of_steps, idle_by_cause, of_steps
 from analysis.attribution.operators import costs_of_operators
 from analysis.hardware.ceilings import Ceiling
 from analysis.limits.peaks import roofs_of
-from analysis.trace.links import AttributedLinks
+from analysis.trace.links import MODULE, AttributedLinks, median_step
+from analysis.trace.nesting import nearest_marked_ancestor
 from analysis.trace.tables import by_name, has_role, take_or, take_or_none
 from analysis.trust.integrity import profiler_overhead
+from analysis.vocabulary.letters import LETTERS, letter_of
+from analysis.vocabulary.operators import COMPILED
 from harness.base.text import count_of
 from harness.base.units import MB
-from harness.documents.schema import because
-from harness.model.changes import CHANGES
-from harness.model.optimizations import ANY_MODEL, answering
+from harness.model.optimizations import ANY_MODEL
 
-WHOLE = 0.999  # of the step: a change to all of it has no bound
-WORTH_LISTING = 0.01  # of the step: what affects or saves less is not proposed
+WORTH_LISTING = 0.02  # of the step: what affects or saves less is not proposed
+LATE_HOST = 0.1  # of the step, in which the GPU waits for the host: from here on it may have the critical path
+OF_HOST = ("launch", "latency", "host_code", "data", "allocation")  # causes of such waits
+# How the names of classes end that only models of transformers have, and what their attention is chosen by.
+OF_TRANSFORMERS = re.compile(
+    r"(For(CausalLM|MaskedLM|PreTraining|\w+Classification|QuestionAnswering|ConditionalGeneration)|LMHeadModel)(_\d+)?$"
+)
 
 
 @dataclass
 class Proposal:
+    """What the trace tells of a change: the part of the steps that it affects, and what would remain of that."""
+
     name: str
     finding: str  # one sentence: what is wrong, with its figure
     how: str
@@ -35,10 +46,13 @@ class Proposal:
     basis: str  # where best_us and likely_us come from
     best_us: float | None = 0.0  # what would remain of `us` at best; None: no bound can be given, as the basis says
     likely_us: float | None = None  # what would probably remain of it, if that is known
-    code: str | None = None  # the line to change, where it is neither that of harness/model/changes.ini nor how
+    filled: dict[str, str] = field(default_factory=dict)  # placeholders in the words of the catalogue
     evidence: str = ""  # the figures that support it, where they are more than those of the finding
-    other_flag: str | None = None  # of tiny_llama_v1.py, where it is not that of the optimization that answers the name
+    other_flag: str | None = None  # of tiny_llama_v1.py, where it is not that of the catalogue
     shown: np.ndarray | str | None = None  # which of the events show it, or the cause of the waits that do
+    of_events: np.ndarray | None = None  # which of the events become shorter
+    done: str = ""  # why too little is left to gain, where the program does the same already in other parts
+    memory_mb: float | None = None  # that it saves at most, of what costs time instead
 
     def __post_init__(self) -> None:
         text = self.evidence or self.finding
@@ -65,8 +79,11 @@ Found = Proposal | NotApplicable | None  # None: the trace has nothing of the ki
 class Evidence:
     """The events of the steps, with the FLOPs and bytes of each where they are known."""
 
-    def __init__(self, links: AttributedLinks, summary: dict | None):
+    def __init__(self, links: AttributedLinks, summary: dict | None, path_is_known: bool = True):
+        """path_is_known: the times of GPU and host can be compared, so that a critical path is one."""
         self.links, self.steps, self.summary = links, len(links.steps), summary
+        self.path_is_known = path_is_known
+        self.reader, self.command = who_reads(summary), command_of(summary)
         self.config = (summary or {}).get("config", {})
         slices, events = of_steps(links), events_of_steps(links)
         self.total_us = float(slices["us"].sum())
@@ -80,6 +97,7 @@ class Evidence:
         least = {"flops": [one.flops and one.least_flops for one in costs], "bytes": [one.bytes for one in costs]}
         done = {work: np.array([n or 0 for n in each], float) for work, each in least.items()}
         owners = rows if links.on_gpu else events.index.to_numpy()  # rows of links.host: operators, ranges, modules
+        self.owners = owners
         owners = np.where(events["category"] == "communication", -1, owners)  # a hook's, within what it interrupts
         # An operator that launches several kernels does its work once.
         again = pd.Series(rows).duplicated().to_numpy() & (rows >= 0)
@@ -97,6 +115,13 @@ class Evidence:
         self.compute_roofs, self.bandwidth_roofs = roofs_of(links, summary)
         self.slices, self.idle = slices, idle_by_cause(slices)  # us by cause; of a host, time without work on tensors
         self.launch_us = self.idle["launch"] + self.idle["latency"]
+        cpu = ((summary or {}).get("environment") or {}).get("cpu") or {}
+        disturbance = (summary or {}).get("disturbance") or {}
+        # What the affinity mask and a quota allow; the machine's, where that was not measured.
+        self.cores: int | None = disturbance.get("cores") or cpu.get("logical_cores")
+        if self.cores and disturbance.get("quota_cores"):
+            self.cores = max(1, min(self.cores, int(disturbance["quota_cores"])))
+        self.threads: int | None = disturbance.get("threads") or cpu.get("torch_threads")
         self.of_model = ~self.events["phase"].isin(("data", "optimizer")).to_numpy()
         self.trains = bool(links.host["phase"].isin(("backward", "optimizer")).any())
         self.of_workload_file = "file" in self.config.get("model", {})  # --workload: other settings are in it
@@ -118,9 +143,73 @@ class Evidence:
         rows = self.events[np.asarray(mask, dtype=bool)]
         return rows, float(rows["us"].sum())
 
-    def runs(self, rows: pd.DataFrame, role: str) -> bool:
-        """Whether one of these events is of an operator with this role."""
-        return bool(take_or(has_role(self.links.trace.operators, role), rows["operator"].to_numpy(), False).any())
+    def runs(self, role: str) -> np.ndarray:
+        """Which events are of operators with this role."""
+        return take_or(has_role(self.links.trace.operators, role), self.events["operator"].to_numpy(), False)
+
+    @functools.cached_property
+    def compiled(self) -> np.ndarray:
+        """Which events are of compiled code: within a compiled region, or kernels that a compiler named."""
+        host = self.links.host
+        marked = by_name(host["name"], lambda name: bool(re.search(COMPILED, name)), bool)
+        within = nearest_marked_ancestor(host["parent"].to_numpy(), marked) >= 0
+        return take_or(within, self.owners, False) | self.kernels(COMPILED)
+
+    @functools.cached_property
+    def uses_transformers(self) -> bool:
+        """Whether a module of the trace is a model of transformers."""
+        modules = self.links.host[(self.links.host["kind"] == MODULE).to_numpy()]
+        return bool(by_name(modules["name"], lambda name: bool(OF_TRANSFORMERS.search(name)), bool).any())
+
+    @functools.cached_property
+    def classes(self) -> int | None:
+        """Among how many classes, or tokens of a vocabulary, most of the loss's time chooses; None: not recorded."""
+        trace = self.links.trace
+        of_loss = self.events[(self.events["region"] == regions.LOSS).to_numpy()]
+        us_by_classes: dict[int, float] = {}
+        for (code, signature), us in of_loss.groupby(["code", "signature"])["us"].sum().items():
+            if code < 0 or signature < 0 or letter_of(trace.operators["name"].cat.categories[code]) != LETTERS["loss"]:
+                continue
+            logits = [shape for shape in trace.signatures[signature][0] if len(shape) > 1]
+            if logits:
+                classes = logits[0][1 if len(logits[0]) > 3 else -1]  # of images, the second dimension
+                us_by_classes[classes] = us_by_classes.get(classes, 0.0) + us
+        return max(us_by_classes, key=us_by_classes.get, default=None)
+
+    @functools.cached_property
+    def on_path(self) -> pd.Series | None:
+        """How much of each GPU event's time is on the critical path of a step of about median duration, in us, by its
+        row of links.gpu; attrs: which step.  None where no path is known."""
+        links = self.links
+        launched = (links.calls["starts_kernel"] | links.calls["starts_graph"]).any()
+        step = median_step(links) or min(1, self.steps - 1)  # as critical_path() takes it
+        if not (self.path_is_known and launched and (links.gpu["step"] == step).any()):
+            return None
+        on_path: dict[int, float] = {}
+        for where, row, begin, end in walk(links, step):
+            if where == GPU:
+                on_path[row] = on_path.get(row, 0.0) + end - begin
+        times = pd.Series(on_path, dtype=float)
+        times.attrs["step"] = step
+        return times
+
+    def path_share(self, mask: np.ndarray) -> float:
+        """The share of these events' time that is on the critical path: what is not cannot make a step shorter.  All of
+        it where the GPU waits little for the host: so little may be due to the profiler."""
+        before_event = (self.slices["event"] >= 0) & self.slices["cause"].isin(OF_HOST)
+        waits_us = float(self.slices["us"][before_event.to_numpy()].sum())
+        if waits_us < LATE_HOST * self.total_us or self.on_path is None:
+            return 1.0
+        step = self.links.gpu["step"].to_numpy()[np.maximum(self.events.index.to_numpy(), 0)]
+        which = np.asarray(mask, bool) & (step == self.on_path.attrs["step"]) & (self.events.index >= 0)
+        rows = self.events[which]
+        if not rows["us"].sum():
+            return 1.0
+        on_path_us = float(self.on_path.reindex(rows.index, fill_value=0.0).sum())
+        share = min(1.0, on_path_us / float(rows["us"].sum()))
+        if self.links.idle_left < 1:  # the host is no later without the profiler than the GPU is idle then
+            share = max(share, 1.0 - waits_us / self.total_us)
+        return share
 
     def share(self, us: float) -> str:
         return f"{us / self.total_us:.1%}"
@@ -175,14 +264,11 @@ class Evidence:
         out = {"trace": links.trace.path.name, "began_ms": links.trace.perfetto_ms(about["start"]), "thread": thread}
         return out | {"duration_ms": float(about["end"] - about["start"]) / 1e3, "event": name}
 
-    def next_of(self, flag: str | None, proposal: Proposal) -> str:
-        """The command that runs it, of a run of ours, else the line of code to change."""
-        command = self.summary and self.summary["environment"].get("command_line")
-        if not flag or not command or not (self.of_script or self.of_workload_file):
-            line = next((one.line() for one in CHANGES.values() if proposal.name in one.answers), None)
-            return proposal.code or line or proposal.how
-        words = [word for word in shlex.split(command) if word != "--system-profiler"]  # which only its launcher sets
-        name = flag.partition(" ")[0]
+    def with_flag(self, flag: str) -> str | None:
+        """The command of the run with this flag in addition; None: there is no run that takes it."""
+        if not self.command or not self.has_flag(flag):
+            return None
+        words, name = shlex.split(self.command), flag.partition(" ")[0]
         if name in words:  # with the value that it had
             at = words.index(name)
             del words[at : at + len(flag.split())]
@@ -205,7 +291,9 @@ class Evidence:
         # Those of the operators themselves go with them; what is bounded beside is not likely to.
         own = float(self.slices["us"][self.slices["event"].isin(rows.index) & (self.slices["cause"] == "launch")].sum())
         likely_us = None if likely_us is None else likely_us + waits - min(waits, own) * self.links.on_gpu
-        return Proposal(name, finding, how, us + waits, basis, best_us, likely_us, evidence=text, shown=mask, **more)
+        return Proposal(
+            name, finding, how, us + waits, basis, best_us, likely_us, evidence=text, shown=mask, of_events=mask, **more
+        )
 
 
 def at_roof(work: float, roofs: list[Ceiling], unit: str, likely_us: float) -> tuple[float, str]:
@@ -213,25 +301,3 @@ def at_roof(work: float, roofs: list[Ceiling], unit: str, likely_us: float) -> t
     if not roofs or roofs[0].kind == "measured":  # what was measured is a rate that was reached, and no limit
         return 0.0, "its time could vanish, since no datasheet gives the peak of this device"
     return min(likely_us, 1e6 * work / roofs[0].rate), f"at {roofs[0].rate / 1e9:,.1f} {unit}, {roofs[0].origin}"
-
-
-def row_of(proposal: Proposal, evidence: Evidence) -> dict:
-    flag = proposal.other_flag or next(iter(answering(proposal.name)), None)
-    whole = evidence.total_us / evidence.slowed  # what the profiler added may all be in other parts
-    saved = None if proposal.best_us is None else (proposal.us - proposal.best_us) / whole
-    likely = None if proposal.likely_us is None else (proposal.us - proposal.likely_us) / evidence.total_us
-    saves = saved if likely is None else likely
-    reasons = because(proposal.basis, "speedup_bound", "saves_ms") if saved is None else {}
-    if why := proposal.basis.partition("no estimate: ")[2].partition(";")[0]:
-        reasons["speedup_estimate_reason"] = why
-    if flag and not evidence.has_flag(flag):
-        reasons["flag_reason"] = f"nothing beside the trace says that its run takes {flag}"
-        flag = None
-    row = {name: getattr(proposal, name) for name in ("name", "finding", "how", "evidence", "basis")}
-    row |= {"next": evidence.next_of(flag, proposal), "flag": flag, "place": evidence.place(proposal.shown)}
-    row |= {"share": proposal.us / evidence.total_us, "ms_per_step": proposal.us / 1e3 / evidence.steps}
-    row |= {"saves_ms": None if saves is None else min(saves, 1.0) * evidence.total_us / 1e3 / evidence.steps}
-    row |= {"part_speedup": proposal.us / proposal.best_us if proposal.best_us else None}
-    row |= {"speedup_bound": 1 / (1 - saved) if saved is not None and saved < WHOLE else None}
-    row |= {"speedup_estimate": 1 / (1 - likely) if likely is not None and likely < WHOLE else None}
-    return row | reasons

@@ -1,5 +1,6 @@
 """What to try, for a reader: a table with how it is done, and the first three in a line each."""
 
+from analysis.trust.integrity import UNDISTURBED
 from harness.base.sections import Section
 from harness.base.tables import COLUMNS, Column, column
 from harness.base.text import shortened, significant
@@ -16,6 +17,15 @@ OPPORTUNITY_COLUMNS = [
 ]
 
 
+GAINS = ("saves_ms", "speedup_estimate", "speedup_bound")  # which disturbed times do not tell
+NO_GAINS = "The steps were disturbed, so no gains are told: repeat it on a quiet machine"
+
+
+def is_disturbed(trust: dict) -> bool:
+    """Whether the machine made the profiled steps longer; trust: `integrity` of the document."""
+    return trust["disturbance"]["text"] not in (None, UNDISTURBED)
+
+
 def gain_text(row: dict) -> str:
     """'about 1.22x as fast, at most 1.31x'; the bound alone if that is all that is known."""
     estimate, bound = (speedup and f"{speedup:.2f}x" for speedup in (row["speedup_estimate"], row["speedup_bound"]))
@@ -27,13 +37,28 @@ def gain_text(row: dict) -> str:
 def best_three(analysis: dict) -> list[str]:
     """What to try first, with its gain and its flag, or the change in a few words, that of the headline before all; or
     why there is nothing."""
-    found, do, rows = analysis["headline"]["finding"], analysis["headline"]["next"], analysis["opportunities"]
-    rows = [one for one in rows if "memory_bound_mb" not in one]
-    rows = sorted(rows, key=lambda row: not found.startswith(row["finding"]))[:3]
-    told = [(f"{row['name']}: {gain_text(row)}", row["flag"] or row["next"] * (row["next"] not in do)) for row in rows]
-    told = [(gain, change if len(change) <= LINE - len(gain) else change.partition(": ")[0]) for gain, change in told]
-    texts = [gain + f" ({change})" * (0 < len(change) <= LINE - len(gain)) for gain, change in told]
+    headline, rows = analysis["headline"], []
+    for row in analysis["opportunities"]:
+        if "memory_bound_mb" not in row:
+            rows.append(row)
+    rows.sort(key=lambda row: not headline["finding"].startswith(row["finding"]))
+    if rows and is_disturbed(analysis["integrity"]):
+        names = ", ".join(row["name"] for row in rows[:3])
+        return [f"repeat it on a quiet machine, which tells what these gain: {names}"]
+    texts = [line_of(row, headline["next"]) for row in rows[:3]]
     return texts or [analysis.get("opportunities_reason", "nothing that this trace could support")]
+
+
+def line_of(row: dict, told: str) -> str:
+    """'compile: about 1.22x as fast (--compile)', as far as it fits.  told: what the headline says to do, which is not
+    repeated."""
+    gain = f"{row['name']}: {gain_text(row)}"
+    change = row["flag"] or ("" if row["next"] in told else row["next"])
+    if len(change) > LINE - len(gain):
+        change = change.partition(": ")[0]
+    if not change or len(change) > LINE - len(gain):
+        return gain
+    return f"{gain} ({change})"
 
 
 def place_text(place: dict) -> str:
@@ -44,13 +69,16 @@ def place_text(place: dict) -> str:
 
 def opportunity_section(analysis: dict) -> Section:
     """What to try, most saved first; how, with its evidence; and what cannot win here."""
-    rows = analysis["opportunities"]
+    rows, disturbed = analysis["opportunities"], is_disturbed(analysis["integrity"])
+    if disturbed:
+        rows = [row | dict.fromkeys(GAINS) for row in rows]
     note = [
         "How many times as fast by Amdahl's law, each on its own: they do not add up",
         "At most: the part runs at the device's peak, or vanishes; estimate: what the highest rate in this trace, or a "
         "ratio of peaks, makes likely",
     ]
     why = [analysis.get("opportunities_reason", "Nothing that this trace could support")]
+    note = [NO_GAINS] if disturbed else note
     found = Section("What to try", OPPORTUNITY_COLUMNS, rows, note if rows else why)
     found.warning = analysis["integrity"]["unreliable"].get("opportunities", "")
     found.parts = [

@@ -3,17 +3,20 @@
 import numpy as np
 import pandas as pd
 
-from analysis.advice.evidence import Evidence, Found, NotApplicable, Proposal
+from analysis.advice.evidence import WORTH_LISTING, Evidence, Found, NotApplicable, Proposal
+from analysis.advice.who_reads import recording_again
 from analysis.attribution.components import IDLE
 from analysis.attribution.ledger import computes_on_host, exposed_communication, host_code, of_steps, us_by
 from analysis.trace.links import OPERATOR
-from analysis.trace.tables import by_name, has_role
+from analysis.trace.tables import by_name, has_role, take_or
 from analysis.vocabulary import roles
 from analysis.vocabulary.operators import asks_for_memory
 from harness.base.tables import added_up
-from harness.base.text import shortened
+from harness.base.text import count_of, shortened
 
 NAME = 60  # letters of a name in a sentence
+WORKERS = 4  # of a DataLoader, where there are as many cores
+OF_LOADER, WITH_WORKERS = "DataLoader", "_MultiProcessingDataLoaderIter"  # in names of ranges
 WAITS_IN_CAPTURE = 0.2  # of as many launches: so many are within the step, not at its end, and prevent a capture
 
 
@@ -37,24 +40,30 @@ def calls_that_wait(evidence: Evidence) -> float:
 
 
 def cuda_graphs(evidence: Evidence) -> Found:
-    name, us = "CUDA graphs", evidence.launch_us
-    if not evidence.links.on_gpu:
-        return NotApplicable(name, "there is no GPU")
-    if evidence.links.trace.file.is_1_x or not evidence.links.calls["starts_kernel"].any():
-        return NotApplicable(name, "it needs PyTorch 1.10, and kernels that the host launches")
-    if evidence.links.gpu["of_graph"].any():
-        return NotApplicable(name, "already replayed")
-    n, waits = evidence.events["launches"].sum() / evidence.steps, calls_that_wait(evidence)
-    if waits > WAITS_IN_CAPTURE * n:
-        return NotApplicable(name, f"a capture allows no wait, and {waits:.0f} calls per step wait: these first")
+    """Waits before GPU events that the host launches one by one; those of a replayed graph are launched together."""
+    name, slices, of_graph = "CUDA graphs", evidence.slices, evidence.links.gpu["of_graph"].to_numpy(bool)
+    replayed = take_or(of_graph, slices["event"].to_numpy(), False)
+    n = float((evidence.events["launches"] * ~evidence.of_gpu(of_graph)).sum()) / evidence.steps
+    before = pd.Series(np.where(replayed, 0.0, slices["us"])).groupby(slices["cause"].to_numpy(object)).sum()
+    us = float(before.reindex(["launch", "latency"]).sum())
     what = "forward and backward pass" if evidence.trains else "the model"
     how = f"one launch for {what}; compiled: torch.compile(model, mode='reduce-overhead')"
     # A graph runs no Python either, and allocates nothing.
-    whole = us + evidence.idle["host_code"] + evidence.idle.get("allocation", 0.0)
+    whole = us + float(before.reindex(["host_code", "allocation"]).sum())
+    if replayed.any() and whole < WORTH_LISTING * evidence.total_us:
+        return NotApplicable(name, "already replayed")
+    waits = calls_that_wait(evidence)
+    if waits > WAITS_IN_CAPTURE * n:
+        return NotApplicable(name, f"a capture allows no wait, and {waits:.0f} calls per step wait: these first")
     basis = "the wait for launches, for Python and for allocations could vanish; estimate: that for launches"
     finding = f"The GPU waits for launches for {evidence.share(us)} of the step"
-    code, text = "torch.cuda.CUDAGraph around the step", f"{finding}; {n:.0f} GPU events per step"
-    return Proposal(name, finding, how, whole, basis, 0.0, whole - us, code, text, shown="launch")
+    filled, done = {"line": "torch.cuda.CUDAGraph around the step"}, ""
+    if replayed.any():
+        finding, done = f"{finding}, of what no graph replays", "already replayed"
+        filled = {"line": "torch.cuda.CUDAGraph around what no graph replays yet"}
+    text = f"{finding}; {n:.0f} GPU events per step"
+    of = {"evidence": text, "shown": "launch", "done": done}
+    return Proposal(name, finding, how, whole, basis, 0.0, whole - us, filled, **of)
 
 
 def larger_batch(evidence: Evidence) -> Found:
@@ -67,14 +76,12 @@ def larger_batch(evidence: Evidence) -> Found:
     finding, how = f"{what} {evidence.share(us)} of the step", "twice the batch: more work at the same overhead"
     batch = evidence.config.get("training", {}).get("batch_size")
     basis = "no bound: it fills the device better too, which no trace tells; estimate: the overhead per sample vanishes"
-    flag = batch and f"--batch-size {2 * batch}"
+    flag = f"--batch-size {2 * batch}" if batch else None
     return Proposal("larger batch", finding, how, us, basis, None, 0.0, other_flag=flag, shown="launch")
 
 
 def fewer_synchronizations(evidence: Evidence) -> Found:
     name, links = "fewer synchronizations", evidence.links
-    if not links.on_gpu:
-        return NotApplicable(name, "there is no GPU to synchronize with")
     idle, waits = evidence.idle["synchronization"], links.calls["waits"].to_numpy(bool)
     us = ahead(evidence, idle, length_of(links.calls, waits, evidence))
     # With the queue empty the GPU stays idle until the host has launched again: the whole gap is due to the wait.
@@ -87,9 +94,8 @@ def fewer_synchronizations(evidence: Evidence) -> Found:
     finding = f"The GPU is idle for {evidence.share(likely)} of the step because the host waited for it"
     how = "no .item(), .cpu() or synchronize() within a step"
     basis = "this idle time and waits for launches behind it could vanish; estimate: until the GPU works again"
-    code = "loss.detach() kept on the device, read every 100 steps, in place of loss.item()"
-    code = code if evidence.trains else None
-    return Proposal(name, finding, how, us, basis, 0.0, us - likely, code, text, shown="synchronization")
+    line = "loss.detach() kept on the device, read every 100 steps, in place of loss.item()" if evidence.trains else how
+    return Proposal(name, finding, how, us, basis, 0.0, us - likely, {"line": line}, text, shown="synchronization")
 
 
 def faster_data(evidence: Evidence) -> Found:
@@ -99,9 +105,53 @@ def faster_data(evidence: Evidence) -> Found:
     finding = f"Fetching data takes {evidence.share(idle)} of the step"
     if evidence.links.on_gpu:
         finding = f"The GPU is idle for {evidence.share(idle)} of the step while the host fetches data"
-    how, basis = "workers and pinned memory in the DataLoader", "data could always be ready in time"
-    code = "DataLoader(..., num_workers=4, pin_memory=True, persistent_workers=True)"
-    return Proposal("prefetch data", finding, how, us, basis, 0.0, us - idle, code, shown="data")
+    how, line, workers = loading(evidence)
+    likely, basis = us - idle, "data could always be ready in time"
+    if not evidence.links.on_gpu and idle:
+        if evidence.cores is None or not evidence.threads:
+            likely = None
+            basis += "; no estimate: how many cores are free for it beside the training is not known"
+        else:
+            step_us = evidence.total_us
+            likely = us - (step_us - with_loading_beside(evidence, idle, step_us - idle, workers))
+            shared = f"{count_of(evidence.cores, 'core')} for {count_of(evidence.threads, 'thread')} of the training"
+            basis += f"; estimate: {shared}, and {count_of(workers, 'worker')}"
+    return Proposal("prefetch data", finding, how, us, basis, 0.0, likely, {"line": line}, shown="data")
+
+
+def with_loading_beside(evidence: Evidence, data_us: float, rest_us: float, workers: int) -> float:
+    """How long the steps take where workers fetch the data while the cores train: no worker is faster than the program
+    was, and cores that train and fetch do one after the other."""
+    threads = min(evidence.threads, evidence.cores)
+    on_cores = (rest_us * threads + data_us) / evidence.cores
+    return min(data_us + rest_us, max(rest_us, data_us / workers, on_cores))
+
+
+def loading(evidence: Evidence) -> tuple[str, str, int]:
+    """What makes data ready in time, for a program as this one loads them: in words, as a line of code, and how many
+    workers that takes."""
+    host = evidence.links.host
+    is_range = (host["kind"] != OPERATOR).to_numpy() | by_name(host["name"], lambda name: OF_LOADER in name, bool)
+    ranges = host[is_range & (host["phase"] == "data").to_numpy()]
+    us_by_name = (ranges["until"] - ranges["start"]).groupby(ranges["name"].astype(str)).sum()
+    of_loader = us_by_name[us_by_name.index.str.contains(OF_LOADER)]  # one of several, or in a range of another name
+    longest = of_loader.idxmax() if of_loader.sum() > us_by_name.max() / 2 else ""
+    workers = WORKERS
+    if evidence.cores is not None:  # beside a GPU, one of them launches
+        workers = max(1, min(WORKERS, evidence.cores - (1 if evidence.links.on_gpu else 0)))
+    gpu, us_by_role = evidence.links.gpu, {}
+    for role in roles.HOST_COPIES:
+        copies = gpu[has_role(gpu, role)]
+        us_by_role[role] = float((copies["end"] - copies["start"]).sum())
+    pins = ", pin_memory=True" if us_by_role[roles.HOST_COPY] > us_by_role[roles.PINNED_COPY] else ""
+    if WITH_WORKERS in longest:
+        how = "the loader has workers, which are not fast enough: more of them, or less work in each"
+        return how, f"a larger num_workers{pins}, or less work for a sample in __getitem__ and collate_fn", workers
+    if not longest:
+        how = "the next batch prepared by another thread or process while this step runs"
+        return how, "fetch the next batch in a thread or process of its own, as DataLoader's workers do", workers
+    how = "workers in the DataLoader" + (" and pinned memory" if pins else "")
+    return how, f"DataLoader(..., num_workers={workers}{pins}, persistent_workers=True)", workers
 
 
 def host_work(evidence: Evidence) -> Found:
@@ -114,10 +164,12 @@ def host_work(evidence: Evidence) -> Found:
     name = max(names, key=names.get, default="")
     finding = f"Code of the program takes {evidence.share(idle)} of the step, most of it {name}"
     how = "less Python in the step, or prepared by another process while the step before runs"
-    code = f"look at what runs {name}: --profile-stacks, or with_stack=True, shows the lines"
+    filled = {"look": f"look at what runs {name}", "again": ""}
     if evidence.links.trace.file.n_frames:
-        code = f"look at the Python frames {name}, which the trace has: zoom in on them in Perfetto"
-    return Proposal("less host code", finding, how, us, "it could vanish", 0.0, us - idle, code, shown="host_code")
+        filled["look"] = f"look at the Python frames {name}, which the trace has: zoom in on them in Perfetto"
+    elif again := recording_again(evidence.summary, "--profile-stacks"):
+        filled["again"] = f": {again} shows the lines"
+    return Proposal("less host code", finding, how, us, "it could vanish", 0.0, us - idle, filled, shown="host_code")
 
 
 def name_of_code(evidence: Evidence, begin: float, end: float) -> str:
@@ -149,22 +201,22 @@ def allocation(evidence: Evidence) -> Found:
         "memory kept from step to step: PYTORCH_ALLOC_CONF=expandable_segments:True, no empty_cache() in the step, "
         "gradient_as_bucket_view=True for DDP; the first steps allocate what later ones reuse: record those"
     )
-    code = "PYTORCH_ALLOC_CONF=expandable_segments:True; remove torch.cuda.empty_cache() from the step"
+    line = "PYTORCH_ALLOC_CONF=expandable_segments:True; remove torch.cuda.empty_cache() from the step"
     made, tensors = (by_name(one["name"], asks_for_memory, bool).sum() for one in (calls, evidence.links.host))
     if made > 0.9 * tensors > 20:
         how = f"a cache of freed memory: {made:,} calls of the driver for {tensors:,} new tensors tell that it is off"
-        code = "unset PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_NO_HIP_MEMORY_CACHING"
+        line = "unset PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_NO_HIP_MEMORY_CACHING"
     basis = "later steps could allocate nothing, and waits for launches behind it vanish; estimate: its own idle time"
-    return Proposal("keep memory", finding, how, us, basis, 0.0, us - idle, code, shown="allocation")
+    return Proposal("keep memory", finding, how, us, basis, 0.0, us - idle, {"line": line}, shown="allocation")
 
 
 def later_steps(evidence: Evidence) -> Found:
     us = evidence.idle.get("start_up", 0.0)
     finding = f"Start-up takes {evidence.share(us)} of what was recorded: the first calls load libraries and kernels"
     basis = "no bound: start-up is not part of a step that repeats, so nothing can be told of such a step"
-    code = "torch.profiler.schedule(wait=2, warmup=3, active=5)"
     how = "record steps after warm-up: nothing else here is worth trying before"
-    return Proposal("record later steps", finding, how, us, basis, None, code=code, shown="start_up")
+    again = recording_again(evidence.summary, "--warmup-steps 10") or "record steps after warm-up"
+    return Proposal("record later steps", finding, how, us, basis, None, filled={"again": again}, shown="start_up")
 
 
 def transfers(evidence: Evidence) -> Found:
@@ -175,13 +227,19 @@ def transfers(evidence: Evidence) -> Found:
     copies, idle = evidence.links.gpu.iloc[rows.index], evidence.idle["copy"]
     whole = us + ahead(evidence, idle, float((copies["end"] - copies["start"]).sum()))
     text = f"{evidence.described(rows)}, most of them {shortened(copies['name'].value_counts().index[0], NAME)}"
+    pageable, to_host = evidence.part(evidence.of_copies(roles.HOST_COPY))[1], evidence.kernels("DtoH")
     how = "what is used on the device made and kept there; what has to cross copied ahead"
-    if evidence.of_copies(roles.HOST_COPY).any():
+    line = "x.to(device, non_blocking=True), one step before it is used"
+    if evidence.part(mask & to_host)[1] > us / 2:
+        line = "keep results on the device: no .item(), .cpu() or .tolist() in the step"
+    elif pageable > us / 2:
         how += ": from pinned memory with non_blocking=True"
+        has_loader = evidence.links.host["name"].astype(str).str.contains(OF_LOADER).any()
+        pinned = "DataLoader(..., pin_memory=True); x" if has_loader else "x.pin_memory()"
+        line = f"{pinned}.to(device, non_blocking=True)"
     finding = f"Copies between host and GPU that nothing hides take {evidence.share(us)} of the step"
-    code = "DataLoader(..., pin_memory=True); x.to(device, non_blocking=True)"
-    basis = "they could be hidden, or not needed"
-    return Proposal("fewer transfers", finding, how, whole, basis, 0.0, whole - us - idle, code, text, shown=mask)
+    basis, filled = "they could be hidden, or not needed", {"line": line}
+    return Proposal("fewer transfers", finding, how, whole, basis, 0.0, whole - us - idle, filled, text, shown=mask)
 
 
 def hidden_communication(evidence: Evidence) -> Found:
@@ -193,8 +251,3 @@ def hidden_communication(evidence: Evidence) -> Found:
     how, basis = f"fewer, larger collectives, overlapped with {what}", "computation could overlap all of it"
     name, shown = "reduce or overlap communication", "communication"
     return Proposal(name, finding, how, us, basis, other_flag=flag, shown=shown)
-
-
-# fmt: off
-MAKERS = (later_steps, cuda_graphs, larger_batch, fewer_synchronizations, faster_data, host_work, allocation, transfers,
-          hidden_communication)

@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.attribution.components import IDLE, OVERHEAD, UNATTRIBUTED
 from analysis.attribution.intervals import Slices, innermost
 from analysis.attribution.ledger import cut_to, ledger, left_out, of_steps, us_by
-from analysis.trace.links import CLOCK_TICK_US, AttributedLinks, median_step
+from analysis.trace.links import CLOCK_TICK_US, AttributedLinks, cached_on_links, median_step
 from harness.base.sections import Section
 from harness.base.tables import added_up, column, text_columns
 from harness.base.text import significant
@@ -42,6 +42,7 @@ def critical_path(links: AttributedLinks) -> dict | None:
     return {"step": step, "length_ms": float(total / 1e3), "gpu_idle_ms": idle_ms, "rows": found}
 
 
+@cached_on_links
 def walk(links: AttributedLinks, which: int) -> list[Span]:
     """The path from its end to the beginning of the step; where the GPU runs behind, to the end of the step before."""
     gpu, calls = links.gpu, links.calls

@@ -2,6 +2,7 @@
 
 from analysis.advice.efficiency import counters
 from analysis.advice.opportunities import opportunities
+from analysis.advice.who_reads import who_reads
 from analysis.attribution.breakdown import class_times, step_breakdown
 from analysis.attribution.collectives import collective_rows, collectives_of, communication_of_steps, predicted_beside
 from analysis.attribution.components import attribute
@@ -41,9 +42,11 @@ def operator_analysis(links: Links, summary: dict | None) -> dict:
     judged = told_why(verdict(links, trust, summary, path["critical_path"], rates), communication)
     document = {"trace": links.trace.path.name, "integrity": trust, "verdict": judged, "steps": steps_document(links)}
     document |= step_breakdown(links) | {"classes": class_times(links)}
-    document |= opportunities(links, summary) if trust["trustworthy"] else {"opportunities": [], "not_here": []}
+    document |= {"reader": who_reads(summary).value, "opportunities": [], "not_here": []}
+    if trust["trustworthy"]:
+        document |= opportunities(links, summary, path["critical_path"] is not None)
     document |= {"gpu_timeline": gpu_timeline, "collectives": rows, "communication": communication}
-    document |= operator_tables(links) | {"kernels": kernel_table(links), "counters": counters(links)}
+    document |= operator_tables(links) | {"kernels": kernel_table(links)} | counters(links, summary)
     document |= {"shape_rates": rates} | path
     document |= because(unreliable["step_timeline"], *path) if "step_timeline" in unreliable else {}
     document |= {"step_timeline": step_timeline(links), "memory": memory_series(links)}

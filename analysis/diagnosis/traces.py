@@ -54,6 +54,8 @@ def analyze_all(
     apart = not_of_one_run(facts)
     for document, rank in zip(documents, facts, strict=True):
         note_missing_ranks(document["integrity"], {rank.rank} if apart else {other.rank for other in facts})
+        if document["integrity"]["ranks_missing"]:
+            document["headline"] = headline(document)  # which may be to record them
         if apart and len(facts) > 1:
             document["integrity"]["not_compared"] = apart
             document["integrity"]["notes"].append(f"the {len(facts)} traces are not compared: {apart}")

@@ -405,6 +405,7 @@ class OperatorAnalysis(Document):
     trace: str = field("file name")
     integrity: Integrity = field("how far to trust the trace")
     headline: Headline = field("what pays most")
+    reader: str = field("whom `next` addresses: runs our model, runs a program of their own, has only the file")
     verdict: Verdict = field("what bounds the step")
     steps: ProfiledSteps = field("their durations")
     attribution: Attribution = field("what the times below are taken from")
