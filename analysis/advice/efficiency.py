@@ -92,9 +92,11 @@ def aligned_matmuls(evidence: Evidence) -> Found:
     likely = min(us, flops / rate) if rate and flops else None
     best, bound = at_roof(flops, roofs, "GFLOP/s", likely or us)
     basis = f"at most: {bound}"
-    basis += f"; estimate: at {rate / 1e6:,.0f} TFLOP/s, which aligned matmuls reach" * bool(likely)
+    if likely:
+        basis += f"; estimate: at {rate / 1e6:,.0f} TFLOP/s, which aligned matmuls reach"
     finding = f"Matmuls of unaligned dimensions take {evidence.share(us)} of the step"
-    finding += f" at {flops / us / 1e6:,.0f} TFLOP/s" * bool(flops)
+    if flops and us:
+        finding += f" at {flops / us / 1e6:,.0f} TFLOP/s"
     how = "pad the dimension that is no multiple of 8 to one: vocabulary, hidden width, classes"
     code = "nn.Linear(width, 8 * math.ceil(classes / 8)), and the same for the other dimensions"
     text = evidence.described(rows)
