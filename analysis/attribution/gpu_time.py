@@ -68,16 +68,16 @@ def gpu_timelines(links: AttributedLinks, two_clocks: str | None) -> dict:
 
 
 def launched_events(links: Links) -> pd.DataFrame:
-    """The rows of links.gpu whose launch call is in the trace, in the order of their launches; of a replayed graph, which
-    one call launches as a whole, the first event to begin.  Copies and memory sets fill the queue, too."""
+    """The rows of links.gpu whose launch call is in the trace, in the order of their launches.  Copies and memory sets
+    fill the queue, too.  Of a replayed graph, which one call launches as a whole, only the first event to begin."""
     events = links.gpu[(links.gpu["call"] >= 0).to_numpy()].sort_values(["launched", "start"], kind="stable")
     later_of_graph = events["of_graph"].to_numpy(bool) & events["call"].duplicated().to_numpy()
     return events[~later_of_graph]
 
 
 def queue(links: AttributedLinks) -> dict:
-    """Launch delay: us from a kernel's launch call, or that of its graph, to its start.  Queue depth: events, and graphs
-    as a whole, launched but not yet started."""
+    """Launch delay: us from a kernel's launch call to its start.  Queue depth: events launched but not yet started.  A
+    graph counts once in both."""
     events = launched_events(links)
     kernels = events[(events["kind"] == "kernel").to_numpy() | events["of_graph"].to_numpy(bool)]
     if kernels.empty:

@@ -1,7 +1,9 @@
 """What pays most?  One finding of a trace in one sentence, what it costs a step, and what to do about it next.
 
-A finding that names its cause, such as a straggler or a synchronization, comes before a kind of change that often
-helps, such as fusion or compilation, unless that saves far more: it is nearer to the line that has to change.
+A finding that names its cause, such as a synchronization, comes before a kind of change that often helps, such as
+fusion or compilation, unless that saves far more: it is nearer to the line that has to change.  A rank that holds up the
+others comes before both, unless they save several times as much: what the judged rank does too long is often why it is
+late.
 """
 
 import re
@@ -17,6 +19,7 @@ from harness.documents.schema import because
 # How the names of proposals begin that tell no cause.
 KINDS_OF_CHANGE = re.compile("fuse|compile|CUDA graphs|larger batch|mixed precision|reduce or overlap|activation")
 FAR_MORE = 2.0  # times what the best finding with a cause saves: by so much a kind of change comes before it
+RANK_FIRST = 4.0  # times what a late rank costs: what saves more than that comes before it
 OF_A_BOUND = 0.5  # what a bound counts beside a forecast, since nothing tells how much of it can be had
 WORTH_TELLING = 0.03  # of the step
 # What the verdict leaves of a finding: a late host gains nothing from faster kernels, a busy GPU little from the host.
@@ -26,21 +29,27 @@ OF_HOST_ALONE = re.compile("CUDA graphs|larger batch|less host code")
 LARGE_PART = 0.10  # of the step
 _TABLES = read_ini(Path(__file__).with_name("what_to_do.ini"))
 NEXT, NOT_OF_A_STEP = _TABLES["bound"], _TABLES["not of a step"]
-DECIDING = ("calls", "steps", "shapes", "a warm-up step", "other ranks")  # parts of a recording that a verdict may lack
+DECIDING = ("calls", "steps", "shapes", "other ranks")  # parts of a recording that a verdict may lack
 
 
 class Finding(NamedTuple):
     finding: str  # a sentence
     saves_ms: float  # of a step
     next: str
-    nearness: int = 1  # to the line that has to change: 0 a kind of change, 1 a cause, 2 the rank with the cause
+    nearness: int = 1  # to the line that has to change: 0 a kind of change, 1 a cause
     is_bound: bool = False  # no forecast, but at most
     is_gain: bool = True  # else the whole step could vanish, which tells no gain
     place: dict | None = None  # in Perfetto
 
+    is_rank: bool = False  # it names the rank that holds up the others
+
+    @property
+    def likely_ms(self) -> float:
+        return self.saves_ms * OF_A_BOUND if self.is_bound else self.saves_ms
+
     @property
     def weight(self) -> float:
-        return self.saves_ms * FAR_MORE**self.nearness * (OF_A_BOUND if self.is_bound else 1.0)
+        return self.likely_ms * FAR_MORE**self.nearness
 
 
 def headline(document: dict) -> dict:
@@ -57,6 +66,9 @@ def headline(document: dict) -> dict:
     if not found:
         return of_verdict(verdict_text, next_without_finding(document), document)
     best = max(found, key=lambda one: one.weight)
+    for late in found:
+        if late.is_rank and best.likely_ms <= RANK_FIRST * late.saves_ms:
+            best = late
     saves = best.saves_ms if best.is_gain else None
     row = {"finding": best.finding, "saves_ms": saves, "at_most": best.is_bound and best.is_gain, "place": best.place}
     row["next"] = repeated(best.next, document)
@@ -83,7 +95,7 @@ def of_ranks(document: dict) -> list[Finding]:
     if ranks and ranks["straggler"] is not None:
         saves = ranks["straggler_saves_ms"]
         text = f"Rank {ranks['straggler']} holds up the others for {saves:.2f} ms of a step ({saves / step:.1%}): "
-        return [Finding(text + ranks["straggler_why"], saves, ranks["straggler_next"], nearness=2)]
+        return [Finding(text + ranks["straggler_why"], saves, ranks["straggler_next"], is_rank=True)]
     if about and about["waiting_ms"]:
         waits = about["waiting_ms"]
         text = f"Ranks wait for one another for {waits:.2f} ms of a step ({waits / step:.1%})"
@@ -129,6 +141,8 @@ def communication_cause(about: dict, collectives: list[dict]) -> str:
 
 def next_without_finding(document: dict) -> str:
     """What to record where that is what the verdict lacks; else where to look."""
+    if unused := document["integrity"].get("unused_gpu"):
+        return f"move model and batches to the GPU, which nothing in this trace used ({unused}): .to('cuda')"
     missing = [row for row in document["integrity"]["not_recorded"] if row["part"] in DECIDING]
     if missing and document["verdict"]["strength"] != "is":
         return f"record {missing[0]['part']}: {missing[0]['how']}"

@@ -1,5 +1,7 @@
 """Where the steps of a trace are: by their marks, or where its work repeats."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
 
@@ -9,6 +11,12 @@ from analysis.vocabulary import roles
 REPEATS = 3  # of the same work at least make steps
 SAME_LENGTH = 0.02  # by which repetitions may differ in their number of events
 COVERED = 0.5  # of the events, or of the time: what repeats in less of it is not what the program does
+# A first step that takes so many times as long as the others, and no other one half of it, contains what happens once:
+# start-up of the program or of the profiler, the first launch of each kernel.
+OUTLYING, NO_OTHER = 2.0, 0.5
+MISSING_KERNELS = 0.02  # of a step's launches: with more of them a step is incomplete
+FEW_UNFLUSHED = 0.1  # of all launches: so many at an end, whose kernels were not written, leave the others whole
+FEW_STEPS = 0.25  # of the steps: so many incomplete ones at an end leave the others whole
 
 
 def whole_steps(trace: Trace) -> pd.DataFrame:
@@ -25,6 +33,38 @@ def whole_steps(trace: Trace) -> pd.DataFrame:
     empty = len(work) and not ((work["start"] < end) & (work["end"] > start)).any()
     cut = empty and end - start < CUT_SHORT * (steps["end"] - steps["start"]).iloc[:-1].median()
     return steps.iloc[:-1] if cut else steps
+
+
+class StepApart(NamedTuple):
+    """A marked or found step that is not judged with the others."""
+
+    number: int
+    start: float  # us
+    end: float
+    is_first: bool  # it takes far longer than the others; else events of it are missing
+
+
+def outlying_first(length_us: np.ndarray) -> bool:
+    """Whether the first of these steps takes far longer than all others; of less than three, nobody can tell."""
+    if len(length_us) < 3:
+        return False
+    first, others = length_us[0], length_us[1:]
+    return bool(first > OUTLYING * np.median(others) and NO_OTHER * first > others.max())
+
+
+def incomplete_at_ends(missing: np.ndarray, launched: np.ndarray, few: np.ndarray) -> np.ndarray:
+    """Which steps at the beginning and the end lack kernels, while the others are whole; none, if these are too few.
+
+    missing, launched: kernels of each step.  few: which of the steps lack only the few of an end of the trace."""
+    lacks = missing > MISSING_KERNELS * launched
+    n, whole = len(lacks), np.flatnonzero(~lacks)
+    out = np.zeros(n, bool)
+    if not len(whole) or not lacks.any():
+        return out
+    ends = np.append(np.arange(whole[0]), np.arange(whole[-1] + 1, n))
+    if len(ends) <= FEW_STEPS * n or few[ends].all():
+        out[ends] = True
+    return out
 
 
 def repeated_steps(names: np.ndarray, times: np.ndarray, between: np.ndarray) -> tuple[pd.DataFrame, int]:

@@ -8,7 +8,8 @@ from analysis.vocabulary.collectives import UNKNOWN, collective_kind
 from analysis.vocabulary.roles import Meaning, table
 
 CATEGORY_PATTERNS = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in table("categories").items()}
-CATEGORIES = (*CATEGORY_PATTERNS, "other")
+UNKNOWN_KIND = "other"  # the category of what no pattern knows
+CATEGORIES = (*CATEGORY_PATTERNS, UNKNOWN_KIND)
 # Kernels from torch.compile are named after all operators in them; their kind comes first.
 _GENERATED = re.compile(r"(?:graph_\d+_)?(?:triton_)?(cpp|poi|red|per|tem)_fused")
 _GENERATED_KIND = {"red": "reduction", "per": "reduction", "tem": "matmul"}
@@ -30,7 +31,7 @@ def category(name: str) -> str:
     """Of CATEGORIES, that of an operator or kernel."""
     if generated := _GENERATED.match(name):
         return _GENERATED_KIND.get(generated[1], "element-wise")
-    return next((kind for kind, pattern in CATEGORY_PATTERNS.items() if pattern.search(name)), "other")
+    return next((kind for kind, pattern in CATEGORY_PATTERNS.items() if pattern.search(name)), UNKNOWN_KIND)
 
 
 def operator_class(phase: str | None, kind: str) -> str:
