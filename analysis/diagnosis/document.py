@@ -7,7 +7,13 @@ from analysis.attribution.collectives import collective_rows, collectives_of, co
 from analysis.attribution.components import attribute
 from analysis.attribution.critical_path import critical_path
 from analysis.attribution.gpu_time import gpu_timelines
-from analysis.attribution.ledger import as_without_profiler, exposed_communication, hidden_communication_us
+from analysis.attribution.ledger import (
+    as_without_profiler,
+    exposed_communication,
+    hidden_communication_us,
+    occasional_times,
+)
+from analysis.attribution.once import once_rows
 from analysis.attribution.operators import kernel_table, operator_tables
 from analysis.diagnosis.headline import headline
 from analysis.diagnosis.timelines import memory_series, step_timeline
@@ -41,6 +47,7 @@ def operator_analysis(links: Links, summary: dict | None) -> dict:
     judged = told_why(verdict(links, trust, summary, path["critical_path"], rates), communication)
     document = {"trace": links.trace.path.name, "integrity": trust, "verdict": judged, "steps": steps_document(links)}
     document |= step_breakdown(links) | {"classes": class_times(links)}
+    document["once"] = once_rows(links, occasional_times(links), document["attribution"]["ms_per_step"])
     document |= opportunities(links, summary) if trust["trustworthy"] else {"opportunities": [], "not_here": []}
     document |= {"gpu_timeline": gpu_timeline, "collectives": rows, "communication": communication}
     document |= operator_tables(links) | {"kernels": kernel_table(links), "counters": counters(links)}

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from analysis.advice.text import best_three
 from analysis.attribution.breakdown import largest_text
 from analysis.attribution.collectives import communication_text
+from analysis.attribution.once import once_text
 from analysis.diagnosis.headline import DECIDING, headline_lines, of_ranks
 from analysis.diagnosis.stragglers import straggler_text
 from analysis.trust.integrity import UNDISTURBED, UNEXPLAINED, UNLINKED_KERNELS, overhead_text, profile_disturbance_text
@@ -39,6 +40,8 @@ def profile_answer(analysis: dict, read_on: str, limit: int = ANSWER_LINES, othe
         "Largest parts": rank + largest_text(shown),
         "Try first": [f"{rank}{first}", *then],
     }
+    if shown.get("once"):
+        rows["Once"] = f"{rank}{'; '.join(map(once_text, shown['once'][:2]))}"
     if shown["communication"]:
         rows["Communication"] = rank + communication_text(shown["communication"])
     if ranks := analysis.get("ranks"):
@@ -47,7 +50,7 @@ def profile_answer(analysis: dict, read_on: str, limit: int = ANSWER_LINES, othe
     if trust["not_recorded"]:
         rows["Not recorded"] = missing_text(trust["not_recorded"])
     told = ("Headline", "Try first", "Read on", "Verdict")
-    optional = ("Not recorded", "Profiler overhead", "Communication", "Ranks")
+    optional = ("Not recorded", "Profiler overhead", "Communication", "Once", "Ranks")
     return [printable(line) for line in answer(rows | {"Read on": read_on}, limit, told, optional)]
 
 
@@ -84,7 +87,8 @@ def trust_text(analysis: dict) -> str:
     if verdict["shares"]["unexplained"] >= UNEXPLAINED:
         why.append(unexplained_text(analysis))
     linked = trust["kernels_linked_to_an_operator"]
-    if linked is not None and linked < 1 - UNLINKED_KERNELS:
+    outside = trust.get("kernels_launched_outside_operators") or 0.0
+    if linked is not None and linked + outside < 1 - UNLINKED_KERNELS:
         why.append(f"{linked:.1%} of the steps' GPU events linked to operators")
     word = "disturbed" if disturbed else "incomplete" if why else "complete"
     word = "NOT trustworthy" if by_another or not trust["trustworthy"] else word

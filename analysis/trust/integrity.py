@@ -94,6 +94,7 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
     out |= {"steps_without_gpu_events": sum(row["gpu_events"] == 0 for row in rows) if links.on_gpu else None}
     out |= {"kernel_launches": int(calls["starts_kernel"].sum())}
     out |= {"launches_without_kernel": launches_without_kernel(rows), "kernels_linked_to_an_operator": linked}
+    out |= {"kernels_launched_outside_operators": float(outside[of_host].mean()) if of_host.any() else None}
     out |= {"gpu_events_launched_before_the_trace": int(early.sum()), **unexplained}
     out |= {"graph_launches": int(calls["starts_graph"].sum()), "graph_events": int(of_graph.sum())}
     out |= {"graph_events_attributed": int(attributed.sum())}

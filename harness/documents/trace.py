@@ -20,6 +20,7 @@ ONE_TRACE = "needs the traces of all ranks"
 NO_BYTES = "its bytes are not in the trace"
 NO_DIFFERENCE = "--no-sync-steps was not given, or there is no summary"
 NO_PLACE = "no single event of a file that Perfetto reads shows it"
+SINGLE_STEP = "one step was recorded, which does not tell what happens in every one"
 NO_GAIN = "nothing that the trace shows can be told to pay"
 
 
@@ -60,6 +61,7 @@ class Integrity(Document):
     kernel_launches: int = field("calls on the host")
     launches_without_kernel: int = field("of these, in the steps, whose kernel is not in the trace")
     kernels_linked_to_an_operator: float | None = field("share of the GPU events that the host launched", null=NO_GPU)
+    kernels_launched_outside_operators: float | None = field("share of the same: by an extension, say", null=NO_GPU)
     gpu_events_launched_before_the_trace: int = field("whose launch is not in the trace")
     unexplained_share: float | None = field("of the steps: the GPU was idle for no recorded reason", null=TWO_CLOCKS)
     graph_launches: int = field("of CUDA graphs")
@@ -173,6 +175,15 @@ class ComponentRow(Document):
     std_ms: float | None = field("over the steps", null=ONE_STEP)
     share: float = field("of the step")
     phases_ms: dict[str, float] = field("ms per step by phase")
+
+
+class OnceRow(Document):
+    what: str = field("first step, start-up, compilation, save, evaluation, logging, code of the program")
+    where: str = field("the step, the call, the range, or what follows")
+    steps: int = field("in which it happens")
+    of_steps: int = field("that were recorded")
+    ms: float = field("of one; of a first step, beyond the median of the others")
+    ms_per_step: float = field("over all steps that were recorded")
 
 
 class ClassRow(Document):
@@ -413,6 +424,9 @@ class OperatorAnalysis(Document):
     phases: list[PhaseRow] = field("they add up to the step")
     components: list[ComponentRow] = field("they add up to the step")
     classes: list[ClassRow] = field("they add up to the step")
+    once: list[OnceRow] | None = field(
+        "what happens once or in few steps, most first; of several steps, all else is without it", null=SINGLE_STEP
+    )
     opportunities: list[Opportunity] = field("what would help, the most first")
     opportunities_reason: NotRequired[str] = field("why there are none, of a trace that is not trustworthy")
     not_here: list[dict[str, str]] = field("name, reason: what cannot make this step faster on this device")
