@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from analysis.advice.text import place_text
-from analysis.diagnosis.verdict import OF_GPU, RULES, late_host
+from analysis.diagnosis.verdict import MOST, OF_GPU, RULES, late_host
 from analysis.trust.integrity import UNDISTURBED
 from harness.base.text import read_ini, significant
 from harness.documents.schema import because
@@ -28,7 +28,8 @@ OF_KERNELS = re.compile("mixed precision|better|aligned|channels-last|fuse")
 OF_HOST_ALONE = re.compile("CUDA graphs|larger batch|less host code")
 LARGE_PART = 0.10  # of the step
 _TABLES = read_ini(Path(__file__).with_name("what_to_do.ini"))
-NEXT, NOT_OF_A_STEP = _TABLES["bound"], _TABLES["not of a step"]
+NEXT, NOT_OF_A_STEP, IN_FALLBACK = _TABLES["bound"], _TABLES["not of a step"], _TABLES["fallback"]
+FALLBACK = re.compile("slow_conv|thnn_conv")
 DECIDING = ("calls", "steps", "shapes", "other ranks")  # parts of a recording that a verdict may lack
 
 
@@ -76,6 +77,11 @@ def headline(document: dict) -> dict:
 
 
 def of_verdict(finding: str, what: str, document: dict) -> dict:
+    """The verdict's own sentence; of arithmetic in a fallback, with its name."""
+    fallback = in_fallback(document)
+    if fallback and document["verdict"]["bound"] == "compute":
+        finding += f", most of it in {fallback['name']}, which runs where no library does the convolution"
+        what = IN_FALLBACK["convolution"]
     return {"finding": finding, "saves_ms": None, "at_most": False, "next": repeated(what, document), "place": None}
 
 
@@ -124,7 +130,15 @@ def fits(row: dict, document: dict) -> bool:
     if any(rule["decides"] and rule["rule"] == LATE_HOST for rule in verdict["rules"]):
         return not OF_KERNELS.match(row["name"])
     small = row["saves_ms"] < LARGE_PART * step and verdict["bound"] in ("gpu", *OF_GPU)
+    if small and verdict["bound"] == "compute" and in_fallback(document) and KINDS_OF_CHANGE.match(row["name"]):
+        return False
     return not (small and OF_HOST_ALONE.match(row["name"]))
+
+
+def in_fallback(document: dict) -> dict | None:
+    """The operator that takes most of the time, if it is what PyTorch falls back to where no library does the work."""
+    first = next(iter(document["operators"]), None)
+    return first if first and first["share"] >= MOST and FALLBACK.search(first["name"]) else None
 
 
 def communication_cause(about: dict, collectives: list[dict]) -> str:

@@ -71,15 +71,26 @@ def repeated_steps(names: np.ndarray, times: np.ndarray, between: np.ndarray) ->
     """Steps where the same work repeats: number, start, end; and how many events one has.  Empty if none does.
 
     names: numbers of the events' names, in the order in which the host began them, at `times`.  between: times of what
-    happens between steps.  A step begins where the first of its events does, and the last ends with its last one.
+    happens between steps, which may be absent where the same repeats from the first event to the last.  A step begins
+    where the first of its events does, and the last ends with its last one.
     """
     first, lengths = longest_repetition(names)
     starts = np.append(times, times[-1:])[first + np.append(0, np.cumsum(lengths))] if len(lengths) else np.zeros(0)
     inside = np.diff(np.searchsorted(np.sort(between), starts))
     if not len(lengths) or np.mean(inside > 0) < 1 - 1 / REPEATS:
-        return pd.DataFrame({"number": [], "start": [], "end": []}), 0
+        length = int(np.median(lengths)) if len(lengths) else len(names)
+        if not is_nothing_else(names, length):
+            return pd.DataFrame({"number": [], "start": [], "end": []}), 0
+        lengths = np.full(len(names) // length, length)
+        starts = np.append(times, times[-1:])[np.append(0, np.cumsum(lengths))]
     steps = pd.DataFrame({"number": np.arange(len(lengths)), "start": starts[:-1], "end": starts[1:]})
     return steps, int(np.median(lengths))
+
+
+def is_nothing_else(names: np.ndarray, length: int) -> bool:
+    """Whether parts of this length are all that there is, in the same order from the first event on: layers have something
+    before and after them, as an embedding and a loss."""
+    return len(names) > REPEATS * length and bool((names[length:] == names[:-length]).all())
 
 
 def longest_repetition(names: np.ndarray) -> tuple[int, np.ndarray]:
