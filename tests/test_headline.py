@@ -24,7 +24,7 @@ def document(*proposals, **others):
     trust = {"trustworthy": True, "problems": [], "not_recorded": [], "disturbance": {"text": None}}
     trust["stacks_recorded"] = False
     out = {"opportunities": rows, "verdict": verdict, "integrity": trust, "attribution": {"ms_per_step": 10.0}}
-    out |= {"communication": None, "counters": "ncu gemm"}
+    out |= {"communication": None, "counters": "ncu gemm", "operators": []}
     for key, changed in others.items():
         out[key] = out[key] | changed if isinstance(out.get(key), dict) else changed
     return out
@@ -185,3 +185,22 @@ def test_all_ranks_have_the_verdict_of_the_one_that_waits_least(tmp_path):
     assert documents[0]["headline"] == documents[1]["headline"]
     assert documents[0]["headline"]["finding"] in told
     assert "Largest parts: rank 0: " in " ".join(" ".join(profile_answer(documents[0], "a page")).split())
+
+
+def test_a_late_rank_comes_before_what_makes_it_late(tmp_path):
+    """Rank 1 runs its own code for 20 ms before every step, for which rank 0 waits half of the time."""
+    paths = []
+    for rank in range(2):
+        events, ours = [], 20_000 * rank
+        for i in range(4):
+            start = 50_000 * i
+            events.append(step(i + 1, start, 50_000))
+            events.append(event("aten::mm", start + ours, 20_000))
+            events.append(event("c10d::allreduce_", start + ours + 20_000, 1000, **{"External id": i + 1}))
+            events.append(event("gloo:all_reduce", start + ours + 20_000, 30_000 - ours, "user_annotation", thread=2))
+        one = {"distributedInfo": {"rank": rank, "world_size": 2}, "hostInfo": {"boot_id": "a"}}
+        paths.append(write_trace(tmp_path / f"rank{rank}.json", *events, **one))
+    found, _ = analyze_all(paths)
+    for _, document in found:
+        assert document["ranks"]["straggler"] == 1
+        assert document["headline"]["finding"].startswith("Rank 1 holds up the others")

@@ -87,7 +87,9 @@ def of_ranges(links: AttributedLinks) -> list[tuple]:
     marked[ranges["row"][seldom]] = True
     outermost = seldom & (nearest_marked_caller(host["parent"].to_numpy(), marked)[ranges["row"]] < 0)
     out = []
-    for name, step, start, end in zip(*(ranges[outermost][key] for key in ("name", "step", "start", "until")), strict=True):
+    for name, step, start, end in zip(
+        *(ranges[outermost][key] for key in ("name", "step", "start", "until")), strict=True
+    ):
         out.append((seldom_kind(name) or CODE, f"in {shortened(name, NAME)}", step, start, end))
     return out
 
@@ -167,7 +169,9 @@ ONCE_COLUMNS = [
 
 
 def once_section(analysis: dict) -> Section:
-    note = ["The times of the step are without these, but where the trace has a single one; a first step: beyond the others"]
+    note = [
+        "The times of the step are without these, but where the trace has a single one; a first step: beyond the others"
+    ]
     rows = analysis.get("once") or []
     return Section("Once, or in a few steps", ONCE_COLUMNS, rows, note * bool(rows))
 
@@ -175,4 +179,6 @@ def once_section(analysis: dict) -> Section:
 def once_text(row: dict) -> str:
     """'a save in 1 of 8 steps, 11.0 ms a step'."""
     steps = count_of(row["of_steps"], "step")
-    return f"{row['what']} ({row['where']}) in {row['steps']} of {steps}, {significant(row['ms_per_step'], 3)} ms a step"
+    return (
+        f"{row['what']} ({row['where']}) in {row['steps']} of {steps}, {significant(row['ms_per_step'], 3)} ms a step"
+    )

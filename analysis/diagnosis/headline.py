@@ -1,9 +1,9 @@
 """What pays most?  One finding of a trace in one sentence, what it costs a step, and what to do about it next.
 
 A finding that names its cause, such as a synchronization, comes before a kind of change that often helps, such as
-fusion or compilation, unless that saves far more: it is nearer to the line that has to change.  A rank that holds up the
-others comes before both, unless they save several times as much: what the judged rank does too long is often why it is
-late.
+fusion or compilation, unless that saves far more: it is nearer to the line that has to change.  A rank that holds up
+the others comes before both, unless they save several times as much: what the judged rank does too long is often why it
+is late.
 """
 
 import re

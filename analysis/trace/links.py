@@ -243,9 +243,11 @@ def median_step(links: Links) -> int:
 def unmarked_steps(trace: Trace, host: pd.DataFrame) -> tuple[pd.DataFrame, str | None]:
     """Steps where no event marks them, and how they were found; none if they are not."""
     names, times, between = work_in_order(trace, host)
-    steps, length = repeated_steps(names, times, between)
+    steps, length = repeated_steps(names, times, between, len(trace.gpu) > 0)
     if len(steps) and trace.gpu.empty and steps["end"].iloc[-1] == times[-1]:  # with the work that begins there
-        steps.loc[steps.index[-1], "end"] = host["end"][(host["operator_parent"] < 0) & (host["kind"] == OPERATOR)].max()
+        steps.loc[steps.index[-1], "end"] = host["end"][
+            (host["operator_parent"] < 0) & (host["kind"] == OPERATOR)
+        ].max()
     # Several within one range or operator are parts of what it does, such as layers.
     ends_in = np.searchsorted(steps["end"], host["end"] + CLOCK_TICK_US, side="right")
     in_one = ends_in - np.searchsorted(steps["start"], host["start"] - CLOCK_TICK_US)

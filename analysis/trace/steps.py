@@ -67,19 +67,19 @@ def incomplete_at_ends(missing: np.ndarray, launched: np.ndarray, few: np.ndarra
     return out
 
 
-def repeated_steps(names: np.ndarray, times: np.ndarray, between: np.ndarray) -> tuple[pd.DataFrame, int]:
+def repeated_steps(names: np.ndarray, times: np.ndarray, between: np.ndarray, on_gpu: bool) -> tuple[pd.DataFrame, int]:
     """Steps where the same work repeats: number, start, end; and how many events one has.  Empty if none does.
 
     names: numbers of the events' names, in the order in which the host began them, at `times`.  between: times of what
-    happens between steps, which may be absent where the same repeats from the first event to the last.  A step begins
-    where the first of its events does, and the last ends with its last one.
+    happens between steps.  Steps of a program on a CPU may have nothing between them, if the same repeats from the
+    first event to the last.  A step begins where the first of its events does, and the last ends with its last one.
     """
     first, lengths = longest_repetition(names)
     starts = np.append(times, times[-1:])[first + np.append(0, np.cumsum(lengths))] if len(lengths) else np.zeros(0)
     inside = np.diff(np.searchsorted(np.sort(between), starts))
     if not len(lengths) or np.mean(inside > 0) < 1 - 1 / REPEATS:
         length = int(np.median(lengths)) if len(lengths) else len(names)
-        if not is_nothing_else(names, length):
+        if on_gpu or not is_nothing_else(names, length):
             return pd.DataFrame({"number": [], "start": [], "end": []}), 0
         lengths = np.full(len(names) // length, length)
         starts = np.append(times, times[-1:])[np.append(0, np.cumsum(lengths))]
@@ -88,8 +88,8 @@ def repeated_steps(names: np.ndarray, times: np.ndarray, between: np.ndarray) ->
 
 
 def is_nothing_else(names: np.ndarray, length: int) -> bool:
-    """Whether parts of this length are all that there is, in the same order from the first event on: layers have something
-    before and after them, as an embedding and a loss."""
+    """Whether parts of this length are all that there is, in the same order from the first event on: layers have
+    something before and after them, as an embedding and a loss."""
     return len(names) > REPEATS * length and bool((names[length:] == names[:-length]).all())
 
 

@@ -189,8 +189,9 @@ def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:
     elif lost:
         found.notes.append(f"{lost} kernel launches in the steps have no matching kernel in the trace")
     for one in links.apart:
-        long = f"{(one.end - one.start) / 1e3:,.1f} ms on the host, far longer than the others: it contains what happens once"
-        why = long if one.is_first else f"kernels of it are missing: {UNFLUSHED}"
+        why = f"kernels of it are missing: {UNFLUSHED}"
+        if one.is_first:
+            why = f"{(one.end - one.start) / 1e3:,.1f} ms on the host, far longer than the others"
         found.notes.append(f"step {one.number} stands apart, {count_of(len(links.steps), 'step')} judged: {why}")
     kernels = links.gpu[(links.gpu["kind"] == "kernel").to_numpy()].sort_values("start")
     if len(rows) > 1 and rows[0]["kernels"] and not rows[0]["kernels_during"] and kernels["call"].iloc[0] < 0:

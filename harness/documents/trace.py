@@ -70,7 +70,9 @@ class Integrity(Document):
     graphs_attributed_through: list[str] = field("what tells of them, as 'the capture trace FILE'")
     unclassified_kernels: int = field("kernels whose name and operator do not tell what they do")
     unclassified_share: float = field("of the time of all GPU events")
-    unused_gpu: NotRequired[str] = field("the GPU of the machine, where nothing in the trace used it; absent: used, or none")
+    unused_gpu: NotRequired[str] = field(
+        "the GPU of the machine, where nothing in the trace used it; absent: used, or none"
+    )
     rank: int | None = field("of the process", null=NOT_IN_TRACE)
     ranks_in_file: list[int] = field("whose traces were merged into this file; empty: that of one")
     world_size: int | None = field("ranks", null=NOT_IN_TRACE)
