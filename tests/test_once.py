@@ -11,9 +11,9 @@ MATMUL = shaped("aten::mm", 0, 4, [[512, 512], [512, 512]])
 
 
 def gpu_steps(*lengths, n=20, apart=100, extra=None, marked=True):
-    """Steps of these lengths in us, which end with n matmuls of 20 us, each launched `apart` after the one before, and a
-    wait for the GPU; if not marked, they begin with the matmuls.  extra: of a step by its place, events by their time
-    after its beginning."""
+    """Steps of these lengths in us, which end with n matmuls of 20 us, each launched `apart` after
+    the one before, and a wait for the GPU; if not marked, they begin with the matmuls. extra: of a
+    step by its place, events by their time after its beginning."""
     out, start, correlation = [], 1000, 0
     for place, length in enumerate(lengths):
         if marked:

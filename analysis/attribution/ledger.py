@@ -71,12 +71,13 @@ BENEATH[0] = NOTHING
 def ledger(links: AttributedLinks) -> pd.DataFrame:
     """A row for each slice of the trace, in order, none overlapping another.
 
-    start, end, us; step: row of links.steps, -1 outside of them; of_steps; apart: within the steps, but what only few of
-    them do; rank (-1: unknown); where: stream or thread; state: working, waiting (for another thread, data, other ranks,
-    a collective of the host) or idle; cause: of CAUSES, nothing where it works; kind: of KINDS, or idle; component,
-    phase, category, class; operator: row of links.host, or -1; event: row of links.gpu, else of links.host, of the owner
-    or, for idle time of a GPU, of the event that follows, or -1; collective: row of collectives_of(links).events that it
-    belongs to, or -1; overlaps: what runs beneath it.
+    start, end, us; step: row of links.steps, -1 outside of them; of_steps; apart: within the steps,
+    but what only few of them do; rank (-1: unknown); where: stream or thread; state: working,
+    waiting (for another thread, data, other ranks, a collective of the host) or idle; cause: of
+    CAUSES, nothing where it works; kind: of KINDS, or idle; component, phase, category, class;
+    operator: row of links.host, or -1; event: row of links.gpu, else of links.host, of the owner
+    or, for idle time of a GPU, of the event that follows, or -1; collective: row of
+    collectives_of(links).events that it belongs to, or -1; overlaps: what runs beneath it.
     """
     slices = gpu_slices(links) if links.on_gpu else host_slices(links)
     slices = without_occasional(links, slices)
@@ -133,9 +134,9 @@ def occasional_times(links: AttributedLinks) -> pd.DataFrame:
 
 
 def without_occasional(links: AttributedLinks, slices: pd.DataFrame) -> pd.DataFrame:
-    """Slices cut at the occasional times, with the column `apart`: whether they are no part of the steps therefore.  Of a
-    GPU these are idle slices, and events that were launched at such a time.  Where the trace has a single step, waiting
-    for compilation is start-up."""
+    """Slices cut at the occasional times, with the column `apart`: whether they are no part of the
+    steps therefore. Of a GPU these are idle slices, and events that were launched at such a time.
+    Where the trace has a single step, waiting for compilation is start-up."""
     times = occasional_times(links)
     slices = slices.assign(apart=False)
     if times.empty:
