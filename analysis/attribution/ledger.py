@@ -35,7 +35,7 @@ import pandas as pd
 from analysis.attribution.collectives import collectives_of
 from analysis.attribution.components import BETWEEN, IDLE, OVERHEAD, UNATTRIBUTED, views_and_metadata
 from analysis.attribution.intervals import Slices, innermost, merged, slices_of
-from analysis.attribution.once import COMPILATION, occasional
+from analysis.attribution.once import few_of, occasional
 from analysis.trace.links import LATENCY_US, OPERATOR, AttributedLinks, cached_on_links
 from analysis.trace.tables import by_name, different_pairs, has_role, take_or
 from analysis.vocabulary import roles
@@ -130,32 +130,46 @@ def as_without_profiler(links: AttributedLinks, unprofiled_ms: float | None) -> 
 @cached_on_links
 def occasional_times(links: AttributedLinks) -> pd.DataFrame:
     """The times that are not part of what every step does, as once.occasional() tells them."""
-    return occasional(links, host_code(links), links.calls[starts_up(links)])
+    return occasional(links, host_code(links))
+
+
+def start_up_slices(links: AttributedLinks) -> pd.DataFrame:
+    """The idle slices of the steps, or apart, that are start-up but no compilation; `where`: the call that takes the
+    time."""
+    slices = ledger(links)
+    in_steps = (slices["of_steps"] | slices["apart"]) & (slices["step"] >= 0)
+    elsewhere = slices_of(occasional_times(links)).at(slices["start"].to_numpy()) < 0
+    found = slices[((slices["cause"] == "start_up") & in_steps & elsewhere).to_numpy()]
+    calls = links.calls[starts_up(links)]
+    call = slices_of(calls).at(found["start"].to_numpy())
+    names = take_or(calls["name"].to_numpy(object), call, "before the first event of the GPU")
+    return found.assign(where=names)
 
 
 def without_occasional(links: AttributedLinks, slices: pd.DataFrame) -> pd.DataFrame:
     """Slices cut at the occasional times, with the column `apart`: whether they are no part of the
     steps therefore. Of a GPU these are idle slices, and events that were launched at such a time.
     Where the trace has a single step, waiting for compilation is start-up."""
-    times = occasional_times(links)
-    slices = slices.assign(apart=False)
-    if times.empty:
-        return slices
-    spans = slices_of(times)
-    slices = cut_at(slices, spans.edges)
+    n, times = len(links.steps), occasional_times(links)
+    spans, rests = slices_of(times), (slices["state"] == RESTS).to_numpy()
+    if len(times):
+        slices = cut_at(slices, spans.edges)
+        rests = (slices["state"] == RESTS).to_numpy()
     within = spans.at(slices["start"].to_numpy()) >= 0
-    idle = (slices["state"] == RESTS).to_numpy() if links.on_gpu else np.ones(len(slices), bool)
-    if not times["is_apart"].iloc[0]:
-        compiles = slices_of(times, (times["what"] == COMPILATION).to_numpy()).at(slices["start"].to_numpy()) >= 0
-        waits = compiles & (slices["state"] == RESTS).to_numpy()
-        return slices.assign(cause=np.where(waits, NUMBER["start_up"], slices["cause"]))
+    if n == 1:  # all of it is compilation
+        waits = within & rests
+        return slices.assign(apart=False, cause=np.where(waits, NUMBER["start_up"], slices["cause"]))
+    idle = rests if links.on_gpu else np.ones(len(slices), bool)
     apart = within & idle
-    if links.on_gpu:
+    start_up = rests & (slices["cause"] == NUMBER["start_up"]).to_numpy() & slices["of_steps"].to_numpy()
+    if slices["step"][start_up].nunique() <= few_of(n):
+        apart |= start_up
+    if links.on_gpu and len(times):
         launched = take_or(links.gpu["launched"].to_numpy(), slices["event"].to_numpy(), np.nan)
         apart |= ~idle & (spans.at(np.nan_to_num(launched, nan=-np.inf)) >= 0)
     apart &= slices["of_steps"].to_numpy()
     if apart.sum() == slices["of_steps"].sum():
-        return slices
+        apart = np.zeros(len(slices), bool)
     return slices.assign(apart=apart, of_steps=slices["of_steps"] & ~apart)
 
 

@@ -30,12 +30,12 @@ NAME = 60  # letters of a name
 COLUMNS = ("what", "where", "step", "start", "end")
 
 
-def occasional(links: AttributedLinks, code: Slices, start_up: pd.DataFrame) -> pd.DataFrame:
-    """A row for each time that is not part of what every step does: what, where (a range, a call, what follows), step
-    (row of links.steps), start, end in us; is_apart: whether the steps are judged without it, as others lack it.
+def occasional(links: AttributedLinks, code: Slices) -> pd.DataFrame:
+    """A row for each time that is not part of what every step does: what, where (a range, or what follows), step (row
+    of links.steps), start, end in us.  Start-up is told by the ledger: what waits in a call may wait for the GPU.
 
-    code: when the host ran code of the program.  start_up: the calls that happen once."""
-    rows = [*of_compilation(links), *of_start_up(links, start_up)]
+    code: when the host ran code of the program."""
+    rows = of_compilation(links)
     if len(links.steps) >= ENOUGH_STEPS:
         ranges = of_ranges(links)
         rows += ranges
@@ -43,8 +43,12 @@ def occasional(links: AttributedLinks, code: Slices, start_up: pd.DataFrame) -> 
     found = pd.DataFrame(rows, columns=[*COLUMNS]).astype({"start": float, "end": float, "step": np.int64})
     found = found[(found["step"] >= 0).to_numpy()]
     in_steps = found.groupby("what")["step"].transform("nunique")
-    seldom = in_steps <= max(1.0, FEW * len(links.steps))
-    return found[seldom.to_numpy(bool)].assign(is_apart=len(links.steps) > 1)
+    return found[(in_steps <= few_of(len(links.steps))).to_numpy(bool)]
+
+
+def few_of(n_steps: int) -> float:
+    """In how many of the steps at most something happens that is no part of a step."""
+    return max(1.0, FEW * n_steps)
 
 
 def of_compilation(links: AttributedLinks) -> list[tuple]:
@@ -53,17 +57,9 @@ def of_compilation(links: AttributedLinks) -> list[tuple]:
     if not compiling.any():
         return []
     outermost = compiling & (nearest_marked_caller(host["parent"].to_numpy(), compiling) < 0)
-    return rows_of(links, COMPILATION, host[outermost])
-
-
-def of_start_up(links: AttributedLinks, calls: pd.DataFrame) -> list[tuple]:
-    return rows_of(links, START_UP, calls)
-
-
-def rows_of(links: AttributedLinks, what: str, events: pd.DataFrame) -> list[tuple]:
-    step = step_at(events["start"].to_numpy(), links.steps)
-    columns = (events["name"], step, events["start"], events["end"])
-    return [(what, shortened(name, NAME), *rest) for name, *rest in zip(*columns, strict=True)]
+    events = host[outermost]
+    columns = (events["name"], step_at(events["start"].to_numpy(), links.steps), events["start"], events["until"])
+    return [(COMPILATION, shortened(name, NAME), *rest) for name, *rest in zip(*columns, strict=True)]
 
 
 def median_us(links: AttributedLinks) -> float:
@@ -134,10 +130,11 @@ def place_of_code(links: AttributedLinks, start: float, end: float) -> tuple[str
     return CODE, f"before {shortened(host['name'].iloc[after[np.argmin(begin[after])]], NAME)}"
 
 
-def once_rows(links: AttributedLinks, spans: pd.DataFrame, step_ms: float) -> list[dict] | None:
+def once_rows(links: AttributedLinks, spans: pd.DataFrame, start_up: pd.DataFrame, step_ms: float) -> list[dict] | None:
     """`once` of operator_analysis.json, most time first; None of a single step, if nothing is known to happen once.
 
-    spans: as occasional() gives them.  step_ms: of an ordinary step."""
+    spans: as occasional() gives them.  start_up: slices of the ledger that are, with the call in `where`.  step_ms: of
+    an ordinary step."""
     n = len(links.steps) + len(links.apart)
     rows = []
     for step in links.apart:
@@ -147,6 +144,9 @@ def once_rows(links: AttributedLinks, spans: pd.DataFrame, step_ms: float) -> li
     for (what, where), same in spans.groupby(["what", "where"], sort=False):
         steps = same["step"].nunique()
         rows.append(once_row(what, where, steps, n, float((same["end"] - same["start"]).sum()) / 1e3 / steps))
+    for where, same in start_up.groupby("where", sort=False, observed=True):
+        steps = same["step"].nunique()
+        rows.append(once_row(START_UP, where, steps, n, float(same["us"].sum()) / 1e3 / steps))
     told = [row for row in rows if row["ms_per_step"] >= WORTH_TELLING * step_ms]
     if n == 1 and not told:
         return None

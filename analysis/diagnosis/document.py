@@ -12,6 +12,7 @@ from analysis.attribution.ledger import (
     exposed_communication,
     hidden_communication_us,
     occasional_times,
+    start_up_slices,
 )
 from analysis.attribution.once import once_rows
 from analysis.attribution.operators import kernel_table, operator_tables
@@ -47,7 +48,8 @@ def operator_analysis(links: Links, summary: dict | None) -> dict:
     judged = told_why(verdict(links, trust, summary, path["critical_path"], rates), communication)
     document = {"trace": links.trace.path.name, "integrity": trust, "verdict": judged, "steps": steps_document(links)}
     document |= step_breakdown(links) | {"classes": class_times(links)}
-    document["once"] = once_rows(links, occasional_times(links), document["attribution"]["ms_per_step"])
+    step_ms = document["attribution"]["ms_per_step"]
+    document["once"] = once_rows(links, occasional_times(links), start_up_slices(links), step_ms)
     document |= opportunities(links, summary) if trust["trustworthy"] else {"opportunities": [], "not_here": []}
     document |= {"gpu_timeline": gpu_timeline, "collectives": rows, "communication": communication}
     document |= operator_tables(links) | {"kernels": kernel_table(links), "counters": counters(links)}

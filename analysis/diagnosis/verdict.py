@@ -250,7 +250,7 @@ def two_large(facts: Facts) -> Asked:
 
 def undecided(facts: Facts) -> Asked:
     """none of these: undecided"""
-    because = f"no part leads: {facts.text(*facts.ranked[:3])}"
+    because = f"no part leads: {facts.text(*[name for name in facts.ranked[:3] if facts[name] >= 0.0005])}"
     if unknown := facts.unclassified + facts.unrecorded:
         because += f", and nothing tells what {unknown:.0%} is spent on"
     return facts.text(*facts.ranked[:3]), Decision("undecided", "undecided", f"{because}; {facts.missing}")

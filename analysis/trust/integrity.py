@@ -62,7 +62,8 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
     # Copies without any number were requested by the device itself.
     of_host = ((gpu["kind"] == "kernel") | (gpu["correlation"] > 0) | (gpu["external_id"] > 0)).to_numpy() & ~early
     linked = float((gpu["operator"] >= 0)[of_host].mean()) if of_host.any() else None
-    outside = of_host & ((gpu["operator"] < 0) & (gpu["call"] >= 0)).to_numpy()
+    outside = of_host & ((gpu["operator"] < 0) & (gpu["call"] >= 0) & ~gpu["of_graph"]).to_numpy()
+    outside &= links.first_replayed > 0
     has_shapes = bool((trace.operators["signature"] >= 0).any())
 
     found = Findings()
