@@ -272,7 +272,7 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dic
     total = float(split.sum()) or 1.0
     shares = {name: float(split.get(name, split.iloc[:0]).sum()) / total for name in BOUNDS}
     unrecorded = float(split.get(("unexplained", IDLE), 0.0)) / total
-    unknown = of_unknown_kind(slices) & (slices["bound"] == "unexplained").to_numpy()
+    unknown = of_unknown_kind(slices, links) & (slices["bound"] == "unexplained").to_numpy()
     unknown_kind = float(slices["us"].to_numpy()[unknown].sum()) / total
     facts = Facts(
         shares=shares,

@@ -8,8 +8,8 @@ import pandas as pd
 from analysis.attribution.ledger import us_by
 from analysis.limits.kernel_limits import BASES, UNKNOWN, by_shapes, kernel_bounds
 from analysis.trace.links import AttributedLinks
-from analysis.trace.tables import take_or
-from analysis.vocabulary.operators import MATMUL_CLASSES, UNKNOWN_KIND, VECTOR_CLASSES
+from analysis.trace.tables import by_name, take_or
+from analysis.vocabulary.operators import MATMUL_CLASSES, UNKNOWN_KIND, VECTOR_CLASSES, may_compute
 from harness.base.text import read_ini
 
 _TABLES = read_ini(Path(__file__).with_suffix(".ini"))
@@ -32,7 +32,7 @@ def with_bounds(slices: pd.DataFrame, links: AttributedLinks, ridges) -> pd.Data
         basis = np.where(found == UNKNOWN, -1, 0)
     causes = [number.get(BOUND_OF_CAUSE.get(cause), -1) for cause in slices["cause"].cat.categories]
     by_cause, kind = np.array(causes)[slices["cause"].cat.codes], slices["kind"]
-    unknown = of_unknown_kind(slices)
+    unknown = of_unknown_kind(slices, links)
     rules = [kind == "communication", by_cause >= 0, kind == "copy", multiplies, unknown]
     of_kernel = np.array([number[name] for name in ("unexplained", "memory", "compute")])[found]
     of_rules = [number["communication"], by_cause, number["memory"], of_kernel, number["unexplained"]]
@@ -42,9 +42,11 @@ def with_bounds(slices: pd.DataFrame, links: AttributedLinks, ridges) -> pd.Data
     return slices.assign(**{name: pd.Categorical.from_codes(*of) for name, of in columns.items()})
 
 
-def of_unknown_kind(slices: pd.DataFrame) -> np.ndarray:
-    """Which slices of a ledger are work of which neither operator nor kernel tells what kind it is."""
-    return ((slices["category"] == UNKNOWN_KIND) & (slices["state"] == "working")).to_numpy()
+def of_unknown_kind(slices: pd.DataFrame, links: AttributedLinks) -> np.ndarray:
+    """Which slices of the ledger are work of which neither operator nor kernel tells what kind it is."""
+    unknown = ((slices["category"] == UNKNOWN_KIND) & (slices["state"] == "working")).to_numpy()
+    computes = by_name(links.trace.operators["name"], may_compute, bool)
+    return unknown & take_or(computes, slices["operator"].to_numpy(), True)
 
 
 def basis_shares(slices: pd.DataFrame) -> dict[str, float]:

@@ -17,6 +17,8 @@ COMPILED = "Torch-Compiled|CompiledFunction|triton_"  # in names that only a com
 MATMUL_CLASSES = ("matmul", "attention", "convolution")  # matmuls: may be compute-bound
 VECTOR_CLASSES = ("optimizer", "normalization", "reduction", "element-wise")  # other arithmetic
 
+_ARITHMETIC = re.compile("linalg|fft|cholesky|_svd|_qr|(?<!re)solve|inverse|_det|lu_|lstm|gru|rnn|cdist|ctc_loss|cross$")
+
 OPERATORS = table("operators")  # role by pattern
 BYTES_OF = {name: int(size) for name, size in table("bytes of an element").items()}
 # In the name of an operator that makes a tensor, and of a call of the driver that makes memory for some.
@@ -50,6 +52,12 @@ def operator_role(name: str) -> str | None:
 def is_of_pytorch(name: str) -> bool:
     """Whether a compiler of PyTorch knows the operator: those of engines and extensions are what they are."""
     return name.startswith("aten::")
+
+
+def may_compute(name: str) -> bool:
+    """Whether an operator of no known category may be one that arithmetic limits.  Those of PyTorch do what the
+    patterns know, or move data, but for linear algebra, transforms and recurrent networks."""
+    return not is_of_pytorch(name) or _ARITHMETIC.search(name) is not None
 
 
 def is_view_or_metadata_op(name: str) -> bool:
