@@ -188,10 +188,10 @@ def test_all_ranks_have_the_verdict_of_the_one_that_waits_least(tmp_path):
 
 
 def test_a_late_rank_comes_before_what_makes_it_late(tmp_path):
-    """Rank 1 runs its own code for 20 ms before every step, for which rank 0 waits half of the time."""
+    """Rank 1 runs code of its own for 20 ms in every step, and rank 0 for 12: it waits for 8 ms."""
     paths = []
     for rank in range(2):
-        events, ours = [], 20_000 * rank
+        events, ours = [], 12_000 + 8_000 * rank
         for i in range(4):
             start = 50_000 * i
             events.append(step(i + 1, start, 50_000))

@@ -177,7 +177,9 @@ def once_section(analysis: dict) -> Section:
 
 
 def once_text(row: dict) -> str:
-    """'a save in 1 of 8 steps, 11.0 ms a step'."""
+    """'save (in save_checkpoint) in 1 of 8 steps, 11.0 ms a step'; of a trace of one step without these counts."""
+    if row["of_steps"] == 1:
+        return f"{row['what']} ({row['where']}), {significant(row['ms'], 3)} ms"
     steps = count_of(row["of_steps"], "step")
     return (
         f"{row['what']} ({row['where']}) in {row['steps']} of {steps}, {significant(row['ms_per_step'], 3)} ms a step"
