@@ -133,3 +133,13 @@ def test_the_ledger_is_cut_where_code_begins_that_happens_once(tmp_path):
     assert slices["us"][slices["apart"].to_numpy(bool)].sum() == pytest.approx(100_000)
     assert (slices["start"].to_numpy()[1:] == slices["end"].to_numpy()[:-1]).all()
     assert not (slices["apart"] & slices["of_steps"]).any()
+
+
+def test_waiting_for_another_rank_is_no_code_that_happens_once(tmp_path):
+    """Step 2 of 4 waits for 40 ms in a collective of the host, outside of any operator."""
+    waits = event("gloo:all_reduce", 19_000, 40_500, "user_annotation", thread=2)
+    extra = {1: [event("c10d::allreduce_", 18_900, 90, **{"External id": 7}), waits]}
+    analysis = analysis_of(trace_of(tmp_path, *cpu_steps([50_000, 90_000, 50_000, 50_000], extra)))
+    assert analysis["once"] == []
+    assert analysis["attribution"]["ms_per_step"] == pytest.approx(60)
+    assert analysis["communication"]["exposed_ms"] == pytest.approx(40.5 / 4, rel=0.02)

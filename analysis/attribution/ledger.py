@@ -167,7 +167,7 @@ def without_occasional(links: AttributedLinks, slices: pd.DataFrame) -> pd.DataF
     if links.on_gpu and len(times):
         launched = take_or(links.gpu["launched"].to_numpy(), slices["event"].to_numpy(), np.nan)
         apart |= ~idle & (spans.at(np.nan_to_num(launched, nan=-np.inf)) >= 0)
-    apart &= slices["of_steps"].to_numpy()
+    apart &= slices["of_steps"].to_numpy() & (slices["kind"] != COMMUNICATES).to_numpy()
     if apart.sum() == slices["of_steps"].sum():
         apart = np.zeros(len(slices), bool)
     return slices.assign(apart=apart, of_steps=slices["of_steps"] & ~apart)

@@ -9,7 +9,8 @@ import re
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.intervals import Slices
+from analysis.attribution.collectives import collectives_of
+from analysis.attribution.intervals import Slices, slices_of
 from analysis.trace.links import ANNOTATION, OPERATOR, AttributedLinks
 from analysis.trace.nesting import nearest_marked_caller
 from analysis.trace.steps import step_at
@@ -23,7 +24,7 @@ from harness.base.text import count_of, shortened, significant
 COMPILATION, START_UP, CODE, FIRST_STEP = "compilation", "start-up", "code of the program", "first step"
 FEW = 0.25  # of the steps at most: what happens in more of them is part of a step
 ENOUGH_STEPS = 4  # to tell what only some of them do
-LONG = 0.05  # of the median step: what is shorter makes no step an exception
+LONG = 0.1  # of the median step: what is shorter makes no step an exception
 FAR_LONGER = 3.0  # times the longest wait for code of the program that most steps have
 WORTH_TELLING = 0.005  # of the step
 NAME = 60  # letters of a name
@@ -96,7 +97,9 @@ def without_numbers(name: str) -> str:
 
 def of_code(links: AttributedLinks, code: Slices, ranges: list[tuple]) -> list[tuple]:
     """Code of the program outside of operators that takes far longer than in most steps.  ranges: already found."""
-    n, us = len(links.steps), code.end - code.start
+    n, pending = len(links.steps), slices_of(collectives_of(links).events)
+    # What the program waits for in a collective is communication.
+    us = code.end - code.start - (pending.covered_until(code.end) - pending.covered_until(code.start))
     step = step_at(code.start, links.steps)
     inside = step >= 0
     longest = np.zeros(n)
