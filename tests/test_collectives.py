@@ -10,13 +10,14 @@ import pandas as pd
 import pytest
 from conforming import mismatches
 from helpers import PROJECT
-from traces import analysis_of, event, on_gpu, real_path, step, trace_of, write_trace
+from traces import analysis_of, event, on_gpu, real_path, shaped, step, trace_of, write_trace
 
 from analysis.attribution.collectives import communication_section, predicted_beside
 from analysis.diagnosis.document import add_prediction
 from analysis.diagnosis.traces import analyze_all
 from analysis.trace.readers.formats import find_traces
 from analysis.vocabulary.collectives import UNKNOWN, collective_kind
+from analysis.vocabulary.operators import gpu_meaning
 from analysis.work.sent_bytes import sent_share
 from harness.base.errors import UserError
 from harness.documents.trace import MeasuredCollectiveRow, Ranks, StepCommunication
@@ -317,3 +318,30 @@ def test_collectives_of_eight_real_ranks():
     assert waits[1] == min(waits) == pytest.approx(1.18, abs=0.01)
     about = first["communication"]
     assert about["hidden_ms"] / about["time_ms"] == pytest.approx(0.1295, abs=1e-4)  # as HTA has it
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void dpsk::ep::internode::dispatch<false, 8, false>(int4*, float*)",
+        "void deep_ep::intranode::combine<__nv_bfloat16, 8, 768>(__nv_bfloat16*, float*)",
+        "void deep_ep::internode::notify_dispatch<false, 8>(int const*, int*)",
+        "void deep_ep::internode_ll::dispatch<true, false, 7168>(void*)",
+        "mori::moe::EpCombineIntraNodeKernel",
+    ],
+)
+def test_expert_parallelism_is_communication_and_takes_no_time_from_what_it_overlaps(tmp_path, name):
+    """It begins before a matmul and ends after it: the matmul's time is its own."""
+    events = [step(1, 0, 2000), *on_gpu(name, 10, 100, 1000, 1, stream=20)]
+    matmul = shaped("aten::mm", 19, 4, [[4096, 4096], [4096, 4096]])
+    events += on_gpu("nvjet_tst_128x256", 20, 300, 600, 2, operator=matmul)
+    analysis = analysis_of(trace_of(tmp_path, *events))
+    timeline = analysis["gpu_timeline"]
+    assert (timeline["computation_ms"], timeline["exposed_comm_ms"]) == (0.6, 0.4)
+    [row] = analysis["collectives"]
+    assert (row["kind"], row["time_ms"], row["exposed_ms"]) == ("all_to_all", 1.0, 0.4)
+
+
+def test_combining_the_parts_of_attention_is_no_communication():
+    for name in ("flash_fwd_splitkv_combine_kernel", "deep_ep::layout::get_dispatch_layout<256>", "moe::dispatch_rows"):
+        assert gpu_meaning(name).named_category != "communication"

@@ -242,3 +242,22 @@ def test_rates_by_shape_and_their_roof(tmp_path):
     assert second["tb_per_sec"] == pytest.approx(2 * (4096 + 4096**2 + 4096) / 20e-6 / 1e12)
     assert second["share_of_roof"] == pytest.approx(second["tb_per_sec"] / 3.35, rel=0.01)
     assert shape_rates(link(trace_of(tmp_path, *events)), None)[0]["roof"] is None
+
+
+def test_a_graph_is_launched_once(tmp_path):
+    """An idle GPU starts each graph 5 us after its launch call; its 100 kernels need no launch of their own."""
+    events = []
+    for number in range(3):
+        start = 2000 * number
+        events.append(step(number + 1, start, 2000))
+        events.append(event("cudaGraphLaunch", start + 10, 4, "cuda_runtime", correlation=number + 1))
+        for i in range(100):
+            kernel = event(
+                f"gemm_{i % 3}", start + 15 + 10 * i, 10, "kernel", correlation=number + 1, device=0, stream=7
+            )
+            events.append(kernel)
+    timeline = analysis_of(trace_of(tmp_path, *events))["gpu_timeline"]
+    assert (timeline["launch_delay_us"]["mean"], timeline["launch_delay_us"]["max"]) == (5, 5)
+    assert timeline["queue_depth"]["max"] == 1
+    over_step = timeline["queue_over_step"]
+    assert max(over_step["queued"]) <= 1 and max(over_step["ahead_ms"]) <= 0.005

@@ -26,7 +26,7 @@ def document(*proposals, reader=Reader.OWN_PROGRAM, **others):
     trust = {"trustworthy": True, "problems": [], "not_recorded": [], "disturbance": {"text": None}}
     trust |= {"stacks_recorded": False, "gpu_events": 9}
     out = {"opportunities": rows, "verdict": verdict, "integrity": trust, "attribution": {"ms_per_step": 10.0}}
-    out |= {"communication": None, "counters": "ncu gemm", "reader": reader.value}
+    out |= {"communication": None, "counters": "ncu gemm", "operators": [], "reader": reader.value}
     out["kernels"] = [
         {"name": name, "kind": kind, "category": category, "share": share}
         for name, kind, category, share in (
@@ -240,3 +240,22 @@ def test_all_ranks_have_the_verdict_of_the_one_that_waits_least(tmp_path):
     assert documents[0]["headline"] == documents[1]["headline"]
     assert documents[0]["headline"]["finding"] in told
     assert "Largest parts: rank 0: " in " ".join(" ".join(profile_answer(documents[0], "a page")).split())
+
+
+def test_a_late_rank_comes_before_what_makes_it_late(tmp_path):
+    """Rank 1 runs code of its own for 20 ms in every step, and rank 0 for 12: it waits for 8 ms."""
+    paths = []
+    for rank in range(2):
+        events, ours = [], 12_000 + 8_000 * rank
+        for i in range(4):
+            start = 50_000 * i
+            events.append(step(i + 1, start, 50_000))
+            events.append(event("aten::mm", start + ours, 20_000))
+            events.append(event("c10d::allreduce_", start + ours + 20_000, 1000, **{"External id": i + 1}))
+            events.append(event("gloo:all_reduce", start + ours + 20_000, 30_000 - ours, "user_annotation", thread=2))
+        one = {"distributedInfo": {"rank": rank, "world_size": 2}, "hostInfo": {"boot_id": "a"}}
+        paths.append(write_trace(tmp_path / f"rank{rank}.json", *events, **one))
+    found, _ = analyze_all(paths)
+    for _, document in found:
+        assert document["ranks"]["straggler"] == 1
+        assert document["headline"]["finding"].startswith("Rank 1 holds up the others")

@@ -316,3 +316,43 @@ def test_a_share_of_a_roof_is_of_what_a_kernel_must_do(tmp_path):
     assert row["tflops"] == pytest.approx(full / 1e9)
     assert row["unmasked_tflops"] == pytest.approx(full / 1e9 * 4097 / 8192)
     assert row["share_of_roof"] == pytest.approx(row["unmasked_tflops"] / 989.4, rel=1e-3)
+
+
+CONVOLVED = [[16, 64, 56, 56], [64, 64, 3, 3]]
+
+
+def fallback_step(inner, values=None, types=("float", "float")):
+    """A convolution of 5 ms in PyTorch's own fallback, whose inputs only its callers have."""
+    dims = {"Input Dims": [*CONVOLVED, [], [], [], []], "Input type": [*types, "", "", "", ""]}
+    caller = dims | ({"Concrete Inputs": values} if values else {})
+    thnn = dims | ({"Concrete Inputs": ["", "", "[3, 3]", "", *values[3:5]]} if values else {})
+    return [
+        step(1, 0, 6000),
+        event("aten::conv2d", 0, 5000, **caller),
+        event("aten::thnn_conv2d", 5, 4990, **thnn),
+        event(inner, 10, 4980),
+        event("aten::relu_", 5100, 400, **{"Input Dims": [[16, 64, 54, 54]], "Input type": ["float"]}),
+    ]
+
+
+def test_a_convolution_without_inputs_takes_those_of_its_caller(tmp_path):
+    flops = 2 * 16 * 64 * 54 * 54 * 64 * 9
+    values = ["", "", "", "[1, 1]", "[0, 0]", "[1, 1]", "1"]
+    analysis = analysis_of(trace_of(tmp_path, *fallback_step("aten::_slow_conv2d_forward", values)))
+    rows = {row["name"]: row for row in analysis["operators"]}
+    assert (rows["aten::_slow_conv2d_forward"]["flops"], rows["aten::conv2d"]["flops"]) == (flops, None)
+    [rate] = analysis["shape_rates"]
+    assert (rate["name"], rate["tflops"]) == ("aten::_slow_conv2d_forward", pytest.approx(flops / 4.98e-3 / 1e12))
+    assert (analysis["verdict"]["bound"], analysis["verdict"]["strength"]) == ("compute", "is")
+    assert "most of it in aten::_slow_conv2d_forward" in analysis["headline"]["finding"]
+    assert "oneDNN" in analysis["headline"]["next"]
+
+
+def test_a_convolution_whose_stride_is_not_recorded_has_limits(tmp_path):
+    """Its FLOPs are not known; with the least that they can be it is still limited by arithmetic."""
+    analysis = analysis_of(trace_of(tmp_path, *fallback_step("aten::_slow_conv2d_forward")))
+    [rate] = analysis["shape_rates"]
+    assert (rate["at_most"], analysis["operators"][0]["flops"]) == (True, None)
+    assert analysis["verdict"]["bound"] == "compute" and analysis["verdict"]["shares"]["unexplained"] < 0.01
+    limits = cost("aten::mkldnn_convolution", [[1, 1, 8, 8], [1, 1, 3, 3]], ["float"] * 2, None)
+    assert (limits.flops, limits.at_least_flops, limits.most_flops) == (None, 2 * 9 * 2 * 2, 2 * 9 * 64)

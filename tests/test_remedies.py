@@ -217,3 +217,16 @@ def test_overhead_beside_what_is_fused_is_in_its_bound(tmp_path):
     found = proposals(tmp_path, step(1, 0, 1000), event("aten::mm", 10, 80), *norm, event("aten::mm", 700, 290))
     assert found["fused norm"]["share"] == pytest.approx(0.4 + 0.01 + 4 * 0.05)
     assert found["fused norm"]["speedup_bound"] == pytest.approx(1 / (1 - 0.61))
+
+
+def test_unaligned_matmuls_without_shapes_on_an_unknown_device(tmp_path):
+    """Neither their FLOPs nor a peak is known: their time is told, and no rate."""
+    kernel = "void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_f16_256x128_32x3_nn_align1>"
+    events = gpu_step(*((event("aten::mm", 0, 4), 5 + 100 * i, 100, kernel) for i in range(9)))
+    unknown = {
+        "deviceProperties": [{"id": 0, "name": "NVIDIA GeForce RTX 3060 Ti", "computeMajor": 8, "computeMinor": 6}]
+    }
+    analysis = analysis_of(trace_of(tmp_path, *events, **unknown))
+    [found] = [row for row in analysis["opportunities"] if row["name"] == "aligned matmuls"]
+    assert (found["speedup_estimate"], "TFLOP/s" in found["finding"] + found["basis"]) == (None, False)
+    assert analysis["gpu_timeline"]["busy_ms"] == pytest.approx(0.9)

@@ -643,3 +643,14 @@ def test_existing_traces_are_read_without_training(tmp_path, profiler):
     (tmp_path / "nothing").mkdir()
     code, out = profiler("--analyze-existing", "nothing")
     assert (code, out.count("\n")) == (1, 1)
+
+
+def test_what_repeats_from_the_first_event_to_the_last_is_a_step(tmp_path):
+    """Nothing tells where a step ends but that nothing else happens; layers have an embedding before them."""
+    names = "normal_ addmm clamp_min addmm mean mm mm mm add_".split()
+    loop = [event(f"aten::{name}", 1000 * i, 990) for i, name in enumerate(names * 12)]
+    found = link(trace_of(tmp_path, *loop))
+    assert (len(found.steps), found.steps_are_marked) == (12, True)
+    assert (found.steps["end"] - found.steps["start"]).tolist() == pytest.approx([9000] * 11 + [8990])
+    for extra in (event("aten::embedding", -1000, 990), event("aten::nll_loss", 200_000, 990)):
+        assert not link(trace_of(tmp_path, *loop, extra)).steps_are_marked

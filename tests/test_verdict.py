@@ -241,3 +241,16 @@ def test_a_run_of_this_machine_is_known_where_the_metadata_of_torch_leave_out_it
     """2.13.0 for 2.13.0+cu130: measured peaks would not be used."""
     monkeypatch.setattr("harness.machine.environment.version_of", lambda package: "2.13.0")
     assert ran_here({"environment": describe_environment(torch.device("cpu"))})
+
+
+def test_a_kernel_that_no_rule_knows_is_unclassified(tmp_path):
+    """Neither arithmetic nor bandwidth is known to limit it, on a GPU and on a CPU."""
+    unknown = (event("mylib::frobnicate", 0, 4), 20, 4000, "my_custom_kernel_v7")
+    analysis = analysis_of(trace_of(tmp_path, *gpu_step(unknown, length=4100), **H100_PROPERTIES))
+    verdict = analysis["verdict"]
+    assert (verdict["bound"], verdict["shares"]["memory"]) == ("gpu", 0)
+    assert verdict["unclassified_share"] == verdict["unknown_kind_share"] == pytest.approx(4000 / 4100, rel=0.01)
+    assert "kernels of unknown kind" in trust_text(analysis)
+    on_cpu = analysis_of(trace_of(tmp_path, step(1, 0, 1000), event("mylib::frobnicate", 10, 980)))
+    assert (on_cpu["verdict"]["bound"], on_cpu["verdict"]["shares"]["memory"]) == ("undecided", 0)
+    assert "operators of unknown kind" in trust_text(on_cpu)

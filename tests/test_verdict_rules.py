@@ -168,7 +168,14 @@ def test_communication_is_told_by_what_it_is(tmp_path):
 
 def test_the_rank_that_waits_least_decides_for_all():
     own = {"bound": "communication", "shares": {"communication": 1.0}, "trustworthy": True, "rules": []}
-    told = {"strength": "between", "runner_up": "compute", "because": "so", "line": "between", "rules": [1]}
+    told = {
+        "strength": "between",
+        "runner_up": "compute",
+        "because": "so",
+        "line": "between",
+        "rules": [1],
+        "trustworthy": True,
+    }
     found = judged_as(own, told | {"bound": "memory", "shares": {"memory": 1.0}}, 3)
     assert (found["bound"], found["strength"], found["runner_up"], found["rules"]) == (
         "memory",

@@ -115,7 +115,7 @@ def aligned_matmuls(evidence: Evidence) -> Found:
     if likely is not None:
         basis += f"; estimate: at {rate / 1e6:,.0f} TFLOP/s, which aligned matmuls reach"
     finding = f"Matmuls of unaligned dimensions take {evidence.share(us)} of the step"
-    if flops:
+    if flops and us:
         finding += f" at {flops / us / 1e6:,.0f} TFLOP/s"
     how = "pad the dimension that is no multiple of 8 to one: vocabulary, hidden width, classes"
     text = evidence.described(rows)

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.attribution.ledger import IDLE_CAUSES, KINDS, cut_to, idle_by_cause, ledger, of_steps, owners
-from analysis.trace.links import AttributedLinks
+from analysis.trace.links import AttributedLinks, Links
 from harness.base.sections import Section
 from harness.base.tables import Column, column
 from harness.base.text import significant
@@ -67,10 +67,19 @@ def gpu_timelines(links: AttributedLinks, two_clocks: str | None) -> dict:
     return out | {"idle_by_cause": causes, "idle_of_step_ms": of_step, **queue(links)}
 
 
+def launched_events(links: Links) -> pd.DataFrame:
+    """The rows of links.gpu whose launch call is in the trace, in the order of their launches.  Copies and memory sets
+    fill the queue, too.  Of a replayed graph, which one call launches as a whole, only the first event to begin."""
+    events = links.gpu[(links.gpu["call"] >= 0).to_numpy()].sort_values(["launched", "start"], kind="stable")
+    later_of_graph = events["of_graph"].to_numpy(bool) & events["call"].duplicated().to_numpy()
+    return events[~later_of_graph]
+
+
 def queue(links: AttributedLinks) -> dict:
-    """Launch delay: us from a kernel's launch call to its start.  Queue depth: events launched but not yet started."""
-    events = links.gpu[(links.gpu["call"] >= 0).to_numpy()]  # copies and memory sets fill the queue, too
-    kernels = events[(events["kind"] == "kernel").to_numpy()]
+    """Launch delay: us from a kernel's launch call to its start.  Queue depth: events launched but not yet started.  A
+    graph counts once in both."""
+    events = launched_events(links)
+    kernels = events[(events["kind"] == "kernel").to_numpy() | events["of_graph"].to_numpy(bool)]
     if kernels.empty:
         return {"launch_delay_us": None, "queue_depth": None}
     launched, began = np.sort(events["launched"].to_numpy()), np.sort(events["start"].to_numpy())

@@ -35,9 +35,11 @@ import pandas as pd
 from analysis.attribution.collectives import collectives_of
 from analysis.attribution.components import BETWEEN, IDLE, OVERHEAD, UNATTRIBUTED, views_and_metadata
 from analysis.attribution.intervals import Slices, innermost, merged, slices_of
+from analysis.attribution.once import few_of, occasional
 from analysis.trace.links import LATENCY_US, OPERATOR, AttributedLinks, cached_on_links
-from analysis.trace.tables import different_pairs, has_role, take_or
+from analysis.trace.tables import by_name, different_pairs, has_role, take_or
 from analysis.vocabulary import roles
+from analysis.vocabulary.calls import pins_host_memory
 from analysis.vocabulary.operators import operator_class
 from harness.base.text import read_ini
 
@@ -50,6 +52,8 @@ HOST_CODE_US = 1e3
 # Calls that do not wait take microseconds, and tens of them where they load a kernel (332 ms and 19.6 s were seen) or
 # where the queue is full, while the GPU works.
 START_UP_US, LOADING_US = 5e3, 1e3  # of any call, and of one that is the first to launch a kernel of this name
+# Libraries create their context in a call that seems to be of memory, as cudaFree(0) is; freeing takes milliseconds.
+CONTEXT_US = 50e3
 SET_UP_US = 1e6  # of code of the program before the first event of the GPU: models are built, and files read
 IDLE_CAUSES = dict(read_ini(Path(__file__).with_suffix(".ini"))["idle causes"])  # what each means
 STEPS_DIFFER = 0.1  # of the GPU's work: steps that are shorter than it by more are those of something else
@@ -67,13 +71,16 @@ BENEATH[0] = NOTHING
 def ledger(links: AttributedLinks) -> pd.DataFrame:
     """A row for each slice of the trace, in order, none overlapping another.
 
-    start, end, us; step: row of links.steps, -1 outside of them; of_steps; rank (-1: unknown); where: stream or thread;
-    state: working, waiting (for another thread, data, other ranks, a collective of the host) or idle; cause: of CAUSES,
-    nothing where it works; kind: of KINDS, or idle; component, phase, category, class; operator: row of links.host, or
-    -1; event: row of links.gpu, else of links.host, of the owner or, for idle time of a GPU, of the event that follows,
-    or -1; collective: row of collectives_of(links).events that it belongs to, or -1; overlaps: what runs beneath it.
+    start, end, us; step: row of links.steps, -1 outside of them; of_steps; apart: within the steps,
+    but what only few of them do; rank (-1: unknown); where: stream or thread; state: working,
+    waiting (for another thread, data, other ranks, a collective of the host) or idle; cause: of
+    CAUSES, nothing where it works; kind: of KINDS, or idle; component, phase, category, class;
+    operator: row of links.host, or -1; event: row of links.gpu, else of links.host, of the owner
+    or, for idle time of a GPU, of the event that follows, or -1; collective: row of
+    collectives_of(links).events that it belongs to, or -1; overlaps: what runs beneath it.
     """
     slices = gpu_slices(links) if links.on_gpu else host_slices(links)
+    slices = without_occasional(links, slices)
     kind, cause, collective = (slices[name].to_numpy() for name in ("kind", "cause", "collective"))
     row, rest = slices.pop("owner").to_numpy(), IDLE if links.on_gpu else OVERHEAD
     idle = kind == IDLES
@@ -120,12 +127,71 @@ def as_without_profiler(links: AttributedLinks, unprofiled_ms: float | None) -> 
     return replace(links, idle_left=max(0.0, left) / idle, results=kept)
 
 
+@cached_on_links
+def occasional_times(links: AttributedLinks) -> pd.DataFrame:
+    """The times that are not part of what every step does, as once.occasional() tells them."""
+    return occasional(links, host_code(links))
+
+
+def start_up_slices(links: AttributedLinks) -> pd.DataFrame:
+    """The idle slices of the steps, or apart, that are start-up but no compilation; `where`: the call that takes the
+    time."""
+    slices = ledger(links)
+    in_steps = (slices["of_steps"] | slices["apart"]) & (slices["step"] >= 0)
+    elsewhere = slices_of(occasional_times(links)).at(slices["start"].to_numpy()) < 0
+    found = slices[((slices["cause"] == "start_up") & in_steps & elsewhere).to_numpy()]
+    calls = links.calls[starts_up(links)]
+    call = slices_of(calls).at(found["start"].to_numpy())
+    names = take_or(calls["name"].to_numpy(object), call, "before the first event of the GPU")
+    return found.assign(where=names)
+
+
+def without_occasional(links: AttributedLinks, slices: pd.DataFrame) -> pd.DataFrame:
+    """Slices cut at the occasional times, with the column `apart`: whether they are no part of the
+    steps therefore. Of a GPU these are idle slices, and events that were launched at such a time.
+    Where the trace has a single step, waiting for compilation is start-up."""
+    n, times = len(links.steps), occasional_times(links)
+    spans, rests = slices_of(times), (slices["state"] == RESTS).to_numpy()
+    if len(times):
+        slices = cut_at(slices, spans.edges)
+        rests = (slices["state"] == RESTS).to_numpy()
+    within = spans.at(slices["start"].to_numpy()) >= 0
+    if n == 1:  # all of it is compilation
+        waits = within & rests
+        return slices.assign(apart=False, cause=np.where(waits, NUMBER["start_up"], slices["cause"]))
+    idle = rests if links.on_gpu else np.ones(len(slices), bool)
+    apart = within & idle
+    start_up = rests & (slices["cause"] == NUMBER["start_up"]).to_numpy() & slices["of_steps"].to_numpy()
+    if slices["step"][start_up].nunique() <= few_of(n):
+        apart |= start_up
+    if links.on_gpu and len(times):
+        launched = take_or(links.gpu["launched"].to_numpy(), slices["event"].to_numpy(), np.nan)
+        apart |= ~idle & (spans.at(np.nan_to_num(launched, nan=-np.inf)) >= 0)
+    apart &= slices["of_steps"].to_numpy() & (slices["kind"] != COMMUNICATES).to_numpy()
+    if apart.sum() == slices["of_steps"].sum():
+        apart = np.zeros(len(slices), bool)
+    return slices.assign(apart=apart, of_steps=slices["of_steps"] & ~apart)
+
+
+def cut_at(slices: pd.DataFrame, times: np.ndarray) -> pd.DataFrame:
+    """Disjoint slices in order, each cut at those of these times that are within it."""
+    start, end, times = slices["start"].to_numpy(), slices["end"].to_numpy(), np.unique(times)
+    row = np.searchsorted(start, times, side="right") - 1
+    within = (row >= 0) & (times > start[row]) & (times < end[row])
+    rows, begin = np.append(np.arange(len(slices)), row[within]), np.append(start, times[within])
+    order = np.lexsort((begin, rows))
+    rows, begin = rows[order], begin[order]
+    is_last = np.append(rows[1:] != rows[:-1], True)
+    until = np.where(is_last, end[rows], np.append(begin[1:], np.inf))
+    return slices.iloc[rows].reset_index(drop=True).assign(start=begin, end=until)
+
+
 def left_out(links: AttributedLinks) -> pd.DataFrame:
     """The idle slices of the window that are no part of the steps.  The first event of a stream began more than
     LATENCY_US after its launch, so what was launched on it before the recording was still running.  Or nothing marks
     steps: then waits AT_EDGES are those of a program that was not recorded before, and not after."""
     slices = ledger(links)
-    return cut_to(slices[~slices["of_steps"].to_numpy()], *links.window)
+    return cut_to(slices[~(slices["of_steps"] | slices["apart"]).to_numpy()], *links.window)
 
 
 def capture_share(links: AttributedLinks) -> float:
@@ -339,7 +405,7 @@ def idle_slices(
     of_host = {
         "data": slices_of(links.host, launching(links) & (links.host["phase"] == "data").to_numpy()),
         "communication": collectives,
-        "allocation": slices_of(calls, has_role(calls, roles.ALLOCATION)),
+        "allocation": slices_of(calls, has_role(calls, roles.ALLOCATION) & ~creates_context(links)),
         "synchronization": slices_of(calls, calls["waits"].to_numpy(bool)),
         "start_up": slices_of(calls, starts_up(links)),
         "host_code": host_code(links),
@@ -365,7 +431,19 @@ def starts_up(links: AttributedLinks) -> np.ndarray:
     calls, firsts = links.calls, links.gpu.sort_values("start", kind="stable").drop_duplicates("name")["call"]
     loads = calls["starts_kernel"].to_numpy() & np.isin(np.arange(len(calls)), firsts)
     took = (calls["end"] - calls["start"]).to_numpy()
-    return (took > np.where(loads, LOADING_US, START_UP_US)) & ~has_role(calls, roles.COPY)
+    long = (took > np.where(loads, LOADING_US, START_UP_US)) & ~has_role(calls, roles.COPY, roles.ALLOCATION)
+    return long | creates_context(links)
+
+
+def creates_context(links: AttributedLinks) -> np.ndarray:
+    """Which calls for memory of the device create a context, by how long they take: it happens once, so in one step or,
+    in a trace of one, before half of the GPU's work was launched."""
+    calls, launched = links.calls, np.sort(links.gpu["launched"].dropna().to_numpy())
+    of_device = has_role(calls, roles.ALLOCATION) & ~by_name(calls["name"], pins_host_memory, bool)
+    found = of_device & ((calls["end"] - calls["start"]).to_numpy() > CONTEXT_US)
+    if len(links.steps) > 1:
+        return found & (calls["step"][found].nunique() == 1)
+    return found & (np.searchsorted(launched, calls["start"].to_numpy()) < len(launched) / 2)
 
 
 def launching(links: AttributedLinks) -> np.ndarray:

@@ -6,10 +6,11 @@ import pandas as pd
 from analysis import SORT_KEYS
 from analysis.attribution.components import UNATTRIBUTED
 from analysis.trace.links import AttributedLinks, Links, cached_on_links
-from analysis.trace.nesting import nearest_marked_ancestor
+from analysis.trace.nesting import nearest_marked_ancestor, nearest_marked_caller
 from analysis.trace.tables import by_name, different_pairs, most_frequent, take_or_none
 from analysis.vocabulary.annotations import BATCH
-from analysis.work.operator_costs import Cost, cost
+from analysis.vocabulary.operators import MATMUL_CLASSES
+from analysis.work.operator_costs import Cost, cost, cost_of_called, tells_cost
 from harness.base.sections import Section
 from harness.base.tables import Column, column
 from harness.base.text import count_of, significant
@@ -17,6 +18,32 @@ from harness.base.units import MB
 
 COLUMN_OF = {key: f"{key}_us" if key.endswith(("cpu", "device")) else key for key in SORT_KEYS}
 TIMES = ["self_cpu_us", "cpu_us", "self_device_us", "device_us"]
+
+
+@cached_on_links
+def inputs_of_operators(links: Links) -> tuple[np.ndarray, np.ndarray]:
+    """For each operator the number of its inputs in trace.signatures, or -1, and the row of the operator that has them:
+    its own, or, of a matmul or convolution without any, the caller that called it to do its work."""
+    operators, gpu = links.trace.operators, links.gpu
+    n, signature = len(operators), operators["signature"].to_numpy()
+    kinds, own_rows = operators["named_category"].to_numpy(object), np.arange(n)
+    bare = (signature < 0) & operators["named_category"].isin(MATMUL_CLASSES).to_numpy()
+    if not bare.any() or (signature < 0).all():
+        return signature, own_rows
+    tells = by_name(operators["name"], tells_cost, bool) & (signature >= 0)
+    callers = np.append(tells, np.zeros(len(links.host) - n, bool))
+    caller = nearest_marked_caller(links.host["operator_parent"].to_numpy(), callers)[:n]
+    takes = np.flatnonzero(bare & (caller >= 0))
+    takes = takes[kinds[takes] == kinds[caller[takes]]]
+    # Of several that a caller calls, the one that works longest does what its inputs tell.
+    launcher = gpu["operator"].to_numpy()
+    us = np.bincount(launcher[launcher >= 0], (gpu["end"] - gpu["start"]).to_numpy()[launcher >= 0], minlength=n)
+    work = us if links.on_gpu else links.host["own_us"].to_numpy()[:n]
+    longest = takes[np.lexsort((-work[takes], caller[takes]))]
+    rows = longest[~pd.Series(caller[longest]).duplicated().to_numpy()]
+    found, teller = signature.copy(), own_rows
+    found[rows], teller[rows] = signature[caller[rows]], caller[rows]
+    return found, teller
 
 
 @cached_on_links
@@ -42,7 +69,7 @@ def operator_calls(links: Links) -> pd.DataFrame:
         rows, us = rows[above], us[above]
         device += np.bincount(rows, weights=us, minlength=n)
         rows = parent[rows]
-    codes, signature, above = operators["name"].cat.codes.to_numpy(), operators["signature"].to_numpy(), parent.clip(0)
+    codes, signature, above = operators["name"].cat.codes.to_numpy(), inputs_of_operators(links)[0], parent.clip(0)
     within_name = nested & (codes[above] == codes) if n else np.zeros(0, dtype=bool)
     within_inputs = within_name & (signature[above] == signature)
     call = np.arange(n)
@@ -60,10 +87,19 @@ def costs_of_operators(links: Links) -> tuple[list[Cost], np.ndarray]:
     """The cost of each name and inputs of operators, in the order in which they first appear, and for each operator
     which of them it has."""
     operators, signatures = links.trace.operators, links.trace.signatures
-    names = operators["name"].cat.categories
-    pairs, which = different_pairs(operators["name"].cat.codes.to_numpy(), operators["signature"].to_numpy())
-    told = batches_told(links, which)
-    found = [cost(names[code], *signatures[i], told.get(n)) if i >= 0 else Cost() for n, (code, i) in enumerate(pairs)]
+    names, codes = operators["name"].cat.categories, operators["name"].cat.codes.to_numpy()
+    signature, teller = inputs_of_operators(links)
+    pairs, which = different_pairs(codes, signature)
+    told, found = batches_told(links, which), []
+    first = np.unique(which, return_index=True)[1]  # the first operator of each pair
+    for n, (code, inputs) in enumerate(pairs):
+        row = first[n]
+        if inputs < 0:
+            found.append(Cost())
+        elif teller[row] == row:
+            found.append(cost(names[code], *signatures[inputs], told.get(n)))
+        else:
+            found.append(cost_of_called(names[codes[teller[row]]], *signatures[inputs]))
     return found, which
 
 

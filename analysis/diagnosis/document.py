@@ -8,7 +8,14 @@ from analysis.attribution.collectives import collective_rows, collectives_of, co
 from analysis.attribution.components import attribute
 from analysis.attribution.critical_path import critical_path
 from analysis.attribution.gpu_time import gpu_timelines
-from analysis.attribution.ledger import as_without_profiler, exposed_communication, hidden_communication_us
+from analysis.attribution.ledger import (
+    as_without_profiler,
+    exposed_communication,
+    hidden_communication_us,
+    occasional_times,
+    start_up_slices,
+)
+from analysis.attribution.once import once_rows
 from analysis.attribution.operators import kernel_table, operator_tables
 from analysis.diagnosis.headline import headline
 from analysis.diagnosis.timelines import memory_series, step_timeline
@@ -43,6 +50,8 @@ def operator_analysis(links: Links, summary: dict | None) -> dict:
     document = {"trace": links.trace.path.name, "integrity": trust, "verdict": judged, "steps": steps_document(links)}
     document |= step_breakdown(links) | {"classes": class_times(links)}
     document |= {"reader": who_reads(summary).value, "opportunities": [], "not_here": []}
+    step_ms = document["attribution"]["ms_per_step"]
+    document["once"] = once_rows(links, occasional_times(links), start_up_slices(links), step_ms)
     if trust["trustworthy"]:
         document |= opportunities(links, summary, path["critical_path"] is not None)
     document |= {"gpu_timeline": gpu_timeline, "collectives": rows, "communication": communication}

@@ -1,7 +1,9 @@
 """What pays most?  One finding of a trace in one sentence, what it costs a step, and what to do about it next.
 
-A finding that names its cause, such as a straggler or a synchronization, comes before a kind of change that often
-helps, such as fusion or compilation, unless that saves far more: it is nearer to the line that has to change.
+A finding that names its cause, such as a synchronization, comes before a kind of change that often helps, such as
+fusion or compilation, unless that saves far more: it is nearer to the line that has to change.  A rank that holds up
+the others comes before both, unless they save several times as much: what the judged rank does too long is often why it
+is late.
 """
 
 import re
@@ -10,7 +12,7 @@ from typing import NamedTuple
 from analysis.advice.catalogue import BY_NAME, HOST, KERNELS, KERNELS_AND_LAUNCHES
 from analysis.advice.text import is_disturbed, place_text
 from analysis.advice.who_reads import Reader, Words, the_same
-from analysis.diagnosis.verdict import OF_GPU, RULES, late_host
+from analysis.diagnosis.verdict import MOST, OF_GPU, RULES, late_host
 from analysis.trust.integrity import profile_disturbance_text
 from harness.base.text import shortened, significant
 from harness.documents.schema import because
@@ -63,7 +65,12 @@ CURES = (
     ("step marks overlap", "one profiler at a time, and a file for each rank"),
 )
 QUIET = "close other programs or take a node of your own"
-DECIDING = ("calls", "steps", "shapes", "a warm-up step", "other ranks")  # parts of a recording that a verdict may lack
+DECIDING = ("calls", "steps", "shapes", "other ranks")  # parts of a recording that a verdict may lack
+# What PyTorch does itself where no library can, and how a library can.
+FALLBACK = re.compile("slow_conv|thnn_conv")
+BY_A_LIBRARY = (
+    "let oneDNN do it: torch.backends.mkldnn.is_available(), float32 or bfloat16, no double, no complex numbers"
+)
 
 
 class Finding(NamedTuple):
@@ -77,8 +84,12 @@ class Finding(NamedTuple):
     place: dict | None = None  # in Perfetto
 
     @property
+    def likely_ms(self) -> float:
+        return self.saves_ms * OF_A_BOUND if self.is_bound else self.saves_ms
+
+    @property
     def weight(self) -> float:
-        return self.saves_ms * FAR_MORE**self.nearness * (OF_A_BOUND if self.is_bound else 1.0)
+        return self.likely_ms * FAR_MORE**self.nearness
 
 
 def headline(document: dict) -> dict:
@@ -142,6 +153,11 @@ def recorded_better(document: dict) -> str:
 
 
 def of_verdict(finding: str, what: str, document: dict) -> dict:
+    """The verdict's own sentence; of arithmetic in a fallback, with its name."""
+    fallback = in_fallback(document)
+    if fallback and document["verdict"]["bound"] == "compute":
+        finding += f", most of it in {fallback['name']}, which runs where no library does the convolution"
+        what = BY_A_LIBRARY
     next_step = without_stacks(what, document)
     return {"finding": finding, "saves_ms": None, "at_most": False, "next": next_step, "place": None}
 
@@ -206,7 +222,15 @@ def fits(row: dict, document: dict) -> bool:
     if any(rule["decides"] and rule["rule"] == LATE_HOST for rule in verdict["rules"]):
         return shortens not in (KERNELS, KERNELS_AND_LAUNCHES)
     small = row["saves_ms"] < LARGE_PART * step and verdict["bound"] in ("gpu", *OF_GPU)
+    if small and verdict["bound"] == "compute" and in_fallback(document) and advice and not advice.is_cause:
+        return False
     return not (small and shortens == HOST)
+
+
+def in_fallback(document: dict) -> dict | None:
+    """The operator that takes most of the time, if it is what PyTorch falls back to where no library does the work."""
+    first = next(iter(document["operators"]), None)
+    return first if first and first["share"] >= MOST and FALLBACK.search(first["name"]) else None
 
 
 def communication_cause(about: dict, collectives: list[dict]) -> str:
@@ -224,6 +248,9 @@ def communication_cause(about: dict, collectives: list[dict]) -> str:
 def next_without_finding(document: dict) -> str:
     """What to record where that is what the verdict lacks; else where to look."""
     trust, reader = document["integrity"], reader_of(document)
+    if trust.get("unused_gpu"):
+        unused = trust["unused_gpu"]
+        return f"move model and batches to the GPU, which nothing in this trace used ({unused}): .to('cuda')"
     missing = [row for row in trust["not_recorded"] if row["part"] in DECIDING]
     if missing and document["verdict"]["strength"] != "is":
         return what_to_record(missing[0], reader)

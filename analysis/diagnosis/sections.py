@@ -5,6 +5,7 @@ from analysis.attribution.breakdown import breakdown_section
 from analysis.attribution.collectives import communication_section
 from analysis.attribution.critical_path import path_section
 from analysis.attribution.gpu_time import gpu_section
+from analysis.attribution.once import once_section
 from analysis.attribution.operators import kernel_section, operator_section
 from analysis.diagnosis.headline import headline_place
 from analysis.diagnosis.stragglers import rank_section
@@ -24,7 +25,7 @@ def trace_sections(analysis: dict, others: Named = (), sort: str | None = None) 
     others: names and documents of the traces that were read with it.  sort: the column by which operators are sorted.
     """
     step, operators, kernels = breakdown_section(analysis), operator_section(analysis, sort), kernel_section(analysis)
-    step.parts.append(path_section(analysis))
+    step.parts += [once_section(analysis), path_section(analysis)]
     operators.parts.append(rate_section(analysis))
     kernels.parts.append(duration_section(analysis))
     found = [verdict_section(analysis), step, opportunity_section(analysis), gpu_section(analysis), operators, kernels]

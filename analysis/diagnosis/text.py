@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from analysis.advice.text import best_three
 from analysis.attribution.breakdown import largest_text
 from analysis.attribution.collectives import communication_text
+from analysis.attribution.once import once_text
 from analysis.diagnosis.headline import DECIDING, headline_lines, of_ranks
 from analysis.diagnosis.stragglers import straggler_text
 from analysis.trust.integrity import UNDISTURBED, UNEXPLAINED, UNLINKED_KERNELS, overhead_text, profile_disturbance_text
@@ -24,7 +25,8 @@ def profile_answer(analysis: dict, read_on: str, limit: int = ANSWER_LINES, othe
     trust = analysis["integrity"]
     overhead = trust["profiler_overhead"]
     # Verdict, parts, communication and what to try are of one rank: that which was judged.
-    _, shown = judged_first([("", analysis), *others])[0]
+    traces = judged_first([("", analysis), *others])
+    shown = traces[0][1]
     rank = f"rank {shown['integrity']['rank']}: " * ("rank_judged" in analysis["verdict"])
     first, *then = best_three(shown)
     rows = {"Headline": headline_lines(analysis), "Verdict": analysis["verdict"]["line"]}
@@ -32,12 +34,14 @@ def profile_answer(analysis: dict, read_on: str, limit: int = ANSWER_LINES, othe
         bounds = (f"{name}: {one['verdict']['line'].partition(':')[0]}" for name, one in others)
         rows["Ranks"] = "; ".join([f"not compared: {trust['not_compared']}", *bounds])
     rows |= {
-        "Trust": trust_text(analysis),
+        "Trust": trust_of_ranks(rank, traces),
         "Disturbance": profile_disturbance_text(trust["disturbance"]),
         **({} if overhead["ratio"] is None else {"Profiler overhead": overhead_text(overhead)}),
         "Largest parts": rank + largest_text(shown),
         "Try first": [f"{rank}{first}", *then],
     }
+    if shown.get("once"):
+        rows["Once"] = f"{rank}{'; '.join(map(once_text, shown['once'][:2]))}"
     if shown["communication"]:
         rows["Communication"] = rank + communication_text(shown["communication"])
     if ranks := analysis.get("ranks"):
@@ -46,7 +50,7 @@ def profile_answer(analysis: dict, read_on: str, limit: int = ANSWER_LINES, othe
     if trust["not_recorded"]:
         rows["Not recorded"] = missing_text(trust["not_recorded"])
     told = ("Headline", "Try first", "Read on", "Verdict")
-    optional = ("Not recorded", "Profiler overhead", "Communication", "Ranks")
+    optional = ("Not recorded", "Profiler overhead", "Communication", "Once", "Ranks")
     return [printable(line) for line in answer(rows | {"Read on": read_on}, limit, told, optional)]
 
 
@@ -56,9 +60,23 @@ def judged_first(analyses: Named) -> list[tuple[str, dict]]:
     return sorted(analyses, key=lambda one: one[1]["integrity"]["rank"] != wanted)
 
 
+def trust_of_ranks(rank: str, traces: Named) -> str:
+    """How far the rank that was judged can be trusted, and which others cannot.  rank: its name; '' of a single trace.
+    traces: of all ranks, that of the judged one first."""
+    (_, judged), *others = traces
+    text = rank + trust_text(judged)
+    bad = [str(other["integrity"]["rank"]) for _, other in others if not other["integrity"]["trustworthy"]]
+    if rank and bad:
+        text += f"; NOT trustworthy: rank {', '.join(bad)}"
+    return text
+
+
 def trust_text(analysis: dict) -> str:
     """How far a trace can be trusted, in a word, and why: complete, or 'incomplete: ', 'disturbed: ' and so on."""
     trust, verdict, why = analysis["integrity"], analysis["verdict"], list(analysis["integrity"]["problems"])
+    by_another = trust["trustworthy"] and "rank_judged" in verdict and not verdict["trustworthy"]
+    if by_another:
+        why.append(f"rank {verdict['rank_judged']}, by which all are judged, is not")
     if disturbed := trust["disturbance"]["text"] not in (None, UNDISTURBED):
         why.append("times NOT trustworthy")
     if trust["malformed_events"]:
@@ -69,18 +87,23 @@ def trust_text(analysis: dict) -> str:
     if verdict["shares"]["unexplained"] >= UNEXPLAINED:
         why.append(unexplained_text(analysis))
     linked = trust["kernels_linked_to_an_operator"]
-    if linked is not None and linked < 1 - UNLINKED_KERNELS:
+    outside = trust.get("kernels_launched_outside_operators") or 0.0
+    if linked is not None and linked + outside < 1 - UNLINKED_KERNELS:
         why.append(f"{linked:.1%} of the steps' GPU events linked to operators")
     word = "disturbed" if disturbed else "incomplete" if why else "complete"
-    word = word if trust["trustworthy"] else "NOT trustworthy"
+    word = "NOT trustworthy" if by_another or not trust["trustworthy"] else word
+    if unused := trust.get("unused_gpu"):
+        why.append(f"nothing in it used the GPU ({unused})")
     return f"{word}: {'; '.join(why)}" if why else word
 
 
 def unexplained_text(analysis: dict) -> str:
     """The share of the steps' time of which the verdict cannot tell what limits it, and what is not known of it."""
-    share, idle = analysis["verdict"]["shares"]["unexplained"], analysis["integrity"]["unexplained_share"] or 0.0
-    no_ridge = analysis["verdict"]["thresholds"]["ridge_source"].startswith("unknown")
+    verdict, idle = analysis["verdict"], analysis["integrity"]["unexplained_share"] or 0.0
+    share, unknown = verdict["shares"]["unexplained"], verdict.get("unknown_kind_share", 0.0)
+    no_ridge = verdict["thresholds"]["ridge_source"].startswith("unknown")
     matmuls = "matmuls, no peaks known of the device" if no_ridge else "matmuls without shapes"
-    parts = {matmuls: share - idle, "idle, no event says why": idle}
+    kind = "kernels" if analysis["attribution"]["clock"] == "GPU" else "operators"
+    parts = {matmuls: share - idle - unknown, f"{kind} of unknown kind": unknown, "idle, no event says why": idle}
     why = "; ".join(f"{what} {part:.1%}" for what, part in parts.items() if part >= 0.001)
     return f"{share:.1%} of the steps' time unexplained ({why})"

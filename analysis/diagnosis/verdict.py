@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from analysis.attribution.ledger import IDLE, capture_share, of_steps, us_by
 from analysis.limits.peaks import Ridges
-from analysis.limits.slice_limits import BOUNDS, basis_shares, with_bounds
+from analysis.limits.slice_limits import BOUNDS, basis_shares, of_unknown_kind, with_bounds
 from analysis.trace.links import AttributedLinks
 from analysis.trust.integrity import UNDISTURBED
 from harness.base.sections import Section
@@ -70,6 +70,7 @@ class Facts:
     on_gpu: bool
     missing: str  # what to record
     idle: float = 1.0  # of the GPU, where that is told for steps without the profiler
+    unknown_kind: float = 0.0  # of what is unclassified: not even whether it multiplies is known
 
     def __getitem__(self, names: str | tuple[str, ...]) -> float:
         return sum(self.shares.get(name, 0.0) for name in ([names] if isinstance(names, str) else names))
@@ -224,7 +225,8 @@ def gpu_works(facts: Facts) -> Asked:
         return figures, facts.between(first, second)
     if not facts.on_gpu:  # matmuls of a few GFLOPs per second and core are limited by arithmetic, most of them
         found = facts.decided("compute", "probably", f"the step works for {facts.gpu:.0%}: {split}")
-        return figures, found if facts["compute"] + facts.unclassified >= facts["memory"] + LEAD else None
+        computes = facts["compute"] + facts.unclassified - facts.unknown_kind
+        return figures, found if computes >= facts["memory"] + facts.unknown_kind + LEAD else None
     return figures, facts.decided("gpu", "is", f"the GPU works for {facts.gpu:.0%} of the step: {split}")
 
 
@@ -248,7 +250,7 @@ def two_large(facts: Facts) -> Asked:
 
 def undecided(facts: Facts) -> Asked:
     """none of these: undecided"""
-    because = f"no part leads: {facts.text(*facts.ranked[:3])}"
+    because = f"no part leads: {facts.text(*[name for name in facts.ranked[:3] if facts[name] >= 0.0005])}"
     if unknown := facts.unclassified + facts.unrecorded:
         because += f", and nothing tells what {unknown:.0%} is spent on"
     return facts.text(*facts.ranked[:3]), Decision("undecided", "undecided", f"{because}; {facts.missing}")
@@ -270,6 +272,8 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dic
     total = float(split.sum()) or 1.0
     shares = {name: float(split.get(name, split.iloc[:0]).sum()) / total for name in BOUNDS}
     unrecorded = float(split.get(("unexplained", IDLE), 0.0)) / total
+    unknown = of_unknown_kind(slices, links) & (slices["bound"] == "unexplained").to_numpy()
+    unknown_kind = float(slices["us"].to_numpy()[unknown].sum()) / total
     facts = Facts(
         shares=shares,
         unclassified=max(0.0, shares["unexplained"] - unrecorded),
@@ -284,6 +288,7 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dic
         doubt=trust["unreliable"].get("verdict"),
         lost=trust["disturbance"]["lost_share"] or 0.0,
         on_gpu=links.on_gpu,
+        unknown_kind=unknown_kind,
         missing=what_to_record(trust, None if ridges.of(None) else ridges.source, unrecorded, bool(launches.any())),
     )
     asked = [(rule, *ask(facts)) for rule, ask in RULES.items()]
@@ -299,6 +304,7 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dic
     line = verdict_line(present, facts, notes_on(found, facts, trust))
     verdict = found._asdict() | {"trustworthy": trust["trustworthy"], "line": line, "shares": shares}
     verdict |= {"unclassified_share": facts.unclassified, "unrecorded_idle_share": unrecorded, "basis_shares": basis}
+    verdict |= {"unknown_kind_share": unknown_kind}
     return verdict | {"meaning": BOUNDS, "thresholds": thresholds, "rules": rules}
 
 
@@ -371,7 +377,7 @@ def judged_as(own: dict, judged: dict, rank: int) -> dict:
     of_rank = f"rank {rank}, which waits least for the others"
     told = {key: judged[key] for key in ("bound", "strength", "runner_up", "rules")}
     told |= {key: f"{of_rank}: {judged[key]}" for key in ("because", "line")}
-    return own | told | {"rank_judged": rank}
+    return own | told | {"rank_judged": rank, "trustworthy": judged["trustworthy"]}
 
 
 def rule_section(document: dict) -> Section:

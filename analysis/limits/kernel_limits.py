@@ -10,7 +10,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.operators import costs_of_operators
+from analysis.attribution.operators import costs_of_operators, inputs_of_operators
 from analysis.hardware.datasheets import DATASHEETS
 from analysis.trace.links import AttributedLinks
 from analysis.trace.tables import by_name, different_pairs, take_or
@@ -56,12 +56,17 @@ def ridge_range(ridges, kind: str | None) -> tuple[float, float]:
 def by_shapes(links: AttributedLinks, ridges) -> np.ndarray:
     """What limits each operator, by its inputs; UNKNOWN for what has no FLOPs, or none that shapes determine."""
     operators, (costs, which) = links.trace.operators, costs_of_operators(links)
-    pairs, _ = different_pairs(operators["name"].cat.codes.to_numpy(), operators["signature"].to_numpy())
+    pairs, _ = different_pairs(operators["name"].cat.codes.to_numpy(), inputs_of_operators(links)[0])
     found = np.zeros(len(costs), np.int8)
     for i, ((_, signature), one) in enumerate(zip(pairs, costs, strict=True)):
-        if one.bytes and (flops := one.least_flops if one.flops else one.most_flops):
+        least = one.least_flops if one.flops else one.at_least_flops
+        most = one.least_flops if one.flops else one.most_flops
+        if one.bytes and most:
             low, high = ridge_range(ridges, factor_type(*links.trace.signatures[signature][:2]))
-            found[i] = MEMORY if flops / one.bytes < low else COMPUTE * bool(one.flops and flops / one.bytes >= high)
+            if most / one.bytes < low:
+                found[i] = MEMORY
+            elif least and least / one.bytes >= high:
+                found[i] = COMPUTE
     return found[which] if len(found) else np.zeros(0, np.int8)
 
 

@@ -30,7 +30,10 @@ def device_of(links: Links, summary: dict | None) -> dict:
     if trace.target or summary:
         return trace.target or summary["environment"]["device"]
     used = (one["name"].cat.categories[one["name"].cat.codes.unique()] for one in (trace.launches, trace.gpu))
-    device = with_arch(trace.device, itertools.chain(*used))
+    told = trace.device
+    if not links.on_gpu and not links.calls["starts_kernel"].any():  # the GPU of the machine did not run this
+        told = {"name": "", "version": "", "compute_units": None, "memory_bytes": None}
+    device = with_arch(told, itertools.chain(*used))
     same_maker = trace.named and trace.named["arch"].startswith(device["arch"][:3])
     return trace.named if same_maker and links.on_gpu and not datasheet(device) else device
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from analysis.attribution.gpu_time import launched_events
 from analysis.attribution.operators import costs_of_operators, operator_calls, shapes_text
 from analysis.hardware.ceilings import Ceiling, compute_ceilings
 from analysis.limits.peaks import PATHS, device_of, precision_of, roofs_of
@@ -87,10 +88,10 @@ def kernel_durations(links: Links) -> list[dict]:
 
 
 def queue_over_step(links: Links) -> dict | None:
-    """Kernels, copies and memory sets launched but not started, and how long the latest one has to wait, over the step
-    of median duration."""
-    events = links.gpu[(links.gpu["call"] >= 0).to_numpy()].sort_values("launched")
-    if not (events["kind"] == "kernel").any():
+    """Kernels, copies, memory sets, and graphs as a whole, launched but not started, and how long the latest one has to
+    wait, over the step of median duration."""
+    events = launched_events(links)
+    if not ((events["kind"] == "kernel") | events["of_graph"]).any():
         return None
     which = median_step(links)
     number, first, last = (links.steps[name].iloc[which] for name in ("number", "start", "end"))

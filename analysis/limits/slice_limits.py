@@ -8,8 +8,8 @@ import pandas as pd
 from analysis.attribution.ledger import us_by
 from analysis.limits.kernel_limits import BASES, UNKNOWN, by_shapes, kernel_bounds
 from analysis.trace.links import AttributedLinks
-from analysis.trace.tables import take_or
-from analysis.vocabulary.operators import MATMUL_CLASSES, VECTOR_CLASSES
+from analysis.trace.tables import by_name, take_or
+from analysis.vocabulary.operators import MATMUL_CLASSES, UNKNOWN_KIND, VECTOR_CLASSES, may_compute
 from harness.base.text import read_ini
 
 _TABLES = read_ini(Path(__file__).with_suffix(".ini"))
@@ -32,12 +32,21 @@ def with_bounds(slices: pd.DataFrame, links: AttributedLinks, ridges) -> pd.Data
         basis = np.where(found == UNKNOWN, -1, 0)
     causes = [number.get(BOUND_OF_CAUSE.get(cause), -1) for cause in slices["cause"].cat.categories]
     by_cause, kind = np.array(causes)[slices["cause"].cat.codes], slices["kind"]
-    rules = [kind == "communication", by_cause >= 0, kind == "copy", multiplies]
+    unknown = of_unknown_kind(slices, links)
+    rules = [kind == "communication", by_cause >= 0, kind == "copy", multiplies, unknown]
     of_kernel = np.array([number[name] for name in ("unexplained", "memory", "compute")])[found]
-    bound = np.select(rules, [number["communication"], by_cause, number["memory"], of_kernel], number["memory"])
-    basis = np.where(np.select(rules[:-1], [False] * 3, multiplies & works), basis, -1)
+    of_rules = [number["communication"], by_cause, number["memory"], of_kernel, number["unexplained"]]
+    bound = np.select(rules, of_rules, number["memory"])
+    basis = np.where(np.select(rules[:3], [False] * 3, multiplies & works), basis, -1)
     columns = {"bound": (bound, [*BOUNDS]), "basis": (basis, [*BASES])}
     return slices.assign(**{name: pd.Categorical.from_codes(*of) for name, of in columns.items()})
+
+
+def of_unknown_kind(slices: pd.DataFrame, links: AttributedLinks) -> np.ndarray:
+    """Which slices of the ledger are work of which neither operator nor kernel tells what kind it is."""
+    unknown = ((slices["category"] == UNKNOWN_KIND) & (slices["state"] == "working")).to_numpy()
+    computes = by_name(links.trace.operators["name"], may_compute, bool)
+    return unknown & take_or(computes, slices["operator"].to_numpy(), True)
 
 
 def basis_shares(slices: pd.DataFrame) -> dict[str, float]:

@@ -8,7 +8,17 @@ import numpy as np
 import pandas as pd
 
 from analysis.trace.nesting import operators_around, parents
-from analysis.trace.steps import COVERED, REPEATS, repeated_steps, step_at, whole_steps
+from analysis.trace.steps import (
+    COVERED,
+    FEW_UNFLUSHED,
+    REPEATS,
+    StepApart,
+    incomplete_at_ends,
+    outlying_first,
+    repeated_steps,
+    step_at,
+    whole_steps,
+)
 from analysis.trace.tables import Trace, has_role, steps_between, take_or
 from analysis.vocabulary import roles
 from analysis.vocabulary.roles import Meaning
@@ -46,10 +56,12 @@ class Links:
     # trace.gpu with call (row of launches), operator (row of host), launched, step, of_graph; -1 unknown
     gpu: pd.DataFrame
     calls: pd.DataFrame  # trace.launches with step, starts_kernel, starts_graph, waits
-    steps: pd.DataFrame  # trace.steps; the entire trace as one step if none are marked
+    steps: pd.DataFrame  # those that are judged; the entire trace as one step if none are marked
     steps_are_marked: bool  # or found where the work repeats
     thread: int  # the host thread that ran the steps
     steps_found: str | None = field(default=None, kw_only=True)  # how, where no ProfilerStep marks them
+    unflushed: int = field(default=0, kw_only=True)  # launches at the ends of the trace without a kernel, if few
+    apart: list[StepApart] = field(default_factory=list, kw_only=True)  # steps that are not judged, in order
     idle_left: float = field(default=1.0, kw_only=True)  # of the GPU's idle time, what steps have without the profiler
     results: dict = field(default_factory=dict, repr=False, kw_only=True)  # of functions that are computed once
 
@@ -161,7 +173,51 @@ def link(trace: Trace) -> Links:
     calls["starts_kernel"] &= ~captured(calls)
     gpu = link_gpu(trace, calls, steps)
     calls["waits"] |= held_up(calls, gpu)
-    return Links(trace, host, gpu, calls, steps, marked, step_thread(trace, host), steps_found=found)
+    unflushed = unflushed_launches(calls, gpu)
+    apart, is_first = steps_apart(steps, calls, gpu, unflushed) if marked else (np.zeros(1, bool), False)
+    others = [StepApart(*row, is_first and not i) for i, row in enumerate(steps.itertuples(index=False)) if apart[i]]
+    if others:
+        steps = steps[~apart].reset_index(drop=True)
+        step_of = np.append(np.where(apart, -1, np.cumsum(~apart) - 1), -1)  # and of -1
+        calls["step"], gpu["step"] = step_of[calls["step"]], step_of[gpu["step"]]
+    thread = step_thread(trace, host)
+    return Links(
+        trace, host, gpu, calls, steps, marked, thread, steps_found=found, unflushed=int(unflushed.sum()), apart=others
+    )
+
+
+def unflushed_launches(calls: pd.DataFrame, gpu: pd.DataFrame) -> np.ndarray:
+    """Which calls launched a kernel at the beginning or the end of the trace that was not written, while those between
+    have theirs; none where they are more than a few of all."""
+    starts = np.flatnonzero(calls["starts_kernel"].to_numpy(bool))
+    starts = starts[np.argsort(calls["start"].to_numpy()[starts], kind="stable")]
+    kernels = gpu["correlation"][(gpu["kind"] == "kernel").to_numpy()]
+    answered = np.flatnonzero(calls["correlation"].isin(kernels).to_numpy()[starts])
+    out = np.zeros(len(calls), bool)
+    if len(answered):
+        at_ends = np.append(starts[: answered[0]], starts[answered[-1] + 1 :])
+        out[at_ends] = len(at_ends) <= FEW_UNFLUSHED * len(starts)
+    return out
+
+
+def steps_apart(
+    steps: pd.DataFrame, calls: pd.DataFrame, gpu: pd.DataFrame, unflushed: np.ndarray
+) -> tuple[np.ndarray, bool]:
+    """Which steps are not judged with the others, and whether the first is one because it takes far longer: no others
+    would remain.  Those at an end that lack kernels are left out too."""
+    n, step = len(steps), calls["step"].to_numpy()
+    launches = calls["starts_kernel"].to_numpy(bool) & (step >= 0)
+    kernels = gpu["correlation"][(gpu["kind"] == "kernel").to_numpy()]
+    lost = launches & ~calls["correlation"].isin(kernels).to_numpy() & (len(gpu) > 0)
+    missing, launched, at_end = (np.bincount(step[which], minlength=n) for which in (lost, launches, lost & unflushed))
+    apart = incomplete_at_ends(missing, launched, at_end == missing)
+    # A GPU that runs behind takes as long as its work: how long the host takes to launch it is hidden.
+    of_gpu, us = gpu["step"].to_numpy(), (gpu["end"] - gpu["start"]).to_numpy()
+    busy = np.bincount(of_gpu[of_gpu >= 0], us[of_gpu >= 0], minlength=n)
+    length = np.maximum((steps["end"] - steps["start"]).to_numpy(float), busy)
+    is_first = not apart[0] and outlying_first(length[~apart])
+    apart[0] |= is_first
+    return apart, is_first
 
 
 def held_up(calls: pd.DataFrame, gpu: pd.DataFrame) -> np.ndarray:
@@ -187,7 +243,11 @@ def median_step(links: Links) -> int:
 def unmarked_steps(trace: Trace, host: pd.DataFrame) -> tuple[pd.DataFrame, str | None]:
     """Steps where no event marks them, and how they were found; none if they are not."""
     names, times, between = work_in_order(trace, host)
-    steps, length = repeated_steps(names, times, between)
+    steps, length = repeated_steps(names, times, between, len(trace.gpu) > 0)
+    if len(steps) and trace.gpu.empty and steps["end"].iloc[-1] == times[-1]:  # with the work that begins there
+        steps.loc[steps.index[-1], "end"] = host["end"][
+            (host["operator_parent"] < 0) & (host["kind"] == OPERATOR)
+        ].max()
     # Several within one range or operator are parts of what it does, such as layers.
     ends_in = np.searchsorted(steps["end"], host["end"] + CLOCK_TICK_US, side="right")
     in_one = ends_in - np.searchsorted(steps["start"], host["start"] - CLOCK_TICK_US)
@@ -258,8 +318,9 @@ def link_gpu(trace: Trace, calls: pd.DataFrame, steps: pd.DataFrame) -> pd.DataF
     operators, gpu = trace.operators, trace.gpu
     call = gpu["correlation"].map(first_row_of(calls["correlation"])).fillna(-1).astype(np.int64).to_numpy()
     launched, of_call = take_or(calls["start"], call, np.nan), take_or(calls["step"], call, -1)
-    # In a trace of the GPU alone, steps are in GPU time.
-    step = of_call if len(calls) else step_at(gpu["start"].to_numpy(), steps)
+    # In a trace of the GPU alone, or of one whose launches nothing links to its events, steps are in GPU time.
+    linked = (call >= 0).any() or ((gpu["correlation"] > 0).any() and len(calls) > 0)
+    step = of_call if linked else step_at(gpu["start"].to_numpy(), steps)
     of_graph = take_or(calls["starts_graph"], call, False)
     gpu = gpu.assign(call=call, launched=launched, step=step, of_graph=of_graph)
     return gpu.assign(operator=operators_of(gpu, calls, operators))

@@ -1,5 +1,7 @@
 """Where the steps of a trace are: by their marks, or where its work repeats."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
 
@@ -9,6 +11,12 @@ from analysis.vocabulary import roles
 REPEATS = 3  # of the same work at least make steps
 SAME_LENGTH = 0.02  # by which repetitions may differ in their number of events
 COVERED = 0.5  # of the events, or of the time: what repeats in less of it is not what the program does
+# A first step that takes so many times as long as the others, and no other one half of it, contains what happens once:
+# start-up of the program or of the profiler, the first launch of each kernel.
+OUTLYING, NO_OTHER = 2.0, 0.5
+MISSING_KERNELS = 0.02  # of a step's launches: with more of them a step is incomplete
+FEW_UNFLUSHED = 0.1  # of all launches: so many at an end, whose kernels were not written, leave the others whole
+FEW_STEPS = 0.25  # of the steps: so many incomplete ones at an end leave the others whole
 
 
 def whole_steps(trace: Trace) -> pd.DataFrame:
@@ -27,19 +35,62 @@ def whole_steps(trace: Trace) -> pd.DataFrame:
     return steps.iloc[:-1] if cut else steps
 
 
-def repeated_steps(names: np.ndarray, times: np.ndarray, between: np.ndarray) -> tuple[pd.DataFrame, int]:
+class StepApart(NamedTuple):
+    """A marked or found step that is not judged with the others."""
+
+    number: int
+    start: float  # us
+    end: float
+    is_first: bool  # it takes far longer than the others; else events of it are missing
+
+
+def outlying_first(length_us: np.ndarray) -> bool:
+    """Whether the first of these steps takes far longer than all others; of less than three, nobody can tell."""
+    if len(length_us) < 3:
+        return False
+    first, others = length_us[0], length_us[1:]
+    return bool(first > OUTLYING * np.median(others) and NO_OTHER * first > others.max())
+
+
+def incomplete_at_ends(missing: np.ndarray, launched: np.ndarray, few: np.ndarray) -> np.ndarray:
+    """Which steps at the beginning and the end lack kernels, while the others are whole; none, if these are too few.
+
+    missing, launched: kernels of each step.  few: which of the steps lack only the few of an end of the trace."""
+    lacks = missing > MISSING_KERNELS * launched
+    n, whole = len(lacks), np.flatnonzero(~lacks)
+    out = np.zeros(n, bool)
+    if not len(whole) or not lacks.any():
+        return out
+    ends = np.append(np.arange(whole[0]), np.arange(whole[-1] + 1, n))
+    if len(ends) <= FEW_STEPS * n or few[ends].all():
+        out[ends] = True
+    return out
+
+
+def repeated_steps(names: np.ndarray, times: np.ndarray, between: np.ndarray, on_gpu: bool) -> tuple[pd.DataFrame, int]:
     """Steps where the same work repeats: number, start, end; and how many events one has.  Empty if none does.
 
     names: numbers of the events' names, in the order in which the host began them, at `times`.  between: times of what
-    happens between steps.  A step begins where the first of its events does, and the last ends with its last one.
+    happens between steps.  Steps of a program on a CPU may have nothing between them, if the same repeats from the
+    first event to the last.  A step begins where the first of its events does, and the last ends with its last one.
     """
     first, lengths = longest_repetition(names)
     starts = np.append(times, times[-1:])[first + np.append(0, np.cumsum(lengths))] if len(lengths) else np.zeros(0)
     inside = np.diff(np.searchsorted(np.sort(between), starts))
     if not len(lengths) or np.mean(inside > 0) < 1 - 1 / REPEATS:
-        return pd.DataFrame({"number": [], "start": [], "end": []}), 0
+        length = int(np.median(lengths)) if len(lengths) else len(names)
+        if on_gpu or not is_nothing_else(names, length):
+            return pd.DataFrame({"number": [], "start": [], "end": []}), 0
+        lengths = np.full(len(names) // length, length)
+        starts = np.append(times, times[-1:])[np.append(0, np.cumsum(lengths))]
     steps = pd.DataFrame({"number": np.arange(len(lengths)), "start": starts[:-1], "end": starts[1:]})
     return steps, int(np.median(lengths))
+
+
+def is_nothing_else(names: np.ndarray, length: int) -> bool:
+    """Whether parts of this length are all that there is, in the same order from the first event on: layers have
+    something before and after them, as an embedding and a loss."""
+    return len(names) > REPEATS * length and bool((names[length:] == names[:-length]).all())
 
 
 def longest_repetition(names: np.ndarray) -> tuple[int, np.ndarray]:

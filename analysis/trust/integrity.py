@@ -11,19 +11,26 @@ import pandas as pd
 from analysis.attribution.components import NAMED_RANGES
 from analysis.attribution.intervals import slices_of
 from analysis.attribution.ledger import idle_by_cause, left_out, of_steps
-from analysis.trace.links import CLOCK_TICK_US, OPERATOR, AttributedLinks, Links, cached_on_links, launched_before_trace
-from analysis.trace.steps import step_around
+from analysis.trace.links import (
+    CLOCK_TICK_US,
+    OPERATOR,
+    AttributedLinks,
+    Links,
+    cached_on_links,
+    launched_before_trace,
+    unflushed_launches,
+)
+from analysis.trace.steps import MISSING_KERNELS, step_around
 from analysis.trace.tables import Trace, has_role, take_or
 from analysis.trust.missing_from_trace import missing_lines, not_recorded
 from analysis.vocabulary import roles
 from analysis.vocabulary.annotations import NO_MARKS
 from harness.base.documents import documents_beside
-from harness.base.text import count_of
+from harness.base.text import count_of, shortened
 from harness.documents.schema import unknown
 from harness.documents.trace import NO_SUMMARY
 
 # A healthy trace has the kernel of every launch and the launch of every kernel that began in the window.
-MISSING_KERNELS = 0.02  # of a step's launches
 UNLINKED_KERNELS = 0.05  # of the GPU events whose launch is in the trace
 UNEXPLAINED = 0.05  # of the steps: idle time without a recorded cause, from which on it is told
 LITTLE = 0.01  # of the time of the trace: what shorter steps show says nothing of the program
@@ -34,6 +41,7 @@ BOTH_CLOCKS = ("idle_by_cause", "launch_delay_us", "queue_depth", "step_timeline
 # Sections that distorted times make unreliable.
 SECTIONS_OF_TIMES = ("verdict", "components", "operators", "opportunities")
 UNDISTURBED = "none seen"
+UNFLUSHED = "recording ended before they were written"
 MEASURABLE = 0.05  # by which profiled steps may be faster than others without anything wrong
 
 
@@ -54,15 +62,21 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
     # Copies without any number were requested by the device itself.
     of_host = ((gpu["kind"] == "kernel") | (gpu["correlation"] > 0) | (gpu["external_id"] > 0)).to_numpy() & ~early
     linked = float((gpu["operator"] >= 0)[of_host].mean()) if of_host.any() else None
+    outside = of_host & ((gpu["operator"] < 0) & (gpu["call"] >= 0) & ~gpu["of_graph"]).to_numpy()
+    outside &= links.first_replayed > 0
     has_shapes = bool((trace.operators["signature"] >= 0).any())
 
     found = Findings()
     check_file(found, trace)
     check_steps(found, links, rows)
     check_host(found, links)
-    check_operators(found, links, linked, int(early.sum()))
+    check_operators(found, links, linked, outside, int(early.sum()))
     check_clocks(found, links)
     check_gpu(found, links, summary)
+    unused = unused_gpu(links, summary)
+    if unused:
+        what = f"nothing in the trace used the GPU of this machine ({unused}), so it is judged as a run on the CPU"
+        found.notes.append(f"{what}; of a run that did use it, record its events too: activities=[CPU, CUDA]")
     if note := how_found(links):
         found.notes.append(note)
     if trace.n_malformed:
@@ -81,10 +95,12 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
     out |= {"steps_without_gpu_events": sum(row["gpu_events"] == 0 for row in rows) if links.on_gpu else None}
     out |= {"kernel_launches": int(calls["starts_kernel"].sum())}
     out |= {"launches_without_kernel": launches_without_kernel(rows), "kernels_linked_to_an_operator": linked}
+    out |= {"kernels_launched_outside_operators": float(outside[of_host].mean()) if of_host.any() else None}
     out |= {"gpu_events_launched_before_the_trace": int(early.sum()), **unexplained}
     out |= {"graph_launches": int(calls["starts_graph"].sum()), "graph_events": int(of_graph.sum())}
     out |= {"graph_events_attributed": int(attributed.sum())}
     out |= {"graphs_attributed_through": trace.replayed.where if trace.replayed else []}
+    out |= {"unused_gpu": unused} if unused else {}
     out |= {"rank": trace.rank, "ranks_in_file": trace.ranks_in_file, "world_size": trace.world_size}
     out |= {"shapes_recorded": has_shapes, "stacks_recorded": trace.file.n_frames > 0}
     out |= {"modules_recorded": len(trace.modules) > 0, "not_recorded": missing}
@@ -169,14 +185,22 @@ def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:
         n, numbers = len(incomplete), ", ".join(str(row["number"]) for row in incomplete)
         what = f"{lost} launches have no kernel" if lost else "they have none, or none ran while work was queued"
         found.problems.append(f"GPU events are missing from {n} of {len(rows)} steps ({numbers}): {what}")
+    elif links.unflushed and lost:
+        found.notes.append(f"{lost} kernel launches in the steps have no matching kernel in the trace: {UNFLUSHED}")
     elif lost:
         found.notes.append(f"{lost} kernel launches in the steps have no matching kernel in the trace")
+    for one in links.apart:
+        why = f"kernels of it are missing: {UNFLUSHED}"
+        if one.is_first:
+            why = f"{(one.end - one.start) / 1e3:,.1f} ms on the host, far longer than the others"
+        found.notes.append(f"step {one.number} stands apart, {count_of(len(links.steps), 'step')} judged: {why}")
     kernels = links.gpu[(links.gpu["kind"] == "kernel").to_numpy()].sort_values("start")
     if len(rows) > 1 and rows[0]["kernels"] and not rows[0]["kernels_during"] and kernels["call"].iloc[0] < 0:
         late = (kernels["start"].iloc[0] - links.steps["start"].iloc[0]) / 1e3
         what = f"GPU events begin {late:.1f} ms after the first step, although work was queued"
         found.notes.append(f"{what}: what ran until then, from before the trace, was not recorded")
-    for number in links.trace.steps["number"].iloc[len(links.steps) if links.steps_are_marked else 0 :]:
+    n_judged = len(links.steps) + len(links.apart) if links.steps_are_marked else 0
+    for number in links.trace.steps["number"].iloc[n_judged:]:
         found.notes.append(f"step {number} was marked as recording ended, before any of its work: it is no step here")
     if (shared_us := overlap_us(links.steps)) > CLOCK_TICK_US:
         why = "two profilers were recording, or traces were merged into one whose events tell no rank"
@@ -211,15 +235,18 @@ def check_host(found: Findings, links: AttributedLinks) -> None:
         found.notes.append(f"no operator began in {count_of(len(empty), 'step')}: {', '.join(map(str, empty))}")
 
 
-def check_operators(found: Findings, links: Links, linked: float | None, early: int) -> None:
-    """Which GPU events belong to an operator.  early: how many were launched before the trace began."""
+def check_operators(found: Findings, links: Links, linked: float | None, outside: np.ndarray, early: int) -> None:
+    """Which GPU events belong to an operator.  outside: those that were launched outside of any, as extensions do.
+    early: how many were launched before the trace began.
+
+    What no operator launched has run all the same: it counts in the verdict, by the names of kernels."""
     gpu, n_operators = links.gpu, links.first_replayed
     launches, graphs = int(links.calls["starts_kernel"].sum()), int(links.calls["starts_graph"].sum())
     if n_operators and linked is not None and linked < 1 - UNLINKED_KERNELS:
         why = f"{1 - linked:.0%} of the GPU events of the steps are linked to no operator"
         found.unreliable |= {"components": why, "operators": why}
         if graphs == 0:
-            found.problems.append(why)
+            found.notes.append(unlinked_text(gpu, outside, why))
     if links.on_gpu and not n_operators:
         what = "only GPU events, no operators: what launched the kernels, and why the GPU was idle, is unknown"
         of_ranges = "no operators: kernels belong to the program's ranges around calls"
@@ -233,6 +260,19 @@ def check_operators(found: Findings, links: Links, linked: float | None, early: 
         check_graphs(found, links, graphs)
     if launches and not links.on_gpu:
         found.problems.append(f"kernels were launched ({launches}), but the trace has no GPU events")
+
+
+def unlinked_text(gpu: pd.DataFrame, outside: np.ndarray, why: str) -> str:
+    """How much of the GPU's time belongs to no operator, and which kernels take most of it."""
+    us = (gpu["end"] - gpu["start"]).to_numpy()
+    unlinked = (gpu["operator"] < 0).to_numpy()
+    longest = pd.Series(us[unlinked]).groupby(gpu["name"].to_numpy(object)[unlinked]).sum().nlargest(3).index
+    names = ", ".join(map(shortened, longest))
+    share = us[unlinked].sum() / us.sum() if us.sum() else 0.0
+    how = "an extension or the program itself launched them"
+    if outside.sum() < unlinked.sum() / 2:
+        how = "their launches are not in the trace"
+    return f"{why}, {share:.1%} of the GPU events' time: {how}: {names}"
 
 
 def check_graphs(found: Findings, links: Links, launches: int) -> None:
@@ -267,16 +307,35 @@ def check_clocks(found: Findings, links: Links) -> None:
 
 
 def check_gpu(found: Findings, links: Links, summary: dict | None) -> None:
-    """No GPU events although the run used a GPU or, without its summary, although the trace names one."""
+    """No GPU events although the run used a GPU, by its summary or by what its operators and memory tell.  That the
+    machine has one, which the trace names, does not say that the run used it."""
     for kind, n in links.trace.file.unread.items():
         what = f"{n} events of an accelerator are in a category that is not known here, {kind}, and are missing below"
         (found.notes if n <= UNLINKED_KERNELS * len(links.gpu) else found.problems).append(what)
-    if links.on_gpu:
+    if links.on_gpu or links.calls["starts_kernel"].any():  # kernels that were launched: check_operators() tells
         return
     name = links.trace.device["name"]  # also in the trace of a CPU run on a machine with a GPU
-    device = summary["environment"]["device"] if summary else {"type": "cuda" if name else "cpu", "name": name}
+    device = summary["environment"]["device"] if summary else {"type": "cpu", "name": name}
+    if summary is None and used_gpu(links):
+        device |= {"type": "cuda", "name": name or "its operators are those of one"}
     if device["type"] == "cuda":
         found.problems.append(f"the run used a GPU ({device['name']}), but the trace has no GPU events")
+
+
+def used_gpu(links: Links) -> bool:
+    """Whether a trace without GPU events has operators or collectives of a GPU's libraries, its memory, or calls that
+    start work on it.  A wait tells nothing: the profiler itself waits for the GPU as it ends."""
+    trace = links.trace
+    in_libraries = has_role(trace.operators, roles.OF_GPU_LIBRARY).any()
+    communicates = has_role(trace.annotations, roles.ENQUEUED_COLLECTIVE).any()
+    starts_work = has_role(trace.launches, *roles.STARTS_WORK).any()
+    return bool(in_libraries or communicates or starts_work or trace.memory["on_gpu"].any())
+
+
+def unused_gpu(links: Links, summary: dict | None) -> str:
+    """The GPU that a trace of a run on the CPU names; "" if it names none, or the run used it."""
+    used = links.on_gpu or summary is not None or links.calls["starts_kernel"].any() or used_gpu(links)
+    return "" if used else links.trace.device["name"]
 
 
 def launches_without_kernel(rows: list[dict]) -> int:
@@ -307,7 +366,9 @@ def step_rows(links: Links) -> list[dict]:
     rows = {"number": steps["number"].astype(int), "duration_ms": (steps["end"] - steps["start"]) / 1e3}
     rows |= {"gpu_events": events, "kernels_during": during, "kernels": of_kernels}
     rows |= {"kernel_launches": launched, "kernels_of_launches": answered}
-    rows |= {"incomplete": idle | (launched - answered > MISSING_KERNELS * launched)}
+    few = starts & unflushed_launches(calls, gpu)
+    at_ends = np.bincount(calls.loc[few, "step"], minlength=n)
+    rows |= {"incomplete": idle | (launched - answered - at_ends > MISSING_KERNELS * launched)}
     found = pd.DataFrame(rows).to_dict("records")
     return found if one_clock else [row | {"kernels_during": None} for row in found]
 

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from analysis.attribution.components import OPERATOR_KINDS
 from analysis.trace.links import AttributedLinks
 from harness.base.sections import Section
@@ -17,8 +15,6 @@ recorder = torch.profiler.profile(on_trace_ready=torch.profiler.tensorboard_trac
 recorder.start()  # before the first step, on every rank
 {data}recorder.step()  # after each step; the 12th writes into the folder `traces`"""
 NAMED_DATA = 'with torch.profiler.record_function("data"): batch = next(batches)  # where a step fetches its batch\n'
-
-START_UP = 2.0  # times the median of the other steps: a first step this long contains the profiler's own start-up
 
 
 # What a recording should contain, by its name.
@@ -40,7 +36,6 @@ def not_recorded(links: AttributedLinks, summary: dict | None) -> list[dict[str,
     a single trace cannot tell: traces.note_missing_ranks() adds them.
     """
     marked, n = links.steps_are_marked and links.steps_found is None, len(links.steps)
-    times = (links.steps["end"] - links.steps["start"]).to_numpy()
     of_ours = summary is not None
     command = links.trace.file.command  # of a system profiler
     has_operators = command or len(links.trace.operators) > 0  # else it is of a GPU alone, which has none of these
@@ -48,7 +43,7 @@ def not_recorded(links: AttributedLinks, summary: dict | None) -> list[dict[str,
         "calls": command and links.on_gpu and links.calls.empty,
         "steps": not marked,
         "more than one step": marked and n == 1,
-        "a warm-up step": not of_ours and marked and n > 2 and times[0] > START_UP * np.median(times[1:]),
+        "a warm-up step": not of_ours and any(one.is_first for one in links.apart),
         "shapes": has_operators and not (links.trace.operators["signature"] >= 0).any(),
         "parts of the model": has_operators and links.source == OPERATOR_KINDS,
         "waiting for data": has_operators and not (links.host["phase"] == "data").any(),

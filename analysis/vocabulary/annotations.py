@@ -11,6 +11,8 @@ from analysis.vocabulary.roles import Meaning, table
 STEP_MARK = "ProfilerStep"  # the usual marks of steps
 NO_MARKS = f"no {STEP_MARK} marks"  # for messages
 RANGES = table("ranges")  # role and phase by pattern
+SELDOM = table("seldom")  # what a range is for that few steps have, by pattern
+_COMPILES = re.compile(r"\(dynamo_timed\)$")
 # A batch of vLLM or SGLang: sums over its sequences of the lengths of queries and keys, their squares and products.
 _SUMS = r"\(sq(\d+)sk(\d+)sqsq(\d+)sqsk(\d+)\)"
 BATCH = re.compile(rf"execute_\d+_context_\d+{_SUMS}_generation_\d+{_SUMS}")
@@ -35,3 +37,13 @@ def range_meaning(name: str) -> Meaning:
 def module_meaning(name: str) -> Meaning:
     """`about`: its class; 'nn.Module: BertOutput_3' has the number of the module."""
     return Meaning(roles.MODULE, category(name), about=name.removeprefix(MODULE_PREFIX).rsplit("_", 1)[0])
+
+
+def compiles(name: str) -> bool:
+    """Whether a compiler of PyTorch is at work in it: it names its own parts so."""
+    return _COMPILES.search(name) is not None
+
+
+def seldom_kind(name: str) -> str | None:
+    """What a range that few steps have is for: of SELDOM; None: its name does not tell."""
+    return next((kind for pattern, kind in SELDOM.items() if re.search(pattern, name, re.IGNORECASE)), None)

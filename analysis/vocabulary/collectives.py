@@ -6,7 +6,9 @@ _KINDS = "all_reduce all_gather reduce_scatter all_to_all broadcast barrier send
 UNKNOWN = "unknown"
 KINDS = (*_KINDS.split(), UNKNOWN)
 # Kinds by the letters of a name: of an operator, of a range, or of a kernel such as ncclDevKernel_AllReduce_Sum_f32.
+# Expert parallelism sends tokens to the ranks of their experts, and back, after a notice of how many there are.
 KIND_OF_LETTERS = {"crossdevicereduce": "all_reduce"} | {kind.replace("_", ""): kind for kind in KINDS}
+KIND_OF_LETTERS.update(dict.fromkeys(("notify", "dispatch", "combine", "a2a"), "all_to_all"))
 
 
 def collective_kind(name: str) -> str:

@@ -8,13 +8,18 @@ from analysis.vocabulary.collectives import UNKNOWN, collective_kind
 from analysis.vocabulary.roles import Meaning, table
 
 CATEGORY_PATTERNS = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in table("categories").items()}
-CATEGORIES = (*CATEGORY_PATTERNS, "other")
+UNKNOWN_KIND = "other"  # the category of what no pattern knows
+CATEGORIES = (*CATEGORY_PATTERNS, UNKNOWN_KIND)
 # Kernels from torch.compile are named after all operators in them; their kind comes first.
 _GENERATED = re.compile(r"(?:graph_\d+_)?(?:triton_)?(cpp|poi|red|per|tem)_fused")
 _GENERATED_KIND = {"red": "reduction", "per": "reduction", "tem": "matmul"}
 COMPILED = "Torch-Compiled|CompiledFunction|triton_"  # in names that only a compiled program has
 MATMUL_CLASSES = ("matmul", "attention", "convolution")  # matmuls: may be compute-bound
 VECTOR_CLASSES = ("optimizer", "normalization", "reduction", "element-wise")  # other arithmetic
+
+_ARITHMETIC = re.compile(
+    "linalg|fft|cholesky|_svd|_qr|(?<!re)solve|inverse|_det|lu_|lstm|gru|rnn|cdist|ctc_loss|cross$"
+)
 
 OPERATORS = table("operators")  # role by pattern
 BYTES_OF = {name: int(size) for name, size in table("bytes of an element").items()}
@@ -30,7 +35,7 @@ def category(name: str) -> str:
     """Of CATEGORIES, that of an operator or kernel."""
     if generated := _GENERATED.match(name):
         return _GENERATED_KIND.get(generated[1], "element-wise")
-    return next((kind for kind, pattern in CATEGORY_PATTERNS.items() if pattern.search(name)), "other")
+    return next((kind for kind, pattern in CATEGORY_PATTERNS.items() if pattern.search(name)), UNKNOWN_KIND)
 
 
 def operator_class(phase: str | None, kind: str) -> str:
@@ -49,6 +54,12 @@ def operator_role(name: str) -> str | None:
 def is_of_pytorch(name: str) -> bool:
     """Whether a compiler of PyTorch knows the operator: those of engines and extensions are what they are."""
     return name.startswith("aten::")
+
+
+def may_compute(name: str) -> bool:
+    """Whether an operator of no known category may be one that arithmetic limits.  Those of PyTorch do what the
+    patterns know, or move data, but for linear algebra, transforms and recurrent networks."""
+    return not is_of_pytorch(name) or _ARITHMETIC.search(name) is not None
 
 
 def is_view_or_metadata_op(name: str) -> bool:

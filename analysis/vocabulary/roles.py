@@ -19,6 +19,7 @@ COLLECTIVE_RANGE, ENQUEUED_COLLECTIVE = "collective range", "enqueued collective
 # Roles of operators
 NODE, NODE_FUNCTION, ACCUMULATION = "backward node", "function of a backward node", "gradient accumulation"
 VIEW, COLLECTIVE, SCALAR_READ = "view", "collective", "read of a scalar"
+OF_GPU_LIBRARY = "of a library of GPUs"
 FUSED_UPDATE, FOREACH = "fused update of weights", "foreach"  # one kernel for many tensors, or one operator
 # Roles of calls of a GPU's runtime or driver, and of what runs on a GPU
 LAUNCH, GRAPH_LAUNCH, COPY, BLOCKING_COPY, SET = "kernel launch", "graph launch", "copy", "blocking copy", "memory set"

@@ -28,9 +28,10 @@ class Cost:
 
     flops: int | None = None
     bytes: int | None = None  # inputs read and outputs written once
-    most_flops: int | None = None  # an upper limit of attention over packed sequences, whose lengths are not recorded
+    most_flops: int | None = None  # an upper limit, of what not all is recorded: lengths of packed sequences, strides
     keys: int | None = None  # of each query at most, where that is not all of them: packed sequences, windows
     unmasked_flops: int | None = None  # of attention
+    at_least_flops: int | None = None  # a lower limit where `flops` is not known
 
     @property
     def least_flops(self) -> int | None:
@@ -63,8 +64,7 @@ def cost(name: str, shapes: list, types: list | None, values: list | None, batch
         sizes = [BYTES_OF.get(kind) for kind in types or [None] * len(shapes)]  # PyTorch 1.8 records no types
         if base in _FORMULAS:
             formula, names = _FORMULAS[base]
-            recorded = (dict(zip(names, of_all, strict=False)) for of_all in (shapes, sizes, values or []))
-            inputs = Inputs(*recorded, names)
+            inputs = named_inputs(names, shapes, sizes, values)
             if formula in (attention_cost, untold_attention_cost) and (sums := BATCH.match(batch or "")):
                 return batch_attention_cost(inputs, formula, *map(int, sums.groups()))
             return formula(inputs)
@@ -73,6 +73,29 @@ def cost(name: str, shapes: list, types: list | None, values: list | None, batch
     except (LookupError, TypeError, ValueError):  # shapes that no operator of this name takes
         pass
     return Cost()
+
+
+def tells_cost(name: str) -> bool:
+    """Whether an operator calls one that does the work, so that its inputs tell the cost of that."""
+    return name.removeprefix("aten::") in _CALLERS and name.startswith("aten::")
+
+
+def cost_of_called(name: str, shapes: list, types: list | None, values: list | None) -> Cost:
+    """The cost of the one operator that an operator calls to do its work, by the inputs of the caller, of this name."""
+    if not all(map(is_shape, shapes)):
+        return Cost()
+    formula, names = _CALLERS[name.removeprefix("aten::")]
+    sizes = [BYTES_OF.get(kind) for kind in types or [None] * len(shapes)]
+    try:
+        return formula(named_inputs(names, shapes, sizes, values))
+    except (LookupError, TypeError, ValueError):  # shapes that no operator of this name takes
+        return Cost()
+
+
+def named_inputs(names: list[str], shapes: list, sizes: list[int | None], values: list | None) -> Inputs:
+    """sizes: bytes of an element of each input."""
+    recorded = (dict(zip(names, of_all, strict=False)) for of_all in (shapes, sizes, values or []))
+    return Inputs(*recorded, names)
 
 
 def factor_type(shapes: list, types: list | None) -> str | None:
@@ -112,7 +135,12 @@ def scaled_matmul_cost(inputs: Inputs) -> Cost:
 def convolution_cost(inputs: Inputs) -> Cost:
     """x [N, C, *size], weight [K, C / groups, *kernel] -> [N, K, *out size]"""
     x, weight, size = inputs.shapes["x"], inputs.shapes["weight"], inputs.sizes["x"]
-    padding, stride, dilation = (parse_value(inputs.values[name]) for name in ("padding", "stride", "dilation"))
+    if inputs.values.get("transposed") == "True":
+        return Cost()
+    if not all(inputs.values.get(name) for name in ("padding", "stride")):
+        return convolution_limits(x, weight, size)
+    padding, stride = (parse_value(inputs.values[name]) for name in ("padding", "stride"))
+    dilation = parse_value(inputs.values["dilation"]) if "dilation" in inputs.names else [1] * len(stride)
     spatial = [
         (length + 2 * pad - step * (kernel - 1) - 1) // jump + 1
         for length, kernel, jump, pad, step in zip(x[2:], weight[2:], stride, padding, dilation, strict=True)
@@ -120,6 +148,26 @@ def convolution_cost(inputs: Inputs) -> Cost:
     out = x[0] * weight[0] * math.prod(spatial)
     moved = (math.prod(x) + math.prod(weight) + out) * size if size else None
     return Cost(2 * out * math.prod(weight[1:]), moved)
+
+
+def convolution_limits(x: list, weight: list, size: int | None) -> Cost:
+    """Of a convolution whose stride and padding are not recorded: its output is as large as its input at most, and has
+    a place for each patch of the kernel's size, or every second one, at least."""
+    per_place = 2 * x[0] * weight[0] * math.prod(weight[1:])
+    pairs = [*zip(x[2:], weight[2:], strict=True)]
+    least = math.prod(max(1, (length - kernel) // max(kernel, 2) + 1) for length, kernel in pairs)
+    most = math.prod(x[2:])
+    elements = math.prod(x) + math.prod(weight) + x[0] * weight[0] * most
+    moved = elements * size if size else None
+    return Cost(None, moved, per_place * most, at_least_flops=per_place * least)
+
+
+def linear_cost(inputs: Inputs) -> Cost:
+    """x [..., K], weight [N, K] -> [..., N]"""
+    x, weight, size = inputs.shapes["x"], inputs.shapes["weight"], inputs.sizes["x"]
+    out = math.prod(x[:-1]) * weight[0]
+    elements = math.prod(x) + math.prod(weight) + out
+    return Cost(2 * out * x[-1], elements * size if size else None)
 
 
 def convolution_backward_cost(inputs: Inputs) -> Cost:
@@ -324,9 +372,11 @@ def parse_value(text: str):
 
 _TABLES = read_ini(Path(__file__).with_suffix(".ini"))
 _SHARED = _TABLES["shared"]
-_FORMULAS = {
-    operator: (globals()[formula], [name for word in words.split() for name in _SHARED.get(word, word).split()])
-    for formula in _TABLES.sections()
-    if formula != "shared"
-    for operator, words in _TABLES[formula].items()
-}
+_OF_A_CALLER = " of a caller"  # ends the sections of operators that call what does the work
+_FORMULAS, _CALLERS = {}, {}
+for _section in _TABLES.sections():
+    if _section != "shared":
+        _formula, _rows = globals()[_section.removesuffix(_OF_A_CALLER)], _TABLES[_section].items()
+        _known = _CALLERS if _section.endswith(_OF_A_CALLER) else _FORMULAS
+        for _operator, _words in _rows:
+            _known[_operator] = _formula, [name for word in _words.split() for name in _SHARED.get(word, word).split()]

@@ -20,6 +20,7 @@ ONE_TRACE = "needs the traces of all ranks"
 NO_BYTES = "its bytes are not in the trace"
 NO_DIFFERENCE = "--no-sync-steps was not given, or there is no summary"
 NO_PLACE = "no single event of a file that Perfetto reads shows it"
+SINGLE_STEP = "one step was recorded, which does not tell what happens in every one"
 NO_GAIN = "nothing that the trace shows can be told to pay"
 
 
@@ -60,6 +61,7 @@ class Integrity(Document):
     kernel_launches: int = field("calls on the host")
     launches_without_kernel: int = field("of these, in the steps, whose kernel is not in the trace")
     kernels_linked_to_an_operator: float | None = field("share of the GPU events that the host launched", null=NO_GPU)
+    kernels_launched_outside_operators: float | None = field("share of the same: by an extension, say", null=NO_GPU)
     gpu_events_launched_before_the_trace: int = field("whose launch is not in the trace")
     unexplained_share: float | None = field("of the steps: the GPU was idle for no recorded reason", null=TWO_CLOCKS)
     graph_launches: int = field("of CUDA graphs")
@@ -68,6 +70,9 @@ class Integrity(Document):
     graphs_attributed_through: list[str] = field("what tells of them, as 'the capture trace FILE'")
     unclassified_kernels: int = field("kernels whose name and operator do not tell what they do")
     unclassified_share: float = field("of the time of all GPU events")
+    unused_gpu: NotRequired[str] = field(
+        "the GPU of the machine, where nothing in the trace used it; absent: used, or none"
+    )
     rank: int | None = field("of the process", null=NOT_IN_TRACE)
     ranks_in_file: list[int] = field("whose traces were merged into this file; empty: that of one")
     world_size: int | None = field("ranks", null=NOT_IN_TRACE)
@@ -106,6 +111,7 @@ class Verdict(Document):
     unclassified_share: float = field("of it: work that may be limited by compute or by memory")
     unrecorded_idle_share: float = field("of it: the GPU was idle for no recorded reason; both make up unexplained")
     basis_shares: dict[str, float] = field("of it: matmuls, attention and convolutions by what classified them")
+    unknown_kind_share: float = field("of unclassified_share: kernels or operators that no rule knows")
     rules: list[VerdictRule] = field("in order; the first that holds decides")
     rank_judged: NotRequired[int] = field("of several: the rank that waits least, whose bound this is")
     meaning: dict[str, str] = field("of each share")
@@ -171,6 +177,15 @@ class ComponentRow(Document):
     std_ms: float | None = field("over the steps", null=ONE_STEP)
     share: float = field("of the step")
     phases_ms: dict[str, float] = field("ms per step by phase")
+
+
+class OnceRow(Document):
+    what: str = field("first step, start-up, compilation, save, evaluation, logging, code of the program")
+    where: str = field("the step, the call, the range, or what follows")
+    steps: int = field("in which it happens")
+    of_steps: int = field("that were recorded")
+    ms: float = field("of one; of a first step, beyond the median of the others")
+    ms_per_step: float = field("over all steps that were recorded")
 
 
 class ClassRow(Document):
@@ -412,6 +427,9 @@ class OperatorAnalysis(Document):
     phases: list[PhaseRow] = field("they add up to the step")
     components: list[ComponentRow] = field("they add up to the step")
     classes: list[ClassRow] = field("they add up to the step")
+    once: list[OnceRow] | None = field(
+        "what happens once or in few steps, most first; of several steps, all else is without it", null=SINGLE_STEP
+    )
     opportunities: list[Opportunity] = field("what would help, the most first")
     opportunities_reason: NotRequired[str] = field("why there are none, of a trace that is not trustworthy")
     not_here: list[dict[str, str]] = field("name, reason: what cannot make this step faster on this device")

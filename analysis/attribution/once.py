@@ -1,0 +1,189 @@
+"""What happens once, or in a few of the steps: compilation, start-up, a save, other long code of the program.
+
+It stands apart: the shares of the step, and what a change could gain, are of the steps without it.  In a trace of a
+single step nothing tells whether it happens in every one, so there only compilation and start-up are known to.
+"""
+
+import re
+
+import numpy as np
+import pandas as pd
+
+from analysis.attribution.collectives import collectives_of
+from analysis.attribution.intervals import Slices, slices_of
+from analysis.trace.links import ANNOTATION, OPERATOR, AttributedLinks
+from analysis.trace.nesting import nearest_marked_caller
+from analysis.trace.steps import step_at
+from analysis.trace.tables import by_name, has_role
+from analysis.vocabulary import roles
+from analysis.vocabulary.annotations import compiles, seldom_kind
+from harness.base.sections import Section
+from harness.base.tables import Column, column, text_columns
+from harness.base.text import count_of, shortened, significant
+
+COMPILATION, START_UP, CODE, FIRST_STEP = "compilation", "start-up", "code of the program", "first step"
+FEW = 0.25  # of the steps at most: what happens in more of them is part of a step
+ENOUGH_STEPS = 4  # to tell what only some of them do
+LONG = 0.1  # of the median step: what is shorter makes no step an exception
+FAR_LONGER = 3.0  # times the longest wait for code of the program that most steps have
+WORTH_TELLING = 0.005  # of the step
+NAME = 60  # letters of a name
+COLUMNS = ("what", "where", "step", "start", "end")
+
+
+def occasional(links: AttributedLinks, code: Slices) -> pd.DataFrame:
+    """A row for each time that is not part of what every step does: what, where (a range, or what follows), step (row
+    of links.steps), start, end in us.  Start-up is told by the ledger: what waits in a call may wait for the GPU.
+
+    code: when the host ran code of the program."""
+    rows = of_compilation(links)
+    if len(links.steps) >= ENOUGH_STEPS:
+        ranges = of_ranges(links)
+        rows += ranges
+        rows += of_code(links, code, ranges)
+    found = pd.DataFrame(rows, columns=[*COLUMNS]).astype({"start": float, "end": float, "step": np.int64})
+    found = found[(found["step"] >= 0).to_numpy()]
+    in_steps = found.groupby("what")["step"].transform("nunique")
+    return found[(in_steps <= few_of(len(links.steps))).to_numpy(bool)]
+
+
+def few_of(n_steps: int) -> float:
+    """In how many of the steps at most something happens that is no part of a step."""
+    return max(1.0, FEW * n_steps)
+
+
+def of_compilation(links: AttributedLinks) -> list[tuple]:
+    host = links.host
+    compiling = by_name(host["name"], compiles, bool)
+    if not compiling.any():
+        return []
+    outermost = compiling & (nearest_marked_caller(host["parent"].to_numpy(), compiling) < 0)
+    events = host[outermost]
+    columns = (events["name"], step_at(events["start"].to_numpy(), links.steps), events["start"], events["until"])
+    return [(COMPILATION, shortened(name, NAME), *rest) for name, *rest in zip(*columns, strict=True)]
+
+
+def median_us(links: AttributedLinks) -> float:
+    return float((links.steps["end"] - links.steps["start"]).median())
+
+
+def of_ranges(links: AttributedLinks) -> list[tuple]:
+    """Ranges of the program that few steps have, and that are long there; of nested ones the outermost."""
+    host = links.host
+    is_range = (host["kind"] == ANNOTATION).to_numpy() & host["role"].isna().to_numpy()
+    is_range &= (host["thread"] == links.thread).to_numpy()
+    ranges = host[is_range].assign(row=np.flatnonzero(is_range))
+    ranges["step"] = step_at(ranges["start"].to_numpy(), links.steps)
+    ranges["kind_of_name"] = by_name(ranges["name"], without_numbers)
+    ranges = ranges[(ranges["step"] >= 0).to_numpy()]
+    of_name = ranges.groupby("kind_of_name")
+    steps = of_name["step"].transform("nunique")
+    us = (ranges["until"] - ranges["start"]).groupby(ranges["kind_of_name"]).transform("sum")
+    seldom = ((steps <= FEW * len(links.steps)) & (us >= LONG * median_us(links) * steps)).to_numpy(bool)
+    marked = np.zeros(len(host), bool)
+    marked[ranges["row"][seldom]] = True
+    outermost = seldom & (nearest_marked_caller(host["parent"].to_numpy(), marked)[ranges["row"]] < 0)
+    out = []
+    for name, step, start, end in zip(
+        *(ranges[outermost][key] for key in ("name", "step", "start", "until")), strict=True
+    ):
+        out.append((seldom_kind(name) or CODE, f"in {shortened(name, NAME)}", step, start, end))
+    return out
+
+
+def without_numbers(name: str) -> str:
+    return re.sub(r"\d+", "", name)
+
+
+def of_code(links: AttributedLinks, code: Slices, ranges: list[tuple]) -> list[tuple]:
+    """Code of the program outside of operators that takes far longer than in most steps.  ranges: already found."""
+    n, pending = len(links.steps), slices_of(collectives_of(links).events)
+    # What the program waits for in a collective is communication.
+    us = code.end - code.start - (pending.covered_until(code.end) - pending.covered_until(code.start))
+    step = step_at(code.start, links.steps)
+    inside = step >= 0
+    longest = np.zeros(n)
+    np.maximum.at(longest, step[inside], us[inside])
+    usual = float(np.median(longest))
+    known = Slices(*(np.array([row[i] for row in ranges], float) for i in (3, 4)))
+    middle = (code.start + code.end) / 2
+    far = inside & (us > max(LONG * median_us(links), FAR_LONGER * usual)) & (known.at(middle) < 0)
+    if len(np.unique(step[far])) > FEW * n:
+        return []
+    out = []
+    for i in np.flatnonzero(far):
+        what, where = place_of_code(links, code.start[i], code.end[i])
+        out.append((what, where, step[i], code.start[i], code.end[i]))
+    return out
+
+
+def place_of_code(links: AttributedLinks, start: float, end: float) -> tuple[str, str]:
+    """What code of the program is at this time, and where: in the innermost range or module around it, else before the
+    operator that follows."""
+    host = links.host
+    begin, until = host["start"].to_numpy(), host["until"].to_numpy()
+    other = (host["kind"] != OPERATOR).to_numpy() & ~has_role(host, roles.STEP, roles.PHASE)
+    around = np.flatnonzero(other & (begin <= start + 1) & (until >= end - 1))
+    if len(around):
+        name = host["name"].iloc[around[np.argmin((until - begin)[around])]]
+        return seldom_kind(name) or CODE, f"in {shortened(name, NAME)}"
+    after = np.flatnonzero((host["kind"] == OPERATOR).to_numpy() & (begin >= end - 1))
+    if not len(after):
+        return CODE, "at the end of the steps"
+    return CODE, f"before {shortened(host['name'].iloc[after[np.argmin(begin[after])]], NAME)}"
+
+
+def once_rows(links: AttributedLinks, spans: pd.DataFrame, start_up: pd.DataFrame, step_ms: float) -> list[dict] | None:
+    """`once` of operator_analysis.json, most time first; None of a single step, if nothing is known to happen once.
+
+    spans: as occasional() gives them.  start_up: slices of the ledger that are, with the call in `where`.  step_ms: of
+    an ordinary step."""
+    n = len(links.steps) + len(links.apart)
+    rows = []
+    for step in links.apart:
+        if step.is_first:
+            ms = (step.end - step.start - median_us(links)) / 1e3
+            rows.append(once_row(FIRST_STEP, f"step {step.number}", 1, n, ms))
+    for (what, where), same in spans.groupby(["what", "where"], sort=False):
+        steps = same["step"].nunique()
+        rows.append(once_row(what, where, steps, n, float((same["end"] - same["start"]).sum()) / 1e3 / steps))
+    for where, same in start_up.groupby("where", sort=False, observed=True):
+        steps = same["step"].nunique()
+        rows.append(once_row(START_UP, where, steps, n, float(same["us"].sum()) / 1e3 / steps))
+    told = [row for row in rows if row["ms_per_step"] >= WORTH_TELLING * step_ms]
+    if n == 1 and not told:
+        return None
+    return sorted(told, key=lambda row: -row["ms_per_step"])
+
+
+def once_row(what: str, where: str, steps: int, of_steps: int, ms: float) -> dict:
+    row = {"what": what, "where": where, "steps": steps, "of_steps": of_steps}
+    return row | {"ms": ms, "ms_per_step": steps * ms / of_steps}
+
+
+# ---- For a reader --------------------------------------------------------------------------------------------------
+
+ONCE_COLUMNS = [
+    *text_columns("what", "where"),
+    Column("steps", lambda row: f"{row['steps']} of {row['of_steps']}"),
+    column("ms", "ms", "~3"),
+    column("ms per step", "ms_per_step", "~3"),
+]
+
+
+def once_section(analysis: dict) -> Section:
+    note = [
+        "The times of the step are without these, but where the trace has a single one; a first step: beyond the others"
+    ]
+    rows = analysis.get("once") or []
+    return Section("Once, or in a few steps", ONCE_COLUMNS, rows, note * bool(rows))
+
+
+def once_text(row: dict) -> str:
+    """'save (in save_checkpoint) in 1 of 8 steps, 11.0 ms a step'; of a trace of one step without these counts."""
+    if row["of_steps"] == 1:
+        return f"{row['what']} ({row['where']}), {significant(row['ms'], 3)} ms"
+    steps = count_of(row["of_steps"], "step")
+    return (
+        f"{row['what']} ({row['where']}) in {row['steps']} of {steps}, {significant(row['ms_per_step'], 3)} ms a step"
+    )
