@@ -191,9 +191,7 @@ def different_flags(facts: Mapping[int, dict]) -> Failure | None:
     return None
 
 
-def first_difference(
-    own: Mapping[str, dict], theirs: Mapping[str, dict]
-) -> tuple[str, object, object] | None:
+def first_difference(own: Mapping[str, dict], theirs: Mapping[str, dict]) -> tuple[str, object, object] | None:
     """The first flag whose values differ between the settings of two ranks, with both values.
 
     own, theirs: {section: {name: value}}; ranks with and without --workload have other names.
