@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""How do runs differ?  Settings, step time, throughput, memory and, if profiled, components and operators.
+__doc__ = """\
+How do runs differ?  Settings, step time, throughput, memory and, if profiled, components and operators.
 
 python3 compare_runs.py BASELINE FOLDER... [--output-dir DIR]    folders of runs, or of launch_performance_study.sh;
                                                                  analyzed traces, or trace files of any program

@@ -1,4 +1,5 @@
-"""Do predictions agree with steps that others timed and published?  Each row of published.ini as a dry run.
+__doc__ = """\
+Do predictions agree with steps that others timed and published?  Each row of published.ini as a dry run.
 
     python3 benchmarks/published_steps.py
     python3 benchmarks/published_steps.py --output benchmarks/results/published_steps.json

@@ -76,8 +76,6 @@ class PredictedMemory(Document):
 
 
 class MemoryTimeline(Document):
-    """live bytes through one step by category, the largest tensors at the peak, the prediction"""
-
     step: int = field("number of the tracked step")
     source: str = field("what was counted")
     peak_bytes: int = field("of live tensors")
@@ -139,8 +137,6 @@ class KeptRow(Document):
 
 
 class Prediction(Document):
-    """memory by category, what fits, a lower bound on step time"""
-
     device: Device = field("of this machine")
     target_device: TargetDevice | None = field("that the prediction is of", null="no --target-device was given")
     model: dict[str, Any] = field("as in config.json")

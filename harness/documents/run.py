@@ -227,8 +227,6 @@ class Audit(Document):
 
 
 class PerformanceSummary(Document):
-    """times with their spread, throughput, memory, losses, every step"""
-
     status: str = field("completed, interrupted, failed")
     error: str | None = field("one line", null="nothing ended it early")
     config: Settings = field("as in config.json")
@@ -252,8 +250,6 @@ class HeldMemory(Document):
 
 
 class ProgramRun(Document):
-    """what was recorded of another program"""
-
     command: str = field("that started it")
     exit_code: int = field("of the program")
     ended_by: str = field("the tool, or itself")

@@ -310,8 +310,6 @@ class ProofTogether(RatioOfTurns):
 
 
 class Proof(Document):
-    """changes that were tried on another program"""
-
     command: str = field("that starts it")
     plain: ProofOfPlain = field("the program as it is")
     nothing: RatioOfTurns | None = field("of turns with nothing changed", null="nothing was timed")

@@ -400,8 +400,6 @@ class MemorySeries(Document):
 
 
 class OperatorAnalysis(Document):
-    """how far to trust the trace, verdict, components, opportunities, operators, kernels, collectives, all ranks"""
-
     trace: str = field("file name")
     integrity: Integrity = field("how far to trust the trace")
     headline: Headline = field("what pays most")

@@ -98,7 +98,7 @@ def hand_over(packages: Sequence[str] = IMPORTED_BY_ALL) -> None:
     folder = os.environ.get("VENV") or ".venv"
     advice = f"./run_baseline.sh sets up {folder}, then activate it: source {folder}/bin/activate"
     if {"-h", "--help"} & set(sys.argv[1:]):  # the parser with all flags needs the packages, the usage does not
-        print(sys.modules["__main__"].__doc__)
+        print(sys.modules["__main__"].__doc__ or f"usage: {name}")  # python -OO drops docstrings
         print(f"{problem}: all flags are shown after set-up; {advice}")
         sys.exit(0)
     print(f"{name}: error: {sys.executable}: {problem}; {advice}", file=sys.stderr)
