@@ -211,6 +211,7 @@ def test_no_text_is_made_of_docstrings():
     assert [name for name, lines in shown.items() if lines] == ["harness/run/startup.py"], shown
 
 
+@pytest.mark.slow
 def test_a_trace_is_read_without_docstrings(tmp_path):
     trace = write_trace(tmp_path / "trace.json", *SMALL)
     command = [sys.executable, "-OO", str(PROJECT / "analyze_trace.py"), str(trace), "--no-generate-report"]

@@ -134,6 +134,7 @@ class Comparison(Document):
     components_reason: NotRequired[str] = field("why some profiles are compared by class only")
     profiles_reason: NotRequired[str] = field("why profiles are not compared")
     gate: NotRequired[Gate] = field("with --fail-if-slower")
+    not_read: NotRequired[list[str]] = field("documents of the runs that cannot be read, and why")
 
 
 class HistoryRow(ComparedRow):
