@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What limits the steps of a trace that torch.profiler recorded, of any program, and what to try.
+__doc__ = """\
+What limits the steps of a trace that torch.profiler recorded, of any program, and what to try.
 
 python3 analyze_trace.py PATH [--output-dir DIR]    a trace, a folder of the traces of all ranks, or the folder of a run
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""How do runs differ?  Settings, step time, throughput, memory and, if profiled, components and operators.
+__doc__ = """\
+How do runs differ?  Settings, step time, throughput, memory and, if profiled, components and operators.
 
 python3 compare_runs.py BASELINE FOLDER... [--output-dir DIR]    folders of runs, or of launch_performance_study.sh;
                                                                  analyzed traces, or trace files of any program
@@ -69,6 +70,8 @@ def main() -> None:
     write_bytes(files[1], "\n".join([*as_markdown(whole, ROWS_OF_FILE, level=1)[1:], ""]).encode())
     with plain_text():
         write_figure(files[2], draw())
+    if found.get("not_read"):
+        say("", "Not read:", *(f"  {line}" for line in found["not_read"]))
     lines = answer(found, read_on(files[1], "docs/optimizations.md"))
     say("", *file_lines(files, args.verbose), "", *lines)
     if args.fail_if_slower and found["gate"]["failed"]:

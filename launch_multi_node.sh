@@ -30,7 +30,19 @@ fi
 
 # One torchrun on each node, which starts this launcher again for each of its ranks.
 
-given() { value_of "$1" "" ${launcher_flags[@]+"${launcher_flags[@]}"}; } # FLAG of torchrun, with - between words
+given() { # FLAG of torchrun, with - between words, which torchrun takes with _ or shortened, too: its last value
+    local flag name value='' takes=
+    for flag in ${launcher_flags[@]+"${launcher_flags[@]}"}; do
+        [ -z "$takes" ] || value=$flag
+        takes=
+        case $flag in --*) ;; *) continue ;; esac
+        name=${flag%%=*}
+        name=${name//_/-}
+        case $1 in "$name"*) ;; *) continue ;; esac
+        case $flag in *=*) value=${flag#*=} ;; *) takes=1 ;; esac
+    done
+    echo "$value"
+}
 nodes=$(given --nnodes)
 if [ "${nodes:-1}" = 1 ]; then
     [ -n "$(given --rdzv-endpoint)$(given --master-port)" ] || launcher_flags+=(--standalone)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Train one problem size and report throughput and memory.  Started by launch_performance_study.sh."""
+__doc__ = """\
+Train one problem size and report throughput and memory.  Started by launch_performance_study.sh."""
 
 import time
 from pathlib import Path

@@ -472,7 +472,7 @@ check_tasks() { # SCRIPT: that it runs as ranks, if srun starts several tasks
 }
 
 show_help() { # SCRIPT: nothing is set up for it
-    local python=$HERE/.venv/bin/python
+    local python=$VENV/bin/python
     [ -x "$python" ] || python=$(base_python)
     exec "$python" "$1" --help
 }

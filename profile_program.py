@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Profile a training program that is not this workshop's, as it is: what limits its steps, and what to try.
+__doc__ = """\
+Profile a training program that is not this workshop's, as it is: what limits its steps, and what to try.
 
 python3 profile_program.py [flags] -- COMMAND
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Prove what makes a training program of yours faster, and trains it the same, without changing its code.
+__doc__ = """\
+Prove what makes a training program of yours faster, and trains it the same, without changing its code.
 
 python3 prove_changes.py [flags] -- COMMAND
 

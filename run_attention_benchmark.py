@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Attention alone, written out, eager, compiled and fused: forward and backward time and memory by sequence length.
+__doc__ = """\
+Attention alone, written out, eager, compiled and fused: forward and backward time and memory by sequence length.
 
 python3 run_attention_benchmark.py [--implementations manual eager compiled sdpa] [--d-heads 16 32 64 128]
                                    [--seq-lens 256 1024 4096 8192 16384] [--dtypes fp32 bf16] [--output-dir DIR]

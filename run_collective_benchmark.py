@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Collectives alone: latency and bandwidth of all-reduce, all-gather, reduce-scatter and broadcast by bytes and ranks.
+__doc__ = """\
+Collectives alone: latency and bandwidth of all-reduce, all-gather, reduce-scatter and broadcast by bytes and ranks.
 
 python3 run_collective_benchmark.py [--kinds all_reduce all_gather reduce_scatter broadcast] [--world-sizes 2 4]
                                     [--min-bytes 1K] [--max-bytes 1G] [--repetitions N] [--output-dir DIR]

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""FLOPs, MFU and the roofline of a training step.
+__doc__ = """\
+FLOPs, MFU and the roofline of a training step.
 
 python3 run_deepspeed_flops.py [--output-dir DIR] [--detailed-analysis] [--computational-intensity]
                                [--generate-roofline] [flags of tiny_llama_v1.py]

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Run the commands of an exercise and fill in its worksheet, or check a worksheet that you filled in.
+__doc__ = """\
+Run the commands of an exercise and fill in its worksheet, or check a worksheet that you filled in.
 
 python3 run_exercise.py N|all [--long] [--output-dir DIR]    run it, in exercise_N_results_<timestamp>/: worksheet_N.md
                                                              for you, answers_N.md with everything filled in.  On a

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Memory by batch size and sequence length: measured and predicted for each pair, with a fit over all.
+__doc__ = """\
+Memory by batch size and sequence length: measured and predicted for each pair, with a fit over all.
 
 python3 run_memory_study.py [--batch-sizes 4 8 16] [--seq-lens 64 128 256 512] [--output-dir DIR]
                             [flags of tiny_llama_v1.py]

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What each optimization gains, alone and on top of others, beside what the trace allows and transformers' LLaMA.
+__doc__ = """\
+What each optimization gains, alone and on top of others, beside what the trace allows and transformers' LLaMA.
 
 python3 run_optimization_study.py [--sizes tiny small] [--precisions fp32] [--rungs sdpa fused-optimizer compile]
                                   [--repetitions N] [--no-reference] [--output-dir DIR]

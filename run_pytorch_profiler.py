@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Train under torch.profiler and say what limits the step, or analyze traces that exist, without training.
+__doc__ = """\
+Train under torch.profiler and say what limits the step, or analyze traces that exist, without training.
 
 python3 run_pytorch_profiler.py                                profile five of 20 steps, into ./pytorch_profiles
 python3 run_pytorch_profiler.py --size small --compile         all flags of tiny_llama_v1.py go with it

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Weak and strong scaling over numbers of ranks, modes and bucket sizes, beside the prediction; and inserted faults.
+__doc__ = """\
+Weak and strong scaling over numbers of ranks, modes and bucket sizes, beside the prediction; and inserted faults.
 
 python3 run_scaling_study.py [--world-sizes 1 2 4] [--parallel-modes ddp zero1 fsdp] [--scalings weak strong]
                              [--bucket-mbs 1 25] [--size NAME] [--flags FLAGS] [--output-dir DIR]

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The same step timed by five wrong methods, each compared with the right one, and what that does to the conclusion.
+__doc__ = """\
+The same step timed by five wrong methods, each compared with the right one, and what that does to the conclusion.
 
 python3 run_timing_study.py [--change=--activation-checkpointing] [--size NAME] [--repetitions N]
                             [--wrong-method-repetitions N] [--output-dir DIR]

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Time of forward, backward, optimizer and full step by size, sequence length, precision, warm-up and compilation.
+__doc__ = """\
+Time of forward, backward, optimizer and full step by size, sequence length, precision, warm-up and compilation.
 
 python3 run_training_benchmark.py [--sizes gpt2-small gpt2-medium] [--seq-lens 128 256] [--modes forward train]
                                   [--precisions fp32 bf16] [--warmups 0 1 2 5] [--compile] [--output-dir DIR]

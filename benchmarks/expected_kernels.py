@@ -1,4 +1,5 @@
-"""Does each kernel take what the expected step time assumes?  Kernels of traces whose operators have shapes.
+__doc__ = """\
+Does each kernel take what the expected step time assumes?  Kernels of traces whose operators have shapes.
 
     python3 benchmarks/expected_kernels.py                                  of the stored traces of an H100
     python3 benchmarks/expected_kernels.py TRACE... --output FILE

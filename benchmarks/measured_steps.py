@@ -1,4 +1,5 @@
-"""Do predictions agree with steps on this GPU?  Each row of measured.ini, timed, and as a dry run from its flags alone.
+__doc__ = """\
+Do predictions agree with steps on this GPU?  Each row of measured.ini, timed, and as a dry run from its flags alone.
 
     python3 benchmarks/measured_steps.py --output benchmarks/results/GPU/measured_steps.json        minutes
     python3 benchmarks/measured_steps.py --again FILE --output FILE       predicts anew beside what was measured earlier

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Everything that needs a GPU, the most telling first, on one that is lent for minutes.
+__doc__ = """\
+Everything that needs a GPU, the most telling first, on one that is lent for minutes.
 
     python3 benchmarks/on_a_gpu.py [--minutes 12]       the same command again goes on where it was
     PRETEND_GPU=h100 PYTHONPATH=tests/pretend_gpu python3 benchmarks/on_a_gpu.py --rehearse       small, without a GPU

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What do the hooks of profile_program.py cost a step while nothing is recorded?
+__doc__ = """\
+What do the hooks of profile_program.py cost a step while nothing is recorded?
 
     python3 benchmarks/program_hooks.py [--repetitions 400] [--output FILE]
 

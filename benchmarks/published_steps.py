@@ -1,4 +1,5 @@
-"""Do predictions agree with steps that others timed and published?  Each row of published.ini as a dry run.
+__doc__ = """\
+Do predictions agree with steps that others timed and published?  Each row of published.ini as a dry run.
 
     python3 benchmarks/published_steps.py
     python3 benchmarks/published_steps.py --output benchmarks/results/published_steps.json
@@ -61,7 +62,10 @@ def workload_of(published: SectionProxy) -> Workload:
 def row_of(name: str, published: SectionProxy) -> dict:
     """The prediction for a section of published.ini, beside its figures; no time where none is expected."""
     workload = workload_of(published)
-    device = next(one for one in rows_named(published["device"]) if one.name == published["device"])
+    devices = {row.name: row for row in rows_named(published["device"])}
+    if published["device"] not in devices:
+        raise UserError(f"published.ini, {name}: device: no row of the datasheets is {published['device']}")
+    device = devices[published["device"]]
     if "card" in published:
         device = given_row(f"{device.name}:{published['card']}")
     ranks, about, network = workload.parallel.world_size, described(device), published.getfloat("network")

@@ -1,4 +1,5 @@
-"""Store the results of a machine that the documentation quotes: benchmarks/results/NAME, and exercises/pictures.
+__doc__ = """\
+Store the results of a machine that the documentation quotes: benchmarks/results/NAME, and exercises/pictures.
 
 python3 run_exercise.py all --output-dir FOLDER
 (cd FOLDER && ../run_baseline.sh)

@@ -26,9 +26,17 @@ from analysis.comparison.noise import (
     ratio_of_medians,
 )
 from analysis.comparison.parts import OTHER_PROFILER, compare_profiles
-from analysis.comparison.text import comparison_answer, comparison_headline, comparison_section, with_short_names
+from analysis.comparison.text import (
+    comparison_answer,
+    comparison_headline,
+    comparison_section,
+    memory_text,
+    profilers_text,
+    with_short_names,
+)
 from analysis.report.comparison_figure import draw_comparison
 from analysis.trace.tables import read_trace
+from analysis.trust.integrity import overhead_text
 from harness.base.documents import SCHEMA_VERSION
 from harness.base.errors import UserError
 from harness.base.sections import as_markdown, as_text
@@ -59,6 +67,7 @@ def copy_of(folder, target, times=None, **changes):
         (target / file.name).write_bytes(file.read_bytes())
     summary = json.loads((target / "performance_summary.json").read_text())
     if times is not None:
+        summary["steps"] = {name: (len(times) * column)[: len(times)] for name, column in summary["steps"].items()}
         summary["steps"] |= {
             "step": list(range(1, len(times) + 1)),
             "time_ms": times,
@@ -511,3 +520,47 @@ def test_traces_of_other_programs_are_compared(tmp_path, command):
     code, _, error = command(compare_runs, "a.json", "no_trace.json")
     assert (code, error.count("\n")) == (1, 1)
     assert "no_trace.json" in error
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (1.18, "torch.profiler 1.18x (a)"),
+        (0.97, "torch.profiler 0.97x (a)"),
+        (0.36, "torch.profiler not measurable, 0.36x: steps without it were disturbed more (a)"),
+        (None, "torch.profiler not known (a)"),
+    ],
+)
+def test_the_overhead_of_a_profiler_is_told_as_its_profile_does(ratio, text):
+    assert profilers_text([{"name": "a", "profiler": "torch.profiler", "profiler_overhead": ratio}]) == text
+    if ratio == 0.36:
+        assert overhead_text({"ratio": ratio}).startswith("not measurable")
+
+
+def test_the_peak_that_only_the_trace_tells_is_compared(runs, tmp_path):
+    """As of a program without a GPU that was profiled: its summary has none."""
+    memory = {"peak_mb": None, "average_mb": None, "source": "the allocator's, since it began"}
+    memory |= dict.fromkeys(("peak_mb_reason", "average_mb_reason"), "no GPU in use")
+    copies = [copy_of(runs / "small_batch", tmp_path / name, memory=memory) for name in "abc"]
+    for folder, peak_mb in zip(copies, (40.0, 80.0, None), strict=True):
+        analysis = json.loads((folder / "operator_analysis.json").read_text())
+        analysis["memory"] = {"peak_mb": None, "peak_mb_reason": "no memory events"}
+        if peak_mb:
+            analysis["memory"] = {
+                "peak_mb": peak_mb,
+                "of": "memory of the host",
+                "time_ms": [0.0],
+                "allocated_mb": [1.0],
+            }
+        (folder / "operator_analysis.json").write_text(json.dumps(analysis))
+    rows = compare(copies)["runs"]
+    assert [row["peak_ratio"] for row in rows] == [1.0, 2.0, None]
+    assert rows[0]["memory_source"] == "memory of the host, by its trace"
+    assert memory_text(rows) == "40 MB a, 80 MB b, not known of c"
+
+
+def test_rounding_of_parameters_in_bf16_explains_nothing_that_is_known(runs, tmp_path):
+    config = json.loads((runs / "wide" / "performance_summary.json").read_text())["config"]
+    config["training"] |= {"precision": "bf16-true"}
+    copies = [copy_of(runs / "wide", tmp_path / name, config=config) for name in "ab"]
+    assert [row["loss_bound"] for row in compare(copies)["runs"]] == [None, None]

@@ -238,3 +238,10 @@ def test_every_device_with_rates_has_published_steps():
     devices = {PUBLISHED[name]["device"] for name in PUBLISHED.sections()}
     for row in DATASHEETS:
         assert achievable_rates(row) is None or any(row.name.split("-")[0] in name for name in devices), row.name
+
+
+@pytest.mark.parametrize("figures", ["memory=64,bandwidth=1.6,bf16=312", "memory=64,bandwidth=1.6,fp32=19.5"])
+def test_a_card_whose_name_only_begins_as_that_of_another_is_another(figures):
+    card = rows_named(f"NVIDIA A100-SXM4-64GB:{figures}")[0]
+    assert achievable_rates(card) is None and achievable_rates(card, confirmed=False) is None
+    assert achievable_rates(given_row(f"A100-SXM4-80GB:{figures}")) is not None

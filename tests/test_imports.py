@@ -191,6 +191,41 @@ def test_a_trace_is_read_without_pytorch(tmp_path):
         assert (code, out.splitlines()[-1]) == (0, "0 []"), out
 
 
+def docstrings_shown(file: Path) -> list[int]:
+    """The lines of a file that take the text of a docstring; one that is assigned to __doc__ is none."""
+    tree = ast.parse(file.read_text())
+    assigned = {ast.unparse(target) for node in tree.body if isinstance(node, ast.Assign) for target in node.targets}
+    lines = []
+    for node in ast.walk(tree):
+        own = isinstance(node, ast.Name) and node.id == "__doc__" and "__doc__" not in assigned
+        of_another = isinstance(node, ast.Attribute) and node.attr == "__doc__"
+        if own or of_another:
+            lines.append(node.lineno)
+    return lines
+
+
+def test_no_text_is_made_of_docstrings():
+    """`python -OO` drops them.  startup.py shows those that are assigned, and does without."""
+    files = (SCRIPT, *COMMANDS, *MODULES, *sorted((PROJECT / "benchmarks").glob("*.py")))
+    shown = {str(file.relative_to(PROJECT)): docstrings_shown(file) for file in files}
+    assert [name for name, lines in shown.items() if lines] == ["harness/run/startup.py"], shown
+
+
+@pytest.mark.slow
+def test_a_trace_is_read_without_docstrings(tmp_path):
+    trace = write_trace(tmp_path / "trace.json", *SMALL)
+    command = [sys.executable, "-OO", str(PROJECT / "analyze_trace.py"), str(trace), "--no-generate-report"]
+    code, out = finish(start(*command, cwd=tmp_path))
+    assert code == 0 and "Verdict: " in out, out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [SCRIPT, *COMMANDS], ids=lambda path: path.stem)
+def test_help_is_the_same_without_docstrings(path):
+    plain, without = (finish(start(sys.executable, *flag, str(path), "--help")) for flag in ((), ("-OO",)))
+    assert plain == without and plain[0] == 0
+
+
 # ---- Sizes ---------------------------------------------------------------------------------------------------------
 
 

@@ -327,6 +327,42 @@ def test_several_nodes_that_are_not_well_asked_for(project, work, flags, words):
     assert not list(work.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("flags", "given"),
+    [
+        ("--nproc_per_node 1", "--nproc_per_node 1"),
+        ("--nproc_per_node=1", "--nproc_per_node=1"),
+        ("--nproc-per-node 1", "--nproc-per-node 1"),
+        ("--nproc-per-node=1", "--nproc-per-node=1"),
+        ("--nproc 1", "--nproc 1"),
+        ("", "--nproc-per-node 2"),
+    ],
+)
+def test_the_number_of_processes_is_as_given(project, work, tmp_path, flags, given):
+    """In each way of writing it that torchrun takes; a stand-in for torchrun tells its flags."""
+    package = tmp_path / "stand_in" / "torch" / "distributed"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").touch()
+    (package / "run.py").write_text("import sys; print(*sys.argv[1:])")
+    flags = [*flags.split(), *"train --device cpu --output-dir here".split()]
+    environment = {"PYTHONPATH": str(tmp_path / "stand_in")}
+    code, out = launch(project / "launch_multi_node.sh", *flags, cwd=work, env=environment)
+    assert code == 0, out
+    told = [word for word in out.split(" --no-python ")[0].split() if word != "--standalone"]
+    assert told == given.split()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [("--nnodes=2 --node_rank 1 train", "give --rdzv-id NAME"), ("--nnodes=2 --rdzv_id job train --help", None)],
+)
+def test_flags_of_torchrun_with_underscores(project, work, flags, words):
+    code, out = launch(project / "launch_multi_node.sh", *flags.split(), cwd=work)
+    assert (code, "error: " in out) == ((2, True) if words else (0, False)), out
+    assert words is None or words in out
+
+
 def start_nodes(tmp_path, *flags: str, environments=({}, {}), before=((), ())):
     """The launcher on two nodes: processes that share neither folder nor home."""
     nodes = []

@@ -62,7 +62,7 @@ def test_the_first_screen_of_a_trace(tmp_path):
 def test_the_first_screen_of_a_run(tmp_path):
     [summary, *_] = PROJECT.glob("benchmarks/results/*/run_baseline.json")
     shutil.copy(summary, tmp_path / "performance_summary.json")
-    first = first_screen(None, documents_in(tmp_path))
+    first = first_screen(None, documents_in(tmp_path, []))
     assert {name for name, _, _ in first.shares} == {"data", "forward", "backward", "optimizer"}
     assert [figure.split()[-1] for figure, _ in first.numbers][:2] == ["ms", "tokens/s"]
     assert "not profiled" in first.sentence and first.next == "python3 run_pytorch_profiler.py"

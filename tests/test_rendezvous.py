@@ -1,5 +1,6 @@
 """How ranks meet, and how each learns that another has failed: made-up ranks of this process, and real ones."""
 
+import json
 import re
 import signal
 import socket
@@ -14,7 +15,7 @@ from harness.base.errors import Interrupted, UserError
 from harness.ranks import distributed, failure_watch, failures, rendezvous
 from harness.ranks.failure_watch import Failure, WatchOfRank0, WatchOfWorker, wait_until
 from harness.ranks.failures import RankFailure
-from harness.ranks.rendezvous import Meeting, first_problem
+from harness.ranks.rendezvous import Meeting, first_problem, open_store
 
 
 def said(rank: int, failure=None, **training) -> dict:
@@ -58,6 +59,57 @@ def test_who_did_not_come_and_where_from(monkeypatch, came, nodes, words):
     for name, value in (environment | (step if nodes else {})).items():
         monkeypatch.setenv(name, value)
     assert first_problem({rank: said(rank) for rank in came}, 4, 50) == Failure(words)
+
+
+OF_A_FILE = {"file": "net.py", "function": "workload", "source_sha256": "0123456789", "parameters": 8}
+
+
+def of_file(rank: int, **model) -> dict:
+    """What a rank with --workload says: its settings have other names."""
+    settings = {"model": OF_A_FILE | model, "training": {"seq_len": 4}}
+    return said(rank) | {"settings": settings}
+
+
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        ([said(0), of_file(1)], "--workload: rank 1 has net.py:workload (sha256 01234567), rank 0 has none"),
+        ([of_file(0), said(1)], "--workload: rank 1 has none, rank 0 has net.py:workload (sha256 01234567)"),
+        (
+            [of_file(0), of_file(1, source_sha256="abc")],
+            "--workload: rank 1 has net.py:workload (sha256 abc), rank 0 has net.py:workload (sha256 01234567)",
+        ),
+        ([of_file(0), of_file(1, file="../other/net.py")], None),  # nodes need not share folders
+        ([of_file(0), of_file(1, dropout=0.1)], "--dropout: rank 1 has 0.1, rank 0 has None"),
+        ([said(0), {"host": "node0", "failure": None}], "rank 0 trains, and rank 1 does not"),
+        ([{"host": "node0", "failure": None}, said(1)], "rank 1 trains, and rank 0 does not"),
+        ([{"host": "node0", "failure": None}] * 2, None),
+    ],
+)
+def test_ranks_whose_settings_have_other_names(facts, line):
+    failure = Failure(f"{line}; start all ranks with the same flags", 2) if line else None
+    facts = json.loads(json.dumps(facts))
+    assert first_problem(dict(enumerate(facts)), len(facts), 50) == failure
+
+
+def test_a_second_attempt_of_torchrun_finds_nothing_of_the_first(monkeypatch):
+    """The agent's store is there as long as torchrun is."""
+    from torch.distributed import TCPStore
+
+    port = free_port()
+    agent = TCPStore("127.0.0.1", port, 2, True, wait_for_workers=False)
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    came = []
+    for attempt in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+        store = open_store(0, time.monotonic() + 60)
+        assert not store.check(["outcome"])
+        store.set("outcome", "first")
+        came.append(store.add("came", 1))
+    assert came == [1, 1]
+    del agent
 
 
 # ---- While they train ----------------------------------------------------------------------------------------------

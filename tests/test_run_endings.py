@@ -17,6 +17,8 @@ from helpers import PROJECT, SMALL_MODEL, finish, read_until, start
 from test_training import read
 
 import tiny_llama_v1 as tiny_llama
+from harness.base.errors import Interrupted, deferred_signals, ending_despite_signals, signals_as_errors
+from harness.run.run_report import RunReport
 
 SCRIPT = str(PROJECT / "tiny_llama_v1.py")
 TRACED = [*SMALL_MODEL, *"--num-steps 4 --profile-steps 1 --warmup-steps 2 --enable-pytorch-profiler".split()]
@@ -250,3 +252,64 @@ def test_the_script_needs_what_is_below_it_alone(tmp_path):
     code, out = finish(start(sys.executable, "tiny_llama_v1.py", *flags, cwd=tmp_path))
     assert code == 0, out
     assert list((tmp_path / "pytorch_profiles").glob("trace_*"))
+
+
+def send(signum: int) -> None:
+    os.kill(os.getpid(), signum)
+
+
+def test_a_signal_while_a_failed_run_ends_changes_nothing():
+    """Nor one that arrives while the summary is written, which is a block of its own."""
+    done = []
+    with signals_as_errors():
+        with ending_despite_signals():
+            with deferred_signals():
+                send(signal.SIGTERM)
+                done.append("summary")
+            send(signal.SIGTERM)
+            done.append("files")
+        done.append("after")
+        with pytest.raises(Interrupted), deferred_signals():
+            send(signal.SIGTERM)
+            done.append("deferred")
+    assert done == ["summary", "files", "after", "deferred"]
+
+
+def test_a_second_ctrl_c_ends_what_a_failed_run_still_does(capfd):
+    done = []
+    with signals_as_errors(), pytest.raises(Interrupted) as raised:
+        with ending_despite_signals():
+            send(signal.SIGINT)
+            done.append("goes on")
+            with deferred_signals():
+                send(signal.SIGINT)
+                done.append("summary")
+            done.append("never")
+    assert done == ["goes on", "summary"] and raised.value.exit_code == 130
+    assert capfd.readouterr().err.count("Ctrl-C again ends it") == 1
+
+
+@pytest.mark.parametrize("signum", [None, signal.SIGTERM])
+def test_a_failed_run_leaves_all_its_files_despite_a_signal(train, tmp_path, monkeypatch, signum):
+    """As torchrun sends it when another rank has died: while this one writes its summary."""
+    write = RunReport.write_summary
+
+    def interrupted(self, error):
+        if signum:
+            send(signum)
+        return write(self, error)
+
+    original, calls = tiny_llama.TinyLlamaModel.forward, itertools.count(1)
+
+    def fails(self, *arguments):
+        if next(calls) == 5:
+            raise RuntimeError("boom")
+        return original(self, *arguments)
+
+    monkeypatch.setattr(RunReport, "write_summary", interrupted)
+    monkeypatch.setattr(tiny_llama.TinyLlamaModel, "forward", fails)
+    flags = "--num-steps 8 --enable-pytorch-profiler --profile-steps 1 --warmup-steps 2 --output-dir run"
+    code, _, err = train(*flags.split())
+    assert code == 1 and "boom" in err
+    assert read(tmp_path / "run" / "performance_summary.json")["status"] == "failed"
+    assert (tmp_path / "run" / "operator_analysis.json").exists()

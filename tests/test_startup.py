@@ -24,8 +24,8 @@ def project(tmp_path):
     return tmp_path
 
 
-def make_venv(project, script: str):
-    python = project / ".venv" / "bin" / "python"
+def make_venv(project, script: str, name: str = ".venv"):
+    python = project / name / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
@@ -87,3 +87,15 @@ def test_the_check_of_the_environment(project):
     assert code == 0, out
     assert "continuing with" in out.splitlines()[0]
     assert out.splitlines()[1].startswith("PyTorch 2")
+
+
+def test_the_venv_that_is_named_takes_over(project):
+    """As the launchers take VENV: from the current folder."""
+    python = make_venv(project, 'echo "$@"; exit 3', "of-this-node")
+    for place in ("of-this-node", str(project / "of-this-node")):
+        code, out = finish(start(*BARE, "compare_runs.py", "a", cwd=project, env={"VENV": place}))
+        said, given = out.splitlines()
+        assert (code, given) == (3, "-S compare_runs.py a")
+        assert said.endswith(f"; continuing with {python}")
+    code, out = finish(start(*BARE, "compare_runs.py", "a", cwd=project, env={"VENV": "elsewhere"}))
+    assert code == 1 and "sets up elsewhere, then activate it: source elsewhere/bin/activate" in out

@@ -20,7 +20,7 @@ from studies.engine import isolation
 from studies.engine.command_line import workload_of
 from studies.engine.sweep import Cell
 from studies.training.passes import measure_passes, measured_columns
-from studies.training.results import sections
+from studies.training.results import sections, speedup
 from studies.training.study import TrainingBenchmark, measured_rows
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 
@@ -240,3 +240,9 @@ def test_gpu_running_out_of_memory_is_a_row(scratch):
         bench("--sizes", "gpt3-2.7b", "--seq-lens", "8192", "--batch-size", "64", "--force", "--output-dir", "run") == 0
     )
     assert "oom" in {row["status"] for row in rows_in(scratch / "run")}
+
+
+@pytest.mark.parametrize(("compile_s", "saved_ms", "step"), [(0.0, 5.0, "0"), (1.0, 5.0, "200"), (1.0, -5.0, "never")])
+def test_compiling_that_cost_nothing_pays_from_the_first_step(compile_s, saved_ms, step):
+    compiled = {"status": "ok", "compile_s": compile_s, "step_ms": 10.0, "step_std_ms": 0.1, "repetitions": 5}
+    assert speedup(compiled, compiled | {"step_ms": 10.0 + saved_ms})["break_even_step"] == step

@@ -1,6 +1,5 @@
 """Analysis of existing traces, without training: a file or a folder of them, from any program."""
 
-import contextlib
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,14 +15,16 @@ from analysis.diagnosis.verdict import rule_section
 from analysis.hardware.matching import described, rows_named
 from analysis.trace.readers.formats import find_traces, left_out
 from analysis.trace.shrink import check_slim, check_target, write_slim
+from analysis.trust.integrity import left_out_beside
 from analysis.trust.missing_from_trace import missing_lines
 from harness.base.console import file_lines, say
-from harness.base.documents import read_document
+from harness.base.documents import read_or_leave_out
 from harness.base.errors import UserError
 from harness.base.files import make_folder, write_json, written_whole
 from harness.base.sections import as_text
 from harness.base.tables import wrapped
 from harness.base.text import read_on
+from harness.documents.trace import OperatorAnalysis
 
 SLICES = (".csv", ".csv.gz", ".parquet")
 SLICE_COLUMNS = "trace rank step start end us where state cause kind overlaps".split()
@@ -63,7 +64,10 @@ def analyze_existing(
     refused += left_out(path) if path.is_dir() else []
     if not analyses:
         raise refused[0] if len(refused) == 1 else UserError("; ".join(map(str, refused)))
-    keep_prediction(analyses)
+    unread: list[str] = []  # documents beside the traces
+    keep_prediction(analyses, unread)
+    for file, _ in analyses:
+        unread += [line for line in left_out_beside(file) if line not in unread]
     one_run = "ranks" in analyses[0][1]
     if verbose:
         for _, analysis in analyses[:1] if one_run else analyses:
@@ -73,8 +77,8 @@ def analyze_existing(
         rank = analysis["integrity"]["rank"]
         if analysis["verdict"].get("rank_judged", rank) == rank:  # the verdict of all ranks is explained once
             say(*as_text(rule_section(analysis)))
-    if refused:
-        say("", "Not read:", *(f"  {error}" for error in refused))
+    if refused or unread:
+        say("", "Not read:", *(f"  {line}" for line in (*refused, *unread)))
     folder = output_dir or (paths[0].parent if report else None)
     files = []
     if folder:
@@ -130,15 +134,18 @@ def missing_from(path: str | Path) -> list[str]:
     return list(dict.fromkeys(line for _, one in analyses for line in missing_lines(one["integrity"]["not_recorded"])))
 
 
-def keep_prediction(analyses: list[tuple[Path, dict]]) -> None:
-    """The collectives that the run predicted for itself, from its own operator_analysis.json beside the traces."""
+def keep_prediction(analyses: list[tuple[Path, dict]], unread: list[str]) -> None:
+    """The collectives that the run predicted for itself, from its own operator_analysis.json beside the traces.
+
+    unread takes why it cannot be read: the trace is read all the same."""
     path, document = analyses[0]
-    with contextlib.suppress(UserError):  # damaged or of another version: the trace is read all the same
-        earlier = read_document(path.parent / "operator_analysis.json")
-        about = earlier.get("communication") if earlier and earlier.get("trace") == path.name else None
-        if found := (about or {}).get("predicted"):
-            renamed = [one | {"calls": one["predicted_calls"], "bytes": one["predicted_bytes"]} for one in found]
-            add_prediction(document, renamed)
+    file = path.parent / "operator_analysis.json"
+    earlier = read_or_leave_out(file, OperatorAnalysis, unread, ("trace", "communication"))
+    about = earlier["communication"] if earlier and earlier["trace"] == path.name else None
+    predicted = about["predicted"] if about else None
+    if predicted:
+        renamed = [row | {"calls": row["predicted_calls"], "bytes": row["predicted_bytes"]} for row in predicted]
+        add_prediction(document, renamed)
 
 
 def answer_of_traces(analyses: list[tuple[Path, dict]], report: Path | None) -> list[str]:

@@ -11,12 +11,14 @@ from analysis.report.roofline_figure import draw_roofline
 from analysis.work.bytes_moved import computational_intensity
 from analysis.work.sections import RIDGE, agreement_text, by_time, counters_in, intensity_facts, mfu_text, run_sections
 from harness.base.console import file_lines, say
-from harness.base.documents import read_document
+from harness.base.documents import read_or_leave_out
 from harness.base.files import prepare_folder, write_figure, write_json
 from harness.base.layer_names import folded_names
 from harness.base.sections import as_text
 from harness.base.tables import added_up, answer
 from harness.base.text import count_of, read_on
+from harness.documents.run import PerformanceSummary
+from harness.documents.trace import OperatorAnalysis
 from harness.machine.disturbance import disturbance_text
 from harness.model.workload import Workload
 
@@ -32,10 +34,11 @@ def explain_limits(
     report: writes one, and returns its files.
     """
     documents, verbose = {}, asked["verbose"]  # of intensity and roofline, by the names of run_sections()
+    left_out: list[str] = []
+    trace, _ = documents_of_run(source, left_out)
     if asked["intensity"] or asked["roof"]:
         documents["intensity"] = computational_intensity(profile, workload)
     if asked["roof"]:  # operators' times are those of the trace that was analyzed in the source folder, if there is one
-        trace = read_document(source / "operator_analysis.json")
         documents["roofline"] = roofline(profile, documents["intensity"], trace)
     flops, *others = run_sections({"flops": profile} | documents)
     shown = flops.parts[1:] if asked["detailed"] else []
@@ -57,7 +60,16 @@ def explain_limits(
         if files and (verbose or target.resolve() != source.resolve()):  # else a run has told its folder
             say("", *file_lines(files, verbose))
     finally:  # a full disk must not lose the answer
+        say(*(["", "Not read:", *(f"  {line}" for line in left_out)] if left_out else []))
         say("", *flops_answer(profile, documents, source, report_in(files)))
+
+
+def documents_of_run(folder: Path, left_out: list[str]) -> tuple[dict | None, dict | None]:
+    """operator_analysis.json and performance_summary.json of a folder; left_out takes why one of them cannot be
+    read."""
+    trace = read_or_leave_out(folder / "operator_analysis.json", OperatorAnalysis, left_out)
+    summary = read_or_leave_out(folder / "performance_summary.json", PerformanceSummary, left_out, ("disturbance",))
+    return trace, summary
 
 
 # ---- For a reader --------------------------------------------------------------------------------------------------
@@ -65,7 +77,7 @@ def explain_limits(
 
 def flops_answer(profile: dict, documents: dict[str, dict], source: Path, report: Path | None) -> list[str]:
     """What a command that counts FLOPs ends with: MFU, what bounds it, where the time goes, what to try."""
-    trace, summary = (read_document(source / name) for name in ("operator_analysis.json", "performance_summary.json"))
+    trace, summary = documents_of_run(source, [])
     rates = profile["performance_metrics"]
     spread = f", std {rates['std_step_time_ms']:.2f}" if rates["std_step_time_ms"] is not None else ""
     bound = trace["verdict"]["line"] if trace else "not known here: no trace; --generate-roofline records one"

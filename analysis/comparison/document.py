@@ -41,6 +41,7 @@ def compare_read(runs: list[ComparedRun]) -> dict:
         "repeats": repeats,
         "differences": different_settings([settings_of_run(run) for run in runs]),
         "scaling": scaling(rows),
+        "not_read": [line for run in runs for line in run.left_out],
         **profile_changes(runs, repeats["spread"] if repeats else 0.0),
     }
     return explained(document, Comparison)
@@ -69,6 +70,7 @@ def profile_changes(runs: list[ComparedRun], spread: float) -> dict:
 def run_row(run: ComparedRun, baseline: ComparedRun, repeats: dict | None) -> dict:
     """A row of `runs`.  repeats: of repeated()."""
     summary, stats = run.summary, summary_stats(run.step_ms.tolist())
+    memory = run.memory
     losses_differ = loss_difference(run, baseline)
     training = training_check(summary, baseline.summary, losses_differ)
     times = ratio_of_medians(run.step_ms, baseline.step_ms)
@@ -82,10 +84,10 @@ def run_row(run: ComparedRun, baseline: ComparedRun, repeats: dict | None) -> di
         **{name: performance[name] for name in ("samples_per_sec", "tokens_per_sec")},
         **{"step_flops": performance["model_flops_per_step"], "achieved_tflops": performance["achieved_tflops"]},
         "mfu_percent": run.mfu_percent,
-        "peak_mb": summary["memory"]["peak_mb"],
-        "memory_source": summary["memory"]["source"],
+        "peak_mb": memory["peak_mb"],
+        "memory_source": memory["source"],
     }
-    row |= peak_ratio(summary["memory"], baseline.summary["memory"])
+    row |= peak_ratio(memory, baseline.memory)
     row |= {"final_loss": summary["loss"]["final"], "largest_loss_difference": losses_differ} | training
     traced = run.analysis
     row |= {"verdict": traced and traced["verdict"]["bound"], "profiler": traced and profiler_of(traced)}

@@ -104,7 +104,7 @@ COLUMNS_OF_HISTORY = [
 
 def rate_text(row: dict) -> str | None:
     """Tokens; samples where each is one token, as an image is."""
-    unit = "samples" if row["tokens_per_sec"] == row["samples_per_sec"] else "tokens"
+    unit = "samples" if row["tokens_per_sec"] in (None, row["samples_per_sec"]) else "tokens"
     return row["samples_per_sec"] and f"{significant(row[f'{unit}_per_sec'])} {unit}"
 
 

@@ -51,7 +51,9 @@ def times_of(analysis: dict) -> dict[str, Times]:
     of an operator, that of the step times."""
     about, steps = analysis["attribution"], analysis["steps"]
     self_us = "self_device_us" if about["clock"] == "GPU" else "self_cpu_us"
-    relative = None if steps["std_ms"] is None else steps["std_ms"] / steps["mean_ms"] / math.sqrt(steps["count"])
+    relative = None
+    if steps["std_ms"] is not None and steps["mean_ms"]:
+        relative = steps["std_ms"] / steps["mean_ms"] / math.sqrt(steps["count"])
 
     def of_steps(name: str, ms: float) -> tuple[str, Time]:
         return name, (ms, None if relative is None else ms * relative)

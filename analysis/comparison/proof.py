@@ -30,9 +30,11 @@ def line_text(row: dict) -> str:
 def proof_section(document: dict) -> Section:
     """The changes, those that help first; together; and the noise."""
     rows = [row | {"as_fast": as_fast_text(row)} for row in document["rows"]]
-    rows.sort(key=lambda row: (IN_ORDER.index(row["verdict"]), row["ratio"] or 0))
+    places = {verdict: place for place, verdict in enumerate(IN_ORDER)}
+    rows.sort(key=lambda row: (places.get(row["verdict"], len(places)), row["ratio"] or 0))
     plain = document["plain"]
-    facts = {"The program as it is": f"{significant(plain['step_ms'])} ms a step; {REPEATS[plain['repeats']]}"}
+    repeats = REPEATS.get(plain["repeats"], plain["repeats"])
+    facts = {"The program as it is": f"{significant(plain['step_ms'])} ms a step; {repeats}"}
     if nothing := document["nothing"]:
         facts["Turns with nothing changed"] = f"{as_fast_text(nothing)}; a gain has to be more"
     if document["not_timed"]:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -11,14 +11,28 @@ import numpy as np
 from analysis.comparison.noise import STEPS_OF_RUN
 from analysis.hardware.mfu import mfu_percent
 from analysis.trace.readers.formats import find_traces, may_be_trace
-from harness.base.documents import read_document
+from harness.base.documents import read_document, read_fitting, read_or_leave_out
 from harness.base.errors import UserError
 from harness.base.text import count_of
+from harness.documents.flops import FlopsProfile
+from harness.documents.run import PerformanceSummary
 from harness.documents.sweeps import NOT_IN_TRACE
+from harness.documents.trace import OperatorAnalysis
 from harness.instruments.phases import PHASES
 from harness.machine.disturbance import disturbance_text
 
 SUMMARY = "performance_summary.json"
+# The fields that a comparison reads of each document of a run.
+OF_SUMMARY = ["status", "config", "environment", "steps", "loss.first", "loss.final"]
+OF_SUMMARY += [f"disturbance?.{name}" for name in ("disturbed", "waited_share", "lost_share", "reasons", "gpu")]
+OF_SUMMARY += ["audit?.ok", "audit?.findings"]
+OF_SUMMARY += ["training.world_size", "training.completed_steps", "memory.peak_mb", "memory.source"]
+OF_SUMMARY += [f"performance.avg_{phase}_time_ms" for phase in PHASES]
+OF_SUMMARY += [f"performance.{name}" for name in ("samples_per_sec", "tokens_per_sec")]
+OF_SUMMARY += [f"performance.{name}" for name in ("model_flops_per_step", "achieved_tflops")]
+OF_ANALYSIS = ("trace", "steps", "attribution", "components", "classes", "operators", "memory", "verdict.bound")
+OF_ANALYSIS += ("integrity.world_size", "integrity.profiler_overhead.ratio")
+OF_FLOPS = ("efficiency_metrics.mfu_percent",)
 # Settings that do not affect the results; DeepSpeed itself sets the variable.
 IGNORED = {"output_dir", "profile_dir", "log_interval", "$PYTORCH_NVML_BASED_CUDA_CHECK"}
 
@@ -32,6 +46,7 @@ class ComparedRun:
     summary: dict  # of a trace, what it tells
     analysis: dict | None
     flops: dict | None
+    left_out: list[str] = field(default_factory=list)  # its documents that cannot be read, and why
 
     @property
     def of_trace(self) -> bool:
@@ -41,6 +56,14 @@ class ComparedRun:
     @property
     def environment(self) -> dict:
         return self.summary["environment"]
+
+    def began(self) -> datetime:
+        """When it began, with a time zone.  Raises UserError if its summary does not tell."""
+        text = self.environment["timestamp"]
+        try:
+            return datetime.fromisoformat(text).astimezone()
+        except ValueError as error:
+            raise UserError(f"{self.folder / SUMMARY}: environment.timestamp: {text} is no time") from error
 
     @property
     def step_ms(self) -> np.ndarray:
@@ -69,6 +92,13 @@ class ComparedRun:
         return self.flops["efficiency_metrics"]["mfu_percent"] if found is None and self.flops else found
 
     @property
+    def memory(self) -> dict:
+        """Its peak with its source, as its summary tells them; of a run that does not, as its trace does."""
+        if self.summary["memory"]["peak_mb"] is None and self.analysis:
+            return memory_of_trace(self.analysis)
+        return self.summary["memory"]
+
+    @property
     def clock(self) -> str:
         """The clock of its profile: GPU or host."""
         return self.analysis["attribution"]["clock"]
@@ -81,33 +111,40 @@ def read_run(path: Path, name: str) -> ComparedRun:
         return run_of_trace(path, path, name)
     if not path.is_dir():
         raise UserError(f"{path}: no such folder")
-    summary = read_document(path / "performance_summary.json")
-    profiles = (path / "operator_analysis.json", path / "pytorch_profiles" / "operator_analysis.json")
-    analysis = next((document for file in profiles if (document := read_document(file))), None)
+    left_out: list[str] = []
+    summary, flops = summary_and_flops(path, left_out)
+    analysis = None
+    for folder in (path, path / "pytorch_profiles"):
+        file = folder / "operator_analysis.json"
+        analysis = analysis or read_or_leave_out(file, OperatorAnalysis, left_out, OF_ANALYSIS)
     if summary is None and analysis:
         summary = summary_of_trace(analysis)
     if summary is None and any(may_be_trace(file.name) for file in path.iterdir()):
-        return run_of_trace(find_traces(path)[0], path, name)
-    if summary is None or "exclusion_reason" not in summary.get("steps", {}):
-        raise UserError(f"{path}: neither performance_summary.json of a run nor a trace in it")
-    return ComparedRun(path, name, summary, analysis, read_document(path / "flops_profile.json"))
+        return run_of_trace(find_traces(path)[0], path, name, left_out)
+    if summary is None:
+        raise UserError("; ".join(left_out) or f"{path}: neither {SUMMARY} of a run nor a trace in it")
+    return ComparedRun(path, name, summary, analysis, flops, left_out)
 
 
-def run_of_trace(trace: Path, path: Path, name: str) -> ComparedRun:
+def summary_and_flops(folder: Path, left_out: list[str]) -> tuple[dict | None, dict | None]:
+    """performance_summary.json and flops_profile.json of a folder; left_out takes why one of them cannot be read."""
+    summary = read_or_leave_out(folder / SUMMARY, PerformanceSummary, left_out, OF_SUMMARY)
+    return summary, read_or_leave_out(folder / "flops_profile.json", FlopsProfile, left_out, OF_FLOPS)
+
+
+def run_of_trace(trace: Path, path: Path, name: str, left_out: Sequence[str] = ()) -> ComparedRun:
     from analysis.diagnosis.traces import analyze_all  # pandas is slow to load, and runs are compared without it
 
     analyses, refused = analyze_all([trace])
     if refused:
         raise refused[0]
-    return ComparedRun(path, name, summary_of_trace(analyses[0][1]), analyses[0][1], None)
+    return ComparedRun(path, name, summary_of_trace(analyses[0][1]), analyses[0][1], None, [*left_out])
 
 
 def summary_of_trace(analysis: dict) -> dict:
     """What the summary of a run would tell, as far as a trace does: the times of its profiled steps."""
     times = [row["duration_ms"] for row in analysis["steps"]["rows"]]
     names = ("samples_per_sec", "tokens_per_sec", "model_flops_per_step", "achieved_tflops")
-    peak_mb = analysis["memory"]["peak_mb"]
-    source = NOT_IN_TRACE if peak_mb is None else f"{analysis['memory']['of']}, by its trace"
     return {
         "status": "completed",
         "config": {"training": {"trace": analysis["trace"]}, "profiling": {}, "model": {"parameters": None}},
@@ -115,10 +152,18 @@ def summary_of_trace(analysis: dict) -> dict:
         | dict.fromkeys(("host", "python", "commit", "uncommitted_changes")),
         "training": {"world_size": analysis["integrity"]["world_size"]},
         "performance": dict.fromkeys((*names, *(f"avg_{phase}_time_ms" for phase in PHASES))),
-        "memory": {"peak_mb": peak_mb, "source": source},
+        "memory": memory_of_trace(analysis),
         "loss": {"final": None},
         "steps": {"time_ms": times, "exclusion_reason": [None] * len(times), "loss": []},
     }
+
+
+def memory_of_trace(analysis: dict) -> dict:
+    """`memory` of a summary, of the recorded steps."""
+    peak_mb = analysis["memory"]["peak_mb"]
+    if peak_mb is None:
+        return {"peak_mb": None, "source": NOT_IN_TRACE}
+    return {"peak_mb": peak_mb, "source": f"{analysis['memory'].get('of', 'allocated')}, by its trace"}
 
 
 def runs_below(folder: Path) -> tuple[list[ComparedRun], list[str]]:
@@ -132,19 +177,20 @@ def runs_below(folder: Path) -> tuple[list[ComparedRun], list[str]]:
         if any(part.startswith(".") for part in place.relative_to(folder).parts):
             continue
         try:
-            summary = read_document(place / SUMMARY)
-            parts = {**summary.get("steps", {}), **summary.get("environment", {})} if summary else {}
-            if {"exclusion_reason", "timestamp"} <= parts.keys():
-                flops, name = read_document(place / "flops_profile.json"), os.path.relpath(place, folder)
-                name = folder.resolve().name if place == folder else name
-                found.append(ComparedRun(place, name, summary, None, flops))
+            summary = read_fitting(place / SUMMARY, PerformanceSummary, OF_SUMMARY)
+            if summary:
+                flops = read_or_leave_out(place / "flops_profile.json", FlopsProfile, others, OF_FLOPS)
+                name = folder.resolve().name if place == folder else os.path.relpath(place, folder)
+                run = ComparedRun(place, name, summary, None, flops)
+                run.began()
+                found.append(run)
             elif read_document(file):
                 others.append(f"{place}: has no {SUMMARY} of a run: it was killed, or still runs")
             else:
                 others.append(f"Not a run of this workshop: {place} has a {file.name} of another program")
         except UserError as error:
             others.append(str(error))
-    return sorted(found, key=lambda run: datetime.fromisoformat(run.environment["timestamp"])), others
+    return sorted(found, key=ComparedRun.began), others
 
 
 def repeated_runs(folder: Path) -> tuple[list[ComparedRun], list[str]]:

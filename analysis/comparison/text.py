@@ -4,6 +4,7 @@ import math
 
 from analysis.comparison.noise import AGAIN, NOISE, REPEAT, REPEATED, UNDECIDED, as_fast, is_decided
 from analysis.comparison.parts import OTHER_PROFILER, PART_KINDS
+from analysis.trust.integrity import MEASURABLE
 from analysis.trust.same_training import NOT_THE_SAME
 from harness.base.sections import Section
 from harness.base.tables import Column, answer, column, grouped
@@ -58,6 +59,7 @@ def comparison_section(comparison: dict) -> Section:
         notes.append(f"Scaling {scaling_text(comparison['scaling'])} ({comparison['scaling']['meaning']})")
     reasons = [comparison[name] for name in ("profiles_reason", "components_reason") if name in comparison]
     parts = [
+        Section("Not read", note=comparison.get("not_read", [])),
         Section(f"Runs, against {comparison['baseline']}", TIME_COLUMNS, rows, notes),
         Section("Rates, memory and loss", OTHER_COLUMNS, rows, [f"Peak MB: {memory_note(rows)}"]),
         difference_section(comparison),
@@ -99,9 +101,18 @@ def repeats_text(repeats: dict | None) -> str:
 
 def profilers_text(rows: list[dict]) -> str:
     """'torch.profiler 1.18x (a), nsys 1.52x (b)', of what was profiled."""
-    ratios = (f"{row['profiler_overhead']:.2f}x" if row["profiler_overhead"] else "not known" for row in rows)
-    told = zip(rows, ratios, strict=True)
-    return ", ".join(f"{row['profiler']} {ratio} ({row['name']})" for row, ratio in told if row["profiler"])
+    texts = [f"{row['profiler']} {overhead_of(row)} ({row['name']})" for row in rows if row["profiler"]]
+    return ", ".join(texts)
+
+
+def overhead_of(row: dict) -> str:
+    """How many times as long profiled steps took, as the profile of the run says it."""
+    ratio = row["profiler_overhead"]
+    if not ratio:
+        return "not known"
+    if ratio < 1 - MEASURABLE:
+        return f"not measurable, {ratio:.2f}x: steps without it were disturbed more"
+    return f"{ratio:.2f}x"
 
 
 def scaling_text(scale: dict) -> str:
@@ -279,7 +290,7 @@ def largest_reason(comparison: dict, row: dict) -> str:
 
 
 def memory_text(rows: list[dict]) -> str:
-    found = (f"{row['peak_mb']:,.0f} MB" if row["peak_mb"] else "not known of" for row in rows)
-    peaks = [f"{peak} {row['name']}" for peak, row in zip(found, rows, strict=True)]
-    alike = len({row["memory_source"] for row in rows}) == 1
-    return ", ".join(peaks) + "; not comparable, of several sources" * (not alike)
+    peaks = [f"{row['peak_mb']:,.0f} MB {row['name']}" for row in rows if row["peak_mb"]]
+    peaks += [f"not known of {row['name']}" for row in rows if not row["peak_mb"]]
+    alike = len({row["memory_source"] for row in rows if row["peak_mb"]}) <= 1
+    return ", ".join(peaks) + ("" if alike else "; not comparable, of several sources")

@@ -83,7 +83,7 @@ def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | No
 
     run: performance_summary.json of the run, which has the memory of every rank.
     """
-    peaks = {one["rank"]: one["peak_memory_mb"] for one in (run or {}).get("ranks", [])}
+    peaks = {one["rank"]: one["peak_memory_mb"] for one in (run or {}).get("ranks") or []}
     documents, facts = zip(*sorted(zip(documents, facts, strict=True), key=lambda pair: pair[1].rank), strict=True)
     comparison, waiting, why = compare_ranks(facts)
     waiting = waiting or [None] * len(facts)

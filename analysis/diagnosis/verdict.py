@@ -133,24 +133,21 @@ Asked = tuple[str, Decision | None]  # the figures that a rule looked at, and wh
 
 
 def untrustworthy(facts: Facts) -> Asked:
-    """the trace is not trustworthy: undecided"""
+    """Whether the trace may decide anything."""
     problems = "; ".join(facts.problems)
     found = Decision("undecided", "undecided", f"the trace is not trustworthy: {problems}") if problems else None
     return problems or "no problem found", found
 
 
 def capture(facts: Facts) -> Asked:
-    """a graph was recorded in {LARGE:.0%} of the trace or more: capture"""
+    """Whether the trace shows the recording of a graph."""
     because = f"{facts.capture:.0%} of the trace is the recording of a graph, which happens once: record its replays"
     found = facts.decided("capture", "is" if facts.capture >= MOST else "probably", because)
     return f"{facts.capture:.1%} of the trace", found if facts.capture >= LARGE else None
 
 
 def late_host(facts: Facts) -> Asked:
-    """the GPU's work is the largest part, but {ON_HOST:.0%} of the critical path is on the host (and the GPU as idle
-    without the profiler, where that is known), and launch, host code, data and allocation have {LARGE:.0%} together:
-    the largest but that work, or between two; with {ALL_HOST:.0%} and {LARGE:.0%} of unrecorded idle time: between the
-    host and the GPU"""
+    """Whether the GPU only waits for the host, although its work is the largest part."""
     leads, host = facts.ranked[0] in OF_GPU, facts[OF_HOST] - facts.waited
     why = f"{facts.on_host:.0%} of the critical path is on the host, so a faster GPU would only wait for it"
     idle = f", GPU idle {facts.idle:.1%} without the profiler" if facts.idle < facts.on_host else ""
@@ -175,8 +172,7 @@ def largest_of(names: Sequence[str], facts: Facts, why: str) -> Decision:
 
 
 def slow_kernels(facts: Facts) -> Asked:
-    """matmuls, convolutions and attention below {SLOW_BELOW:.0%} of their roof take {MOST:.0%} of the step:
-    GPU-bound"""
+    """Whether kernels are limited by neither arithmetic nor bandwidth."""
     slow = facts.slow_kernels
     why = f"the GPU works for {facts.gpu:.0%} of the step, {slow:.0%} in kernels below {SLOW_BELOW:.0%} of their roof: "
     found = facts.decided("gpu", "is", f"{why}neither arithmetic nor bandwidth limits them") if slow >= MOST else None
@@ -184,8 +180,7 @@ def slow_kernels(facts: Facts) -> Asked:
 
 
 def largest(facts: Facts) -> Asked:
-    """the largest share has {BOUND_FROM:.0%}, and {LEAD_POINTS} points more than any other, even if all unclassified
-    work and unrecorded idle time belong to that other; probably, if that rests on how long kernels are"""
+    """The share that leads even if all that is unknown belongs to another."""
     first, second = facts.ranked[:2]
     holds = facts[first] >= BOUND_FROM and facts.lead(first) >= LEAD
     figures = f"{facts.text(first, second)}; lead at worst {100 * facts.lead(first):.0f} points"
@@ -194,8 +189,7 @@ def largest(facts: Facts) -> Asked:
 
 
 def largest_at_worst(facts: Facts) -> Asked:
-    """the largest share has {BOUND_FROM:.0%} with what is unclassified or unrecorded, is {LEAD_POINTS} points ahead
-    without, and at worst no other is larger: probably"""
+    """The share that leads in what was recorded, and that no other may pass."""
     first, second = facts.ranked[:2]
     recorded, at_worst = facts[first] - facts[second], facts.lead(first)
     holds = facts.at_most(first) >= BOUND_FROM and recorded >= LEAD and at_worst >= 0
@@ -205,9 +199,7 @@ def largest_at_worst(facts: Facts) -> Asked:
 
 
 def gpu_works(facts: Facts) -> Asked:
-    """the GPU works for {MOST:.0%}, and {LEAD_POINTS} points more than any other share: memory, compute or between
-    them, if enough of the work is classified, or between one and another share of {LARGE:.0%} that is less than
-    {LEAD_POINTS} points behind; else GPU-bound"""
+    """The work of the GPU as a whole, or a part of it."""
     others = max(facts.at_most(name) for name in TAKES if name not in OF_GPU)
     split = f"memory {facts['memory']:.0%}, compute {facts['compute']:.0%}"
     if facts.unclassified >= SHOWN_FROM:
@@ -231,8 +223,7 @@ def gpu_works(facts: Facts) -> Asked:
 
 
 def host_works(facts: Facts) -> Asked:
-    """launch, host code, data and allocation have {MOST:.0%} together, and {LEAD_POINTS} points more than work of the
-    GPU or any other share: the largest of these, or between two"""
+    """The shares of the host together."""
     host = facts[OF_HOST]
     others = max(facts.gpu, *(facts.at_most(name) for name in TAKES if name not in (*OF_GPU, *OF_HOST)))
     why = f"the host takes {host:.0%} of the step, with {facts.text(*OF_HOST)}"
@@ -241,7 +232,7 @@ def host_works(facts: Facts) -> Asked:
 
 
 def two_large(facts: Facts) -> Asked:
-    """two shares of at least {LARGE:.0%} have {MOST:.0%} together, and at worst no third is larger: between them"""
+    """Two shares that bound the step together."""
     first, second, *others = facts.ranked
     large = facts[second] >= LARGE and facts[(first, second)] >= MOST
     holds = large and facts[second] >= max(facts.at_most(other) for other in others)
@@ -249,18 +240,52 @@ def two_large(facts: Facts) -> Asked:
 
 
 def undecided(facts: Facts) -> Asked:
-    """none of these: undecided"""
+    """What is said where no rule holds."""
     because = f"no part leads: {facts.text(*[name for name in facts.ranked[:3] if facts[name] >= 0.0005])}"
     if unknown := facts.unclassified + facts.unrecorded:
         because += f", and nothing tells what {unknown:.0%} is spent on"
     return facts.text(*facts.ranked[:3]), Decision("undecided", "undecided", f"{because}; {facts.missing}")
 
 
-OF_SHARES = (largest, largest_at_worst, gpu_works, host_works, two_large)
-# By what they say, in their docstrings; the first that holds decides.
+# By what they say; the first that holds decides.
 RULES = {
-    " ".join(ask.__doc__.split()).format(**globals()): ask
-    for ask in (untrustworthy, capture, late_host, slow_kernels, *OF_SHARES, undecided)
+    "the trace is not trustworthy: undecided": untrustworthy,
+    f"a graph was recorded in {LARGE:.0%} of the trace or more: capture": capture,
+    (
+        f"the GPU's work is the largest part, but {ON_HOST:.0%} of the critical path is on the "
+        "host (and the GPU as idle without the profiler, where that is known), and launch, "
+        f"host code, data and allocation have {LARGE:.0%} together: the largest but that work, "
+        f"or between two; with {ALL_HOST:.0%} and {LARGE:.0%} of unrecorded idle time: between "
+        "the host and the GPU"
+    ): late_host,
+    (
+        f"matmuls, convolutions and attention below {SLOW_BELOW:.0%} of their roof take "
+        f"{MOST:.0%} of the step: GPU-bound"
+    ): slow_kernels,
+    (
+        f"the largest share has {BOUND_FROM:.0%}, and {LEAD_POINTS} points more than any "
+        "other, even if all unclassified work and unrecorded idle time belong to that other; "
+        "probably, if that rests on how long kernels are"
+    ): largest,
+    (
+        f"the largest share has {BOUND_FROM:.0%} with what is unclassified or unrecorded, is "
+        f"{LEAD_POINTS} points ahead without, and at worst no other is larger: probably"
+    ): largest_at_worst,
+    (
+        f"the GPU works for {MOST:.0%}, and {LEAD_POINTS} points more than any other share: "
+        "memory, compute or between them, if enough of the work is classified, or between one "
+        f"and another share of {LARGE:.0%} that is less than {LEAD_POINTS} points behind; else "
+        "GPU-bound"
+    ): gpu_works,
+    (
+        f"launch, host code, data and allocation have {MOST:.0%} together, and {LEAD_POINTS} "
+        "points more than work of the GPU or any other share: the largest of these, or "
+        "between two"
+    ): host_works,
+    (
+        f"two shares of at least {LARGE:.0%} have {MOST:.0%} together, and at worst no third is larger: between them"
+    ): two_large,
+    "none of these: undecided": undecided,
 }
 
 

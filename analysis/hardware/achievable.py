@@ -7,6 +7,7 @@ from analysis.hardware.datasheets import DATASHEETS, Datasheet
 from harness.base.text import read_ini
 
 _TABLES = read_ini(Path(__file__).with_suffix(".ini"))
+_SHEETS = {sheet.name: sheet for sheet in DATASHEETS}
 OVERHEADS = {name: float(text) for name, text in _TABLES["overheads"].items()}
 # Published / expected, of at least 90% of the rows.
 LOW, HIGH = (float(_TABLES["evidence"][name]) for name in ("low", "high"))
@@ -26,13 +27,15 @@ class Rates:
 
 def achievable_rates(row: Datasheet | None, confirmed: bool = True) -> Rates | None:
     """Of the device of this row; None: no times of steps confirm any, where that is asked for.  A card that was given
-    by its figures reaches the same shares of its peaks as that whose name it has."""
+    by its figures reaches the same shares of its peaks as that whose name it has; none, if no datasheet has its name,
+    whatever that begins with."""
     tables = dict(_TABLES["rates"]) | ({} if confirmed else dict(_TABLES["unconfirmed"]))
-    known = next((name for name in tables if row and row.name.startswith(name)), None)
+    sheet = _SHEETS.get(row.name.partition(":")[0]) if row else None
+    known = next((name for name in tables if sheet and sheet.name.startswith(name)), None)
     if known is None:
         return None
     bf16, tf32, fp32, attention, sustained, share = map(float, tables[known].split())
-    peak = 1e12 * row.bf16 / next(one for one in DATASHEETS if one.name == row.name.partition(":")[0]).bf16
+    peak = 1e12 * row.bf16 / sheet.bf16
     rates = {"bf16": peak * sustained * bf16, "tf32": peak * tf32, "fp32": peak * fp32}
     bandwidth, source = 1e9 * share * row.bandwidth, f"that {known} reaches"
     return Rates(rates, peak * sustained * attention, bandwidth, row.compute_units, source)

@@ -9,7 +9,7 @@ def known_peak(summary: dict) -> Ceiling | None:
     tflops = summary["performance"]["achieved_tflops"]
     if tflops is None:
         return None
-    device, choice = summary["environment"]["device"], summary["config"]["profiling"]["peak"]
+    device, choice = summary["environment"]["device"], summary["config"]["profiling"].get("peak", "auto")
     precision = arithmetic(summary["config"]["training"])
     ceilings = compute_ceilings(device, precision, choice, 1e12 * tflops, measure="kept")
     return ceilings[0] if ceilings else None

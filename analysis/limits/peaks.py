@@ -11,10 +11,10 @@ from analysis.hardware.datasheets import DATASHEETS, Datasheet
 from analysis.hardware.matching import datasheet, possible_rows, with_arch
 from analysis.trace.links import Links, cached_on_links
 from analysis.trace.tables import by_name, take_or
+from analysis.trust.integrity import flops_profiles_beside
 from analysis.vocabulary.kernels import multiplied_type
 from analysis.vocabulary.operators import MATMUL_CLASSES, PRECISION_OF
 from analysis.work.operator_costs import factor_type
-from harness.base.documents import documents_beside
 from harness.base.text import arithmetic
 
 DEFAULT_RIDGE = 10.0  # FLOPs/byte, on a CPU of which no peak is known
@@ -89,7 +89,7 @@ def roofs_of(links: Links, summary: dict | None) -> tuple[list[Ceiling], list[Ce
         return compute, bandwidth
     measure, choice, reached = "never", links.trace.peak, 0.0
     if ran_here(summary) and not links.trace.target:
-        measure, choice = "kept", summary["config"]["profiling"]["peak"]
+        measure, choice = "kept", summary["config"]["profiling"].get("peak", "auto")
         reached = 1e12 * (summary["performance"]["achieved_tflops"] or 0)
     compute = compute_ceilings(device, precision, choice, reached, measure)
     return compute, bandwidth_ceilings(device, choice, measure)
@@ -97,8 +97,8 @@ def roofs_of(links: Links, summary: dict | None) -> tuple[list[Ceiling], list[Ce
 
 def flops_profile_beside(links: Links, summary: dict) -> dict | None:
     """flops_profile.json of the same run: in the folder of the trace, or in the one above."""
-    found = documents_beside(links.trace.path, "flops_profile.json")
-    return next((one for one in found if one.get("environment") == summary["environment"]), None)
+    profiles = flops_profiles_beside(links.trace.path)
+    return next((profile for profile in profiles if profile["environment"] == summary["environment"]), None)
 
 
 class Ridges:

@@ -13,10 +13,11 @@ from analysis.report.charts import charts, step_of_document
 from analysis.report.page import FINDABLE, documents_in, fill_template, first_screen, page_title, sections_of
 from analysis.report.roofline_figure import draw_roofline
 from harness import PROJECT
-from harness.base.documents import read_document
+from harness.base.documents import read_or_leave_out
 from harness.base.errors import UserError
 from harness.base.files import write_bytes, writing
 from harness.base.sections import Section, as_markdown
+from harness.documents.trace import OperatorAnalysis
 
 ROWS = 25  # of a table in TensorBoard
 SCRIPTS = ("tensorboard_plugin/tensorboard_step_profile/timeline.js", "analysis/report/page.js")
@@ -28,15 +29,17 @@ def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, r
     analyses: (name, operator_analysis.json) of traces; default: that in the folder.  run: the folder whose other files
     are included; default: this one.
     """
-    documents = documents_in(run or folder)
+    left_out: list[str] = []
+    documents = documents_in(run or folder, left_out)
     if analyses is None:
-        own = read_document(folder / "operator_analysis.json")
+        own = read_or_leave_out(folder / "operator_analysis.json", OperatorAnalysis, left_out)
         analyses = [(own["trace"], own)] if own else []
     if not analyses and not documents["summary"]:
-        raise UserError(f"{folder}: nothing to report: it has neither an operator_analysis.json nor a run")
+        why = "; ".join(left_out) or "it has neither an operator_analysis.json nor a run"
+        raise UserError(f"{folder}: nothing to report: {why}")
     analyses = judged_first(analyses) if analyses else []
     analysis = analyses[0][1] if analyses else None
-    sections = sections_of(analysis, analyses[1:], documents)
+    sections = [Section("Not read", note=left_out), *sections_of(analysis, analyses[1:], documents)]
     drawn, step = charts(analysis, documents), step_of_document(analysis["step_timeline"]) if analysis else None
     page = {"charts": [*drawn, *(["step_timeline"] if analysis else [])], "data": {"charts": drawn, "step": step}}
     # The timeline of a document has parts alone.

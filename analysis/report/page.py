@@ -24,7 +24,8 @@ from analysis.prediction.text import that_train
 from analysis.report.palette import BOUND_COLORS, PHASE_COLORS, color_of, text_color
 from analysis.vocabulary.operators import MATMUL_CLASSES
 from analysis.work.sections import run_sections
-from harness.base.documents import read_document
+from harness.base.documents import read_or_leave_out
+from harness.base.files import kind_of
 from harness.base.sections import Section
 from harness.base.tables import Column
 from harness.base.text import count_of, run_title, shortened, significant, told_apart
@@ -55,9 +56,13 @@ class FirstScreen:
     trust: str = ""
 
 
-def documents_in(folder: Path) -> Documents:
-    """The documents of a run besides its operator_analysis.json; None for those that it does not have."""
-    return {name: read_document(folder / file) for name, file in DOCUMENT_FILES.items()}
+def documents_in(folder: Path, left_out: list[str]) -> Documents:
+    """The documents of a run besides its operator_analysis.json; None for those that it does not have, or that cannot
+    be read: left_out takes why."""
+    documents: Documents = {}
+    for name, file in DOCUMENT_FILES.items():
+        documents[name] = read_or_leave_out(folder / file, kind_of(file).document, left_out)
+    return documents
 
 
 def sections_of(analysis: dict | None, others: list[tuple[str, dict]], documents: Documents) -> list[Section]:

@@ -20,7 +20,7 @@ from analysis.attribution.components import attribute
 from analysis.attribution.graph_replays import with_replayed_operators
 from analysis.comparison.document import compare_read
 from analysis.comparison.parts import PART_KINDS
-from analysis.comparison.runs import ComparedRun, summary_of_trace
+from analysis.comparison.runs import ComparedRun, summary_and_flops, summary_of_trace
 from analysis.comparison.text import comparison_section
 from analysis.diagnosis.document import operator_analysis
 from analysis.diagnosis.traces import analyze_all, note_missing_ranks
@@ -31,9 +31,10 @@ from analysis.trace.links import AttributedLinks, link
 from analysis.trace.readers.formats import begins_as_trace, may_be_trace, recordings
 from analysis.trace.tables import read_trace
 from analysis.trust.integrity import summary_beside
-from harness.base.documents import read_document
+from harness.base.documents import read_or_leave_out
 from harness.base.errors import UserError
 from harness.base.sections import Section
+from harness.documents.trace import OperatorAnalysis
 from harness.ranks.failures import explain_error
 
 # A folder with one of these is a run; with one of the first, one that was profiled.
@@ -73,11 +74,13 @@ def traces_in(folder: Path) -> list[Path]:
     return recordings([path for path in folder.iterdir() if is_trace(path)])
 
 
-def analyses_in(folder: Path) -> dict[str, dict]:
-    """The documents of traces in a folder, by the name of the trace."""
+def analyses_in(folder: Path, left_out: list[str]) -> dict[str, dict]:
+    """The documents of traces in a folder, by the name of the trace; left_out takes why others cannot be read."""
     found: dict[str, dict] = {}
-    for document in filter(None, map(read_document, sorted(folder.glob("operator_analysis*.json")))):
-        found.setdefault(document["trace"], document)  # of a file of several ranks, the first
+    for file in sorted(folder.glob("operator_analysis*.json")):
+        document = read_or_leave_out(file, OperatorAnalysis, left_out)
+        if document:
+            found.setdefault(document["trace"], document)  # of a file of several ranks, the first
     return found
 
 
@@ -146,9 +149,12 @@ class Tab:
             raise UserError(f"{run}: no such run in {self.logdir}")
         return folder
 
-    def analysis(self, folder: Path, trace: str = "") -> tuple[str, dict] | None:
-        """The document of a trace, by default of the first; a trace without one is read."""
-        written, files = analyses_in(folder), {path.name: path for path in traces_in(folder)}
+    def analysis(self, folder: Path, trace: str = "", left_out: list[str] | None = None) -> tuple[str, dict] | None:
+        """The document of a trace, by default of the first; a trace without one that can be read is read itself.
+
+        left_out takes why documents cannot be read."""
+        written = analyses_in(folder, [] if left_out is None else left_out)
+        files = {path.name: path for path in traces_in(folder)}
         name = trace or next(iter([*written, *files]), None)
         if name is None:
             return None
@@ -161,15 +167,17 @@ class Tab:
 
     def page(self, run: str, trace: str = "", ranks: str = "") -> dict:
         """The sections of a run for one of its traces.  ranks: all of its traces are read, and compared."""
-        folder = self.folder(run)
-        files, documents = traces_in(folder), documents_in(folder)
+        folder, left_out = self.folder(run), []
+        files, documents = traces_in(folder), documents_in(folder, left_out)
         if ranks:
             with READING:
                 analyses, refused = analyses_of(tuple(map(stamp, files)))
             analyses = sorted(analyses, key=lambda one: one[0] != trace)  # the one that was chosen comes first
         else:
-            found, refused = self.analysis(folder, trace), []
+            found, refused = self.analysis(folder, trace, left_out), []
             analyses = [found] if found else []
+        if not analyses and not documents["summary"]:
+            raise UserError("; ".join([*refused, *left_out]) or f"{run}: has neither a trace nor a run in it")
         name, analysis = analyses[0] if analyses else (None, None)
         drawn, names = charts(analysis, documents), [file.name for file in files]
         sections = sections_of(analysis, analyses[1:], documents)
@@ -179,8 +187,8 @@ class Tab:
             "charts": drawn,
             "step": step_of_document(analysis["step_timeline"]) if analysis and name not in names else None,
             "trace": name,
-            "not_read": refused,
-            "traces": list(dict.fromkeys([*names, *analyses_in(folder)])),
+            "not_read": [*refused, *left_out],
+            "traces": list(dict.fromkeys([*names, *analyses_in(folder, left_out)])),
             "ranks_to_read": ranks_to_read(files, analysis),
         }
 
@@ -200,10 +208,12 @@ class Tab:
 
     def compared(self, run: str, trace: str = "") -> ComparedRun:
         """A run, or what is known of one by its trace alone."""
-        folder = self.folder(run)
-        _, analysis = self.analysis(folder, trace) or (None, None)
-        summary = read_document(folder / "performance_summary.json") or summary_of_trace(analysis)
-        return ComparedRun(folder, run, summary, analysis, read_document(folder / "flops_profile.json"))
+        folder, left_out = self.folder(run), []
+        _, analysis = self.analysis(folder, trace, left_out) or (None, None)
+        summary, flops = summary_and_flops(folder, left_out)
+        if summary is None and analysis is None:
+            raise UserError("; ".join(left_out) or f"{run}: has neither a trace nor a run in it")
+        return ComparedRun(folder, run, summary or summary_of_trace(analysis), analysis, flops, left_out)
 
     def compare(self, run: str, trace: str, other: str) -> dict:
         """Two runs side by side: which is faster, and what takes how long in each."""

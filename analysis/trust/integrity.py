@@ -27,6 +27,8 @@ from analysis.vocabulary import roles
 from analysis.vocabulary.annotations import NO_MARKS
 from harness.base.documents import documents_beside
 from harness.base.text import count_of, shortened
+from harness.documents.flops import FlopsProfile
+from harness.documents.run import PerformanceSummary
 from harness.documents.schema import unknown
 from harness.documents.trace import NO_SUMMARY
 
@@ -43,6 +45,10 @@ SECTIONS_OF_TIMES = ("verdict", "components", "operators", "opportunities")
 UNDISTURBED = "none seen"
 UNFLUSHED = "recording ended before they were written"
 MEASURABLE = 0.05  # by which profiled steps may be faster than others without anything wrong
+# Of the documents beside a trace, the fields that its analysis reads.
+OF_SUMMARY = ("environment", "config", "steps", "disturbance?.disturbed", "disturbance?.reasons", "no_sync", "ranks?")
+OF_SUMMARY += ("performance.achieved_tflops",)
+OF_FLOPS = ("environment", "efficiency_metrics.peaks", "efficiency_metrics.bandwidth_peaks")
 
 
 @dataclass
@@ -82,6 +88,7 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
     if trace.n_malformed:
         skipped = f"{trace.n_malformed} of {trace.n_events} events were skipped"
         found.notes.append(f"{skipped}: no name, no time, or an impossible duration")
+    found.notes += [f"not read: {line}" for line in left_out_beside(trace.path)]
     unexplained, missing = check_idle(found, links), not_recorded(links, summary)
     found.notes += missing_lines([row for row in missing if row["part"] != "steps"])  # how_found() tells more
     disturbance = profile_disturbance(trace, summary)
@@ -404,7 +411,7 @@ def profiled_steps(trace: Trace, summary: dict | None) -> tuple[pd.DataFrame, pd
 def profile_disturbance(trace: Trace, summary: dict | None) -> dict:
     """How far the profiled steps were disturbed, by the run's own measurement."""
     found = profiled_steps(trace, summary)
-    if found is None or "disturbed" not in found[0]:
+    if found is None or "disturbed" not in found[0] or not summary.get("disturbance"):
         return unknown(NO_SUMMARY if found is None else "the run did not measure it", "text", "lost_share")
     run, steps = summary["disturbance"], found[0][found[1]]
     waited = steps[steps["disturbed"].eq(True)].dropna(subset="waited_share")
@@ -441,10 +448,25 @@ def profiler_overhead(trace: Trace, summary: dict | None) -> dict:
     return found | {"unprofiled_std_ms": float(free.std()) if len(free) > 1 else None}
 
 
-def summary_beside(path: Path) -> dict | None:
-    """performance_summary.json of the run that wrote a trace: in its folder, or in the one above."""
-    found = documents_beside(path, "performance_summary.json")
-    return next((one for one in found if "exclusion_reason" in one.get("steps", {})), None)
+def summary_beside(path: Path, left_out: list[str] | None = None) -> dict | None:
+    """performance_summary.json of the run that wrote a trace: in its folder, or in the one above.  left_out takes why
+    one that is there cannot be read."""
+    lines = [] if left_out is None else left_out
+    return next(documents_beside(path, "performance_summary.json", PerformanceSummary, lines, OF_SUMMARY), None)
+
+
+def flops_profiles_beside(path: Path, left_out: list[str] | None = None) -> list[dict]:
+    """Each flops_profile.json in the folder of a trace and in the one above."""
+    lines = [] if left_out is None else left_out
+    return list(documents_beside(path, "flops_profile.json", FlopsProfile, lines, OF_FLOPS))
+
+
+def left_out_beside(path: Path) -> list[str]:
+    """A line for each document beside a trace that cannot be read: the analysis goes on without it."""
+    left_out: list[str] = []
+    summary_beside(path, left_out)
+    flops_profiles_beside(path, left_out)
+    return left_out
 
 
 def overhead_text(overhead: dict) -> str:

@@ -1,11 +1,12 @@
 """Reading JSON documents of this project, and their schema version; harness/documents tells what stands in them."""
 
-import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from harness.base.errors import UserError
+from harness.documents.schema import Document, completed, misfit
 
 SCHEMA_VERSION = 3
 READABLE_VERSIONS = (2, 3)  # 3 adds fields to 2; a reader takes those that a document may lack with get()
@@ -17,10 +18,10 @@ def read_document(path: Path) -> dict | None:
     Raises UserError, which names the file, if it is damaged or has a schema version other than READABLE_VERSIONS.
     """
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_json)
     except FileNotFoundError:
         return None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read as JSON: {error}") from error
     version = document.get("schema_version") if isinstance(document, dict) else None
     if not isinstance(version, int):
@@ -31,10 +32,44 @@ def read_document(path: Path) -> dict | None:
     return document
 
 
-def documents_beside(path: Path, name: str) -> Iterator[dict]:
-    """The documents of this name in the folder of a trace and in the one above; a damaged one, or one of another
-    version, is left out: the trace is read all the same."""
+def _no_json(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def read_fitting(path: Path, kind: type[Document], parts: Collection[str] | None = None) -> dict | None:
+    """The same of a document of this type that has what is needed of it; what may be null and is missing is null.
+
+    parts: the fields that are needed, such as `verdict.bound`; None: all.  Raises UserError, which names the file and
+    the first field that is missing or of another type, too.
+    """
+    document = read_document(path)
+    if document is None:
+        return None
+    why = misfit(document, kind, parts)
+    if why:
+        raise UserError(f"{path}: damaged, or of an earlier version: {why}")
+    return completed(document, kind)
+
+
+def read_or_leave_out(
+    path: Path, kind: type[Document], left_out: list[str], parts: Collection[str] | None = None
+) -> dict | None:
+    """The same of a document that is not needed: of one that cannot be read, left_out takes a line that says why, and
+    the rest goes on without it."""
+    try:
+        return read_fitting(path, kind, parts)
+    except UserError as error:
+        if str(error) not in left_out:
+            left_out.append(str(error))
+        return None
+
+
+def documents_beside(
+    path: Path, name: str, kind: type[Document], left_out: list[str], parts: Collection[str] | None = None
+) -> Iterator[dict]:
+    """The documents of this name in the folder of a trace and in the one above, of those that can be read; see
+    read_or_leave_out()."""
     for folder in (path.parent, path.parent.parent):
-        with contextlib.suppress(UserError):
-            if document := read_document(folder / name):
-                yield document
+        document = read_or_leave_out(folder / name, kind, left_out, parts)
+        if document:
+            yield document

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -31,6 +32,7 @@ class Interrupted(KeyboardInterrupt):
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _received: list[int] = []  # signals; Python swallows exceptions raised in a finalizer, so they are recorded as well
+HOW_TO_END = b"writing what is known of the run; Ctrl-C again ends it without the rest\n"
 
 
 def is_interruption(error: BaseException) -> bool:
@@ -44,14 +46,23 @@ def _raise_interrupted(signum: int, frame) -> None:
 
 
 @contextlib.contextmanager
-def signals_as_errors() -> Iterator[None]:
-    """Signals that arrive in the block raise Interrupted."""
-    handlers = {signum: signal.signal(signum, _raise_interrupted) for signum in SIGNALS}
+def _handled_by(handle: Callable[[int, object], None]) -> Iterator[None]:
+    """Signals that arrive in the block are given to this function."""
+    handlers = {signum: signal.signal(signum, handle) for signum in SIGNALS}
     try:
         yield
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
+
+
+@contextlib.contextmanager
+def signals_as_errors() -> Iterator[None]:
+    """Signals that arrive in the block raise Interrupted."""
+    try:
+        with _handled_by(_raise_interrupted):
+            yield
+    finally:
         _received.clear()
 
 
@@ -63,23 +74,36 @@ def raise_if_signaled() -> None:
 
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Signals that arrive in the block are raised at its end."""
-    before = len(_received)
-    handlers = {s: signal.signal(s, lambda signum, frame: _received.append(signum)) for s in SIGNALS}
-    try:
+    """Signals that arrive in the block count at its end, by the rule of the block around it: they are raised, or those
+    of ending_despite_signals()."""
+    arrived: list[int] = []
+    with _handled_by(lambda signum, frame: arrived.append(signum)):
         yield
-    finally:
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
-    if len(_received) > before:
-        raise Interrupted(_received[-1])
+    for signum in arrived:
+        rule = signal.getsignal(signum)
+        if not callable(rule) or rule is signal.default_int_handler:
+            raise Interrupted(signum)
+        rule(signum, None)
 
 
 @contextlib.contextmanager
 def ending_despite_signals() -> Iterator[None]:
-    """For what a failed run still writes: a signal in the block changes nothing.  torchrun sends SIGTERM to the ranks
-    that are left as soon as one has died."""
-    with contextlib.suppress(Interrupted), deferred_signals():
+    """For what a failed run still writes: a signal in the block changes nothing, as torchrun sends SIGTERM to the ranks
+    that are left as soon as one has died, and passes on the Ctrl-C that they have received themselves.  A second Ctrl-C
+    raises Interrupted: what is left to do may take minutes."""
+    interrupts = []
+    _received.clear()  # what has ended the run is known: a prediction of its steps must not end with it again
+
+    def heed(signum: int, frame: object) -> None:
+        if signum != signal.SIGINT:
+            return
+        interrupts.append(signum)
+        if len(interrupts) > 1:
+            raise Interrupted(signum)
+        if os.environ.get("RANK", "0") == "0":
+            os.write(2, HOW_TO_END)  # print() may be at work already where the signal arrives
+
+    with _handled_by(heed):
         yield
 
 

@@ -43,7 +43,6 @@ def _registered(row: str) -> FileKind:
     """That of a row of files.txt."""
     pattern, writer, of, contents = map(str.strip, row.split("|"))
     document = resolve_name(f"harness.documents.{of}") if of else None
-    contents = contents or " ".join(document.__doc__.split())
     return FileKind(pattern.rstrip("/"), writer, contents, document, is_folder=pattern.endswith("/"))
 
 

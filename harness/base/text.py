@@ -127,7 +127,7 @@ def run_title(summary: dict) -> str:
     training, config, device = summary["training"], summary["config"], summary["environment"]["device"]["name"]
     if program := config["model"].get("program"):
         return f"{program}, {config['model']['parameters']:,} parameters, on {device}"
-    step = training["batch_size"], training["sequence_length"], config["training"]["precision"]
+    step = training["batch_size"], training["sequence_length"] or 1, config["training"]["precision"]
     return title_of_run(config["model"]["parameters"], *step, device, training["world_size"])
 
 

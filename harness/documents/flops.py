@@ -94,8 +94,6 @@ class EfficiencyMetrics(Document):
 
 
 class FlopsProfile(Document):
-    """FLOPs counted three ways, rate, MFU"""
-
     convention: str = field("what counts as a FLOP")
     config: Settings = field("as in config.json")
     environment: Environment = field("as in config.json")
@@ -132,8 +130,6 @@ class ClassBytes(CountedClass):
 
 
 class ComputationalIntensity(Document):
-    """bytes moved by class of operators and phase, FLOPs per byte, bandwidth used"""
-
     convention: dict[str, str] = field("what is counted")
     step_flops: int = field("includes recomputation")
     step_bytes: int = field("every operator reads its inputs and writes its outputs")
@@ -174,8 +170,6 @@ class RooflinePoint(Document):
 
 
 class RooflineData(Document):
-    """the limits of the device, rate and time of each class of operators"""
-
     device: str = field("its name")
     precision: str = field("of the matmuls")
     roofs: dict[str, list[Peak]] = field("limits of the device: compute and bandwidth")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.documents.run import NO_RATES, Device, ExpectedTime
-from harness.documents.schema import Document, field
+from harness.documents.schema import Document, different_lengths, field
 
 ONE_RANK, ALONE = "one rank", "one rank has nobody to communicate with"
 NEVER = "the network needs less time than the computation, on any number of ranks"
@@ -76,8 +76,6 @@ class PredictedMemory(Document):
 
 
 class MemoryTimeline(Document):
-    """live bytes through one step by category, the largest tensors at the peak, the prediction"""
-
     step: int = field("number of the tracked step")
     source: str = field("what was counted")
     peak_bytes: int = field("of live tensors")
@@ -91,6 +89,15 @@ class MemoryTimeline(Document):
     peak: MemoryPeak = field("when live tensors are the most")
     timeline: dict[str, list] = field("columns by event: time_us, total_bytes, bytes of each category, layer")
     predicted: PredictedMemory | None = field("by a run on fake tensors", null="cannot run on fake tensors")
+
+    @staticmethod
+    def contradiction(value: dict) -> str | None:
+        """Every column of the timeline has an entry for every event."""
+        for name in ("time_us", "total_bytes", "layer"):
+            if name not in value["timeline"]:
+                return f"timeline.{name}: is missing"
+        found = different_lengths(value["timeline"], "time_us")
+        return f"timeline.{found}" if found else None
 
 
 class PredictedCollectiveRow(CollectiveRow):
@@ -139,8 +146,6 @@ class KeptRow(Document):
 
 
 class Prediction(Document):
-    """memory by category, what fits, a lower bound on step time"""
-
     device: Device = field("of this machine")
     target_device: TargetDevice | None = field("that the prediction is of", null="no --target-device was given")
     model: dict[str, Any] = field("as in config.json")

@@ -11,7 +11,7 @@ from typing import Any
 
 from typing_extensions import NotRequired
 
-from harness.documents.schema import Document, field
+from harness.documents.schema import Document, different_lengths, field
 
 NO_STEP, ONE_STEP = "no step was completed", "needs at least two steps"
 NO_FLOPS = "the step has no FLOP formula, and cannot be counted on fake tensors"
@@ -56,11 +56,27 @@ class Environment(Document):
     variables: dict[str, str] = field("environment variables that affect PyTorch")
     warnings: list[str] = field("such as a GPU that PyTorch does not see; empty: none")
 
+    @staticmethod
+    def contradiction(value: dict) -> str | None:
+        """Nothing runs without PyTorch."""
+        return None if value["packages"].get("torch") else "packages.torch: is missing"
+
 
 class Settings(Document):
     model: dict[str, Any] = field("parameters; fields of TinyLlamaConfig and --size, or file and class of --workload")
     training: dict[str, Any] = field("fields of TrainingConfig: flags as they took effect")
     profiling: dict[str, Any] = field("fields of ProfilerConfig")
+
+    @staticmethod
+    def contradiction(value: dict) -> str | None:
+        """What every workload tells of itself, and reports read."""
+        needed = {"model": ("parameters",), "training": ("batch_size", "precision")}
+        for section, names in needed.items():
+            for name in names:
+                if name not in value[section]:
+                    return f"{section}.{name}: is missing"
+        parameters = value["model"]["parameters"]
+        return None if isinstance(parameters, int) else f"model.parameters: is {parameters}"
 
 
 class RunConfig(Settings):
@@ -141,6 +157,18 @@ class Performance(Document):
     compilation: CompilationTimes | None = field("what compiling took and saves", null="--compile is off")
     timings_ms: dict[str, Timing] = field("by step, data, forward, backward, optimizer")
 
+    @staticmethod
+    def contradiction(value: dict) -> str | None:
+        """What is known where another figure is."""
+        known = {name for name in value if value[name] is not None}
+        follows = [("avg_step_time_ms", "median_step_time_ms"), ("samples_per_sec", "tokens_per_sec")]
+        if "avg_step_time_ms" in known:
+            follows.append(("model_flops_per_step", "achieved_tflops"))
+        for name, other in follows:
+            if name in known and other not in known:
+                return f"{other}: is null, and {name} is not"
+        return None
+
 
 class Memory(Document):
     peak_mb: float | None = field("MB", null="training did not start")
@@ -163,6 +191,11 @@ class StepColumns(Document):
     longest_wait_share: list[float | None] = field("of the step, for the thread that waited longest", null=UNREPORTED)
     lost_share: list[float | None] = field("of the step, that is due to waiting at most", null=UNREPORTED)
     disturbed: list[bool | None] = field("whether it waited long enough to be longer", null=UNREPORTED)
+
+    @staticmethod
+    def contradiction(value: dict) -> str | None:
+        """Every column has an entry for every step."""
+        return different_lengths(value, "step")
 
 
 class GpuDisturbance(Document):
@@ -227,8 +260,6 @@ class Audit(Document):
 
 
 class PerformanceSummary(Document):
-    """times with their spread, throughput, memory, losses, every step"""
-
     status: str = field("completed, interrupted, failed")
     error: str | None = field("one line", null="nothing ended it early")
     config: Settings = field("as in config.json")
@@ -252,8 +283,6 @@ class HeldMemory(Document):
 
 
 class ProgramRun(Document):
-    """what was recorded of another program"""
-
     command: str = field("that started it")
     exit_code: int = field("of the program")
     ended_by: str = field("the tool, or itself")

@@ -134,6 +134,7 @@ class Comparison(Document):
     components_reason: NotRequired[str] = field("why some profiles are compared by class only")
     profiles_reason: NotRequired[str] = field("why profiles are not compared")
     gate: NotRequired[Gate] = field("with --fail-if-slower")
+    not_read: NotRequired[list[str]] = field("documents of the runs that cannot be read, and why")
 
 
 class HistoryRow(ComparedRow):
@@ -314,8 +315,6 @@ class ProofTogether(RatioOfTurns):
 
 
 class Proof(Document):
-    """changes that were tried on another program"""
-
     command: str = field("that starts it")
     plain: ProofOfPlain = field("the program as it is")
     nothing: RatioOfTurns | None = field("of turns with nothing changed", null="nothing was timed")

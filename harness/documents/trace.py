@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing_extensions import NotRequired
 
 from harness.documents.run import ONE_STEP, NoSyncSteps
-from harness.documents.schema import Document, field
+from harness.documents.schema import Document, different_lengths, field, fields_of
 
 NO_GPU, NO_LAUNCH = "the trace has no GPU events", "the trace has no launch call of any kernel"
 NO_MARKS = "the trace has no ProfilerStep marks"
@@ -117,6 +117,11 @@ class Verdict(Document):
     meaning: dict[str, str] = field("of each share")
     thresholds: Thresholds = field("of the rules")
 
+    @staticmethod
+    def contradiction(value: dict) -> str | None:
+        """There is a share of what is not known, if only 0."""
+        return None if "unexplained" in value["shares"] else "shares.unexplained: is missing"
+
 
 class Place(Document):
     trace: str = field("the file")
@@ -156,6 +161,14 @@ class ProfiledSteps(Document):
     overlap_ms: float = field("time that two steps share; the tables count it once")
     rows: list[ProfiledStep] = field("in order")
 
+    @staticmethod
+    def contradiction(value: dict) -> str | None:
+        """Times are known of steps that are marked, and of no others."""
+        for name in ("mean_ms", "median_ms", "min_ms", "max_ms"):
+            if (value.get(name) is None) != (value["count"] == 0):
+                return f"{name}: is {value.get(name)} of {value['count']} steps"
+        return None
+
 
 class Attribution(Document):
     clock: str = field("GPU or host")
@@ -163,6 +176,11 @@ class Attribution(Document):
     steps: int = field("of which the mean is taken")
     ms_per_step: float = field("on this clock")
     unattributed_share: float = field("of it, that no component has")
+
+    @staticmethod
+    def contradiction(value: dict) -> str | None:
+        """A trace without steps counts as one."""
+        return None if value["steps"] > 0 else f"steps: is {value['steps']}"
 
 
 class PhaseRow(Document):
@@ -276,6 +294,14 @@ class GpuSplit(Document):
     exposed_memcpy_ms: float | None = field("copies that nothing else overlaps", null=NO_GPU)
     busy_ms: float | None = field("the sum of these", null=NO_GPU)
     idle_ms: float | None = field("the rest", null=NO_GPU)
+
+    @staticmethod
+    def contradiction(value: dict) -> str | None:
+        """All are known of a GPU, and none without."""
+        for name in fields_of(GpuSplit):
+            if (value.get(name) is None) != (value.get("total_ms") is None):
+                return f"{name}: is {value.get(name)}, and total_ms {value.get('total_ms')}"
+        return None
 
 
 class StreamSplit(GpuSplit):
@@ -413,10 +439,18 @@ class MemorySeries(Document):
     time_ms: NotRequired[list[float]] = field("in the trace")
     allocated_mb: NotRequired[list[float]] = field("MB, the highest up to the next time")
 
+    @staticmethod
+    def contradiction(value: dict) -> str | None:
+        """What is told of a peak."""
+        if value.get("peak_mb") is None:
+            return None
+        for name in ("of", "time_ms", "allocated_mb"):
+            if name not in value:
+                return f"{name}: is missing"
+        return different_lengths(value, "time_ms")
+
 
 class OperatorAnalysis(Document):
-    """how far to trust the trace, verdict, components, opportunities, operators, kernels, collectives, all ranks"""
-
     trace: str = field("file name")
     integrity: Integrity = field("how far to trust the trace")
     headline: Headline = field("what pays most")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 RENDEZVOUS_S = 50.0  # how long ranks wait for one another, unless TINY_LLAMA_RANKS_TIMEOUT is set
-MAY_DIFFER = ("output_dir", "profile_dir", "data")  # paths: nodes need not share folders
+MAY_DIFFER = ("output_dir", "profile_dir", "data", "file")  # paths: nodes need not share folders
 
 
 class Meeting(NamedTuple):
@@ -88,7 +88,10 @@ def open_store(rank: int, deadline: float) -> Store:
         raise OSError(errno.EPROTO, "another program listens there")
     if isinstance(made[0], RuntimeError):
         raise made[0]
-    return PrefixStore("ranks", made[0])
+    # The agent's store outlives its ranks: what those of an earlier attempt (--max-restarts of
+    # torchrun) left in it must not be taken for a message of these.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"ranks/{attempt}", made[0])
 
 
 def wait_for_listener(host: str, port: int, deadline: float) -> None:
@@ -170,14 +173,49 @@ def absence(missing: Collection[int], hosts: Mapping[int, str], world_size: int,
 
 
 def different_flags(facts: Mapping[int, dict]) -> Failure | None:
-    """Collectives of ranks with different flags would not match."""
-    for rank, one in facts.items():
-        for section, values in facts[0].get("settings", {}).items():
-            for name, value in values.items():
-                if (theirs := one["settings"][section][name]) != value and name not in MAY_DIFFER:
-                    line = f"{flag_of(name)}: rank {rank} has {theirs}, rank 0 has {value}"
-                    return Failure(f"{line}; start all ranks with the same flags", 2)
+    """Collectives of ranks with different flags would not match; a rank that does not train has none."""
+    own = facts[0].get("settings")
+    for rank, said in facts.items():
+        theirs = said.get("settings")
+        difference = first_difference(own or {}, theirs or {})
+        line = None
+        if own is None and theirs is not None:
+            line = f"rank {rank} trains, and rank 0 does not"
+        elif theirs is None and own is not None:
+            line = f"rank 0 trains, and rank {rank} does not"
+        elif difference:
+            flag, value, their_value = difference
+            line = f"{flag}: rank {rank} has {their_value}, rank 0 has {value}"
+        if line:
+            return Failure(f"{line}; start all ranks with the same flags", 2)
     return None
+
+
+def first_difference(own: Mapping[str, dict], theirs: Mapping[str, dict]) -> tuple[str, object, object] | None:
+    """The first flag whose values differ between the settings of two ranks, with both values.
+
+    own, theirs: {section: {name: value}}; ranks with and without --workload have other names.
+    None: they are the same.
+    """
+    files = [workload_of(settings) for settings in (own, theirs)]
+    if files[0] != files[1]:
+        return "--workload", files[0], files[1]
+    for section in dict.fromkeys([*own, *theirs]):
+        values, others = own.get(section) or {}, theirs.get(section) or {}
+        for name in dict.fromkeys([*values, *others]):
+            if name not in MAY_DIFFER and values.get(name) != others.get(name):
+                return flag_of(name), values.get(name), others.get(name)
+    return None
+
+
+def workload_of(settings: Mapping[str, dict]) -> str:
+    """'net.py:workload (sha256 0123abcd)': --workload as ranks have to agree on it, wherever the
+    file lies on each node; 'none' without one."""
+    model = settings.get("model") or {}
+    if "file" not in model:
+        return "none"
+    digest = str(model.get("source_sha256"))[:8]
+    return f"{os.path.basename(str(model['file']))}:{model.get('function')} (sha256 {digest})"
 
 
 def shared_gpu(facts: Mapping[int, dict]) -> Failure | None:

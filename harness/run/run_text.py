@@ -55,7 +55,7 @@ def run_section(summary: dict) -> Section:
     }
     if performance["samples_per_sec"]:
         facts["Throughput"] = f"{performance['samples_per_sec']:,.1f} samples/s"
-        if training["sequence_length"] > 1:  # images, for one, have no tokens
+        if (training["sequence_length"] or 0) > 1:  # images, for one, have no tokens
             facts["Throughput"] += f", {performance['tokens_per_sec']:,.0f} tokens/s"
     facts |= {"Disturbance": disturbance_text(summary["disturbance"]), "Audit": audit_text(summary.get("audit"))}
     if memory["peak_mb"]:

@@ -17,7 +17,6 @@ from typing import NoReturn
 from harness import PROJECT
 from harness.base.slurm import slurm_ranks
 
-VENV = PROJECT / ".venv"  # made by the launchers
 HANDED_OVER = "TINY_LLAMA_HANDED_OVER"  # set by the interpreter that handed over: it happens once
 IMPORTED_BY_ALL = ("torch", "numpy", "pandas", "tabulate", "tqdm")  # by all commands that train, or plan to
 WAITING_POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # if the user sets one, none is set here
@@ -78,21 +77,28 @@ def default_variables() -> dict[str, str]:
     return {name: value for name, value in defaults.items() if name not in os.environ}
 
 
+def venv_of(environ: Mapping[str, str]) -> Path:
+    """The environment that the launchers make: VENV, as they take it, else .venv of the project."""
+    return Path(environ.get("VENV") or PROJECT / ".venv").absolute()
+
+
 def hand_over(packages: Sequence[str] = IMPORTED_BY_ALL) -> None:
-    """Continue with the interpreter of .venv if this one lacks a package.  If there is no .venv, exit with code 1, or
-    show the usage if --help asks for it."""
+    """Continue with the interpreter of VENV if this one lacks a package.  If there is none, exit with code 1, or show
+    the usage if --help asks for it."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if not missing and sys.version_info >= (3, 10):
         return
     problem = f"no {missing[0]}" if missing else "Python 3.10 or newer is needed"
-    name, python = Path(sys.argv[0]).name, VENV / "bin" / "python"
-    if python.exists() and Path(sys.prefix).resolve() != VENV.resolve() and HANDED_OVER not in os.environ:
+    venv = venv_of(os.environ)
+    name, python = Path(sys.argv[0]).name, venv / "bin" / "python"
+    if python.exists() and Path(sys.prefix).resolve() != venv.resolve() and HANDED_OVER not in os.environ:
         print(f"{name}: {sys.executable}: {problem}; continuing with {python}", file=sys.stderr, flush=True)
         os.environ[HANDED_OVER] = str(python) if "torch" in missing else sys.executable  # which runs others' programs
         os.execv(str(python), [str(python), *getattr(sys, "orig_argv", [None, *sys.argv])[1:]])
-    advice = "./run_baseline.sh sets up .venv, then activate it: source .venv/bin/activate"
+    folder = os.environ.get("VENV") or ".venv"
+    advice = f"./run_baseline.sh sets up {folder}, then activate it: source {folder}/bin/activate"
     if {"-h", "--help"} & set(sys.argv[1:]):  # the parser with all flags needs the packages, the usage does not
-        print(sys.modules["__main__"].__doc__)
+        print(sys.modules["__main__"].__doc__ or f"usage: {name}")  # python -OO drops docstrings
         print(f"{problem}: all flags are shown after set-up; {advice}")
         sys.exit(0)
     print(f"{name}: error: {sys.executable}: {problem}; {advice}", file=sys.stderr)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.base.console import say
-from harness.base.documents import read_document
+from harness.base.documents import read_fitting
 from harness.base.errors import UserError
-from harness.base.files import prepare_folder, write_json
+from harness.base.files import kind_of, prepare_folder, write_json
 from harness.documents.schema import Document, because, explained, fields_of, is_required
 from harness.documents.sweeps import SweepConfig
 from tiny_llama_v1 import TinyLlamaWorkload
@@ -64,7 +64,8 @@ class Sweep:
     def resume(self) -> None:
         """Load the finished rows of an interrupted sweep.  Raises UserError if its settings differ."""
         flag, file = f"--resume {self.folder}", f"{self.kind.name}.json"
-        config, document = (read_document(self.folder / name) for name in ("config.json", file))
+        config = read_fitting(self.folder / "config.json", SweepConfig, ("environment.device", "environment.packages"))
+        document = read_fitting(self.folder / file, kind_of(file).document, [*self.kind.lists])
         if config is None or document is None:
             raise UserError(f"{flag}: the folder has no {file} and config.json", exit_code=2)
         now, before = json.loads(json.dumps(self.settings)), config.get("settings", {})

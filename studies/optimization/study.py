@@ -12,9 +12,10 @@ from pathlib import Path
 
 from analysis.hardware import cache
 from harness.base.command_line import require
-from harness.base.documents import read_document
+from harness.base.documents import read_document, read_or_leave_out
 from harness.base.text import slug
 from harness.documents.sweeps import OptimizationStudyRow
+from harness.documents.trace import OperatorAnalysis
 from harness.instruments.schedule import ProfilerConfig
 from harness.model.workload import Workload
 from studies.engine.columns import predicted_peak
@@ -142,7 +143,8 @@ class OptimizationStudy(Study):
         """operator_analysis.json of the baseline, from a run of its own; without opportunities if there is none."""
         row, workload = baseline.row, baseline.workload
         folder = self.sweep.folder / slug("profile", row["size"], row["precision"])
-        analysis = read_document(folder / "operator_analysis.json")
+        # Of a sweep that is resumed; one that cannot be read is made again.
+        analysis = read_or_leave_out(folder / "operator_analysis.json", OperatorAnalysis, [])
         if analysis is None:
             steps = PROFILED.warmup_steps + PROFILED.profile_steps + 1
             work = (run_script, workload.with_settings(num_steps=steps, force=self.args.force), PROFILED, folder)

@@ -147,7 +147,9 @@ def speedup(row: dict, baseline: dict) -> dict:
         return {"speedup": None, "difference": "", "break_even_step": None}
     step = break_even_step(row["compile_s"], baseline["step_ms"] - row["step_ms"])
     ratio, word = compared(row, baseline, "step")
-    return {"speedup": 1 / ratio, "difference": word, "break_even_step": f"{step:,}" if step else "never"}
+    # 0: code from the cache cost nothing.
+    step_text = "never" if step is None else f"{step:,}"
+    return {"speedup": 1 / ratio, "difference": word, "break_even_step": step_text}
 
 
 def peak_section(rows: list[dict]) -> Section:
