@@ -13,7 +13,6 @@ from analysis.commands.analyze_traces import answer_of_traces, report_in, write_
 from analysis.diagnosis.traces import analyze_all
 from analysis.hardware.mfu import mfu_percent
 from analysis.report.html import write_report
-from analysis.vocabulary.operators import MATMUL_CLASSES, category
 from analysis.work.memory_tables import held_memory_section, program_section
 from harness.base.console import file_lines, say
 from harness.base.errors import UserError
@@ -158,15 +157,15 @@ def audit_of(ranks: list[dict]) -> dict:
 
 
 def count_flops(summary: dict, analysis: dict) -> None:
-    """FLOPs of a step by the shapes of its trace, over the time of the timed steps; the precision of most of them."""
+    """FLOPs of a step by the shapes of its trace, over the time of the timed steps; the precision of most matmuls."""
     shares = added_up((row["precision"], row["share"]) for row in analysis["shape_rates"])
     if shares:
         summary["config"]["training"]["precision"] = max(shares, key=shares.get)
-    rows = [row for row in analysis["operators"] if category(row["name"]) in MATMUL_CLASSES and row["flops"]]
-    performance, steps = summary["performance"], max(1, analysis["steps"]["count"] or 1)
-    if not rows:
+    flops = analysis["model_flops_per_step"]
+    if flops is None:
         return
-    performance["model_flops_per_step"] = flops = sum(row["flops"] for row in rows) // steps
+    performance = summary["performance"]
+    performance["model_flops_per_step"] = flops
     performance["achieved_tflops"] = flops / performance["avg_step_time_ms"] / 1e9
 
 

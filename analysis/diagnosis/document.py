@@ -8,6 +8,7 @@ from analysis.attribution.components import attribute
 from analysis.attribution.critical_path import critical_path
 from analysis.attribution.gpu_time import gpu_timelines
 from analysis.attribution.ledger import as_without_profiler, exposed_communication, hidden_communication_us
+from analysis.attribution.model_flops import model_flops_per_step
 from analysis.attribution.operators import kernel_table, operator_tables
 from analysis.diagnosis.headline import headline
 from analysis.diagnosis.timelines import memory_series, step_timeline
@@ -44,7 +45,7 @@ def operator_analysis(links: Links, summary: dict | None) -> dict:
     document |= opportunities(links, summary) if trust["trustworthy"] else {"opportunities": [], "not_here": []}
     document |= {"gpu_timeline": gpu_timeline, "collectives": rows, "communication": communication}
     document |= operator_tables(links) | {"kernels": kernel_table(links), "counters": counters(links)}
-    document |= {"shape_rates": rates} | path
+    document |= {"shape_rates": rates, "model_flops_per_step": model_flops_per_step(links)} | path
     document |= because(unreliable["step_timeline"], *path) if "step_timeline" in unreliable else {}
     document |= {"step_timeline": step_timeline(links), "memory": memory_series(links)}
     note_unclassified(document)

@@ -58,7 +58,7 @@ def by_shapes(links: AttributedLinks, ridges) -> np.ndarray:
     operators, (costs, which) = links.trace.operators, costs_of_operators(links)
     pairs, _ = different_pairs(operators["name"].cat.codes.to_numpy(), operators["signature"].to_numpy())
     found = np.zeros(len(costs), np.int8)
-    for i, ((_, signature), one) in enumerate(zip(pairs, costs, strict=True)):
+    for i, ((_, signature), one) in enumerate(zip(pairs, costs[:-1], strict=True)):
         if one.bytes and (flops := one.least_flops if one.flops else one.most_flops):
             low, high = ridge_range(ridges, factor_type(*links.trace.signatures[signature][:2]))
             found[i] = MEMORY if flops / one.bytes < low else COMPUTE * bool(one.flops and flops / one.bytes >= high)
