@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.hardware.datasheets import DATASHEETS, Datasheet
+from analysis.hardware.datasheets import Datasheet
+from analysis.hardware.matching import base_row
 from harness.base.text import read_ini
 
 _TABLES = read_ini(Path(__file__).with_suffix(".ini"))
@@ -28,11 +29,11 @@ def achievable_rates(row: Datasheet | None, confirmed: bool = True) -> Rates | N
     """Of the device of this row; None: no times of steps confirm any, where that is asked for.  A card that was given
     by its figures reaches the same shares of its peaks as that whose name it has."""
     tables = dict(_TABLES["rates"]) | ({} if confirmed else dict(_TABLES["unconfirmed"]))
-    known = next((name for name in tables if row and row.name.startswith(name)), None)
-    if known is None:
+    base = base_row(row.name) if row else None
+    if base is None or base.name not in tables or row.bf16 is None:
         return None
-    bf16, tf32, fp32, attention, sustained, share = map(float, tables[known].split())
-    peak = 1e12 * row.bf16 / next(one for one in DATASHEETS if one.name == row.name.partition(":")[0]).bf16
+    bf16, tf32, fp32, attention, sustained, share = map(float, tables[base.name].split())
+    peak = 1e12 * row.bf16 / base.bf16
     rates = {"bf16": peak * sustained * bf16, "tf32": peak * tf32, "fp32": peak * fp32}
-    bandwidth, source = 1e9 * share * row.bandwidth, f"that {known} reaches"
+    bandwidth, source = 1e9 * share * row.bandwidth, f"that {base.name} reaches"
     return Rates(rates, peak * sustained * attention, bandwidth, row.compute_units, source)

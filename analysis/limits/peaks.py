@@ -31,8 +31,10 @@ def device_of(links: Links, summary: dict | None) -> dict:
         return trace.target or summary["environment"]["device"]
     used = (one["name"].cat.categories[one["name"].cat.codes.unique()] for one in (trace.launches, trace.gpu))
     device = with_arch(trace.device, itertools.chain(*used))
-    same_maker = trace.named and trace.named["arch"].startswith(device["arch"][:3])
-    return trace.named if same_maker and links.on_gpu and not datasheet(device) else device
+    if not trace.named or not links.on_gpu or datasheet(device):
+        return device
+    told, named = device["arch"], trace.named["arch"]  # of a card that figures alone describe: no architecture
+    return trace.named if not named or named.startswith(told[:3]) else device
 
 
 def precision_of(links: Links, summary: dict | None) -> str:
