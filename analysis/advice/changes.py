@@ -11,6 +11,7 @@ from analysis.trace.tables import has_role, take_or
 from analysis.vocabulary import roles
 from analysis.vocabulary.operators import MATMUL_CLASSES, is_of_pytorch
 from analysis.work.operator_costs import factor_type
+from analysis.work.update_bytes import adam_bytes
 from harness.base.command_line import compiler_problem
 from harness.base.units import MB
 from harness.model.changes import CHANGES
@@ -34,9 +35,8 @@ def fused_optimizer(evidence: Evidence) -> Found:
     host = evidence.links.host
     classes = host["about"][has_role(host, roles.OPTIMIZER_STEP)].dropna()
     optimizer = classes.iloc[0] if len(classes) else "optimizer"
-    parameters = evidence.config.get("model", {}).get("parameters")
-    if parameters and evidence.best_bytes_per_us and optimizer in ("Adam", "AdamW"):
-        moved = 7 * 4 * parameters  # bytes
+    moved = adam_bytes(evidence.summary) if evidence.summary and optimizer in ("Adam", "AdamW") else None
+    if moved and evidence.best_bytes_per_us:
         likely = min(us, moved * evidence.steps / evidence.best_bytes_per_us)
         best, bound = at_roof(moved * evidence.steps, evidence.bandwidth_roofs, "GB/s", likely)
         if moved < IN_A_CACHE:

@@ -14,6 +14,7 @@ from analysis.diagnosis.traces import analyze_all
 from analysis.hardware.mfu import mfu_percent
 from analysis.report.html import write_report
 from analysis.work.memory_tables import held_memory_section, program_section
+from analysis.work.update_bytes import adam_bytes_held
 from harness.base.console import file_lines, say
 from harness.base.errors import UserError
 from harness.base.files import make_folder, write_json
@@ -110,6 +111,9 @@ def summary_of(ranks: list[dict], command: Sequence[str], settings: dict) -> dic
         "training": {"optimizer": ", ".join(first["optimizers"]), "batch_size": None, "precision": None},
         "profiling": {name: settings[name] for name in ("warmup", "timed", "profile", "steps")} | {"peak": "auto"},
     }
+    moved_bytes = adam_bytes_held(first["memory"]["rows"])
+    if moved_bytes is not None:
+        config["model"]["update_bytes"] = moved_bytes
     training = dict.fromkeys(("num_steps", "completed_steps"), first["steps"])
     training |= unknown(THEIRS, "batch_size", "sequence_length", "grad_norm", "parallel")
     training |= {name: first[name] for name in ("rank", "world_size")}
