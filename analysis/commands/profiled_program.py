@@ -24,7 +24,13 @@ from harness.base.text import count_of
 from harness.base.units import MB
 from harness.documents.run import THEIRS, Disturbance, Performance, PerformanceSummary
 from harness.documents.schema import because, explained, fields_of, unknown
-from harness.instruments.audit import FirstStep, audit_text, parameter_findings
+from harness.instruments.audit import (
+    FirstStep,
+    audit_text,
+    moves_that_rounding_hides,
+    parameter_findings,
+    without_findings,
+)
 from harness.instruments.phases import summary_stats
 from harness.machine.disturbance import disturbance_text, over_ranks
 from harness.machine.environment import describe_environment
@@ -145,19 +151,23 @@ def disturbance_of(ranks: list[dict]) -> dict:
 def audit_of(ranks: list[dict]) -> dict:
     """Of all ranks: in shards, a parameter has its gradient on some of them."""
     found = [one["audit"] for one in ranks if one.get("audit")]
-    audit = {"ok": None, "findings": [], "not_checked": [], "gradient_norms": {}}
+    audit = without_findings()
     if not found:
-        return audit | because("no optimizer stepped in the step that is looked at", "ok")
+        return audit | {"ok": None} | because("no optimizer stepped in the step that is looked at", "ok")
     norms = {name: norm for one in found for name, norm in one["norms"].items()}
     of_all = {name: set.intersection(*(set(one[name]) for one in found)) for name in ("missing", "zero", "unmoved")}
     lists = {name: [each for each in found[0][name] if each in of_all[name]] for name in of_all}
     first = FirstStep(norms=norms, non_finite=[name for one in found for name in one["non_finite"]], **lists)
+    for rank in found:
+        first.rounded.update(rank["rounded"])
+        first.untold.update(rank["untold"])
     findings = parameter_findings(first, SimpleNamespace(seq_len=2))
     if unowned := found[0]["unowned"]:
         detail = f"in no optimizer, though it asks for a gradient: {count_of(len(unowned), 'parameter')}"
         findings.append({"check": "unowned_parameter", "detail": detail, "parameters": unowned[:20]})
     not_checked = [{"check": check, "reason": THEIRS} for check in ("first_loss", "backward_time", "rate")]
-    return audit | {"ok": not findings, "findings": findings, "not_checked": not_checked}
+    hidden, notes = moves_that_rounding_hides(first)
+    return audit | {"ok": not findings, "findings": findings, "not_checked": not_checked + hidden, "notes": notes}
 
 
 def count_flops(summary: dict, analysis: dict) -> None:
