@@ -19,6 +19,7 @@ from harness.instruments.audit import FirstStep, RateLimit, audit_document, audi
 from harness.instruments.first_step import FirstStepAudit
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import StepRecord
+from harness.program.hooks.audit import StepAudit
 from studies.timing.methods import Step
 from tiny_llama_v1 import RMSNorm, TinyLlamaConfig, TinyLlamaModel, TinyLlamaWorkload, TrainingConfig
 
@@ -332,3 +333,91 @@ def test_variants_of_the_exercise_are_what_its_answers_say(scratch, capfd, monke
     monkeypatch.setattr(sys, "argv", ["train.py", "variant_z", "--num-steps", "5"])
     with pytest.raises(UserError, match="variant_z: give one or more of baseline, repeat, variant_a"):
         train.main()
+
+
+# ---- What rounding keeps ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD))
+def test_an_update_that_the_type_rounds_away_is_a_property_of_the_precision(optimizer):
+    """Weights of norms are 1.0 at first: in bf16, nothing below 1/512 is subtracted from one."""
+    narrow = model().bfloat16()
+    first = audited(narrow, optimizer(narrow.parameters(), lr=1e-4))
+    assert {name for name in first.rounded if "norm" in name} == {
+        name for name, _ in narrow.named_parameters() if "norm" in name
+    }
+    assert set(first.rounded.values()) == {"bf16"}
+    document = audit_document(first, [], None, WORKLOAD, NO_LIMIT)
+    assert document["ok"]
+    count = f"{len(first.rounded)} of {PARAMETERS} parameters"
+    lost = f"bf16 rounds the updates of {count} away, which are below half a unit in the last place"
+    assert audit_text(document) == f"ok; {lost}"
+    wide = model()
+    first = audited(wide, optimizer(wide.parameters(), lr=1e-4))
+    assert (first.unmoved, first.rounded) == ([], {})
+
+
+class Stuck(torch.optim.AdamW):
+    """Has a state, and leaves parameters as they are."""
+
+    def step(self, closure=None):
+        kept = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+        super().step(closure)
+        with torch.no_grad():
+            for p, before in zip((p for group in self.param_groups for p in group["params"]), kept, strict=True):
+                p.copy_(before)
+
+
+def test_an_update_that_the_type_keeps_must_be_seen():
+    narrow = model().bfloat16()
+    first = audited(narrow, Stuck(narrow.parameters(), lr=0.1))
+    assert (len(first.unmoved), first.rounded, first.untold) == (PARAMETERS, {}, {})
+    narrow = model().bfloat16()
+    first = audited(narrow, torch.optim.AdamW(narrow.parameters(), lr=0.0))
+    assert (len(first.unmoved), first.rounded) == (PARAMETERS, {})
+
+
+class Unknown(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1e-6})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.add_(p.grad.sign(), alpha=-1e-6)
+
+
+def test_what_an_unknown_optimizer_adds_is_not_judged_in_a_narrow_type():
+    narrow = model().bfloat16()
+    document = audit_document(audited(narrow, Unknown(narrow.parameters())), [], None, WORKLOAD, NO_LIMIT)
+    assert document["ok"]
+    assert "in bf16 did not move, perhaps by rounding: what this optimizer adds to them is not" in audit_text(document)
+    assert "unmoved_parameter" in {row["check"] for row in document["not_checked"]}
+
+
+def audited_by_hooks(parameter, optimizer) -> dict:
+    audit = StepAudit([("weight", parameter, True)])
+    audit.before(optimizer)
+    optimizer.step()
+    audit.after(optimizer)
+    return audit.result()
+
+
+def test_a_program_whose_data_has_a_column_of_zeros_is_not_stuck():
+    """The first pixel of digits is always black.  Of [512, 784], each 1568th element is in its column."""
+    weight = torch.nn.Parameter(torch.randn(512, 784))
+    weight.grad = torch.randn(512, 784)
+    weight.grad[:, 0] = 0.0
+    assert audited_by_hooks(weight, torch.optim.SGD([weight], lr=1e-3))["unmoved"] == []
+
+
+def test_a_program_in_bf16_is_told_what_rounding_keeps():
+    for optimizer in (torch.optim.AdamW, torch.optim.SGD):
+        scale = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+        scale.grad = torch.randn(64).bfloat16()
+        found = audited_by_hooks(scale, optimizer([scale], lr=1e-5))
+        assert (found["unmoved"], found["rounded"]) == ([], {"weight": "bf16"})
+        found = audited_by_hooks(scale, Stuck([scale], lr=0.1))
+        assert (found["unmoved"], found["rounded"]) == (["weight"], {})
+    found = audited_by_hooks(scale, Unknown([scale]))
+    assert (found["unmoved"], found["untold"]) == ([], {"weight": "bf16"})

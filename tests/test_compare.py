@@ -186,7 +186,7 @@ def test_a_difference_that_a_disturbance_explains_is_undecided(runs, tmp_path):
     last = "\n".join(comparison_answer(comparison, "comparison.md"))
     assert (
         f"  {AGAIN}; 30% of" in last
-        and "slow is 0.50x as fast as base (95%: 0.49 to 0.51), undecided: disturbed: 200.0 ms" in last
+        and "slow is 0.50x as fast as base (95%: 0.48 to 0.52), undecided: disturbed: 200.0 ms" in last
     )
     assert comparison["runs"][3]["disturbed_reason"]
     # The other way round: the baseline was disturbed, and may have been as fast.

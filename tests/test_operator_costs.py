@@ -7,10 +7,14 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import PROJECT
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
-from traces import H100_PROPERTIES, analysis_of, event, on_gpu, step, trace_of
+from traces import H100_PROPERTIES, analysis_of, attributed, event, on_gpu, step, trace_of
 
 import tiny_llama_v1 as tiny_llama
+from analysis.attribution.model_flops import model_flops_per_step
+from analysis.trace.tables import read_trace
 from analysis.vocabulary.operators import category
 from analysis.work.operator_costs import Cost, cost, unmasked_pairs
 
@@ -356,3 +360,107 @@ def test_a_convolution_whose_stride_is_not_recorded_has_limits(tmp_path):
     assert analysis["verdict"]["bound"] == "compute" and analysis["verdict"]["shares"]["unexplained"] < 0.01
     limits = cost("aten::mkldnn_convolution", [[1, 1, 8, 8], [1, 1, 3, 3]], ["float"] * 2, None)
     assert (limits.flops, limits.at_least_flops, limits.most_flops) == (None, 2 * 9 * 2 * 2, 2 * 9 * 64)
+
+
+TRANSPOSED = {
+    "1d": (F.conv_transpose1d, [2, 6, 30], [6, 4, 5], {"stride": 2}),
+    "2d, fewer channels": (F.conv_transpose2d, [4, 64, 16, 16], [64, 32, 2, 2], {"stride": 2}),
+    "2d, more channels": (F.conv_transpose2d, [4, 32, 16, 16], [32, 64, 2, 2], {"stride": 2}),
+    "2d, dilated": (F.conv_transpose2d, [2, 6, 10, 10], [6, 4, 3, 3], {"dilation": 2, "padding": 1}),
+    "3d": (F.conv_transpose3d, [2, 6, 5, 6, 7], [6, 4, 3, 3, 3], {"stride": 2, "output_padding": 1}),
+}
+
+
+@pytest.mark.parametrize("kind", TRANSPOSED)
+def test_flops_of_a_transposed_convolution_are_those_of_the_flop_counter(kind):
+    function, x, weight, options = TRANSPOSED[kind]
+    x, weight = (torch.randn(shape, requires_grad=True) for shape in (x, weight))
+    ours, theirs = profiled_costs(lambda: function(x, weight, **options).sum().backward())
+    assert ours == theirs > 0
+
+
+def test_flops_and_bytes_of_a_transposed_convolution_in_groups_and_on_a_gpu():
+    x, weight = torch.randn(2, 6, 10, 10), torch.randn(6, 4, 5, 5)
+    with torch.profiler.profile(record_shapes=True) as profile:
+        y = F.conv_transpose2d(x, weight, groups=3, stride=2, padding=1, output_padding=1)
+    one = next(one for one in profile.events() if one.name == "aten::_convolution")
+    flops, moved = 2 * 2 * 6 * 100 * 4 * 25, 4 * (x.numel() + weight.numel() + y.numel())
+    assert cost(one.name, *recorded(one)) == Cost(flops, moved)
+    shapes, values = [[2, 6, 10, 10], [6, 4, 5, 5]], ["", "", "[1, 1]", "[1, 1]", "[2, 2]", "[1, 1]", "3"]
+    assert cost("aten::cudnn_convolution_transpose", shapes, ["float"] * 2, values) == Cost(flops, moved)
+
+
+def test_work_that_an_operator_leaves_to_another_counts_once(tmp_path):
+    """cuDNN's attention is an operator within the one that PyTorch calls; mm passes itself on to mm.out."""
+    kinds = ["c10::BFloat16"] * 3
+    inputs = {"Input Dims": [[2, 4, 8, 16]] * 3, "Input type": kinds}
+    factors = {"Input Dims": [[8, 16], [16, 4], [8, 4]], "Input type": kinds}
+    trace = trace_of(
+        tmp_path,
+        step(1, 0, 100),
+        event("aten::_scaled_dot_product_cudnn_attention", 10, 20, **inputs),
+        event("aten::_cudnn_attention_forward", 12, 10, **inputs),
+        event("aten::mm", 40, 20, **{name: both[:2] for name, both in factors.items()}),
+        event("aten::mm", 42, 10, **factors),
+    )
+    flops = {row["name"]: row["flops"] for row in analysis_of(trace)["operators"]}
+    attention, matmul = 2 * 2 * 2 * 4 * 8 * 8 * 16, 2 * 8 * 16 * 4
+    assert flops == {
+        "aten::_scaled_dot_product_cudnn_attention": None,
+        "aten::_cudnn_attention_forward": attention,
+        "aten::mm": matmul,
+    }
+    assert model_flops_per_step(attributed(trace)) == attention + matmul
+
+
+def test_model_flops_of_a_trace_are_those_of_its_run():
+    """8,786 GFLOP: the backward pass of attention is two forward passes, though its kernel computes scores again."""
+    folder = PROJECT / "benchmarks" / "results" / "nvidia-h100-80gb-hbm3"
+    trace = read_trace(folder / "medium_bf16_sdpa_trace_step_3_5.pt.trace.json.gz")
+    run = json.loads((folder / "profile_medium_bf16_sdpa.json").read_text())
+    assert model_flops_per_step(attributed(trace)) == run["performance"]["model_flops_per_step"] == 8_786_295_128_064
+
+
+def profiled_model_flops(tmp_path, work) -> int:
+    with torch.profiler.profile(record_shapes=True) as profile:
+        work()
+    profile.export_chrome_trace(str(tmp_path / "x.pt.trace.json"))
+    return model_flops_per_step(attributed(read_trace(tmp_path / "x.pt.trace.json")))
+
+
+@pytest.mark.parametrize("reentrant", (None, True, False))
+def test_model_flops_do_not_grow_with_checkpointing(tmp_path, reentrant):
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.GELU())
+    x = torch.randn(4, 8, requires_grad=True)
+
+    def work():
+        y = net(x) if reentrant is None else checkpoint(net, x, use_reentrant=reentrant)
+        y.sum().backward()
+
+    assert profiled_model_flops(tmp_path, work) == 3 * 2 * (2 * 4 * 8 * 8)
+
+
+def test_model_flops_include_gradients_of_gradients(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8))
+    x = torch.randn(4, 8, requires_grad=True)
+
+    def work():
+        (gradient,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+        gradient.norm().backward()
+
+    with torch.profiler.profile() as profile:
+        work()
+    matmuls = sum(one.name in ("aten::addmm", "aten::mm") for one in profile.events())
+    assert profiled_model_flops(tmp_path, work) == matmuls * (2 * 4 * 8 * 8) > 0
+
+
+def test_model_flops_leave_out_the_optimizers(tmp_path):
+    """As Muon orthogonalizes updates by matmuls."""
+    weight = torch.randn(8, 8, requires_grad=True)
+
+    def work():
+        (torch.randn(4, 8) @ weight).sum().backward()
+        with torch.no_grad(), torch.profiler.record_function("Optimizer.step#Muon.step"):
+            weight.add_(weight.grad @ weight.grad)
+
+    assert profiled_model_flops(tmp_path, work) == 2 * (2 * 4 * 8 * 8)

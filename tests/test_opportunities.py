@@ -12,6 +12,7 @@ from traces import (
     REDUCE,
     TORCH_1_8,
     analysis_of,
+    attributed,
     event,
     gpu_step,
     on_gpu,
@@ -21,10 +22,14 @@ from traces import (
     trace_of,
 )
 
+from analysis.advice.changes import fused_optimizer
+from analysis.advice.evidence import Evidence
 from analysis.advice.text import best_three, gain_text, is_disturbed
 from analysis.hardware import measuring
 from analysis.hardware.measuring import Measurement
+from analysis.work.update_bytes import adam_bytes, adam_bytes_held
 from harness.base.command_line import compiler_problem
+from harness.base.units import MB
 from harness.model.optimizations import OPTIMIZATIONS
 
 ADDS = [ADD | {"ts": 50, "dur": 500}, ADD | {"ts": 550, "dur": 400}]
@@ -359,3 +364,36 @@ def test_what_an_optimizer_multiplies_is_no_case_for_autocast(tmp_path):
 
     assert "mixed precision" in {row["name"] for row in proposals("forward")}
     assert "mixed precision" not in {row["name"] for row in proposals("optimizer")}
+
+
+@pytest.mark.parametrize(
+    ("precision", "run", "bytes_of_parameter"),
+    [
+        ("fp32", {"world_size": 1, "parallel": None}, 28),
+        ("bf16", {"world_size": 2, "parallel": "ddp"}, 28),
+        ("fp32", {"world_size": 2, "parallel": "fsdp"}, 14),
+        ("fp32", {"world_size": 4, "parallel": "zero1"}, 7),
+        ("bf16-true", {"world_size": 1, "parallel": None}, 14),
+        ("bf16-true", {"world_size": 2, "parallel": "fsdp"}, 7),
+    ],
+)
+def test_what_an_optimizer_must_move_is_its_ranks_shard_in_its_type(tmp_path, precision, run, bytes_of_parameter):
+    parameters = 256 * MB  # more than a cache holds in any of them
+    events = [event("Optimizer.step#AdamW.step", 1, 990, kind="user_annotation")]
+    parts = [(shaped("aten::copy_", 0, 4, [[1024, 1024]] * 2), 20, 10)]
+    parts += [(shaped("aten::add_", 0, 4, [[8, 8]] * 2), 40 + 100 * i, 90) for i in range(9)]
+    config = {"model": {"parameters": parameters}, "training": {"precision": precision}, "profiling": {}}
+    device = {"type": "cuda", "name": "NVIDIA H100 80GB HBM3"}
+    summary = {"config": config, "training": run, "environment": {"device": device, "host": "elsewhere"}}
+    evidence = Evidence(attributed(trace_of(tmp_path, *events, *gpu_step(*parts))), summary)
+    proposal = fused_optimizer(evidence)
+    assert f"all but gradients, {bytes_of_parameter * 256:,} MB; at most" in proposal.basis
+
+
+def test_what_a_programs_optimizer_must_move_is_what_its_rank_holds():
+    rows = [{"category": category, "bytes": n} for category, n in (("parameters", 100), ("optimizer", 200))]
+    moved = adam_bytes_held([*rows, {"category": "frozen", "bytes": 1000}])
+    assert moved == 700
+    program = {"program": "train.py", "parameters": 10**9}
+    assert adam_bytes({"config": {"model": program | {"update_bytes": moved}}}) == 700
+    assert adam_bytes({"config": {"model": program}}) is None

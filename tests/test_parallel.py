@@ -360,3 +360,23 @@ def test_links_are_told_as_bus_bandwidths_that_no_collective_exceeds(device, ran
     assert found == pytest.approx(rates)
     assert network.source.startswith("bus bandwidth of the datasheet's links")
     assert links_inside_node(device, 9) is None
+
+
+@pytest.mark.parametrize(
+    "device",
+    (
+        "NVIDIA H200 NVL",  # bridges join two or four
+        "NVIDIA A100-SXM4-64GB",  # fewer links
+        "NVIDIA A100-SXM4-40GB MIG 3g.20gb",  # no peer to peer
+        "NVIDIA B200 NVL4",
+        "NVIDIA H200X:memory=141,bandwidth=4.8,bf16=989",
+        "",
+    ),
+)
+def test_a_device_whose_name_only_begins_like_anothers_has_no_links_of_it(device):
+    assert links_inside_node(device, 8) is None
+
+
+def test_a_whole_device_has_its_links_whatever_is_given_of_it():
+    for device in ("AMD Instinct MI300X VF", "Instinct MI300X", "NVIDIA H200:bandwidth=4.0"):
+        assert links_inside_node(device, 8).gb_per_sec in (448, 450), device

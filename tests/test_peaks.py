@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 from traces import H100_PROPERTIES, LARGE, event, gpu_step, link, shaped, trace_of
 
-from analysis.hardware.datasheets import DATASHEETS
-from analysis.hardware.matching import described, possible_rows, rows_named, with_arch
+from analysis.hardware.achievable import _TABLES as RATES
+from analysis.hardware.achievable import achievable_rates
+from analysis.hardware.datasheets import DATASHEETS, LINKS
+from analysis.hardware.matching import described, given_row, possible_rows, rows_named, with_arch
 from analysis.limits.peaks import Ridges, precision_of
 from harness.base.errors import UserError
 
@@ -87,3 +89,26 @@ def test_an_unknown_device_has_the_ridge_points_of_its_maker(tmp_path):
     assert ridges.of(None) == pytest.approx((14e3 / 900, 8.1e3 / 320))
     assert ridges.exact is None
     assert ridges.source.startswith("16 to 25 FLOPs/byte in fp32 by Tesla V100-SXM2-16GB or ")
+
+
+@pytest.mark.parametrize("kernel", ("sm90_gemm_bf16", "some_kernel"))
+def test_figures_of_a_card_that_no_datasheet_has_are_the_roofs(tmp_path, kernel):
+    """Its architecture is not known, so nothing that the trace tells of it speaks against the card."""
+    trace = trace_of(tmp_path, *gpu_step((LARGE, 20, 800, kernel)))
+    named = described(rows_named("NEWCARD:memory=80,bandwidth=2.5,fp32=50", "--device-name")[0])
+    links = link(replace(trace, named=named | {"given_by": "--device-name"}))
+    ridges = Ridges(links, None)
+    assert ridges.exact == 20.0
+    assert "(given by --device-name)" in ridges.source
+    assert "does not count" not in ridges.source
+
+
+def test_every_row_of_links_and_rates_is_that_of_a_device():
+    """A name that begins like another's is another device."""
+    names = {row.name for row in DATASHEETS}
+    assert names >= LINKS.keys()
+    assert names >= {*RATES["rates"], *RATES["unconfirmed"]}
+    for name in ("NVIDIA A100-SXM4-64GB", "NVIDIA H100 80GB HBM3e", "NVIDIA B200 NVL4"):
+        for figures in ("bf16=312", "fp32=19.5"):
+            row = given_row(f"{name}:memory=64,bandwidth=1.6,{figures}")
+            assert achievable_rates(row, confirmed=False) is None

@@ -14,6 +14,7 @@ from analysis.trace.tables import by_name, has_role, take_or
 from analysis.vocabulary import roles
 from analysis.vocabulary.operators import MATMUL_CLASSES, is_of_pytorch
 from analysis.work.operator_costs import factor_type
+from analysis.work.update_bytes import adam_bytes
 from harness.base.units import MB
 from harness.model.changes import CHANGES
 
@@ -41,10 +42,10 @@ def fused_optimizer(evidence: Evidence) -> Found:
     if not mask.any():
         return NotApplicable(name, done) if done else None
     rows, us = evidence.part(mask)
-    optimizer = optimizer_of(evidence)
-    parameters = evidence.config.get("model", {}).get("parameters")
-    if parameters and not done and evidence.best_bytes_per_us and optimizer in ("Adam", "AdamW"):
-        moved = 7 * 4 * parameters  # bytes
+    optimizer, moved = optimizer_of(evidence), None
+    if optimizer in ("Adam", "AdamW") and evidence.summary and not done:
+        moved = adam_bytes(evidence.summary)
+    if moved and evidence.best_bytes_per_us:
         likely = min(us, moved * evidence.steps / evidence.best_bytes_per_us)
         best, bound = at_roof(moved * evidence.steps, evidence.bandwidth_roofs, "GB/s", likely)
         if moved < IN_A_CACHE:

@@ -85,22 +85,37 @@ def operator_calls(links: Links) -> pd.DataFrame:
 @cached_on_links
 def costs_of_operators(links: Links) -> tuple[list[Cost], np.ndarray]:
     """The cost of each name and inputs of operators, in the order in which they first appear, and for each operator
-    which of them it has."""
+    which of them it has.  The last cost, which is unknown, is that of operators that leave the work to others whose
+    costs are known: work counts once, where it is done."""
     operators, signatures = links.trace.operators, links.trace.signatures
     names, codes = operators["name"].cat.categories, operators["name"].cat.codes.to_numpy()
     signature, teller = inputs_of_operators(links)
     pairs, which = different_pairs(codes, signature)
-    told, found = batches_told(links, which), []
+    told, costs = batches_told(links, which), []
     first = np.unique(which, return_index=True)[1]  # the first operator of each pair
     for n, (code, inputs) in enumerate(pairs):
         row = first[n]
         if inputs < 0:
-            found.append(Cost())
+            costs.append(Cost())
         elif teller[row] == row:
-            found.append(cost(names[code], *signatures[inputs], told.get(n)))
+            costs.append(cost(names[code], *signatures[inputs], told.get(n)))
         else:
-            found.append(cost_of_called(names[codes[teller[row]]], *signatures[inputs]))
-    return found, which
+            costs.append(cost_of_called(names[codes[teller[row]]], *signatures[inputs]))
+    known = np.array([bool(of_pair.flops or of_pair.most_flops) for of_pair in costs], dtype=bool)
+    which = np.where(leaves_work_to_others(links, known[which]), len(costs), which)
+    return [*costs, Cost()], which
+
+
+def leaves_work_to_others(links: Links, known: np.ndarray) -> np.ndarray:
+    """Which operators call one whose FLOPs are known, other than their own call passed on, as mm does to mm.out."""
+    n = len(known)
+    parent = links.host["operator_parent"].to_numpy()[:n].astype(np.int64)
+    out = np.zeros(n, dtype=bool)
+    rows = parent[known & operator_calls(links)["calls_of_name"].to_numpy()]
+    while (above := rows[rows >= 0]).size:
+        out[above] = True
+        rows = parent[np.unique(above)]
+    return out
 
 
 def batches_told(links: Links, which: np.ndarray) -> dict[int, str]:
@@ -116,16 +131,19 @@ def batches_told(links: Links, which: np.ndarray) -> dict[int, str]:
 
 def operator_tables(links: Links) -> dict:
     """Operators by name, and by name and input shapes, most time first; FLOPs and bytes over all calls."""
+    costs, which = costs_of_operators(links)  # but for the last, in the order of the groups
     calls = operator_calls(links).drop(columns="call")
+    works = which != len(costs) - 1
+    calls = calls.assign(works=works & calls["calls"], works_of_name=works & calls["calls_of_name"])
     groups = calls.groupby(["code", "signature"], sort=False).sum().reset_index()
     names = np.asarray(links.trace.operators["name"].cat.categories, dtype=object)
     groups["name"] = names[groups["code"].to_numpy()]
     inputs = [links.trace.signatures[i] if i >= 0 else None for i in groups["signature"]]
-    costs, _ = costs_of_operators(links)  # in the order of the groups
-    for field in ("flops", "bytes"):  # Python's integers, which do not overflow
-        each = [getattr(one, field) for one in costs]
-        groups[field] = products(each, groups["calls"])
-        groups[f"{field}_of_name"] = products(each, groups["calls_of_name"])
+    for suffix in ("", "_of_name"):  # Python's integers, which do not overflow
+        of_calls, of_works = groups[f"calls{suffix}"], groups[f"works{suffix}"]
+        groups[f"bytes{suffix}"] = products([one.bytes for one in costs[:-1]], of_calls)
+        flops = products([one.flops for one in costs[:-1]], of_works)
+        groups[f"flops{suffix}"] = flops.where((of_works > 0) | (of_calls == 0), None)
     groups["shapes"] = [signature and shapes_text(signature[0]) for signature in inputs]
     by_name = groups.groupby("name", sort=False)
     totals = by_name[["self_cpu_us", "self_device_us"]].sum()

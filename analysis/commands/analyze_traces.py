@@ -54,7 +54,9 @@ def analyze_existing(
     if asked.slices:
         check_slices(path, asked.slices)
     target = described(rows_named(asked.target_device)[0]) if asked.target_device is not None else None
-    named = described(rows_named(asked.device_name, "--device-name")[0]) if asked.device_name is not None else None
+    named = None
+    if asked.device_name is not None:
+        named = described(rows_named(asked.device_name, "--device-name")[0]) | {"given_by": "--device-name"}
     reading = {"window": asked.window, "steps_from": asked.steps_from}
     paths = find_traces(path) if path.is_dir() else [path]
     if len(paths) > 1:

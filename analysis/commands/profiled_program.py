@@ -14,8 +14,8 @@ from analysis.commands.analyze_traces import answer_of_traces, report_in, write_
 from analysis.diagnosis.traces import analyze_all
 from analysis.hardware.mfu import mfu_percent
 from analysis.report.html import write_report
-from analysis.vocabulary.operators import MATMUL_CLASSES, category
 from analysis.work.memory_tables import held_memory_section, program_section
+from analysis.work.update_bytes import adam_bytes_held
 from harness.base.console import file_lines, say
 from harness.base.errors import UserError
 from harness.base.files import make_folder, write_json
@@ -25,7 +25,13 @@ from harness.base.text import count_of
 from harness.base.units import MB
 from harness.documents.run import THEIRS, Disturbance, Performance, PerformanceSummary
 from harness.documents.schema import because, explained, fields_of, unknown
-from harness.instruments.audit import FirstStep, audit_text, parameter_findings
+from harness.instruments.audit import (
+    FirstStep,
+    audit_text,
+    moves_that_rounding_hides,
+    parameter_findings,
+    without_findings,
+)
 from harness.instruments.phases import summary_stats
 from harness.machine.disturbance import disturbance_text, over_ranks
 from harness.machine.environment import describe_environment
@@ -127,6 +133,9 @@ def summary_of(ranks: list[dict], command: Sequence[str], settings: dict) -> dic
         "training": {"optimizer": ", ".join(first["optimizers"]), "batch_size": None, "precision": None},
         "profiling": {name: settings[name] for name in ("warmup", "timed", "profile", "steps")} | {"peak": "auto"},
     }
+    moved_bytes = adam_bytes_held(first["memory"]["rows"])
+    if moved_bytes is not None:
+        config["model"]["update_bytes"] = moved_bytes
     training = dict.fromkeys(("num_steps", "completed_steps"), first["steps"])
     training |= unknown(THEIRS, "batch_size", "sequence_length", "grad_norm", "parallel")
     training |= {name: first[name] for name in ("rank", "world_size")}
@@ -163,31 +172,35 @@ def process_name(result: dict) -> str:
 def audit_of(ranks: list[dict]) -> dict:
     """Of all ranks: in shards, a parameter has its gradient on some of them."""
     found = [one["audit"] for one in ranks if one.get("audit")]
-    audit = {"ok": None, "findings": [], "not_checked": [], "gradient_norms": {}}
+    audit = without_findings()
     if not found:
-        return audit | because("no optimizer stepped in the step that is looked at", "ok")
+        return audit | {"ok": None} | because("no optimizer stepped in the step that is looked at", "ok")
     norms = {name: norm for one in found for name, norm in one["norms"].items()}
     of_all = {name: set.intersection(*(set(one[name]) for one in found)) for name in ("missing", "zero", "unmoved")}
     lists = {name: [each for each in found[0][name] if each in of_all[name]] for name in of_all}
     first = FirstStep(norms=norms, non_finite=[name for one in found for name in one["non_finite"]], **lists)
+    for rank in found:
+        first.rounded.update(rank["rounded"])
+        first.untold.update(rank["untold"])
     findings = parameter_findings(first, SimpleNamespace(seq_len=2))
     if unowned := found[0]["unowned"]:
         detail = f"in no optimizer, though it asks for a gradient: {count_of(len(unowned), 'parameter')}"
         findings.append({"check": "unowned_parameter", "detail": detail, "parameters": unowned[:20]})
     not_checked = [{"check": check, "reason": THEIRS} for check in ("first_loss", "backward_time", "rate")]
-    return audit | {"ok": not findings, "findings": findings, "not_checked": not_checked}
+    hidden, notes = moves_that_rounding_hides(first)
+    return audit | {"ok": not findings, "findings": findings, "not_checked": not_checked + hidden, "notes": notes}
 
 
 def count_flops(summary: dict, analysis: dict) -> None:
-    """FLOPs of a step by the shapes of its trace, over the time of the timed steps; the precision of most of them."""
+    """FLOPs of a step by the shapes of its trace, over the time of the timed steps; the precision of most matmuls."""
     shares = added_up((row["precision"], row["share"]) for row in analysis["shape_rates"])
     if shares:
         summary["config"]["training"]["precision"] = max(shares, key=shares.get)
-    rows = [row for row in analysis["operators"] if category(row["name"]) in MATMUL_CLASSES and row["flops"]]
-    performance, steps = summary["performance"], max(1, analysis["steps"]["count"] or 1)
-    if not rows:
+    flops = analysis["model_flops_per_step"]
+    if flops is None:
         return
-    performance["model_flops_per_step"] = flops = sum(row["flops"] for row in rows) // steps
+    performance = summary["performance"]
+    performance["model_flops_per_step"] = flops
     performance["achieved_tflops"] = flops / performance["avg_step_time_ms"] / 1e9
 
 

@@ -1,8 +1,8 @@
 """How do runs differ?  Their settings, times, memory and, where they were profiled, their components and operators.
 
-comparison.json.  The first run is the baseline.  A ratio of step times has a bootstrap interval over the steps that
-both averaged; if that contains 1, the difference is within noise.  A repeat of the baseline is no finding of its own:
-it says how large the noise is.
+comparison.json.  The first run is the baseline.  A ratio of step times has a 95% interval by the steps that
+both averaged and the spread between processes; if it contains 1, the difference is within noise.  A repeat of the
+baseline is no finding of its own: it says how large the noise is.
 """
 
 from pathlib import Path

@@ -3,43 +3,177 @@
 import math
 from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
-
-from harness.instruments.phases import median_interval
 
 NOISE = "within noise"
 UNDECIDED, SPREAD_UNKNOWN = "undecided: disturbed", "spread unknown"
 BASELINE, REPEAT = "the baseline", "a repeat of the baseline"
 AGAIN = "repeat on an idle machine"
-STANDARD_ERRORS = 2.0  # of a difference of means, below which it is noise
+CONFIDENT = 0.975  # a two-sided interval of 95%: of what is equal, one pair in twenty is called different
+OF_MEDIAN = math.sqrt(math.pi / 2)  # standard error of a median, in those of a mean
+STEPS_FOR_RANKS = 10  # from which on order statistics tell the error of a median, whatever the outliers
+ROUNDS_FOR_RANKS = 6  # of steps in turn: fewer have no set of signs as rare as 5%
 STEPS_FOR_INTERVAL = 3  # of each run: fewer have no interval
 STEPS_OF_RUN = 4  # one in each quarter: fewer do not show how much a run wavers
 # How far runs of the same code lie apart at least: the standard deviation of the logarithm of a run's median over
 # restarts, each with another place in memory, clock and temperature.  It is as sure as if five runs had shown it, and
 # less where repeats lie further apart.
 RESTARTS, ASSUMED = 0.01, 4
+IN_A_ROW = (
+    20  # the same freedom where rows and runs were measured one after another, as those that an interval compares
+)
 REPEATED = 3  # runs on both sides, from which on their own spread is enough
 FALSE_ALARMS = 1e-3  # the share of pairs of the same code that differ by more than what is called noise
 
 
-def noise_of_means(*standard_errors: float) -> float:
-    """The smallest difference of means with these standard errors that can be told from none."""
-    return STANDARD_ERRORS * math.hypot(*standard_errors)
+Runs = Sequence[np.ndarray]  # step times of each
+Interval = Sequence[float] | None  # its ends; None: unknown
+
+
+# ---- Intervals of 95% ------------------------------------------------------------------------------------------------
+
+
+class Measured(NamedTuple):
+    """A time that one process measured, its standard error and the degrees of freedom of that, in any unit."""
+
+    time: float
+    error: float
+    freedom: float
+
+    @classmethod
+    def median(cls, times: Sequence[float]) -> "Measured | None":
+        """Of single times; None: too few."""
+        times = np.sort(np.asarray(times, dtype=float))
+        n = len(times)
+        if n < STEPS_FOR_INTERVAL:
+            return None
+        error = OF_MEDIAN * np.std(times, ddof=1) / math.sqrt(n)
+        if n >= STEPS_FOR_RANKS:  # McKean and Schrader, Communications in Statistics B 13 (1984)
+            below = max(0, round((n + 1) / 2 - 1.96 * math.sqrt(n) / 2) - 1)
+            error = (times[n - 1 - below] - times[below]) / (2 * 1.96)
+        return cls(float(np.median(times)), float(error), n - 1)
+
+    @classmethod
+    def median_of_normal(cls, median: float, std: float | None, n: int | None) -> "Measured | None":
+        """The same where only the standard deviation of n times is known."""
+        if std is None or n is None or n < 2:
+            return None
+        return cls(median, OF_MEDIAN * std / math.sqrt(n), n - 1)
+
+    @classmethod
+    def sum(cls, parts: "Sequence[Measured]") -> "Measured":
+        """Of parts of the same steps, which are slow together."""
+        total, error = (sum(getattr(one, name) for one in parts) for name in ("time", "error"))
+        return cls(total, error, min(one.freedom for one in parts))
+
+
+def noise_of_difference(*measured: Measured) -> float:
+    """The smallest difference between times that can be told from none by their own errors, in their unit."""
+    return half_width(*((one.error**2, one.freedom) for one in measured))
+
+
+def interval_of_ratio(time: Measured | None, baseline: Measured | None, ratio: float) -> list[float] | None:
+    """Of times of two processes.  None: the error of one is not known."""
+    if time is None or baseline is None:
+        return None
+    parts = [((one.error / one.time) ** 2, one.freedom) for one in (time, baseline)]
+    return interval_around(ratio, half_width(*parts, (2 * RESTARTS**2, IN_A_ROW)))
+
+
+def interval_over_processes(times: Runs, baseline: Runs, ratio: float) -> list[float] | None:
+    """The same where several processes measured each, as launches of ranks: what varies between them is known by them,
+    and is not less than is usual.  None: one side has but one process, of too few steps."""
+    sides = (times, baseline)
+    logs = [np.log([np.median(steps) for steps in runs]) for runs in sides]
+    squares, freedom = sum(float(((one - one.mean()) ** 2).sum()) for one in logs), sum(len(one) - 1 for one in logs)
+    deviation = max(RESTARTS, math.sqrt(squares / max(1, freedom)))
+    freedom += IN_A_ROW * (RESTARTS / deviation) ** 2
+    parts = [(deviation**2 * sum(1 / len(one) for one in logs), freedom)]
+    for runs in sides:
+        own = [one for one in map(Measured.median, runs) if one]
+        if len(own) == len(runs):
+            parts.append((sum((one.error / one.time) ** 2 for one in own) / len(own) ** 2, own[0].freedom * len(own)))
+        elif len(runs) == 1:
+            return None
+    return interval_around(ratio, half_width(*parts))
+
+
+def interval_in_turn(times: Sequence[float], baseline: Sequence[float], ratio: float) -> list[float] | None:
+    """Of steps that one process took in turn, a pair in each round: what slows the machine down slows both.  Rounds of
+    the same code are as often slower as faster, by whatever spread, so that the signed ranks of their ratios tell
+    (Wilcoxon's interval).  None: too few rounds."""
+    logs, n = np.log(np.asarray(times, dtype=float) / np.asarray(baseline, dtype=float)), len(times)
+    if n < STEPS_FOR_INTERVAL:
+        return None
+    if n < ROUNDS_FOR_RANKS:
+        middle, width = float(logs.mean()), half_width((float(logs.var(ddof=1)) / n, n - 1))
+        low, high = middle - width, middle + width
+    else:
+        first, second = np.triu_indices(n)
+        means = np.sort((logs[first] + logs[second]) / 2)
+        cut = signed_rank_cut(n)
+        low, high = float(means[cut]), float(means[len(means) - 1 - cut])
+    low, high = min(math.exp(low), ratio), max(math.exp(high), ratio)
+    return [low, high]
+
+
+def interval_around(ratio: float, width: float) -> list[float]:
+    """width: of the logarithm."""
+    return [ratio * math.exp(-width), ratio * math.exp(width)]
+
+
+def half_width(*parts: tuple[float, float]) -> float:
+    """Of an interval about a sum of independent errors, their variances with degrees of freedom: Student's t, with the
+    freedom of Welch and Satterthwaite."""
+    variance = sum(one for one, _ in parts)
+    if not variance:
+        return 0.0
+    freedom = variance**2 / sum(one**2 / freedom for one, freedom in parts)
+    return t_quantile(math.floor(10 * freedom) / 10) * math.sqrt(variance)
+
+
+@cache
+def t_quantile(freedom: float) -> float:
+    """What Student's t stays below with CONFIDENT."""
+    freedom = min(freedom, 1e6)
+    scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
+    low, high = 0.0, 1000.0
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        # By the angle whose tangent is t / sqrt(freedom), in which the density is smooth.
+        angles = np.linspace(0.0, math.atan(middle / math.sqrt(freedom)), 2001)
+        density = math.exp(scale) * math.sqrt(freedom) * np.cos(angles) ** (freedom - 1)
+        inside = float(((density[1:] + density[:-1]) / 2 * np.diff(angles)).sum())
+        low, high = (middle, high) if inside < CONFIDENT - 0.5 else (low, middle)
+    return high
+
+
+@cache
+def signed_rank_cut(n: int) -> int:
+    """How many of the n (n + 1) / 2 means of two of n values are left out at each end of an interval of 95%."""
+    total = n * (n + 1) // 2
+    if n > 100:
+        return int(total / 2 - 1.96 * math.sqrt(n * (n + 1) * (2 * n + 1) / 24) - 0.5)
+    ways = np.zeros(total + 1)  # of signs, by the sum of the ranks with a plus
+    ways[0] = 1.0
+    for rank in range(1, n + 1):
+        ways[rank:] = ways[rank:] + ways[:-rank]
+        ways /= 2
+    return int(np.searchsorted(np.cumsum(ways), 1 - CONFIDENT, side="right")) - 1
 
 
 def ratio_of_medians(times: np.ndarray, baseline: np.ndarray) -> dict:
-    """Ratio of the medians, with its 95% bootstrap interval over the steps of both; `difference`: in words."""
+    """Ratio of the medians of two runs, with its 95% interval; `difference`: in words."""
     if not len(times) or not len(baseline):
         return {"ratio": None, "ratio_95": None, "difference": "no steps to compare"}
     value = float(np.median(times) / np.median(baseline))
-    enough = min(len(times), len(baseline)) >= STEPS_FOR_INTERVAL
-    interval = median_interval(np.divide, [times], [baseline]) if enough else None
+    interval = interval_of_ratio(Measured.median(times), Measured.median(baseline), value)
     return {"ratio": value, "ratio_95": interval, "difference": judged(value, interval)}
 
 
-Runs = Sequence[np.ndarray]  # step times of each
-Interval = Sequence[float] | None  # its ends; None: unknown
+# ---- Runs beside runs ------------------------------------------------------------------------------------------------
 
 
 def noise_between_runs(base: Runs, new: Runs, spread: tuple[float, int] = (0.0, 0)) -> float | None:

@@ -4,7 +4,7 @@ import itertools
 import math
 
 from analysis.attribution.components import OPERATOR_KINDS
-from analysis.comparison.noise import NOISE, SPREAD_UNKNOWN, noise_of_means
+from analysis.comparison.noise import NOISE, SPREAD_UNKNOWN, Measured, noise_of_difference
 
 PART_KINDS = {"components": "component", "classes": "class", "operators": "operator"}  # tables: what their rows are
 OTHER_PROFILER = "by another profiler"  # which adds to what it records: no change of the code
@@ -12,6 +12,7 @@ COMMON = 0.5  # of the step of each run, in parts that both have: below it, comp
 Time = tuple[float, float | None]  # ms per profiled step and its standard error, None if unknown
 Times = dict[str, Time]  # by name
 NOTHING: Time = (0.0, None)
+Freedoms = tuple[int, int]  # of the standard errors of both runs: profiled steps, but one
 
 
 def compare_profiles(run: str, before: dict, after: dict, spread: float) -> dict[str, list[dict] | str]:
@@ -20,9 +21,10 @@ def compare_profiles(run: str, before: dict, after: dict, spread: float) -> dict
     spread is the relative difference between runs with the same settings.
     """
     first, second = times_of(before), times_of(after)
+    freedoms = tuple(max(1, one["attribution"]["steps"] - 1) for one in (before, after))
     times, reason = {table: (first[table], second[table]) for table in PART_KINDS}, why_by_class(before, after)
     times["components"] = ({}, {}) if reason else same_parts(*times["components"])
-    found = {table: changes(run, kind, *times[table], spread) for table, kind in PART_KINDS.items()}
+    found = {table: changes(run, kind, *times[table], spread, freedoms) for table, kind in PART_KINDS.items()}
     for row in itertools.chain(*found.values()) if profiler_of(before) != profiler_of(after) else ():
         row["difference"] = row["difference"] if row["difference"] in (NOISE, SPREAD_UNKNOWN) else OTHER_PROFILER
     return found | ({"components_reason": f"{run}: {reason}"} if reason else {})
@@ -98,18 +100,25 @@ def title_of_part(name: str, alone: list[dict], groups: list[set]) -> str:
     return f"in one run only: {', '.join(rest)}"
 
 
-def changes(run: str, kind: str, before: Times, after: Times, spread: float) -> list[dict]:
+def changes(run: str, kind: str, before: Times, after: Times, spread: float, freedoms: Freedoms) -> list[dict]:
     """What each component, class or operator takes in both runs, the largest change first."""
     names = dict.fromkeys([*before, *after])
-    rows = [{"run": run, kind: name} | change_of_part(before.get(name), after.get(name), spread) for name in names]
+    rows = []
+    for name in names:
+        change = change_of_part(before.get(name), after.get(name), spread, freedoms)
+        rows.append({"run": run, kind: name} | change)
     return sorted(rows, key=lambda row: -abs(row["change_ms"]))
 
 
-def change_of_part(before: Time | None, after: Time | None, spread: float) -> dict:
+def change_of_part(before: Time | None, after: Time | None, spread: float, freedoms: Freedoms) -> dict:
     """The change of one part; None: a run does not have it."""
     (before_ms, error), (after_ms, other) = before or NOTHING, after or NOTHING
-    known = [one for one in (error, other) if one is not None]
-    noise = max(noise_of_means(*known), spread * min(before_ms, after_ms)) if known else None
+    known, noise = [], None
+    for (ms, error_ms), freedom in zip(((before_ms, error), (after_ms, other)), freedoms, strict=True):
+        if error_ms is not None:
+            known.append(Measured(ms, error_ms, freedom))
+    if known:
+        noise = max(noise_of_difference(*known), spread * min(before_ms, after_ms))
     change_ms = after_ms - before_ms
     if before is None or after is None:
         difference = "new" if before is None else "gone"

@@ -15,6 +15,7 @@ from analysis.attribution.ledger import (
     occasional_times,
     start_up_slices,
 )
+from analysis.attribution.model_flops import model_flops_per_step
 from analysis.attribution.once import once_rows
 from analysis.attribution.operators import kernel_table, operator_tables
 from analysis.diagnosis.headline import headline
@@ -56,7 +57,7 @@ def operator_analysis(links: Links, summary: dict | None) -> dict:
         document |= opportunities(links, summary, path["critical_path"] is not None)
     document |= {"gpu_timeline": gpu_timeline, "collectives": rows, "communication": communication}
     document |= operator_tables(links) | {"kernels": kernel_table(links)} | counters(links, summary)
-    document |= {"shape_rates": rates} | path
+    document |= {"shape_rates": rates, "model_flops_per_step": model_flops_per_step(links)} | path
     document |= because(unreliable["step_timeline"], *path) if "step_timeline" in unreliable else {}
     document |= {"step_timeline": step_timeline(links), "memory": memory_series(links)}
     note_unclassified(document)

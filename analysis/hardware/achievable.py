@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.hardware.datasheets import DATASHEETS, Datasheet
+from analysis.hardware.datasheets import Datasheet
+from analysis.hardware.matching import base_row
 from harness.base.text import read_ini
 
 _TABLES = read_ini(Path(__file__).with_suffix(".ini"))
-_SHEETS = {sheet.name: sheet for sheet in DATASHEETS}
 OVERHEADS = {name: float(text) for name, text in _TABLES["overheads"].items()}
 # Published / expected, of at least 90% of the rows.
 LOW, HIGH = (float(_TABLES["evidence"][name]) for name in ("low", "high"))
@@ -30,12 +30,11 @@ def achievable_rates(row: Datasheet | None, confirmed: bool = True) -> Rates | N
     by its figures reaches the same shares of its peaks as that whose name it has; none, if no datasheet has its name,
     whatever that begins with."""
     tables = dict(_TABLES["rates"]) | ({} if confirmed else dict(_TABLES["unconfirmed"]))
-    sheet = _SHEETS.get(row.name.partition(":")[0]) if row else None
-    known = next((name for name in tables if sheet and sheet.name.startswith(name)), None)
-    if known is None:
+    base = base_row(row.name) if row else None
+    if base is None or base.name not in tables or row.bf16 is None:
         return None
-    bf16, tf32, fp32, attention, sustained, share = map(float, tables[known].split())
-    peak = 1e12 * row.bf16 / sheet.bf16
+    bf16, tf32, fp32, attention, sustained, share = map(float, tables[base.name].split())
+    peak = 1e12 * row.bf16 / base.bf16
     rates = {"bf16": peak * sustained * bf16, "tf32": peak * tf32, "fp32": peak * fp32}
-    bandwidth, source = 1e9 * share * row.bandwidth, f"that {known} reaches"
+    bandwidth, source = 1e9 * share * row.bandwidth, f"that {base.name} reaches"
     return Rates(rates, peak * sustained * attention, bandwidth, row.compute_units, source)

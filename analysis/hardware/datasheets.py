@@ -13,7 +13,7 @@ from harness.base.text import read_ini
 class Datasheet:
     """One device.  Rates in TFLOP/s (None: no such path, or sources that disagree), bandwidth in 10^9 bytes/s."""
 
-    name: str  # as in torch.cuda.get_device_name, or its beginning
+    name: str  # as in torch.cuda.get_device_name
     arch: str  # gcnArchName without features, or sm_XY
     compute_units: int | None  # multiprocessors, as torch counts them
     memory_mb: int  # 2^20 bytes, as memory_source reads it; drivers differ by some 10 MB
@@ -46,7 +46,7 @@ def _row(name: str, text: str) -> Datasheet:
 
 
 DATASHEETS = tuple(_row(*item) for item in _TABLES["devices"].items())
-# 10^9 bytes/s of a GPU's links to the others of its node, and how these are joined, by the beginning of its name
+# 10^9 bytes/s of a GPU's links to the others of its node, and how these are joined, by the name of its row
 LINKS = {name: (_number(text.split()[0]), text.split()[1]) for name, text in _TABLES["links"].items()}
 _WORKSPACES = {arch: int(float(mb) * 2**20) for arch, mb in _TABLES["workspaces"].items()}
 

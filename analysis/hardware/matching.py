@@ -96,6 +96,9 @@ def given_row(text: str, flag: str = "--target-device") -> Datasheet:
     return Datasheet(**unknown | {"name": text, "arch": "", **told, **given})
 
 
+_FIGURES = re.compile(r":(?=\w+=)")  # between the name of a card and what is given of it
+
+
 def _words(name: str) -> list[str]:
     return re.split(r"[\s/-]+", re.sub(r"sxm\d", "sxm", name.lower().strip()))
 
@@ -116,20 +119,29 @@ def _by_name(device: dict) -> tuple[Datasheet, float] | None:
 
     A part of a device, such as a MIG slice, counts for its share of compute units; one of unknown size for nothing.
     """
-    name, units = device.get("name", "").removeprefix("AMD "), device.get("compute_units")
-    if re.search(r":\w+=", name):
-        return given_row(device["name"]), 1.0
-    for row in DATASHEETS:
-        known = row.name.removeprefix("AMD ")
-        suffix = name.removeprefix(known).strip()
-        is_slice = suffix.startswith("MIG ")
-        if not name.startswith(known) or not (suffix in ("", "VF", "HF") or is_slice):
-            continue
-        if is_slice and not units:
-            return None
-        is_part = units and row.compute_units and (is_slice or units < row.compute_units)
-        return row, units / row.compute_units if is_part else 1.0
-    return None
+    name, units = device.get("name", ""), device.get("compute_units")
+    if _FIGURES.search(name):
+        return given_row(name, device.get("given_by", "--target-device")), 1.0
+    row, is_slice = named_row(name)
+    if row is None or (is_slice and not units):
+        return None
+    is_part = units and row.compute_units and (is_slice or units < row.compute_units)
+    return row, units / row.compute_units if is_part else 1.0
+
+
+def named_row(name: str) -> tuple[Datasheet | None, bool]:
+    """The row that is this device, by its whole name, and whether the device is a MIG slice of one."""
+    whole, _, slice_of_it = name.removeprefix("AMD ").strip().partition(" MIG ")
+    whole = re.sub(r" (VF|HF)$", "", whole)
+    row = next((row for row in DATASHEETS if row.name.removeprefix("AMD ") == whole), None)
+    return row, bool(slice_of_it)
+
+
+def base_row(name: str) -> Datasheet | None:
+    """The row of a whole device, also where figures behind its name replace some of the row's; None: no row, or a
+    slice of a device."""
+    row, is_slice = named_row(_FIGURES.split(name)[0])
+    return None if is_slice else row
 
 
 def _fitting(device: dict) -> list[Datasheet]:

@@ -58,7 +58,7 @@ def by_shapes(links: AttributedLinks, ridges) -> np.ndarray:
     operators, (costs, which) = links.trace.operators, costs_of_operators(links)
     pairs, _ = different_pairs(operators["name"].cat.codes.to_numpy(), inputs_of_operators(links)[0])
     found = np.zeros(len(costs), np.int8)
-    for i, ((_, signature), one) in enumerate(zip(pairs, costs, strict=True)):
+    for i, ((_, signature), one) in enumerate(zip(pairs, costs[:-1], strict=True)):
         least = one.least_flops if one.flops else one.at_least_flops
         most = one.least_flops if one.flops else one.most_flops
         if one.bytes and most:

@@ -34,8 +34,10 @@ def device_of(links: Links, summary: dict | None) -> dict:
     if not links.on_gpu and not links.calls["starts_kernel"].any():  # the GPU of the machine did not run this
         told = {"name": "", "version": "", "compute_units": None, "memory_bytes": None}
     device = with_arch(told, itertools.chain(*used))
-    same_maker = trace.named and trace.named["arch"].startswith(device["arch"][:3])
-    return trace.named if same_maker and links.on_gpu and not datasheet(device) else device
+    if not trace.named or not links.on_gpu or datasheet(device):
+        return device
+    seen, named = device["arch"], trace.named["arch"]  # of a card that figures alone describe: no architecture
+    return trace.named if not named or named.startswith(seen[:3]) else device
 
 
 def precision_of(links: Links, summary: dict | None) -> str:

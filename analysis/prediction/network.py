@@ -7,6 +7,7 @@ import numpy as np
 
 from analysis.hardware.cache import cache_file, cached_documents, keep_documents
 from analysis.hardware.datasheets import LINKS
+from analysis.hardware.matching import base_row
 from analysis.work.sent_bytes import sent_bytes
 from harness.base.errors import UserError
 
@@ -77,7 +78,7 @@ def kept_networks(device: dict) -> dict[str, dict]:
     """What run_collective_benchmark.py measured last on this kind of device, by host: hosts that share a home folder
     share the cache."""
     kept = cached_documents(cache_file(CACHE), {"fit", "fits", "world_size", "host", "when", "disturbed"})
-    return {entry["host"]: entry for key, entry in kept.items() if key.startswith(key_of(device))}
+    return {entry["host"]: entry for key, entry in kept.items() if key.startswith(f"{key_of(device)} | ")}
 
 
 def measured_network(environment: dict) -> Network | None:
@@ -104,9 +105,10 @@ def why_not_measured(environment: dict) -> str:
 
 def links_inside_node(device: str, world_size: int) -> Network | None:
     """What the datasheet says of the links between as many devices of this name as a node has; None: unknown."""
-    rate, kind = next((link for name, link in LINKS.items() if device.startswith(name)), (None, ""))
-    if rate is None or world_size > RANKS_OF_NODE:
+    row = base_row(device)
+    if row is None or row.name not in LINKS or world_size > RANKS_OF_NODE:
         return None
+    rate, kind = LINKS[row.name]
     if kind == "pairs":  # each GPU has a link of its own to each other one
         rate *= (world_size - 1) / (RANKS_OF_NODE - 1)
     # Where switches sum, a rank sends its gradients once, not twice, so the bus bandwidth of an all-reduce exceeds that

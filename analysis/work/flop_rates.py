@@ -8,6 +8,7 @@ import torch
 from analysis.hardware.ceilings import bandwidth_ceilings, compute_ceilings
 from analysis.work.bytes_moved import step_work
 from analysis.work.flop_counts import CONVENTION, by_component, flops_of_step, reconciliation
+from analysis.work.update_bytes import OF_ADAM
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.documents.flops import FlopsProfile
@@ -73,7 +74,9 @@ def efficiency_metrics(workload: Workload, summary: dict, counts: dict, flops_pe
     device, choice = summary["environment"]["device"], summary["config"]["profiling"]["peak"]
     seconds = summary["performance"]["avg_step_time_ms"] / 1e3
     executed_per_sec = (counts["step_flops"] + counts["recomputed_flops"]) / seconds
-    least_bytes = 28 * counts["parameters"] / summary["training"]["world_size"]  # of AdamW alone, if all ranks share it
+    # Of AdamW alone, if all ranks share it.
+    held_bytes = workload.parameter_dtype.itemsize * counts["parameters"]
+    least_bytes = OF_ADAM * held_bytes / summary["training"]["world_size"]
     ceilings = compute_ceilings(device, workload.precision, choice, executed_per_sec)
     peak = ceilings[0] if ceilings else None
     return {

@@ -32,6 +32,12 @@ class Cost:
     keys: int | None = None  # of each query at most, where that is not all of them: packed sequences, windows
     unmasked_flops: int | None = None  # of attention
     at_least_flops: int | None = None  # a lower limit where `flops` is not known
+    recomputed_flops: int = 0  # of `flops`: what was computed before and is computed again, as fused attention does
+
+    @property
+    def model_flops(self) -> int | None:
+        """What the model asks for, however a kernel comes by it."""
+        return None if self.flops is None else self.flops - self.recomputed_flops
 
     @property
     def least_flops(self) -> int | None:
@@ -57,7 +63,7 @@ def cost(name: str, shapes: list, types: list | None, values: list | None, batch
     the lengths of sequences.
     """
     ours = name.startswith(("aten::", "kernels::"))
-    base = name.rsplit("::", 1)[-1].strip("_") if ours else name if name in _FORMULAS else None
+    base = name if name in _FORMULAS else name.rsplit("::", 1)[-1].strip("_") if ours else None
     if base is None or is_view_or_metadata_op(name) or not all(map(is_shape, shapes)):
         return Cost()
     try:
@@ -170,6 +176,30 @@ def linear_cost(inputs: Inputs) -> Cost:
     return Cost(2 * out * x[-1], elements * size if size else None)
 
 
+def transposed_convolution_cost(inputs: Inputs) -> Cost:
+    """x [N, C, *size], weight [C, K / groups, *kernel] -> [N, K, *out size]: each element of x is multiplied with the
+    kernels of its channel"""
+    x, weight, size = inputs.shapes["x"], inputs.shapes["weight"], inputs.sizes["x"]
+    names = ("stride", "padding", "dilation", "output_padding")
+    stride, padding, dilation, further = (parse_value(inputs.values[name]) for name in names)
+    spatial = [
+        (length - 1) * jump - 2 * pad + step * (kernel - 1) + more + 1
+        for length, kernel, jump, pad, step, more in zip(
+            x[2:], weight[2:], stride, padding, dilation, further, strict=True
+        )
+    ]
+    groups = parse_value(inputs.values["groups"]) if "groups" in inputs.names else 1
+    out = x[0] * weight[1] * groups * math.prod(spatial)
+    moved = (math.prod(x) + math.prod(weight) + out) * size if size else None
+    return Cost(2 * math.prod(x) * math.prod(weight[1:]), moved)
+
+
+def dispatched_convolution_cost(inputs: Inputs) -> Cost:
+    """A transposed convolution on a CPU, which no further operator does; others do all else."""
+    transposed = inputs.values["transposed"] == "True"
+    return transposed_convolution_cost(inputs) if transposed else Cost()
+
+
 def convolution_backward_cost(inputs: Inputs) -> Cost:
     """gradient [N, K, *out size], x, weight -> gradients of x and weight, each a matmul of the forward's size"""
     gradient, x, weight, size = *map(inputs.shapes.__getitem__, ("gradient", "x", "weight")), inputs.sizes["gradient"]
@@ -178,7 +208,9 @@ def convolution_backward_cost(inputs: Inputs) -> Cost:
     wanted = (of_x == "True") + (of_weight == "True")
     written = math.prod(x) * (of_x == "True") + math.prod(weight) * (of_weight == "True")
     elements = sum(map(math.prod, (gradient, x, weight))) + written
-    return Cost(wanted * 2 * math.prod(gradient) * math.prod(weight[1:]), elements * size if size else None)
+    transposed = inputs.values.get("transposed") == "True"
+    each = math.prod(x if transposed else gradient) * math.prod(weight[1:])
+    return Cost(wanted * 2 * each, elements * size if size else None)
 
 
 def gradient_of_input_cost(inputs: Inputs) -> Cost:
@@ -251,6 +283,7 @@ def attention_cost(inputs: Inputs, heads_first: bool = False) -> Cost:
     keys = min(in_pages, parse_value(longest) if longest or not pages else math.inf, left + right + 1)
     per_key = 3 * query[-1] + 2 * value[-1] if backward else query[-1] + value[-1]
     flops = 2 * math.prod(query[:-1]) * keys * per_key
+    scores = flops * query[-1] // per_key if backward else 0  # of the forward pass, computed again
     if pages:
         return Cost(most_flops=flops, keys=keys)
     elements = 2 * math.prod(query) + math.prod(key) + math.prod(value)
@@ -260,13 +293,13 @@ def attention_cost(inputs: Inputs, heads_first: bool = False) -> Cost:
     limited = keys if keys < length else None
     if not packed:
         least = 2 * math.prod(query[:-1]) // queries * pairs(queries, length) * per_key
-        return Cost(flops, moved, None, limited, least)
+        return Cost(flops, moved, None, limited, least, scores)
     sequences = inputs.shapes["key_edges"][0] - 1
     each, longer = divmod(queries, sequences)
     unmasked = (sequences - longer) * pairs(each, each) + longer * pairs(each + 1, each + 1)
     least = 2 * query[-2] * unmasked * per_key if queries == length else None
     known = keys <= length / sequences
-    return Cost(flops if known else None, moved, None if known else flops, limited, least)
+    return Cost(flops if known else None, moved, None if known else flops, limited, least, scores if known else 0)
 
 
 def heads_first_attention_cost(inputs: Inputs) -> Cost:

@@ -257,6 +257,7 @@ class Audit(Document):
     findings: list[AuditFinding] = field("what is wrong; empty: nothing")
     not_checked: list[dict[str, str]] = field("check, as in a finding, and reason")
     gradient_norms: dict[str, float] = field("of the first step, by part of the model over all layers")
+    notes: NotRequired[list[str]] = field("what the precision does to all updates, and is no finding")
 
 
 class PerformanceSummary(Document):

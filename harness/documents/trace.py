@@ -475,6 +475,9 @@ class OperatorAnalysis(Document):
     operators_by_shape: list[OperatorRow] = field("by name and shapes of the inputs")
     kernels: list[KernelRow] = field("GPU events by name, most time first")
     counters: str | None = field("the command that reads the counters of the longest kernel", null=NO_GPU)
+    model_flops_per_step: int | None = field(
+        "matmul FLOPs of the trace's rank, forward and backward, without what is computed again", null=UNDETERMINED
+    )
     shape_rates: list[ShapeRate] = field("rates of matmuls, convolutions and attention")
     critical_path: CriticalPath | None = field("of the step of median duration", null="the step has no GPU events")
     step_timeline: StepTimeline = field("one step, for the figure")

@@ -37,6 +37,8 @@ class FirstStep:
     zero: list[str] = field(default_factory=list)  # gradients of zeros alone
     non_finite: list[str] = field(default_factory=list)  # with a NaN or an infinity
     unmoved: list[str] = field(default_factory=list)  # not changed by the optimizer, though there is a gradient
+    rounded: dict[str, str] = field(default_factory=dict)  # not changed, as their type, by name, is too narrow for it
+    untold: dict[str, str] = field(default_factory=dict)  # not changed; what the optimizer adds is not known
     skipped: bool = False  # the gradient scaler of fp16 skipped the update
 
     @property
@@ -60,12 +62,14 @@ def audit_document(
     averaged: the steps that averages include, none of them the first; first_loss: of the first step.
     """
     if first is None:
-        return explained({"ok": None, "findings": [], "not_checked": [], "gradient_norms": {}}, Audit)
+        return explained(without_findings() | {"ok": None}, Audit)
     not_checked: list[dict] = []
     if first.frozen and first.trained_elements != workload.parameter_count():
         # The closed form counts them as trainable; a file of the user's own may freeze some on purpose.
         first = replace(first, missing=first.missing + first.frozen)
     findings = parameter_findings(first, workload)
+    hidden, notes = moves_that_rounding_hides(first)
+    not_checked += hidden
     if first.skipped:
         reason = "the gradient scaler of fp16 skipped the first update, as it does until its scale fits"
         not_checked += [{"check": check, "reason": reason} for check in ("non_finite_gradient", "unmoved_parameter")]
@@ -80,7 +84,27 @@ def audit_document(
     else:
         findings += time_findings(averaged, workload, limit)
     found = {"ok": not findings, "findings": findings, "not_checked": not_checked}
-    return found | {"gradient_norms": norms_by_part(first.norms)}
+    return found | {"gradient_norms": norms_by_part(first.norms), "notes": notes}
+
+
+def without_findings() -> dict:
+    return {"ok": True, "findings": [], "not_checked": [], "gradient_norms": {}, "notes": []}
+
+
+def moves_that_rounding_hides(first: FirstStep) -> tuple[list[dict], list[str]]:
+    """What was not checked, and what is told once of all parameters: a property of the precision, and no fault."""
+    not_checked, notes = [], []
+    if first.rounded:
+        lost = f"{len(first.rounded)} of {first.parameters} parameters"
+        types = " and ".join(sorted(set(first.rounded.values())))
+        notes.append(f"{types} rounds the updates of {lost} away, which are below half a unit in the last place")
+    if first.untold:
+        types = " and ".join(sorted(set(first.untold.values())))
+        reason = f"{len(first.untold)} of {first.parameters} parameters in {types} did not move"
+        reason += ", perhaps by rounding: what this optimizer adds to them is not known"
+        not_checked.append({"check": "unmoved_parameter", "reason": reason})
+        notes.append(reason)
+    return not_checked, notes
 
 
 def parameter_findings(first: FirstStep, workload: Workload) -> list[dict]:
@@ -135,7 +159,9 @@ def findings_text(audit: dict | None) -> str:
 
 
 def audit_text(audit: dict | None) -> str:
-    """'ok', or that it failed, with the findings."""
+    """'ok', with what the precision does, or that it failed, with the findings."""
     if not audit or audit["ok"] is None:
         return f"not done: {(audit or {}).get('ok_reason', 'not measured by the run')}"
-    return "ok" if audit["ok"] else FAILED + findings_text(audit)
+    if not audit["ok"]:
+        return FAILED + findings_text(audit)
+    return "; ".join(["ok", *audit.get("notes", [])])

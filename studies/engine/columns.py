@@ -1,10 +1,9 @@
 """Which columns do the rows and the tables of sweeps share?"""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from analysis.comparison.noise import judged, noise_of_means
+from analysis.comparison.noise import Measured, interval_of_ratio, judged
 from analysis.prediction.memory import peak_bytes
 from analysis.work.fake_step import FakeRunError
 from harness.base.tables import Column, column
@@ -50,12 +49,13 @@ def predicted_peak(workload: Workload, on_gpu: bool, name: str = "predicted_peak
 
 def compared(row: dict, baseline: dict, *names: str) -> tuple[float, str]:
     """The ratio of times that add up, such as forward and backward, of two rows, and the word of judged()."""
-    ms, base_ms = (sum(one[f"{name}_ms"] for name in names) for one in (row, baseline))
-    spreads, interval = [(one, one.get(f"{name}_std_ms")) for one in (row, baseline) for name in names], None
-    if all(std is not None for _, std in spreads):
-        noise = noise_of_means(*(std / math.sqrt(one.get("repetitions") or 1) for one, std in spreads))
-        interval = ((ms - noise) / base_ms, (ms + noise) / base_ms)
-    return ms / base_ms, judged(ms / base_ms, interval, row, baseline)
+    measured = []
+    for one in (row, baseline):
+        n = one.get("repetitions")
+        parts = [Measured.median_of_normal(one[f"{name}_ms"], one.get(f"{name}_std_ms"), n) for name in names]
+        measured.append(None if None in parts else Measured.sum(parts))
+    ratio = sum(row[f"{name}_ms"] for name in names) / sum(baseline[f"{name}_ms"] for name in names)
+    return ratio, judged(ratio, interval_of_ratio(*measured, ratio), row, baseline)
 
 
 def first_reason(row: dict) -> str:

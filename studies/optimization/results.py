@@ -3,23 +3,20 @@
 import math
 from collections.abc import Callable
 
-import numpy as np
-
 from analysis.commands.stored_optimizations import best_of, may_win
-from analysis.comparison.noise import AGAIN, as_fast, is_decided, judged
+from analysis.comparison.noise import AGAIN, as_fast, interval_in_turn, is_decided, judged
 from harness.base.sections import Section
 from harness.base.tables import Column, column, grouped, text_columns
 from harness.base.units import MB
 from harness.documents.schema import because, unknown
 from harness.documents.sweeps import NOT_IN_TURN
 from harness.instruments.audit import FAILED
-from harness.instruments.phases import break_even_step, median_interval
+from harness.instruments.phases import break_even_step
 from harness.model.workload import Workload
 from studies.engine.columns import optional, status_column, time_statistics
 from studies.optimization.rungs import last_flag
 
 KEY = ("size", "seq_len", "batch_size", "precision", "flags")
-LEAST_ROUNDS = 3  # for an interval
 
 
 def is_reference(row: dict) -> bool:
@@ -96,9 +93,9 @@ def ratio_to(other: dict | None, row: dict, name: str) -> dict:
         return unknown(NOT_IN_TURN, name, *ends)
     columns = {name: row["step_ms"] / other["step_ms"], **dict.fromkeys(ends)}
     times = row["step_times_ms"], other["step_times_ms"]
-    if len(times[0]) >= LEAST_ROUNDS:
-        rounds = ([[ms] for ms in series] for series in times)
-        columns |= zip(ends, median_interval(np.divide, *rounds), strict=True)
+    interval = interval_in_turn(*times, columns[name])
+    if interval is not None:
+        columns |= zip(ends, interval, strict=True)
     return columns
 
 

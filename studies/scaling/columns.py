@@ -4,13 +4,11 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-import numpy as np
-
+from analysis.comparison.noise import interval_over_processes
 from analysis.prediction.memory import predicted_memory
 from analysis.prediction.network import Network
 from analysis.work.fake_step import FakeRunError
 from harness.documents.schema import because, unknown
-from harness.instruments.phases import median_interval
 from studies.scaling.faults import FAULTS
 from tiny_llama_v1 import TinyLlamaWorkload
 
@@ -127,8 +125,9 @@ def efficiency(row: dict, base: dict | None) -> dict:
     times = row["step_times_ms"], base["step_times_ms"]
     if min(map(len, times)) < 2:
         return {"efficiency": of_rank} | unknown("needs two launches", "efficiency_95")
-    interval = median_interval(np.divide, *times)
-    scale = of_rank * row["step_ms"] / base["step_ms"]  # samples per rank, relative to the base
+    ratio = row["step_ms"] / base["step_ms"]
+    interval = interval_over_processes(*times, ratio)
+    scale = of_rank * ratio  # samples per rank, relative to the base
     return {"efficiency": of_rank, "efficiency_95": [scale / high for high in reversed(interval)]}
 
 

@@ -2,9 +2,7 @@
 
 import statistics
 
-import numpy as np
-
-from analysis.comparison.noise import as_fast, is_decided, judged, ratio_of_medians
+from analysis.comparison.noise import as_fast, interval_in_turn, is_decided, judged
 from harness.base.sections import Section
 from harness.base.tables import Column, column
 from studies.engine.columns import factor_column, optional, status_column
@@ -17,7 +15,7 @@ def reported(method: str, baseline: list[float], changed: list[float]) -> dict:
     baseline_ms, changed_ms = average(baseline), average(changed)
     figures = {"baseline_ms": baseline_ms, "changed_ms": changed_ms, "ratio": changed_ms / baseline_ms}
     if method == RIGHT:
-        figures["ratio_95"] = ratio_of_medians(np.array(changed), np.array(baseline))["ratio_95"]
+        figures["ratio_95"] = interval_in_turn(changed, baseline, figures["ratio"])
         figures["ratios_of_pairs"] = [b / a for a, b in zip(baseline, changed, strict=True)]
     return figures | {"baseline_times_ms": baseline, "changed_times_ms": changed}
 

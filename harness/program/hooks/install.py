@@ -13,6 +13,7 @@ from .audit import StepAudit
 from .memory import ran_out, what_holds_memory
 from .modules import ModuleRanges
 from .phases import not_compiled, wrapped
+from .step_clock import StepClock
 from .trial import Trial
 from .watch import Watch
 
@@ -26,6 +27,7 @@ def install(settings: dict) -> Watch:
         Trial,
         ModuleRanges,
         StepAudit,
+        StepClock,
         *map(sys.modules.get, {Watch.__module__, ModuleRanges.__module__}),
     ):
         for function in filter(inspect.isfunction, vars(holder).values()):

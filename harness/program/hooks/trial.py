@@ -14,16 +14,15 @@ from pathlib import Path
 
 import torch
 
+from .audit import sketch
 from .changes import SWITCHES, nudge, store_or_recompute
 from .limits import GRACE_S
-from .memory import local
 from .phases import not_compiled
 from .signs import Signs, graphs_compiled
 from .watch import Watch, kilobytes, rank_of_world
 
 AUDIT_STEPS = 4  # of a run that is compared
 UNTIMED, TURN, SETTLE = 4, 6, 2  # steps: before all turns, of a turn, and at its begin, which are not counted
-WIDTH, PIECE = 256, 1 << 22  # of a tensor's sketch; elements that are folded at once
 HOW_IT_COMPUTES = ("foreach", "fused", "capturable", "differentiable")
 LOOKED_AT = 2  # steps in which models are found
 DROPOUT = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
@@ -42,18 +41,6 @@ def parts_of(module: torch.nn.Module, path: str) -> Iterator[tuple[str, torch.nn
     for name, child in module.named_children():
         is_list = type(child).forward is torch.nn.Module.forward
         yield from parts_of(child, f"{path}.{name}") if is_list else [(f"{path}.{name}", child)]
-
-
-def sketch(tensor: torch.Tensor) -> torch.Tensor:
-    """WIDTH numbers of all elements: rows of so many are added with random signs, so that two tensors are as far apart
-    as their sketches, whichever elements differ.  Of a short tensor, its elements."""
-    flat, chance = local(tensor.detach()).reshape(-1), torch.Generator().manual_seed(0)
-    found = flat.new_zeros(min(WIDTH, len(flat)), dtype=torch.float64)
-    for piece in flat.split(PIECE):
-        rows = torch.nn.functional.pad(piece, (0, -len(piece) % max(1, len(found)))).reshape(-1, max(1, len(found)))
-        signs = 1 - 2 * torch.randint(2, (len(rows),), generator=chance)
-        found += signs.to(found) @ rows.double() if len(rows) > 1 else rows[0].double()
-    return found.cpu()
 
 
 class Trial(Watch):

@@ -22,6 +22,7 @@ from .limits import GRACE_S, LONG_S, SHORT_OF_MEMORY, UNSEEN_TOOL_S
 from .memory import objects, what_holds_memory
 from .modules import EVALUATION, ModuleRanges, opened
 from .processes import kill_all_with
+from .step_clock import StepClock
 
 ENDED = "the program ended"
 SELDOM = 100  # steps of another optimizer, after which one is done with: critics take so many at first
@@ -47,6 +48,7 @@ class Watch:
         self.last = self.began = self.give_up = 0.0
         self.evaluated: list[bool] = []  # each recorded step
         self.times_ms: list[float] = []  # of the timed steps
+        self.clock = StepClock()  # of the timed steps, then of the recorded ones
         self.profiler: torch.profiler.profile | None = None
         self.modules = ModuleRanges(self)
         self.audit: StepAudit | None = None
@@ -144,7 +146,7 @@ class Watch:
             else:
                 self.evaluated.append(self.seen[EVALUATION] > 0)
             self.seen[EVALUATION] = 0
-            self.results["recorded_ms"].append(1e3 * (now - self.last))
+            self.clock.end(now)
             self.results["seen"] = dict(self.seen)
             self.left -= 1
             if self.left and self.evaluated and short_of_memory():
@@ -159,6 +161,7 @@ class Watch:
         else:
             self.time_step(now)
         self.last = time.perf_counter()
+        self.clock.begin()
 
     def time_step(self, now: float) -> None:
         if self.state != "counting" or self.steps == 1:
@@ -171,19 +174,24 @@ class Watch:
             enough = self.steps >= max(1, self.settings["warmup"]) or now - self.began > LONG_S
             self.warm, self.times_ms = enough and not foreign, []
             if self.warm:
-                self.synchronize()
-                self.measure_disturbance()
+                self.time_anew()
             return
-        self.times_ms.append(1e3 * (now - self.last))
-        if len(self.times_ms) >= self.settings["timed"] or sum(self.times_ms) > 1e3 * LONG_S:
-            self.synchronize()
-            self.times_ms[-1] += 1e3 * (time.perf_counter() - now)  # the GPU's work of all of them
-            self.disturbance.close()
-            self.record()
+        self.clock.end(now)
+        self.times_ms = self.clock.times_ms()
+        enough = len(self.clock.steps) >= self.settings["timed"]
+        if not enough and sum(self.times_ms) <= 1e3 * LONG_S:
+            return
+        if self.clock.misses_work():
+            self.time_anew()
+            return
+        self.times_ms = self.clock.times_ms()
+        self.disturbance.close()
+        self.record()
 
-    def synchronize(self) -> None:
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+    def time_anew(self) -> None:
+        self.times_ms = []
+        self.clock.restart()
+        self.measure_disturbance()
 
     def measure_disturbance(self) -> None:
         """Of the timed steps together, which are sampled before the first and after the last."""
@@ -232,6 +240,7 @@ class Watch:
         self.modules.attach()
         self.modules.watch_data(self.settings["data"])
         self.profiler.start()
+        self.clock.restart()
         self.write("recording", until=self.steps + self.left)
 
     def export(self, profiler: torch.profiler.profile) -> None:
@@ -261,9 +270,11 @@ class Watch:
 
     def recorded(self) -> None:
         self.stop_recording()
+        self.clock.wait()
+        self.results["recorded_ms"] = self.clock.times_ms()
         if "trace" not in self.results:  # an evaluation took place: one window more, which may be free of it
-            self.again, self.times_ms = True, []
-            self.measure_disturbance()
+            self.again = True
+            self.time_anew()
             self.write("counting", until=None)
             return
         self.results["data_not_called"] = [one for one in self.settings["data"] if one not in self.modules.called]

@@ -25,11 +25,21 @@ def runtime_call(name: str) -> contextlib.AbstractContextManager:
 class Clock:
     def __init__(self):
         self.done_at = 0.0  # when the work submitted so far is done
+        self.free_at = 0.0  # when the work that work() has queued is done
         self.arriving: list[tuple[float, torch.Tensor, torch.Tensor]] = []  # when, host tensor, its values
+
+    def work(self, seconds: float) -> None:
+        """Queue work that takes the device so long, as a slow kernel; the host goes on."""
+        self.free_at = self.begins() + seconds
+        self.submit()
+
+    def begins(self) -> float:
+        """When the device comes to work submitted now, but for the lag."""
+        return max(time.perf_counter(), self.free_at)
 
     def submit(self) -> float:
         """When work submitted now is done."""
-        self.done_at = time.perf_counter() + LAG
+        self.done_at = self.begins() + LAG
         return self.done_at
 
     def reached(self, when: float) -> bool:
@@ -64,7 +74,7 @@ class Event:
         self.enable_timing, self.recorded_at, self.done_at = enable_timing, None, 0.0
 
     def record(self, stream=None) -> None:
-        self.recorded_at, self.done_at = time.perf_counter(), CLOCK.submit()
+        self.recorded_at, self.done_at = CLOCK.begins(), CLOCK.submit()
 
     def query(self) -> bool:
         return CLOCK.reached(self.done_at)
