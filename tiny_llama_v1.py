@@ -58,7 +58,7 @@ from harness.machine.devices import PRECISIONS, check_precision, choose_device, 
 from harness.model.checkpointing import checkpointing_choice, run_block
 from harness.model.chunked_loss import chunked_loss
 from harness.model.corpus import synthetic_corpus, text_corpus
-from harness.model.cuda_graphs import GraphedModel
+from harness.model.cuda_graphs import captured
 from harness.model.decoder.formulas import DecoderFormulas
 from harness.model.grad_clip import clip_gradients
 from harness.model.optimizations import flags_in_use
@@ -681,14 +681,14 @@ def train_and_measure(workload: TinyLlamaWorkload, profiling, schedule, device, 
         del batch
     if training.cuda_graphs:
         say("Capturing CUDA graphs...")
-        state = state._replace(model=GraphedModel(workload, state, workload.batches(device, rank)))
+        state = captured(workload, state, workload.batches(device, rank))
     folders = report.folder.path if rank == 0 else None, report.folder.traces
     suffix = suffix_of_rank(rank, report.world_size)
     instruments = Instruments(schedule, profiling, state, device, *folders, suffix)
     measurements.instruments = instruments
     # Wrapped after compiling, so that the backward pass stays a single graph.
     state = state._replace(model=replicated(state.model, training, device))
-    with measurements.sampler, instruments.run():
+    with measurements.sampler, instruments.run(), workload.step_settings():
         workload.train(state, stream, training.num_steps, measurements.meter, instruments)
     measurements.meter.read_finished(wait=True)
     measurements.no_sync = no_sync_steps(workload, state, stream, device, profiling.no_sync_steps)

@@ -18,6 +18,7 @@ from agreement import contradictions
 from conforming import conforming
 from helpers import SMALL_MODEL, exit_code, run_command
 from hypothesis import HealthCheck, settings
+from torch import nn
 
 import tiny_llama_v1 as tiny_llama
 from analysis.diagnosis import traces
@@ -164,6 +165,22 @@ def without_compiler():
     torch.compiler.reset()
     with config.patch({"cpp.cxx": (None, "/nonexistent"), "fx_graph_cache": False}):
         yield
+
+
+@pytest.fixture
+def traced_graphs(monkeypatch):
+    """Graphs are traced and run operator by operator, as generating code for them takes seconds: the list of them."""
+    graphs, compile_module = [], nn.Module.compile
+
+    def backend(graph: torch.fx.GraphModule, inputs: list):
+        graphs.append(graph)
+        return graph.forward
+
+    def traced(module: nn.Module, *, options: object = None, **others) -> None:
+        compile_module(module, backend=backend, **others)
+
+    monkeypatch.setattr(nn.Module, "compile", traced)
+    return graphs
 
 
 @pytest.fixture

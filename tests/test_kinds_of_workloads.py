@@ -8,6 +8,7 @@ import pytest
 import torch
 from test_user_workload import CPU, second_step, workload_of
 from torch import nn
+from torch._dynamo import config
 from torch._dynamo.utils import counters
 
 from analysis.prediction.capacity import capacity_elsewhere
@@ -17,7 +18,7 @@ from analysis.prediction.text import prediction_lines
 from analysis.work.flop_counts import flops_of_step
 from analysis.work.user_workload import over_placed
 from harness.base.errors import UserError
-from harness.instruments.compilation import compile_in_place
+from harness.instruments.compilation import APART, compile_in_place, compiling
 
 FILE = """
 import copy
@@ -116,6 +117,94 @@ def test_whatever_is_called_first_is_compiled(kind):
     compile_in_place(model, backend="eager")
     called(torch.ones(2, 4)).sum().backward()
     assert counters["stats"]["unique_graphs"] == 1
+
+
+class Inherits(nn.Sequential):
+    """Its forward pass is defined in PyTorch's own file."""
+
+
+class Written(nn.Module):
+    """Its forward pass is defined here."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.inner(x).relu()
+
+
+KINDS = {
+    "written": Written,
+    "nn.Linear": lambda: nn.Linear(4, 4),
+    "nn.Sequential": lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU()),
+    "inherits from nn.Sequential": lambda: Inherits(nn.Linear(4, 4), nn.ReLU()),
+    "nn.Sequential of written": lambda: nn.Sequential(Written(), Written()),
+    "nn.TransformerEncoderLayer": lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0),
+}
+
+
+def graphs_of(compiled, module: nn.Module) -> int:
+    """How many are compiled where compiled(module, backend) is called for the first time."""
+    torch.compiler.reset()
+    counters.clear()
+    compiled(module, "eager")(torch.ones(2, 4))
+    return counters["stats"]["unique_graphs"]
+
+
+def in_place(module: nn.Module, backend: str) -> nn.Module:
+    compile_in_place(module, backend=backend)
+    return module
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_torch_compiles_is_compiled_in_place(kind):
+    by_torch = graphs_of(lambda module, backend: torch.compile(module, backend=backend), KINDS[kind]())
+    assert graphs_of(in_place, KINDS[kind]()) == by_torch == 1
+
+
+def test_a_second_model_of_the_same_class_is_compiled_too():
+    """It would run the graphs of the first, and its compile time would be that of none."""
+    torch.compiler.reset()
+    counters.clear()
+    for _ in range(2):
+        in_place(Written(), "eager")(torch.ones(2, 4))
+    assert counters["stats"]["unique_graphs"] == (2 if APART else 1)
+
+
+def test_what_is_not_compiled_is_an_error():
+    lstm = in_place(nn.LSTM(4, 4), "eager")
+    counters.clear()
+    words = r"the model was not compiled: torch.compile made no graph of it \(.*LSTM.*\)$"
+    with pytest.raises(UserError, match=words), compiling("the model"):
+        lstm(torch.ones(2, 4))
+    counters.clear()
+    words = r"the model was not compiled: .*no graph of it$"
+    with config.patch(disable=True), pytest.raises(UserError, match=words), compiling("the model"):
+        in_place(Written(), "eager")(torch.ones(2, 4))
+
+
+RECURRENT = """
+import torch
+
+
+def workload():
+    net = torch.nn.LSTM(4, 4)
+
+    def batches():
+        while True:
+            yield torch.randn(2, 3, 4)
+
+    return net, torch.optim.SGD(net.parameters(), lr=0.1), batches(), lambda net, x: net(x)[0].square().mean()
+"""
+
+
+def test_compile_that_compiles_nothing_ends_the_run(train, tmp_path):
+    (tmp_path / "recurrent.py").write_text(RECURRENT)
+    code, _, err = train("--workload", "recurrent.py", "--compile", "--device", "cpu", small=False)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "--compile: this model was not compiled: torch.compile made no graph of it" in err
+    assert err.rstrip().endswith("; leave it out")
 
 
 def test_sharding_an_optimizer_without_state_leaves_no_negative_time(file):

@@ -153,6 +153,7 @@ def test_a_study_that_is_stopped_keeps_its_rows(tmp_path):
 
 WRONG = ["--batch-sizes 0", "--seq-lens x", "--seq-len 8", "--batch-sizes", "--compile", "--resume nowhere"]
 WRONG += ["--batch-sizes 3 --gradient-accumulation-steps 2", "--resume a --output-dir b"]
+WRONG += ["--cuda-graphs", "--profile-dir elsewhere"]
 
 
 @pytest.mark.parametrize("flags", WRONG)

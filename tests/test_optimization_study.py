@@ -10,12 +10,14 @@ import pytest
 import torch
 from conforming import mismatches
 from helpers import CPU_PROPERTIES, documents, run_command, unregistered
+from pretended.cuda import make_graphed_callables
 from torch._inductor import cpu_vec_isa
 
 import run_optimization_study
 from analysis.commands.stored_optimizations import best_of
 from analysis.work.user_workload import UserWorkload, examined
 from harness.documents.schema import explained
+from harness.instruments.first_step import FirstStepAudit
 from harness.instruments.phases import median_interval
 from studies.engine.command_line import workload_of
 from studies.engine.isolation import cold_compiler
@@ -519,6 +521,7 @@ def test_without_transformers_one_line_says_so(without):
         ("--sizes giant", "giant"),
         ("--repetitions 0", "--repetitions"),
         ("--precisions tf32", "--precisions tf32"),
+        ("--sizes tiny --precisions bf16 --rungs sdpa bf16", "--rungs bf16: --precision bf16 is the precision of the"),
     ],
 )
 def test_wrong_input(scratch, capfd, flags, words):
@@ -536,3 +539,34 @@ def test_the_time_left_has_what_follows_a_group(monkeypatch):
         "studies.optimization.turns.time", types.SimpleNamespace(monotonic=lambda: turns.started + 20.0)
     )
     assert turns.time_left(20.0) == " (about 2 min left)"
+
+
+def test_the_audit_of_the_first_step_is_no_compile_time(traced_graphs, monkeypatch):
+    """What is compiled is compiled before the first step, which is audited."""
+    graphs_at_phases = []
+    observe = FirstStepAudit.range_push
+
+    def range_push(audit, name: str) -> None:
+        graphs_at_phases.append(len(traced_graphs))
+        observe(audit, name)
+
+    monkeypatch.setattr(FirstStepAudit, "range_push", range_push)
+    compiled = turns.Variant(SMALL.with_settings(compile=True), torch.device("cpu"))
+    assert len(traced_graphs) > 0
+    assert {*graphs_at_phases} == {len(traced_graphs)}
+    assert compiled.compilation.compile_s > 0
+    assert [record.step for record in compiled.meter.records] == [1]
+    plain = turns.Variant(SMALL, torch.device("cpu"))
+    assert plain.compilation is None
+    same = compiled.meter.records[0].loss, plain.meter.records[0].loss
+    assert same[0] == pytest.approx(same[1], abs=1e-6)  # compiling takes no batch from the steps
+
+
+def test_gradients_of_a_graph_are_compared_by_the_names_of_the_model(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", make_graphed_callables)
+    graphed, plain = (
+        turns.Variant(SMALL.with_settings(cuda_graphs=asked), torch.device("cpu")) for asked in (True, False)
+    )
+    assert graphed.state.model.loss.replays == 1
+    assert graphed.first_steps.told["gradients"] == plain.first_steps.told["gradients"]
+    assert graphed.audit.norms.keys() == plain.audit.norms.keys()

@@ -92,6 +92,9 @@ def test_dispatched_steps_are_completed():
     [
         ("--change=", 2, "does not change the step"),
         ("--change=--num-steps=7", 2, "does not change the step"),
+        ("--change=--cuda-graphs --device cpu", 2, "--change --cuda-graphs: only a GPU has them"),
+        ("--change=--kernels=triton --device cpu", 2, "--change --kernels triton: its kernels are for GPUs"),
+        ("--change=--world-size=2", 2, "--change --world-size: the study's steps have one rank; leave it out"),
         ("--change=--compile", 2, "compiling is not part of a step"),
         ("--change=--attention=none", 2, "invalid choice: 'none'"),
         ("--change=--no-such-flag", 2, "--no-such-flag"),
@@ -107,6 +110,12 @@ def test_wrong_input(scratch, capfd, flags, code, words):
     assert (out, err.count("\n")) == ("", 1)
     assert words in err
     assert not list(scratch.iterdir())
+
+
+@pytest.mark.parametrize("flag", ["--num-steps 7", "--profile-memory", "--device cpu", "--output-dir elsewhere"])
+def test_a_flag_beside_a_change_is_not_dropped(scratch, capfd, flag):
+    assert study(f"--change=--attention sdpa {flag}", "--device", "cpu") == 2
+    assert f"--change {flag.split()[0]}: does not change the step; leave it out" in capfd.readouterr().err
 
 
 @pytest.mark.slow

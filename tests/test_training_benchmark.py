@@ -15,6 +15,7 @@ from analysis.work.fake_step import fake_forward
 from harness.base.errors import UserError, out_of_memory
 from harness.base.ranges import trace_range
 from harness.base.sections import as_text
+from harness.instruments.first_step import FirstStepAudit
 from harness.instruments.memory_tracker import MemoryTracker
 from studies.engine import isolation
 from studies.engine.command_line import workload_of
@@ -246,3 +247,17 @@ def test_gpu_running_out_of_memory_is_a_row(scratch):
 def test_compiling_that_cost_nothing_pays_from_the_first_step(compile_s, saved_ms, step):
     compiled = {"status": "ok", "compile_s": compile_s, "step_ms": 10.0, "step_std_ms": 0.1, "repetitions": 5}
     assert speedup(compiled, compiled | {"step_ms": 10.0 + saved_ms})["break_even_step"] == step
+
+
+def test_timed_steps_have_no_audit_in_them(monkeypatch):
+    """With --warmups 0 the first step is timed, and the step that compiles is the compile time."""
+    phases = []
+    monkeypatch.setattr(FirstStepAudit, "range_push", lambda audit, name: phases.append(name))
+    monkeypatch.setattr(FirstStepAudit, "range_pop", lambda audit: None)
+    answer = measure_passes(WORKLOAD, "train", 2)
+    assert (len(answer["step_ms"]), phases) == (2, [])
+
+
+def test_an_optimizer_for_forward_passes_alone_is_refused(scratch, capfd):
+    assert bench(*TINY, "--modes", "forward", "--optimizer-impl", "fused", "--device", "cpu") == 2
+    assert "--optimizer-impl fused: has no effect on a forward pass; add train to --modes" in capfd.readouterr().err

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import run_memory_study
+import run_optimization_study
 import run_pytorch_profiler
 import run_training_benchmark
 import tiny_llama_v1 as tiny_llama
@@ -389,8 +390,7 @@ def test_a_module_of_fake_tensors_can_be_converted():
     assert {x.dtype for x in (*model.parameters(), model[2].running_mean)} == {torch.float16}
 
 
-def test_compiling_changes_neither_batches_nor_random_numbers(file, train, tmp_path, monkeypatch):
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: None)
+def test_compiling_changes_neither_batches_nor_random_numbers(file, train, tmp_path, traced_graphs):
     losses = []
     for name, flags in (("eager", ()), ("compiled", ("--compile",))):
         code, _, err = train("--workload", str(file), "--output-dir", name, *flags, small=False)
@@ -399,8 +399,7 @@ def test_compiling_changes_neither_batches_nor_random_numbers(file, train, tmp_p
     assert losses[0] == losses[1]
 
 
-def test_compiling_changes_no_average_of_a_norm(file, monkeypatch):
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: None)
+def test_compiling_changes_no_average_of_a_norm(file, traced_graphs):
     workload = workload_of(file)
     state = workload.build(CPU)
     before = [buffer.clone() for buffer in state.model.buffers()]
@@ -647,3 +646,62 @@ def test_a_model_that_nobody_here_wrote(tmp_path):
         )
         assert examined(workload.file).parameters == ours.parameter_count()
         assert workload.forward_flops() == sum(ours.forward_flops_by_component(2, 16).values())
+
+
+NARROW = """
+import torch
+
+
+def workload():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).bfloat16()
+
+    def batches():
+        while True:
+            yield torch.randn(4, 8).bfloat16()
+
+    return model, torch.optim.SGD(model.parameters(), lr=0.1), batches(), lambda net, x: net(x).float().mean()
+"""
+
+
+@pytest.fixture
+def narrow(scratch) -> Path:
+    """A file whose parameters are bf16."""
+    (scratch / "narrow.py").write_text(NARROW)
+    return scratch / "narrow.py"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_a_precision_that_the_parameters_do_not_have_is_refused(narrow, train, precision):
+    code, out, err = train("--workload", "narrow.py", "--precision", precision, "--device", "cpu", small=False)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"--precision {precision}: has no effect with --workload: the parameters are bf16 in the file" in err
+    assert workload_of(narrow).precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--rungs sdpa", "--rungs sdpa: --attention sdpa has no effect with --workload: the file has a model of its"),
+        ("--rungs compile checkpointing", "--rungs checkpointing: --activation-checkpointing: its model has no"),
+        ("--rungs bf16", "--rungs bf16: --precision bf16 is the precision of the baseline; leave it out"),
+        ("--reference", "--reference: has no effect with --workload"),
+        ("--precisions fp32", "--precision fp32: has no effect with --workload: the parameters are bf16"),
+    ],
+)
+def test_what_an_optimization_study_of_a_file_cannot_have_is_refused(narrow, command, flags, words):
+    given = ["--workload", "narrow.py", *flags.split(), "--dry-run", "--device", "cpu", "--output-dir", "study"]
+    code, out, err = command(run_optimization_study, *given)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+    assert not Path("study").exists()
+
+
+def test_rows_of_a_file_have_its_precision(narrow, command):
+    given = ["--workload", "narrow.py", "--dry-run", "--device", "cpu", "--output-dir"]
+    for module, name in (
+        (run_optimization_study, "optimization_study"),
+        (run_training_benchmark, "training_benchmark"),
+    ):
+        assert command(module, *given, name)[0] == 0
+        rows = json.loads(Path(name, f"{name}.json").read_text())["rows"]
+        assert {row["precision"] for row in rows} == {"bf16"}

@@ -63,6 +63,9 @@ def user_workload(text: str, training: Any, given: dict) -> UserWorkload:
     for name, why in found.lacks.items():
         if getattr(training, name) not in (None, False, "fp32"):  # whatever flag sets it
             raise UserError(f"{flag_of(name)}: {file.path.name}: {why}", 2)
+    if given.get("precision") in ("fp32", "tf32") and found.precision != "fp32":
+        flag, own = flag_of("precision", given["precision"]), f"the parameters are {found.precision} in the file"
+        raise UserError(f"{flag}: has no effect with --workload: {own}; leave it out", 2)
     if found.precision == "bf16" and "reduce_precision" not in given:
         training = replace(training, reduce_precision="bf16")  # as PyTorch does by default
     return UserWorkload(file, replace(training, batch_size=found.batch_size, seq_len=found.seq_len))

@@ -97,9 +97,34 @@ def set_arithmetic(precision: str, deterministic: bool) -> None:
     torch.use_deterministic_algorithms(deterministic)
 
 
+@contextlib.contextmanager
+def arithmetic_in_force(precision: str, deterministic: bool) -> Iterator[None]:
+    """The same while the block runs; what was in force before it is so again after it.
+
+    Where it is in force already nothing is set, so that this costs a timed step next to nothing."""
+    matmuls = torch.get_float32_matmul_precision()
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    wanted = (float32_matmuls(precision), deterministic, False)
+    if (matmuls, was_deterministic, warns_only) == wanted:
+        yield
+        return
+    set_arithmetic(precision, deterministic)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmuls)
+        torch.use_deterministic_algorithms(was_deterministic, warn_only=warns_only)
+
+
+def float32_matmuls(precision: str) -> str:
+    """What torch.set_float32_matmul_precision() calls the arithmetic of float32 matmuls under --precision."""
+    return "high" if precision == "tf32" else "highest"
+
+
 def set_matmul_precision(precision: str) -> None:
     """Whether matmuls of float32 tensors compute in TF32."""
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.set_float32_matmul_precision(float32_matmuls(precision))
     if precision == "tf32" and torch.version.hip:
         os.environ.setdefault("HIPBLASLT_ALLOW_TF32", "1")  # older ROCm builds also require it
 

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from harness.base.console import world_size_of_run
 from harness.base.errors import UserError
 from harness.base.text import title_of_run
+from harness.machine.devices import arithmetic_in_force
 from harness.ranks.parallel import SHARDING, ParallelConfig, shard_model, shard_optimizer
 
 Batch = Any  # whatever Workload.loss() takes
@@ -79,6 +80,7 @@ class Workload(ABC):
     micro_steps: int  # forward and backward passes per optimizer step
     precision: str  # a key of devices.PRECISIONS
     compiled: bool  # with torch.compile
+    training: Any  # the script's TrainingConfig: the flags of its training
     hides_tokens = False  # its batches have a mask that is not true everywhere
     scales = ("batch_size", "seq_len")  # the settings whose largest value that fits is known to mean something
 
@@ -155,6 +157,12 @@ class Workload(ABC):
         return StepFormulas()
 
     # ---- Derived from the above ------------------------------------------------------------------------------------
+
+    def step_settings(self) -> AbstractContextManager:
+        """The settings of the process that its steps ask for, while the block runs: the arithmetic of float32 matmuls,
+        and determinism.  Whoever builds it or runs a step of it does so in such a block, as steps of another workload
+        with other settings may run in the same process."""
+        return arithmetic_in_force(self.training.precision, self.training.deterministic)
 
     def title_on(self, device: str) -> str:
         """'2,873,600 parameters, batch 8 x 128 tokens, fp32, on NVIDIA H200': what a device of this name is to run."""

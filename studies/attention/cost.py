@@ -12,6 +12,7 @@ from analysis.work.interpreted_graphs import InterpretedGraphs
 from harness.base.errors import first_line
 from harness.base.ranges import trace_range
 from harness.documents.schema import unknown
+from harness.instruments.compilation import compiling
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.machine.clock import elapsed_ms, mark, time_synced
 from harness.machine.devices import choose_device, set_matmul_precision, synchronize
@@ -130,7 +131,7 @@ def compile_attention(function: Callable, spec: dict, device: torch.device) -> t
     inputs = AttentionInputs(spec, device)
     forward_and_backward(function, inputs)  # one-time initialization is not compile time
     function = torch.compile(function, dynamic=False)
-    with cold_compiler():
+    with cold_compiler(), compiling("attention"):
         return function, time_synced(lambda: forward_and_backward(function, inputs), device)
 
 

@@ -1,17 +1,29 @@
 """Which flags do all sweeps have, and how are they read?"""
 
 import argparse
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 
 from harness.base.command_line import OneLineParser, memory_size, number_of, require, require_one_process, verbose_flag
+from harness.base.errors import UserError
 from harness.base.text import flag_of
+from harness.instruments.schedule import ProfilerConfig
 from harness.machine.devices import PRECISIONS
+from harness.model.optimizations import missing
+from harness.run.flag_combinations import PredictionConfig
 from studies.engine.device import DeviceProperties, properties_of
 from studies.engine.isolation import run_in_subprocess_if_gpu
 from tiny_llama_v1 import SIZES, TinyLlamaWorkload, build_parser, resolve
+
+# Flags of tiny_llama_v1.py that change nothing about a single step, by their field.
+NOT_OF_A_STEP = (
+    "device", "num_steps", "log_interval", "output_dir", "force", "verbose", "world_size", "dry_run", "validate_setup",
+    "enable_all_profiling",
+    *(field.name for field in fields(ProfilerConfig)),
+    *(field.name for field in fields(PredictionConfig)),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,9 +92,10 @@ class Flags:
     def samples(self) -> None:
         self.count("--batch-size", "samples (that of the size)")
 
-    def precisions(self, shown: str, of: str = "", default: list[str] | None = None) -> None:
+    def precisions(self, shown: str, of: str = "") -> None:
+        """None without the flag."""
         text = f"{of}{', '.join(PRECISIONS)} ({shown})"
-        self.choices("--precisions", text, PRECISIONS, metavar="P", default=default)
+        self.choices("--precisions", text, PRECISIONS, metavar="P")
 
     def workload(self) -> None:
         self.add("--workload", metavar="FILE.py[:NAME]", help="a training step of your own, as in tiny_llama_v1.py")
@@ -126,6 +139,29 @@ def refuse_with_workload(parser: OneLineParser, names: Sequence[str]) -> None:
     if refused := next((name for name in names if getattr(given, name)), None):
         why = "has no effect with --workload: model, batches and optimizer are the file's; leave it out"
         parser.error(f"{flag_of(refused)}: {why}")
+
+
+def check_step_flags(option: str, flags: Sequence[str], not_here: Mapping[str, str]) -> None:
+    """Raise UserError, exit code 2, for one of the flags of tiny_llama_v1.py, given with this option of a study, that
+    would have no effect on the study's steps.  not_here: further ones by their field, each with the reason."""
+    given = vars(build_parser().parse_args(flags))
+    refused = dict.fromkeys(NOT_OF_A_STEP, "does not change the step; leave it out") | not_here
+    for name, why in refused.items():
+        if given.get(name) not in (None, False):
+            raise UserError(f"{option} {flag_of(name)}: {why}", 2)
+
+
+def check_device_has_flags(option: str, workload: TinyLlamaWorkload, on_gpu: bool) -> None:
+    """Raise UserError, exit code 2, for a flag given with this option of a study that needs another machine."""
+    if line := missing(workload.training, on_gpu):
+        raise UserError(f"{option} {line}", 2)
+
+
+def precisions_of(args: argparse.Namespace) -> list[str | None]:
+    """Those of --precisions.  Without the flag float32; of --workload that of its parameters, for which None stands."""
+    if args.precisions:
+        return args.precisions
+    return [None] if args.workload else ["fp32"]
 
 
 def workload_of(more_flags: Sequence[str] = (), **settings) -> TinyLlamaWorkload:

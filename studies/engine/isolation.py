@@ -166,7 +166,7 @@ def run_script(workload: TinyLlamaWorkload, profiling: ProfilerConfig, folder: P
 
 @contextlib.contextmanager
 def cold_compiler() -> Iterator[None]:
-    """An empty compiler cache, so that each row times a first compilation.  Raises UserError if the compiler fails."""
+    """An empty compiler cache, so that each row times a first compilation.  Raises UserError without a compiler."""
     if not torch.cuda.is_available():
         # Which vector instructions the processor has is tried once, by compiling for them: seconds, and only in the
         # first row that compiles in a process.
@@ -179,7 +179,4 @@ def cold_compiler() -> Iterator[None]:
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": folder}),
     ):
-        try:
-            yield
-        except torch._dynamo.exc.TorchDynamoException as error:
-            raise UserError(f"cannot be compiled here: {innermost_cause(error)}") from error
+        yield

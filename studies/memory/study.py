@@ -23,7 +23,8 @@ from tiny_llama_v1 import TinyLlamaWorkload
 TRACKED = "cannot be combined with the memory study, which tracks tensors operator by operator"
 NOT_HERE = {  # flags of the script
     ("batch_size", "seq_len"): "is set for each row; use --batch-sizes and --seq-lens",
-    ("compile", "system_profiler"): TRACKED,
+    ("compile", "cuda_graphs", "system_profiler"): TRACKED,
+    ("profile_dir",): "every row has a folder of its own; use --output-dir",
     ("validate_setup",): "is a flag of tiny_llama_v1.py",
 }
 

@@ -25,6 +25,16 @@ def names_for(workload: Workload, names: Sequence[str]) -> list[str]:
     return [rung.name for rung in RUNGS if rung.name in names and rung.any_model and rung.setting not in workload.lacks]
 
 
+def why_no_rung(name: str, workload: Workload) -> str:
+    """Why this one is in no ladder of the workload."""
+    rung = next(rung for rung in RUNGS if rung.name == name)
+    if rung.setting == "precision" and rung.value == workload.precision:
+        return f"{rung.flag} is the precision of the baseline"
+    if not rung.any_model:
+        return f"{rung.flag} has no effect with --workload: the file has a model of its own"
+    return f"{rung.flag}: {workload.lacks[rung.setting]}"
+
+
 class FlagSet(NamedTuple):
     """Rungs that are measured together, and their place: alone, on the ladder (0: the baseline), or both."""
 

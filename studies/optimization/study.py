@@ -13,13 +13,14 @@ from pathlib import Path
 from analysis.hardware import cache
 from harness.base.command_line import require
 from harness.base.documents import read_document, read_or_leave_out
+from harness.base.errors import UserError
 from harness.base.text import slug
 from harness.documents.sweeps import OptimizationStudyRow
 from harness.documents.trace import OperatorAnalysis
 from harness.instruments.schedule import ProfilerConfig
 from harness.model.workload import Workload
 from studies.engine.columns import predicted_peak
-from studies.engine.command_line import ByDevice, Flags, workload_of
+from studies.engine.command_line import ByDevice, Flags, precisions_of, workload_of
 from studies.engine.isolation import run_script
 from studies.engine.report import Report
 from studies.engine.study import Study
@@ -27,7 +28,7 @@ from studies.engine.sweep import FINISHED_STATUSES, Cell
 from studies.optimization import results
 from studies.optimization.groups import Candidate, groups_that_fit, rows_of_group
 from studies.optimization.reference import MISSING, reference_of, reference_title
-from studies.optimization.rungs import NAMES, flag_sets, names_for, not_here, predicted_ratio
+from studies.optimization.rungs import NAMES, flag_sets, names_for, not_here, predicted_ratio, why_no_rung
 from studies.optimization.turns import take_turns
 from tiny_llama_v1 import TinyLlamaWorkload
 
@@ -46,15 +47,16 @@ class Ladder(Cell):
 class OptimizationStudy(Study):
     name, row_type, key, results = "optimization_study", OptimizationStudyRow, results.KEY, results
     lists = LISTS
-    not_with_workload = ("sizes", "seq_len", "batch_size")
+    not_with_workload = ("sizes", "seq_len", "batch_size", "reference")
     predicted_column = "predicted_memory_bytes"
+    asked_rungs: Sequence[str] = ()  # those of --rungs; without the flag all, as far as they apply
 
     @staticmethod
     def add_flags(flags: Flags) -> None:
         flags.sizes(ByDevice(["small", "medium"], ["tiny", "small"]))
-        flags.precisions("fp32", of="of the baseline: ", default=["fp32"])
+        flags.precisions("fp32; with --workload that of the file", of="of the baseline: ")
         text = "(all; one that the device does not have is a row with the reason)"
-        flags.choices("--rungs", f"the optimizations: {', '.join(NAMES)} {text}", NAMES, default=list(NAMES))
+        flags.choices("--rungs", f"the optimizations: {', '.join(NAMES)} {text}", NAMES)
         text = "also measure transformers' LLaMA with its best settings (on)"
         flags.add("--reference", action=BooleanOptionalAction, default=True, help=text)
         flags.tokens()
@@ -66,7 +68,11 @@ class OptimizationStudy(Study):
         flags.workload()
 
     def prepare(self) -> None:
-        self.device.check_precisions(self.args.precisions, "--precisions")
+        args = self.args
+        self.device.check_precisions(args.precisions or [], "--precisions")
+        args.precisions = precisions_of(args)
+        self.asked_rungs = args.rungs or ()
+        args.rungs = args.rungs or list(NAMES)
         require("the profile of the baseline", ["pandas"])
 
     # ---- Which sets of flags ---------------------------------------------------------------------------------------
@@ -75,10 +81,19 @@ class OptimizationStudy(Study):
         args = self.args
         pairs = itertools.product([None] if args.workload else args.sizes, args.precisions)
         self.ladders = cells = [self.ladder_of(size, precision) for size, precision in pairs]
+        self.check_rungs(cells)
         with_reference = any(results.is_reference(row) for cell in cells for row in cell.rows)
         if args.reference and not args.workload and not with_reference:
             args.notes.append(MISSING)
         return cells
+
+    def check_rungs(self, ladders: list[Ladder]) -> None:
+        """Raise UserError for one that was asked for and is in none of the ladders."""
+        candidates = list(itertools.chain.from_iterable(ladder.candidates for ladder in ladders))
+        measured = {rung.name for candidate in candidates for rung in candidate.rungs}
+        for name in self.asked_rungs:
+            if name not in measured:
+                raise UserError(f"--rungs {name}: {why_no_rung(name, candidates[0].workload)}; leave it out", 2)
 
     def ladder_of(self, size: str | None, precision: str) -> Ladder:
         """size: None for --workload."""

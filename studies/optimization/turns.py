@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import importlib
+import itertools
 import time
 from collections.abc import Callable, Sequence
 
@@ -14,13 +15,13 @@ from analysis.hardware.rate_limits import rate_limit
 from harness.base.text import time_left
 from harness.documents.schema import unknown
 from harness.instruments.audit import audit_document, audit_text
-from harness.instruments.compilation import compile_in_place
+from harness.instruments.compilation import Compilation
 from harness.instruments.first_step import FirstStepAudit
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import NullMeter, StepMeter, StepRecord
-from harness.machine.devices import choose_device, set_arithmetic, set_numerics
+from harness.machine.devices import choose_device
 from harness.machine.environment import describe_environment
-from harness.model.cuda_graphs import GraphedModel
+from harness.model.cuda_graphs import captured
 from harness.model.workload import Workload
 from harness.program.hooks.changes import move
 from harness.program.hooks.trial import AUDIT_STEPS
@@ -63,29 +64,33 @@ class Variant:
         """nudge: share:seed, by which parameters are moved before the first step."""
         self.workload, self.device = workload, device
         self.meter = StepMeter(device, 1, lambda step: True, lambda record: None)
-        training = workload.training
         workload.parameter_count()  # of a file of the user's: by a look at it, which may draw random numbers
-        set_numerics(training.seed, training.precision, training.deterministic)
-        self.state, self.stream = workload.build(device), workload.batches(device)
-        if training.cuda_graphs:
-            graphed = GraphedModel(workload, self.state, workload.batches(device))
-            self.state = self.state._replace(model=graphed)
-        if nudge:
-            move(self.state.model, nudge)
-        if workload.compiled:
-            compile_in_place(self.state.model)
+        with workload.step_settings():
+            torch.manual_seed(workload.training.seed)
+            state, self.stream = workload.build(device), workload.batches(device)
+            model = state.model  # whose parameters have their own names, also within a graph
+            if nudge:
+                move(model, nudge)
+            self.state = captured(workload, state, workload.batches(device))
+            self.compilation = self._compiled() if workload.compiled else None
         self.random_numbers = RandomNumbers(device)
-        audit = FirstStepAudit(self.state.model, self.state.scaler)
-        self.first_steps = FirstSteps(self.state.model, self.state.optimizer)
-        with cold_compiler() if workload.compiled else contextlib.nullcontext(), self.first_steps:
-            self.first = self.step(audit)
+        audit = FirstStepAudit(model, state.scaler)
+        self.first_steps = FirstSteps(model, state.optimizer)
+        with self.first_steps:
+            self.step(audit)
         self.audit = audit.result
+
+    def _compiled(self) -> Compilation:
+        """Compile the model, before the first step, so that no audit is in the compile time."""
+        batch, mode = next(self.stream), self.workload.training.compile_mode
+        with cold_compiler():
+            done = Compilation(self.workload, self.state, batch, self.device, mode, traced=False)
+        self.stream = itertools.chain([batch], self.stream)  # the first step trains on it
+        return done
 
     def step(self, watching: contextlib.AbstractContextManager | None = None) -> StepRecord:
         """One step, waited for.  Raises FloatingPointError if its loss is not finite."""
-        training = self.workload.training
-        set_arithmetic(training.precision, training.deterministic)  # settings of the process
-        with self.random_numbers:
+        with self.workload.step_settings(), self.random_numbers:
             self.workload.train(self.state, self.stream, 1, self.meter, NullMeter(watching))
         self.first_steps.stepped(self.meter.records[-1].loss)
         return self.meter.records[-1]
@@ -217,7 +222,7 @@ def results_of(variant: Variant, repetitions: int, device: dict) -> dict:
     return {
         "step_times_ms": [record.total_ms for record in rounds],
         "losses": [record.loss for record in records],
-        "first_step_ms": variant.first.total_ms,
+        "compile_s": variant.compilation and variant.compilation.compile_s,
         "audit_ok": audit["ok"],
         "audit": audit_text(audit),
     }

@@ -12,7 +12,6 @@ from harness.base.tables import column, grouped
 from harness.instruments.memory_timeline import Allocation
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import NullMeter
-from harness.machine.devices import set_numerics
 from harness.model.workload import TrainingState
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, train
 
@@ -81,14 +80,20 @@ def data_types(precision: str, device: torch.device) -> list[dict]:
     """
     training = TrainingConfig(batch_size=2, seq_len=16, num_steps=1, precision=precision)
     workload = TinyLlamaWorkload(TinyLlamaConfig(n_layers=2, max_seq_len=training.seq_len), training)
-    set_numerics(training.seed, precision, training.deterministic)
+    with workload.step_settings():
+        return data_types_of(workload, device)
+
+
+def data_types_of(workload: TinyLlamaWorkload, device: torch.device) -> list[dict]:
+    """The same, under the settings of the process that the workload asks for."""
+    torch.manual_seed(workload.training.seed)
     state = workload.build(device)
     toy = ToyModel(20, 5).to(device)
     toy_batch = torch.randn(8, 20, device=device), torch.randint(5, (8,), device=device)
     toy_state = state._replace(model=toy, optimizer=torch.optim.AdamW(toy.parameters()))
     cases = ((toy_state, itertools.repeat(toy_batch)), (state, workload.batches(device)))
     found = [(type(trained.model).__name__, types_in_a_step(trained, stream)) for trained, stream in cases]
-    return [{"model": model, "autocast": precision} | row for model, rows in found for row in rows]
+    return [{"model": model, "autocast": workload.precision} | row for model, rows in found for row in rows]
 
 
 def types_in_a_step(state: TrainingState, stream) -> list[dict]:

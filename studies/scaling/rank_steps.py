@@ -8,7 +8,6 @@ from torch import nn
 
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import NullMeter, StepMeter
-from harness.machine.devices import set_numerics
 from harness.model.workload import TrainingState, Workload, sharded_state
 from harness.ranks.parallel import replicated
 from studies.engine.ranks import RankContext
@@ -17,8 +16,13 @@ from studies.scaling.faults import MORE_DATA, ReducedAfterBackward, compute_agai
 
 def measure_steps(rank: RankContext, workload: Workload, steps: int, warmup: int, fault: str | None) -> dict:
     """Times of this rank's steps, memory and collectives of one, and how far they were disturbed."""
-    training = workload.settings()["training"]
-    set_numerics(training["seed"], workload.precision, training["deterministic"])
+    with workload.step_settings():
+        return steps_of_rank(rank, workload, steps, warmup, fault)
+
+
+def steps_of_rank(rank: RankContext, workload: Workload, steps: int, warmup: int, fault: str | None) -> dict:
+    """The same, under the settings of the process that the workload asks for."""
+    torch.manual_seed(workload.training.seed)
     if fault == "more-data" and is_last(rank):
         workload = workload.with_settings(batch_size=MORE_DATA * workload.batch_size)
     state, model = state_with_fault(workload, rank, fault)

@@ -13,7 +13,7 @@ from harness.documents.sweeps import ScalingStudyRow
 from harness.machine.host_limits import usable_cores
 from harness.model.workload import check_shards
 from harness.ranks.parallel import ParallelConfig
-from studies.engine.command_line import ByDevice, Flags, workload_of
+from studies.engine.command_line import ByDevice, Flags, check_device_has_flags, check_step_flags, workload_of
 from studies.engine.report import Report
 from studies.engine.study import Study
 from studies.engine.sweep import Cell
@@ -24,6 +24,12 @@ from tiny_llama_v1 import TinyLlamaWorkload
 
 MODES = ["ddp", "zero1", "fsdp"]
 SCALINGS = ["weak", "strong"]
+SET_BY_THE_STUDY = {  # flags of tiny_llama_v1.py
+    "size": "pass it without --flags",
+    "batch_size": "pass it without --flags",
+    "seq_len": "pass it without --flags",
+    "cuda_graphs": "a graph runs no separate operators, whose memory and collectives the study counts; leave it out",
+}
 
 
 class ScalingStudy(Study):
@@ -66,7 +72,16 @@ class ScalingStudy(Study):
                 raise UserError(f"--faults {fault}: is compared with {mode}; add it to --parallel-modes", 2)
         if args.faults and args.bucket_mbs:
             raise UserError("--faults: are compared with buckets of PyTorch's size; leave out --bucket-mbs", 2)
+        self.check_flags()
         self.network = self.network_of_study()
+
+    def check_flags(self) -> None:
+        """Raise UserError for one of --flags that the steps of the study would not have."""
+        args = self.args
+        check_step_flags("--flags", shlex.split(args.flags), SET_BY_THE_STUDY)
+        if args.bucket_mbs:
+            not_here = {"bucket_mb": "--bucket-mbs sets it; leave one of the two out"}
+            check_step_flags("--flags", shlex.split(args.flags), not_here)
 
     def network_of_study(self) -> Network | None:
         """That of --network; without the flag the measured one, if there is one.  Without base, none is of use."""
@@ -87,6 +102,9 @@ class ScalingStudy(Study):
         """The rounds are interleaved, so that drift of the machine affects all rows."""
         launches = self.launches()
         self.workload = launches[0].workload  # for titles
+        check_device_has_flags("--flags", self.workload, self.predicts_gpu)
+        if not self.args.dry_run:
+            self.device.check_precisions([self.workload.precision], "--flags: --precision")
         if not self.device.on_gpu and not self.args.dry_run:
             cores = count_of(len(usable_cores()), "core")
             alone = "they share its memory and caches and cross no network, so their efficiency is not that of nodes"

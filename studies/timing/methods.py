@@ -9,7 +9,8 @@ import torch
 
 from harness.instruments.timing import NullMeter
 from harness.machine.clock import time_synced
-from harness.machine.devices import choose_device, set_numerics, synchronize
+from harness.machine.devices import choose_device, synchronize
+from harness.model.cuda_graphs import captured
 from tiny_llama_v1 import TinyLlamaWorkload
 
 RIGHT = "right"
@@ -27,23 +28,33 @@ PAUSE = 3.0  # median baseline steps; stands for writing a checkpoint, or anothe
 
 
 class Step:
-    """Calling it runs one training step of the workload, without waiting for the device."""
+    """Calling it runs one training step of the workload, without waiting for the device, under the workload's settings
+    of the process.  A clock begins within workload.step_settings(), so that it does not time a change of them."""
 
     def __init__(self, workload: TinyLlamaWorkload, device: torch.device):
-        training = workload.training
-        set_numerics(training.seed, training.precision, training.deterministic)
-        self.workload, self.state, self.stream = workload, workload.build(device), workload.batches(device)
+        self.workload, self.stream = workload, workload.batches(device)
         self.meter = NullMeter()
+        with workload.step_settings():
+            torch.manual_seed(workload.training.seed)
+            state = workload.build(device)
+            self.state = captured(workload, state, workload.batches(device))
 
     def __call__(self) -> None:
-        self.workload.train(self.state, self.stream, 1, self.meter, self.meter)
+        with self.workload.step_settings():
+            self.workload.train(self.state, self.stream, 1, self.meter, self.meter)
 
 
 def cold_steps(workload: TinyLlamaWorkload, steps: int) -> list[float]:
     """Milliseconds of the first steps of a new process, each synchronized."""
     device = choose_device(workload.training.device)
     step = Step(workload, device)
-    return [time_synced(step, device) for _ in range(steps)]
+    return steps_ms(step, steps, device)
+
+
+def steps_ms(step: Step, steps: int, device: torch.device) -> list[float]:
+    """Milliseconds of each of so many steps, synchronized."""
+    with step.workload.step_settings():
+        return [time_synced(step, device) for _ in range(steps)]
 
 
 def interleaved(
@@ -53,8 +64,7 @@ def interleaved(
     device = choose_device(baseline.training.device)
     pair = [Step(workload, device) for workload in (baseline, changed)]
     for step in pair:
-        for _ in range(warmup):
-            step()
+        steps_ms(step, warmup, device)
     right = alternating(*pair, device, range(repetitions))
     pause_s = PAUSE * statistics.median(right[0]) / 1e3
     return {
@@ -64,17 +74,17 @@ def interleaved(
         "profiler left on": [profiled_ms(step, wrong_repetitions, device) for step in pair],
         "mean with an outlier": [
             interrupted_ms(pair[0], wrong_repetitions, pause_s, device),
-            [time_synced(pair[1], device) for _ in range(wrong_repetitions)],
+            steps_ms(pair[1], wrong_repetitions, device),
         ],
     }
 
 
-def alternating(a: Callable, b: Callable, device: torch.device, rounds: Iterable[int]) -> tuple[list, list]:
+def alternating(a: Step, b: Step, device: torch.device, rounds: Iterable[int]) -> tuple[list, list]:
     """Milliseconds of a() and b() in each round, in alternating order, so that drift of the machine affects both."""
     a_ms, b_ms = [], []
     for i in rounds:
-        for work, times in ((a, a_ms), (b, b_ms)) if i % 2 == 0 else ((b, b_ms), (a, a_ms)):
-            times.append(time_synced(work, device))
+        for step, times in ((a, a_ms), (b, b_ms)) if i % 2 == 0 else ((b, b_ms), (a, a_ms)):
+            times += steps_ms(step, 1, device)
     return a_ms, b_ms
 
 
@@ -83,8 +93,9 @@ def dispatch_ms(step: Step, steps: int, device: torch.device) -> list[float]:
     the device, and dispatching to it is timed."""
     if device.type == "cuda":
         synchronize(device)
-        return [return_ms(step) for _ in range(steps)]
-    with ThreadPoolExecutor(1) as worker:
+        with step.workload.step_settings():
+            return [return_ms(step) for _ in range(steps)]
+    with step.workload.step_settings(), ThreadPoolExecutor(1) as worker:
         worker.submit(int).result()  # the thread has started
         return [return_ms(lambda: worker.submit(step)) for _ in range(steps)]
 
@@ -100,7 +111,7 @@ def profiled_ms(step: Step, steps: int, device: torch.device) -> list[float]:
     activity = torch.profiler.ProfilerActivity
     activities = [activity.CPU, activity.CUDA] if device.type == "cuda" else [activity.CPU]
     with torch.profiler.profile(activities=activities, record_shapes=True, with_stack=True):
-        return [time_synced(step, device) for _ in range(steps)]
+        return steps_ms(step, steps, device)
 
 
 def interrupted_ms(step: Step, steps: int, pause_s: float, device: torch.device) -> list[float]:
@@ -110,4 +121,5 @@ def interrupted_ms(step: Step, steps: int, pause_s: float, device: torch.device)
         step()
         time.sleep(pause_s)
 
-    return [time_synced(interrupted if i == steps // 2 else step, device) for i in range(steps)]
+    with step.workload.step_settings():
+        return [time_synced(interrupted if i == steps // 2 else step, device) for i in range(steps)]

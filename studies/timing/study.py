@@ -1,11 +1,12 @@
 """Baseline and changed step, timed by the right method and by five wrong ones, with the conclusion from each."""
 
 import shlex
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from harness.base.errors import UserError
 from harness.documents.sweeps import TimingStudyRow
-from studies.engine.command_line import ByDevice, Flags, workload_of
+from harness.ranks.parallel import ParallelConfig
+from studies.engine.command_line import ByDevice, Flags, check_device_has_flags, check_step_flags, workload_of
 from studies.engine.report import Report
 from studies.engine.study import Study
 from studies.engine.sweep import Cell
@@ -35,6 +36,9 @@ class TimingStudy(Study):
         """Raises UserError if the change does not affect a step, or is compilation."""
         self.args.change = shlex.split(self.args.change)
         self.change = shlex.join(self.args.change)
+        one_rank = "the study's steps have one rank; leave it out"
+        not_here = {one.name: one_rank for one in fields(ParallelConfig)}
+        check_step_flags("--change", self.args.change, not_here)
         settings = {name: getattr(self.args, name) for name in ("device", "size", "batch_size", "seq_len")}
         self.baseline, self.changed = workload_of(**settings), workload_of(self.args.change, **settings)
         if step_of(self.baseline) == step_of(self.changed):
@@ -43,6 +47,7 @@ class TimingStudy(Study):
             text = "compiling is not part of a step; run_training_benchmark.py --compile times both"
             raise UserError(f"--change --compile: {text}", 2)
         self.device.check_precisions([self.changed.precision])
+        check_device_has_flags("--change", self.changed, self.device.on_gpu)
         if not self.device.on_gpu:
             self.args.notes.append("No GPU: in `no synchronization` a worker thread takes the role of the device")
 

@@ -1,5 +1,6 @@
 """How long does each phase of a training step, or of a forward pass alone, take in a new process?"""
 
+import importlib
 from pathlib import Path
 
 import torch
@@ -7,13 +8,14 @@ import torch
 from analysis.work.fake_step import FakeRunError, fake_forward
 from harness.base.files import make_folder
 from harness.documents.schema import unknown
-from harness.instruments.compilation import compile_in_place
+from harness.instruments.compilation import compile_in_place, compiler_options, compiling
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.recorder import Instruments
 from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
-from harness.instruments.timing import StepMeter, StepRecord
-from harness.machine.devices import choose_device, set_numerics
+from harness.instruments.timing import NullMeter, StepMeter, StepRecord
+from harness.machine.devices import choose_device
 from harness.machine.workspaces import workspace_bytes
+from harness.model.cuda_graphs import captured
 from harness.model.workload import TrainingState
 from studies.engine.columns import predicted_peak, time_statistics
 from studies.engine.isolation import cold_compiler
@@ -38,28 +40,38 @@ class Runner:
     """Runs and times training steps, or forward passes alone; a GPU's events are read after the last one."""
 
     def __init__(self, workload: TinyLlamaWorkload, mode: str):
-        training = workload.training
-        self.workload, self.mode, self.device = workload, mode, choose_device(training.device)
-        set_numerics(training.seed, training.precision, training.deterministic)
-        self.state, self.stream = workload.build(self.device), workload.batches(self.device)
+        self.workload, self.mode, self.device = workload, mode, choose_device(workload.training.device)
+        with workload.step_settings():
+            torch.manual_seed(workload.training.seed)
+            state, self.stream = workload.build(self.device), workload.batches(self.device)
+            self.state = captured(workload, state, workload.batches(self.device))
 
     def run(self, steps: int, snapshot_folder: Path | None = None) -> list[StepRecord]:
+        """snapshot_folder: for the allocation history of the first of the steps, which are not timed then.
+
+        Steps that are timed have no instruments: the audit of a run's first step would be part of its time."""
         meter = StepMeter(self.device, 1, lambda step: False, lambda record: None)
-        profiling = ProfilerConfig(memory_snapshot=snapshot_folder is not None)
-        schedule = InstrumentSchedule(steps, profiling)
-        instruments = Instruments(schedule, profiling, self.state, self.device, snapshot_folder, None)
-        if self.mode == "train":
-            self.workload.train(self.state, self.stream, steps, meter, instruments)
-        else:
-            infer(self.workload, self.state, self.stream, steps, meter, instruments)
-        meter.read_finished(wait=True)
+        instruments = NullMeter()
+        if snapshot_folder is not None:
+            profiling = ProfilerConfig(memory_snapshot=True)
+            schedule = InstrumentSchedule(steps, profiling)
+            folders = snapshot_folder, None
+            instruments = Instruments(schedule, profiling, self.state, self.device, *folders)
+        with self.workload.step_settings():
+            if self.mode == "train":
+                self.workload.train(self.state, self.stream, steps, meter, instruments)
+            else:
+                infer(self.workload, self.state, self.stream, steps, meter, instruments)
+            meter.read_finished(wait=True)
         return meter.records
 
     def compile(self) -> StepRecord:
         """Compile the model.  Returns the record of the step that compiles."""
         self.run(1)  # one-time initialization is not compile time
-        compile_in_place(self.state.model)
-        with cold_compiler():
+        importlib.import_module("torch._inductor.compile_fx")  # takes seconds, and is no compile time
+        options = compiler_options(self.workload.training.compile_mode)
+        compile_in_place(self.state.model, options=options)
+        with cold_compiler(), compiling("the model"):
             return self.run(1)[0]
 
 

@@ -3,9 +3,10 @@
 import itertools
 from pathlib import Path
 
-from harness.base.text import slug
+from harness.base.errors import UserError
+from harness.base.text import flag_of, slug
 from harness.documents.sweeps import TrainingBenchmarkRow
-from studies.engine.command_line import ByDevice, Flags, workload_of
+from studies.engine.command_line import ByDevice, Flags, precisions_of, workload_of
 from studies.engine.report import Report
 from studies.engine.study import Study
 from studies.engine.sweep import Cell
@@ -27,7 +28,7 @@ class TrainingBenchmark(Study):
         flags.samples()
         text = "forward: the forward pass alone, saving no tensors; train: a full step (both)"
         flags.choices("--modes", text, MODES, metavar="MODE", default=[*MODES])
-        flags.precisions("fp32", default=["fp32"])
+        flags.precisions("fp32; with --workload that of the file")
         text = "each row compiled too, with speedup, compile time and break-even step"
         flags.add("--compile", action="store_true", help=text)
         text = "warm-up steps before the repetitions, a row for each number (%(default)s)"
@@ -41,7 +42,11 @@ class TrainingBenchmark(Study):
 
     def prepare(self) -> None:
         args = self.args
-        self.device.check_precisions(args.precisions, "--precisions")
+        self.device.check_precisions(args.precisions or [], "--precisions")
+        args.precisions = precisions_of(args)
+        if args.optimizer_impl and "train" not in args.modes:
+            text = "has no effect on a forward pass; add train to --modes, or leave it out"
+            raise UserError(f"{flag_of('optimizer_impl', args.optimizer_impl)}: {text}", 2)
         args.warmups = sorted(args.warmups)
         args.seq_lens = args.seq_lens or (SNAPSHOT_LENGTHS if args.memory_snapshot else [None])
         if args.memory_snapshot and not self.device.on_gpu:

@@ -53,6 +53,24 @@ class Gpu:
         )
 
 
+def make_graphed_callables(module, sample_args, num_warmup_iters: int = 3):
+    """The module, whose calls count as replays of a graph, in `replays`; of inputs of another shape there is none."""
+    shapes, forward = [tensor.shape for tensor in sample_args], module.forward
+    for _ in range(num_warmup_iters + 1):  # the last one is the capture
+        loss = module(*sample_args)
+        torch.autograd.grad(loss, [p for p in module.parameters() if p.requires_grad])
+    module.replays = 0
+
+    def replay(*inputs):
+        if [tensor.shape for tensor in inputs] != shapes:
+            raise RuntimeError("a CUDA graph is replayed with the shapes that it was captured with")
+        module.replays += 1
+        return forward(*inputs)
+
+    module.forward = replay
+    return module
+
+
 def install(card: Card) -> Gpu:
     gpu, cuda = Gpu(card), torch.cuda
 
@@ -95,6 +113,7 @@ def install(card: Card) -> Gpu:
         "default_stream": clock.Stream,
         "stream": contextlib.nullcontext,
         "utilization": lambda device=None: 50,
+        "make_graphed_callables": make_graphed_callables,
     }
     memory = {
         "memory_allocated": stat("allocated_bytes", "current"),
