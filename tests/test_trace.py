@@ -2,8 +2,10 @@
 
 import collections
 import gzip
+import io
 import itertools
 import json
+import tarfile
 import time
 from dataclasses import replace
 
@@ -33,6 +35,7 @@ from analysis.attribution.operators import kernel_section
 from analysis.trace.columns import Part, Reader
 from analysis.trace.links import link
 from analysis.trace.nesting import parents
+from analysis.trace.readers import chrome
 from analysis.trace.readers.formats import find_traces, left_out
 from analysis.trace.shrink import write_slim
 from analysis.trace.tables import read_trace
@@ -643,3 +646,119 @@ def test_existing_traces_are_read_without_training(tmp_path, profiler):
     (tmp_path / "nothing").mkdir()
     code, out = profiler("--analyze-existing", "nothing")
     assert (code, out.count("\n")) == (1, 1)
+
+
+def read_leniently(monkeypatch) -> list:
+    """Takes the values of each event that is read one value after the other, which takes long."""
+    slowly, lenient = [], chrome.lenient
+
+    def noted(record, values):
+        if record is chrome.Event:
+            slowly.append(values)
+        return lenient(record, values)
+
+    monkeypatch.setattr(chrome, "lenient", noted)
+    return slowly
+
+
+MANY = [event("aten::mm", 10 * i, 5, **{"External id": i + 1}) for i in range(200)]
+ODD_VALUES = {  # of an event beside many usual ones, and the column and value that it has then
+    "text": ({"ts": "3000"}, "start", 3000),
+    "a fraction": ({"args": {"External id": 7.0}}, "external_id", 7),
+    "a list": ({"args": {"External id": [1]}}, "external_id", -1),
+    "no object": ({"args": 5}, "external_id", -1),
+    "hexadecimal": ({"args": {"External id": "0x10"}}, "external_id", 16),
+    "NaN": ({"args": {"est. achieved occupancy %": float("nan"), "External id": 4}}, "external_id", 4),
+    "NaN in a list": ({"args": {"a": [float("nan"), 1, ": NaN, "], "External id": 4}}, "external_id", 4),
+    "minus infinity": ({"args": {"External id": float("-inf")}}, "external_id", -1),
+    "a fraction as a thread": ({"tid": 1.0}, "thread", 0),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_VALUES)
+def test_a_value_of_another_type_costs_its_own_event_alone(tmp_path, monkeypatch, kind):
+    odd, column, value = ODD_VALUES[kind]
+    path = write_trace(tmp_path / "trace.json", *MANY[:150], event("odd: NaN, {", 3000, 5) | odd, *MANY[150:])
+    slowly = read_leniently(monkeypatch)
+    trace = read_trace(path)
+    assert len(slowly) <= 1
+    assert len(trace.operators) == len(MANY) + 1
+    assert trace.operators["external_id"].tolist()[149] == 150
+    row = trace.operators[trace.operators["name"] == "odd: NaN, {"].iloc[0]
+    assert row[column] == value
+    assert trace.file.has_nan == ("NaN" in kind or "infinity" in kind)
+
+
+def test_streams_as_addresses_in_text_are_read_with_all_others(tmp_path, monkeypatch):
+    """As ROCm writes those of calls; that of a kernel would be one stream among others."""
+    copy = event("hipMemcpyWithStream", 1, 5, "cuda_runtime", correlation=1, stream="0x0")
+    kernel, odd, unknown = (on_gpu("gemm", 10 * i, 10 * i, 5, i + 1, stream=stream)[1] for i, stream in
+                            enumerate((7, "0x7f00", "none")))  # fmt: skip
+    slowly = read_leniently(monkeypatch)
+    trace = trace_of(tmp_path, copy, kernel, odd, unknown)
+    assert slowly == []
+    assert trace.gpu["stream"].tolist() == [7, 0x7F00, -1]
+
+
+@pytest.mark.parametrize("name", [b"\xe9", b"\\ud8e9"])
+def test_a_name_that_is_no_unicode_leaves_the_rest(tmp_path, name):
+    path = write_trace(tmp_path / "trace.json", *SMALL, event("aten::m?m", 5, 1))
+    path.write_bytes(path.read_bytes().replace(b"m?m", b"m" + name + b"m"))
+    trace = read_trace(path)
+    assert trace.operators["name"].tolist()[-1] == "aten::m\ufffdm"
+    assert len(trace.operators) == 4 and not trace.file.cut_off
+
+
+EVENTS = json.dumps({"traceEvents": SMALL}).encode()
+
+
+def in_tar(content: bytes) -> bytes:
+    out, member = io.BytesIO(), tarfile.TarInfo("trace.json")
+    member.size = len(content)
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        archive.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+WRAPPED = {
+    "gzip within gzip": (gzip.compress(gzip.compress(EVENTS)), "compressed twice with gzip, .* gunzip"),
+    "tar.gz": (in_tar(EVENTS), "an archive of tar, .* tar -xf"),
+    "tar": (gzip.decompress(in_tar(EVENTS)), "an archive of tar, .* tar -xf"),
+    "UTF-16": (EVENTS.decode().encode("utf-16"), "text in UTF-16, .* iconv -f UTF-16"),
+    "UTF-16 without its mark": (EVENTS.decode().encode("utf-16-le"), "text in UTF-16"),
+    "JSON lines": ("\n".join(map(json.dumps, SMALL)).encode(), "JSON lines, .* jq -s"),
+    "deep": (EVENTS[:-2] + b', {"args": ' + b"[" * 100_000 + b"]" * 100_000 + b"}]}", "nested too deeply"),
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_a_file_is_said_to_be_what_it_is(tmp_path, kind):
+    content, words = WRAPPED[kind]
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=words) as error:
+        read_trace(path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [EVENTS, json.dumps(SMALL).encode()])
+def test_a_byte_order_mark_is_no_damage(tmp_path, content):
+    path = tmp_path / "trace.json"
+    path.write_bytes(b"\xef\xbb\xbf" + content)
+    trace = read_trace(path)
+    assert (trace.n_events, trace.file.cut_off) == (len(SMALL), False)
+
+
+OTHER_DEVICES = {"Ascend Hardware": "torch_npu", "/device:TPU:0": "JAX", "6 CPU HIP API": "rocprof"}
+
+
+@pytest.mark.parametrize("process", OTHER_DEVICES)
+def test_a_trace_of_another_vendor_is_said_to_be_that(tmp_path, process):
+    """Its device events have no category, and stand in a process that has a name."""
+    named = {"name": "process_name", "ph": "M", "pid": 4, "args": {"name": process}}
+    task = {"ph": "X", "name": "MatMulV2", "pid": 4, "tid": 2, "ts": "12.5", "dur": 22.0, "args": {"Stream Id": 2}}
+    with pytest.raises(UserError, match=rf"a trace of .*{OTHER_DEVICES[process]}.*: its 3 device events are not read"):
+        trace_of(tmp_path, event("aten::mm", 10, 9), task, task, task, named)
+    kernels = on_gpu("gemm", 10, 20, 5, 1)  # of a GPU that is read: the rest is missing
+    problems = analysis_of(trace_of(tmp_path, *SMALL, *kernels, task, task, task, named))["integrity"]["problems"]
+    assert any("3 events of an accelerator" in problem for problem in problems)

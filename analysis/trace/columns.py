@@ -88,6 +88,7 @@ class Reader:
     first_us: float = np.inf  # its first event of any kind, on its own clock: where Perfetto begins to count
     is_1_x: bool = False  # its categories are those of a PyTorch before 2.0
     unread: Counter[str] = field(default_factory=Counter)  # events of devices in categories that are not known here
+    of_others: Counter[str] = field(default_factory=Counter)  # events of devices that another profiler wrote, by which
     # Of the format, not of the file
     tool = "torch.profiler"  # that recorded it
     command = ""  # that records with a system profiler

@@ -252,6 +252,11 @@ def steps_between(start: np.ndarray, end: np.ndarray) -> pd.DataFrame:
 
 
 def trace_of(path: Path, file: Reader, columns: Columns, steps_from: str | None, n_steps: int | None) -> Trace:
+    if file.of_others and not any(columns.counts[kind] for kind in ON_GPU):
+        [(writer, n), *_] = file.of_others.most_common(1)
+        why = f"its {n:,} device events are not read, and the host alone misleads"
+        raise UserError(f"{path}: a trace of {writer}: {why}")
+    file.unread.update(file.of_others)
     if not any(columns.counts[kind] for kind in (OPERATOR, *ON_GPU)):
         if file.cut_off and not (columns.counts or file.unread):
             raise UserError(f"{path}: truncated or not JSON")

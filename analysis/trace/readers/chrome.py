@@ -7,14 +7,15 @@ been taken.  What a file needs in memory is therefore a part and the columns, no
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import re
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from typing import Any, BinaryIO
@@ -25,7 +26,7 @@ import numpy as np
 from analysis.trace.columns import COLUMNS_OF, Note, Part, Reader, floats_of, integers_of
 from analysis.vocabulary.annotations import MODULE_PREFIX
 from analysis.vocabulary.collectives import collective_kind
-from analysis.vocabulary.events import FRAME, KERNEL, NO_WORK, OF_1_8, OPERATOR, kind_of_category
+from analysis.vocabulary.events import FRAME, KERNEL, NO_WORK, OF_1_8, OPERATOR, kind_of_category, writer_of
 from analysis.vocabulary.operators import BYTES_OF_COLLECTIVE
 from harness.base.console import progress_bar
 from harness.base.errors import UserError
@@ -35,8 +36,16 @@ from harness.base.units import MB
 PART = MB  # of JSON decoded at once: small enough for the cache of a processor, large enough to be worth a call
 HEAD = 64 * MB  # before the list of events at most
 GZIP = b"\x1f\x8b"
+BYTE_ORDER_MARK = codecs.BOM_UTF8
 EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 SEPARATOR = re.compile(rb"\}\s*,\s*(?=\{)")  # between two events, if no other place looks the same
+CONSTANTS = (b"NaN", b"-Infinity", b"Infinity")  # which Python writes, and JSON has not
+# As the value of a key: what precedes such a quote ends a string, so that the constant is not in one.
+OF_KEY = rb'%b(?:(?<=[^\s:,\[{\\]":%b)|(?<=[^\s:,\[{\\]": %b))'
+CONSTANTS_OF_KEYS = [re.compile(OF_KEY % (constant, constant, constant)) for constant in CONSTANTS]
+STRING_OR_CONSTANT = re.compile(rb'("(?:[^"\\]++|\\.)*+")|NaN|-?Infinity', re.DOTALL)
+# A pair of escapes that is one letter, or an escape that is half of one, as Python writes bytes that are no UTF-8
+SURROGATES = re.compile(rb"(\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|\\u[dD][89a-fA-F]..")
 AT_BYTE = re.compile(r"\(byte (\d+)\)$")  # where msgspec found an error
 AFTER_EVENT = re.compile(rb"\s*,?\s*")
 ABSENT = msgspec.Raw(b"")
@@ -53,8 +62,9 @@ class Arguments(msgspec.Struct, gc=False):
     types: msgspec.Raw = msgspec.field(name="Input type", default=ABSENT)
     values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=ABSENT)
     device: int = -1
-    stream: int = -1
+    stream: int | str = -1  # ROCm writes an address as text, such as 0x0, in the arguments of calls
     correlation: int = -1
+    name: Any = None  # of a process, in the metadata of the file
     kernel: Any = None  # its name, in calls that launch one on ROCm
     rank: int = -1  # in files that were merged from the traces of several
     # Of collectives
@@ -86,7 +96,8 @@ class Event(msgspec.Struct, gc=False):
     args: Arguments | None = None
 
 
-decode = msgspec.json.Decoder(list[Event]).decode
+decode, decode_event = (msgspec.json.Decoder(kind).decode for kind in (list[Event], Event))
+texts_of_events = msgspec.json.Decoder(list[msgspec.Raw]).decode
 NO_ARGUMENTS = Arguments()
 
 
@@ -96,6 +107,8 @@ class ChromeTrace(Reader):
 
     is_list: bool = False  # of events, without metadata
     is_merged: bool | None = None  # from the traces of several ranks, of which one is taken
+    processes: dict[int | str | None, str] = field(default_factory=dict)  # their names
+    of_no_kind: Counter[int | str | None] = field(default_factory=Counter)  # events of unknown kinds, by process
 
     def records(self) -> Iterator[tuple[list[Event], memoryview]]:
         """Its events, some MB at a time, and the text of the list that they are, which the next part overwrites.
@@ -133,8 +146,11 @@ class ChromeTrace(Reader):
 
                 zipped = file.read(2) == GZIP
                 file.seek(0)
-                with ThreadPoolExecutor(1) as ahead:
-                    yield ReadBuffer(filling(unzipped(file), ahead) if zipped else file.readinto, tell)
+                try:
+                    with ThreadPoolExecutor(1) as ahead:
+                        yield ReadBuffer(filling(unzipped(file), ahead) if zipped else file.readinto, tell)
+                except RecursionError as error:
+                    raise UserError(f"{self.path}: lists or objects in it are nested too deeply to be read") from error
 
     def contains(self, text: str) -> bool:
         """Whether the text is anywhere in it.  Raises UserError if it cannot be read."""
@@ -149,6 +165,8 @@ class ChromeTrace(Reader):
     def events_begin(self, text: ReadBuffer) -> None:
         """Drop what precedes the first event, after reading the metadata in it."""
         while text.length <= HEAD and text.more():
+            if text.all().startswith(BYTE_ORDER_MARK):
+                text.drop(len(BYTE_ORDER_MARK))
             if text.first == b"[":  # the other form that Chrome reads
                 self.is_list = True
                 return text.drop(1)
@@ -174,20 +192,33 @@ class ChromeTrace(Reader):
         while end:
             part = text.listed(end)
             try:
-                return decode(part), end
-            except msgspec.ValidationError:  # some value of another type
-                wrong = None
+                return self.events_of(part), end
             except msgspec.DecodeError as error:
-                found = AT_BYTE.search(str(error))
-                wrong = int(found[1]) if found else len(part) - 1
-            if wrong is None or bytes(part[wrong : wrong + 1]) in (b"N", b"I"):
-                try:  # some have values of other types than usual, or NaN; an empty event for what is no object
-                    found = json.loads(bytes(part).decode(errors="replace"), parse_constant=self.constant)
-                    return [lenient(Event, event) for event in found], end
-                except json.JSONDecodeError as error:
-                    wrong = error.pos
+                place = place_of(error)
+                wrong = len(part) - 1 if place is None else place
             end = text.last_object(min(wrong - 1, end - 1))
         return [], 0
+
+    def events_of(self, part: memoryview) -> list[Event]:
+        """The events of a list; one with values of other types than usual has those that can be read.
+
+        Raises msgspec.DecodeError where the text is no list, but for NaN and infinity, which are unknown.
+        """
+        try:
+            return decode(part)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+        # Each event by itself: one of another type costs the others in the part almost nothing.
+        text = SURROGATES.sub(lambda found: found[1] or rb"\ufffd", bytes(part))
+        try:
+            texts = texts_of_events(text)
+        except msgspec.DecodeError as error:
+            place = place_of(error)
+            if place is None or text[place : place + 1] not in (b"N", b"I"):
+                raise
+            texts = texts_without_constants(text)
+            self.has_nan = True
+        return [*map(event_of, texts)]
 
     def constant(self, name: str) -> float:
         self.has_nan = True
@@ -211,6 +242,10 @@ class ChromeTrace(Reader):
             part = self.part(self.of_one_rank(events), len(text))
             del events
             yield part
+        for process, n in self.of_no_kind.items():
+            writer = writer_of(self.processes.get(process, ""))
+            if writer is not None:
+                self.of_others[writer] += n
 
     def of_one_rank(self, events: list[Event]) -> list[Event]:
         """Of a file in which events tell their rank, those of one rank, by default of the first."""
@@ -231,6 +266,8 @@ class ChromeTrace(Reader):
                 found[event.cat].append(event)
             elif event.name == "[memory]" and event.args:
                 memory.append(event)
+            elif event.ph == "M" and event.name == "process_name" and event.args:
+                self.processes[event.pid] = str(event.args.name)
         out = Part(size)
         for category, same in found.items():
             for kind, of_kind in by_kind(category, same).items():
@@ -239,8 +276,10 @@ class ChromeTrace(Reader):
                 elif kind == FRAME:
                     self.n_frames += len(of_kind)
                     of_kind = [event for event in of_kind if event.name and event.name.startswith(MODULE_PREFIX)]
+                if kind is None:
+                    self.of_no_kind.update(event.pid for event in of_kind)
                 if kind is None and category not in NO_WORK:
-                    self.unread.update(category for one in of_kind if one.args and one.args.stream >= 0)
+                    self.unread.update(category for one in of_kind if one.args and stream_of(one.args) >= 0)
                 elif kind and of_kind:
                     self.is_1_x |= category == OF_1_8[0]
                     out.events.append((kind, columns(kind, of_kind, category in OF_1_8)))
@@ -332,22 +371,78 @@ def unzipped(file: BinaryIO) -> Iterator[bytes]:
             yield block
 
 
+def texts_without_constants(text: bytes) -> list[msgspec.Raw]:
+    """The text of each event of a list, with null for NaN and infinity.  Raises msgspec.DecodeError if it is none."""
+    try:
+        for pattern in CONSTANTS_OF_KEYS:
+            text = pattern.sub(b"null", text)
+        return texts_of_events(text)
+    except msgspec.DecodeError:  # elsewhere too, such as in lists: where strings are must be known, which takes longer
+        return texts_of_events(STRING_OR_CONSTANT.sub(lambda found: found[1] or b"null", text))
+
+
+def place_of(error: msgspec.DecodeError) -> int | None:
+    """The byte of the text that is wrong; None if it only ends too early."""
+    found = AT_BYTE.search(str(error))
+    return int(found[1]) if found else None
+
+
+def event_of(text: msgspec.Raw) -> Event:
+    """The event; an empty one for what is no object."""
+    try:
+        return decode_event(text)
+    except (msgspec.ValidationError, UnicodeDecodeError):  # of another type, or text that is no UTF-8
+        pass
+    with contextlib.suppress(ValueError, RecursionError):  # numbers too long for Python, or too many brackets
+        return lenient(Event, json.loads(bytes(text).decode(errors="replace")))
+    return Event()
+
+
 def lenient(record: type, values: object):
     """The record with those of the values that are of its fields' types, or can be made of them."""
-    found = {}
-    for field in msgspec.structs.fields(record) if isinstance(values, dict) else ():
-        if field.encode_name in values:
-            made = MADE_OF.get(field.type) or partial(msgspec.convert, type=field.type)
-            with contextlib.suppress(TypeError, ValueError, OverflowError, msgspec.ValidationError):
-                found[field.name] = made(values[field.encode_name])
+    if not isinstance(values, dict):
+        return record()
+    known, found = FIELDS[record], {}
+    for key, value in values.items():
+        if key in known:
+            name, made = known[key]
+            try:
+                found[name] = made(value)
+            except (TypeError, ValueError, OverflowError, msgspec.ValidationError):
+                continue
     return record(**found)
 
 
-MADE_OF = {
-    float: float,
-    int: lambda number: int(float(number)),
-    msgspec.Raw: lambda value: msgspec.Raw(json.dumps(value).encode()),
-    Arguments | None: partial(lenient, Arguments),
+def whole_number(value: object) -> int:
+    """Raises TypeError, ValueError or OverflowError if it is none.  Text may be hexadecimal, such as 0x10."""
+    is_hexadecimal = isinstance(value, str) and value[:2] in ("0x", "0X")
+    return int(float(int(value, 16) if is_hexadecimal else value))
+
+
+def number_or_name(value: object) -> int | str | None:
+    """What tells a process or a thread from others.  Raises msgspec.ValidationError if it is of another type."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return msgspec.convert(value, int | str | None)
+
+
+def maker_of(kind: object) -> Callable[[Any], Any]:
+    """A function that makes a value of a field of this type."""
+    made = {
+        float: float,
+        int: whole_number,
+        int | str: whole_number,
+        int | str | None: number_or_name,
+        msgspec.Raw: lambda value: msgspec.Raw(json.dumps(value).encode()),
+        Arguments | None: partial(lenient, Arguments),
+    }
+    return made.get(kind) or partial(msgspec.convert, type=kind)
+
+
+# Of each record: by the name in the file, the name of its field and what makes its value
+FIELDS = {
+    record: {field.encode_name: (field.name, maker_of(field.type)) for field in msgspec.structs.fields(record)}
+    for record in (Arguments, Event)
 }
 
 
@@ -380,11 +475,29 @@ def columns(kind: str, events: list[Event], is_1_8: bool) -> dict:
             out[name] = map(b"\0".join, map(attrgetter(*fields), arguments))
         elif name == "kernel":
             out[name] = (one.kernel and str(one.kernel) for one in arguments)
+        elif name == "stream":
+            out[name] = streams_of(arguments)
         else:
             out[name] = integers_of(arguments, name)
     if is_1_8 and "external_id" in out:
         out["external_id"] = np.maximum(out["external_id"], integers_of(arguments, "external_id_1_8"))
     return out
+
+
+def streams_of(arguments: list[Arguments]) -> np.ndarray:
+    """The number of each one's stream, or its address; -1: unknown."""
+    try:
+        return integers_of(arguments, "stream")
+    except ValueError:  # some are text
+        return np.fromiter(map(stream_of, arguments), np.int64, len(arguments))
+
+
+def stream_of(arguments: Arguments) -> int:
+    try:
+        number = whole_number(arguments.stream)
+    except (ValueError, OverflowError):
+        return -1
+    return number if abs(number) < 2**63 else -1
 
 
 def note_of(arguments: Arguments) -> Note:

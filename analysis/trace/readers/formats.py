@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import re
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,7 +42,7 @@ def reader_of(path: Path, watch: OnProgress | None = None, rank: int | None = No
         kind = databases.kind_of(path)
     elif rocprofv3.OF_SET.search(path.name):
         kind = rocprofv3.Rocprofv3Csv
-    elif OF_ROCPROFV3.match(unpacked(path, begin)):
+    elif OF_ROCPROFV3.match(unpacked(begin)):
         kind = rocprofv3.Rocprofv3Json
     elif path.suffix == ".nsys-rep" and shutil.which("nsys"):
         kind = databases.NsysReport
@@ -54,18 +55,21 @@ def reader_of(path: Path, watch: OnProgress | None = None, rank: int | None = No
 
 def why_not_read(path: Path) -> str | None:
     """What the file is and what is read instead, where another profiler wrote it; None where it may be a trace."""
-    begin = unpacked(path, beginning(path, BEGIN))
+    begin = unpacked(beginning(path, BEGIN))
     for what, of in ((section, NOT_READ[section]) for section in NOT_READ.sections()):
         if re.search(rf"({of['name']})$", path.name) and re.match(of["begins"].encode(), begin):
             return f"{path}: {what}, which is not read; {of['instead']}"
     return None
 
 
-def unpacked(path: Path, begin: bytes) -> bytes:
-    """The beginning of what is in the file."""
-    with contextlib.suppress(UserError):  # damaged: reading it says so
-        return beginning(path, BEGIN, gzip.open) if begin.startswith(GZIP) else begin
-    return begin
+def unpacked(begin: bytes) -> bytes:
+    """The beginning of what is in a file that begins so; nothing where it is damaged, which reading it says."""
+    if not begin.startswith(GZIP):
+        return begin
+    try:
+        return zlib.decompressobj(wbits=31).decompress(begin, BEGIN)
+    except zlib.error:
+        return b""
 
 
 def left_out(folder: Path) -> list[UserError]:
