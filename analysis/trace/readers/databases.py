@@ -52,6 +52,12 @@ SUFFIX = re.compile(
     r", (?=(?:seq|op_id|sizes|input_op_ids) = )"
     r"(?:seq = (-?\d{1,18})(?:, |$))?(?:op_id = \d+(?:, |$))?(?:sizes = (\[[\d, \[\]]*\]))?"
 )
+NOTES_SHOWN = 2  # of what a profiler says of itself, the first ones: those that follow are of the same cause
+NSYS_REMEDIES = {  # by what nsys says
+    "not supported by this build": "; a newer nsys knows this driver",
+    "PRIVILEGES": "; the driver lets only administrators profile",
+    "performance counters": "; the driver lets only administrators profile",
+}
 ROCPROFV3 = "rocprofv3 --kernel-trace --memory-copy-trace --hip-runtime-trace --marker-trace"
 
 
@@ -111,8 +117,10 @@ class Database(Reader):
         if (hosts := database.execute("SELECT n FROM hosts").fetchone()[0]) > 1:
             raise UserError(f"{self.path}: events of {hosts} hosts, whose clocks differ; export each host's alone")
         spans = [database.execute(SPAN.format(view)).fetchone() for view in ON_DEVICE]
+        if not spans[0][0]:
+            raise UserError(f"{self.path}: no kernels in it{self.why_no_kernels(database)}")
         if not spans[0][1]:
-            why = "none of its kernels has an end, as when a run is killed" if spans[0][0] else "no kernels in it"
+            why = "none of its kernels has an end, as when a run is killed"
             raise UserError(f"{self.path}: {why}; {self.command} records them")
         processes = [process for (process,) in database.execute(PROCESSES)] or [-1]
         which = {"is_first": not self.rank, "process": processes[self.rank or 0]}
@@ -128,6 +136,10 @@ class Database(Reader):
         self.unread.update(name for (name,) in database.execute(f"SELECT name FROM others {OF_PROCESS}", which))
         host = (database.execute(f"SELECT COUNT(*) FROM {view}").fetchone()[0] for view in ON_HOST)
         return which | {"n": (sum(n) + sum(host)) / len(processes)}
+
+    def why_no_kernels(self, database: sqlite3.Connection) -> str:
+        """Why there may be none, as far as the file tells, and what would record them."""
+        return f"; {self.command} records them"
 
     def source(self, table: str, existing: set[str]) -> str | None:
         """What SQL reads the table from; None without it."""
@@ -159,7 +171,9 @@ class Database(Reader):
         is_open = whole["end"] < 0
         whole |= {name: (whole[name] - self.base) / 1e3 for name in ("start", "end")}
         whole["end"][is_open] = (self.last - self.base) / 1e3 if kind == RANGE else np.nan
-        stay = column((wanted(name) for name in whole["name"]), n, bool) if wanted else np.ones(n, bool)
+        stay = np.ones(n, bool)
+        if wanted:  # a range may have no name, or a number as one
+            stay = column((isinstance(name, str) and wanted(name) for name in whole["name"]), n, bool)
         return [
             (one, {name: whole.get(name, np.full(n, unknown.get(name, -1)))[rows & stay] for name in names})
             for one, rows in parts.items()
@@ -212,6 +226,20 @@ def signature_of(shapes: str | None) -> bytes | None:
 class Nsys(Database):
     tool, sign, sql = "nsys", "StringIds|CUPTI_ACTIVITY|NVTX_EVENTS", "nsys.sql"
     command = "nsys profile --trace=cuda,nvtx"
+
+    def why_no_kernels(self, database: sqlite3.Connection) -> str:
+        (graphs,) = database.execute("SELECT COUNT(*) FROM others").fetchone()
+        if graphs:
+            return f", but {graphs:,} executions of whole graphs; --cuda-graph-trace=node records their kernels"
+        (is_traced,) = database.execute("SELECT is_so FROM cuda_was_traced").fetchone()
+        if not is_traced:
+            return super().why_no_kernels(database)
+        texts = [" ".join(text.split()) for (text,) in database.execute("SELECT text FROM notes")]
+        notes = [text.split(". ")[0].rstrip(".") for text in texts]
+        if not notes:
+            return ", though CUDA was traced: did the program use the GPU while nsys recorded it?"
+        remedy = next((what for words, what in NSYS_REMEDIES.items() if words in " ".join(notes)), "")
+        return f", though CUDA was traced; nsys says why: {'; '.join(notes[:NOTES_SHOWN])}{remedy}"
 
 
 class NsysReport(Nsys):
