@@ -15,7 +15,7 @@ from traces import analysis_of, attributed, real_path
 from analysis.diagnosis.traces import analyze_all
 from analysis.trace.readers.databases import range_of
 from analysis.trace.readers.formats import find_traces
-from analysis.trace.tables import read_trace
+from analysis.trace.tables import read_trace, read_traces
 from harness.base.errors import UserError
 
 UUID = "_00000450_565d_765d_bc41_19a2073d19ee"
@@ -757,3 +757,32 @@ def test_a_range_without_a_name_is_left_out_of_a_window_too(tmp_path, form):
     for reading in ({"window": 1}, {"steps_from": "forward"}):
         assert (read_trace(path, **reading).gpu["kind"] == "kernel").sum() == kernels
     assert whole.annotations["name"].notna().all()
+
+
+def four_of_nsys(path):
+    return written(path, nsys, TRAINING, pids=(7, 9, 11, 13))
+
+
+def four_of_rocprofv3(path):
+    path.write_bytes(json_of(*(process_of_rocprofv3(pid=90 + i) for i in range(4))))
+    return path
+
+
+@pytest.mark.parametrize(("name", "fill"), [("a.sqlite", four_of_nsys), ("x_results.json", four_of_rocprofv3)])
+def test_a_file_with_several_processes_is_opened_once(tmp_path, monkeypatch, name, fill):
+    path, opened, connect = fill(tmp_path / name), [], sqlite3.connect
+
+    def noted(*arguments, **options):
+        opened.append(arguments)
+        return connect(*arguments, **options)
+
+    alone = [read_trace(path, rank=rank) for rank in range(4)]
+    monkeypatch.setattr(sqlite3, "connect", noted)
+    traces = [*read_traces(path)]
+    assert len(opened) == {"a.sqlite": 2, "x_results.json": 1}[name]  # once to see which kind of database it is
+    assert [trace.rank for trace in traces] == [0, 1, 2, 3]
+    for trace, other in zip(traces, alone, strict=True):
+        assert trace.file.metadata == other.file.metadata
+        assert (trace.ranks_in_file, trace.file.unread) == (other.ranks_in_file, other.file.unread)
+        assert trace.gpu["start"].tolist() == other.gpu["start"].tolist()
+        assert (len(trace.annotations), len(trace.launches)) == (len(other.annotations), len(other.launches))

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from traces import (
@@ -38,7 +39,7 @@ from analysis.trace.nesting import parents
 from analysis.trace.readers import chrome
 from analysis.trace.readers.formats import find_traces, left_out
 from analysis.trace.shrink import write_slim
-from analysis.trace.tables import read_trace
+from analysis.trace.tables import read_trace, read_traces
 from analysis.vocabulary.events import ANNOTATION, CALL, KERNEL
 from harness.base.errors import UserError
 from harness.base.sections import as_text
@@ -762,3 +763,45 @@ def test_a_trace_of_another_vendor_is_said_to_be_that(tmp_path, process):
     kernels = on_gpu("gemm", 10, 20, 5, 1)  # of a GPU that is read: the rest is missing
     problems = analysis_of(trace_of(tmp_path, *SMALL, *kernels, task, task, task, named))["integrity"]["problems"]
     assert any("3 events of an accelerator" in problem for problem in problems)
+
+
+def of_rank(rank, first):
+    """A step of 100 us with an operator and a kernel, of events that tell their rank."""
+    number = first + 1
+    operator = event("aten::mm", first + 10, 20, **{"External id": number})
+    events = [step(number, first, 100), *on_gpu(f"gemm_{rank}", first + 12, first + 30, 40, number, operator=operator)]
+    return [one | {"args": {**one["args"], "rank": rank}} for one in events]
+
+
+def same_trace(one, other) -> bool:
+    tables = ("operators", "annotations", "modules", "launches", "gpu", "gpu_annotations")
+    for table in tables:
+        pd.testing.assert_frame_equal(getattr(one, table), getattr(other, table))
+    return (one.rank, one.first_us, one.ranks_in_file) == (other.rank, other.first_us, other.ranks_in_file)
+
+
+@pytest.mark.parametrize("part", [300, 1 << 20])
+def test_a_file_with_several_ranks_is_read_once(tmp_path, monkeypatch, part):
+    """Which are those that are read alone, also with events that tell no rank, and a rank that begins late."""
+    monkeypatch.setattr("analysis.trace.readers.chrome.PART", part)
+    shared = event("aten::of_all", 500, 5), {"ph": "s", "id": 1, "ts": 5, "pid": 1, "tid": 1, "name": "arrow"}
+    events = [*of_rank(2, 0), *of_rank(0, 5), *of_rank(2, 200), *of_rank(0, 205), *shared, *of_rank(3, 900)]
+    path = write_trace(tmp_path / "trace.json", *events)
+    files, reader = [], chrome.ChromeTrace
+
+    def opened(*arguments):
+        files.append(reader(*arguments))
+        return files[-1]
+
+    monkeypatch.setattr(chrome, "ChromeTrace", opened)
+    traces = [*read_traces(path)]
+    assert len(files) == 1
+    assert [trace.rank for trace in traces] == [2, 0, 3]
+    assert [trace.gpu["name"].tolist() for trace in traces] == [["gemm_2"] * 2, ["gemm_0"] * 2, ["gemm_3"]]
+    assert all(same_trace(trace, read_trace(path, rank=trace.rank)) for trace in traces)
+    assert ["aten::of_all" in trace.operators["name"].tolist() for trace in traces] == [True] * 3
+    files.clear()
+    windows = [*read_traces(path, window=1)]
+    assert len(files) == 2
+    assert [len(trace.gpu) for trace in windows] == [1, 1, 1]
+    assert all(same_trace(trace, read_trace(path, window=1, rank=trace.rank)) for trace in windows)

@@ -17,7 +17,7 @@ from analysis.diagnosis.verdict import judged_as, told_why
 from analysis.limits.peaks import Ridges
 from analysis.limits.slice_limits import with_bounds
 from analysis.trace.links import link
-from analysis.trace.tables import Trace, read_trace
+from analysis.trace.tables import Trace, read_traces
 from analysis.trust.integrity import summary_beside
 from analysis.trust.missing_from_trace import lacking
 from harness.base.console import progress_bar
@@ -68,10 +68,7 @@ def traces_of(paths: list[Path], reading: dict, refused: list[UserError]) -> Ite
     """The trace in each file, or those of the ranks that were merged into it.  refused: takes why others cannot."""
     for path in progress_bar("Reading traces", paths):
         try:
-            yield (first := read_trace(path, **reading))
-            for rank in first.ranks_in_file:
-                if rank != first.rank:
-                    yield read_trace(path, **reading, rank=rank)
+            yield from read_traces(path, **reading)
         except UserError as error:
             refused.append(error)
 

@@ -67,6 +67,10 @@ class Part:
     # Rows of start, bytes, total, whether it is a device's
     memory: np.ndarray = field(default_factory=lambda: np.zeros((0, 4)))
     notes: list[Note] = field(default_factory=list)
+    rank: int | None = None  # whose events they are, in a file with those of several ranks
+    about: dict = field(default_factory=dict)  # metadata of this rank alone
+    unread: Counter[str] = field(default_factory=Counter)  # as in Reader
+    n_frames: int = 0  # of Python
 
 
 @dataclass
@@ -80,11 +84,12 @@ class Reader:
     path: Path
     watch: OnProgress | None = None
     rank: int | None = None  # of a file that was merged from the traces of several, the one to read; None: the first
+    every_rank: bool = False  # of such a file, all are read instead, and each part tells its rank
     ranks: set[int] = field(default_factory=set)  # whose traces were merged into it
     metadata: dict = field(default_factory=dict)  # all but its events, by the names that torch.profiler gives them
     cut_off: bool = False  # it ends before its document does, or is damaged from there on
     has_nan: bool = False  # it contains NaN or Infinity where its format has none
-    n_frames: int = 0  # frames of Python
+    n_frames: int = 0  # frames of Python; this and `unread` are those of the parts
     first_us: float = np.inf  # its first event of any kind, on its own clock: where Perfetto begins to count
     is_1_x: bool = False  # its categories are those of a PyTorch before 2.0
     unread: Counter[str] = field(default_factory=Counter)  # events of devices in categories that are not known here
@@ -120,6 +125,9 @@ class Columns:
         self.parts: dict[str, list[dict[str, np.ndarray]]] = {kind: [] for kind in COLUMNS_OF}
         self.memory: list[np.ndarray] = []
         self.notes: list[Note] = []
+        self.about: dict = {}  # these three: as in Part
+        self.unread: Counter[str] = Counter()
+        self.n_frames = 0
 
     def add(self, part: Part) -> None:
         """Takes the columns out of the part, so that the memory of its events is free for the next ones."""
@@ -129,6 +137,9 @@ class Columns:
         part.events.clear()
         self.memory.append(part.memory)
         self.notes += part.notes
+        self.about.update(part.about)
+        self.unread.update(part.unread)
+        self.n_frames += part.n_frames
 
     def whole(self, kind: str, columns: dict[str, np.ndarray | Iterable]) -> dict[str, np.ndarray]:
         """The columns as numbers, without malformed events."""

@@ -48,6 +48,7 @@ STRING_OR_CONSTANT = re.compile(rb'("(?:[^"\\]++|\\.)*+")|NaN|-?Infinity', re.DO
 SURROGATES = re.compile(rb"(\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|\\u[dD][89a-fA-F]..")
 AT_BYTE = re.compile(r"\(byte (\d+)\)$")  # where msgspec found an error
 AFTER_EVENT = re.compile(rb"\s*,?\s*")
+ARROWS = ("s", "t", "f")  # begin, step and end of an arrow between two events
 ABSENT = msgspec.Raw(b"")
 MOSTLY = 0.9  # of the events tell their rank in a file that was merged from those of several
 
@@ -107,6 +108,7 @@ class ChromeTrace(Reader):
 
     is_list: bool = False  # of events, without metadata
     is_merged: bool | None = None  # from the traces of several ranks, of which one is taken
+    of_all: list[Event] = field(default_factory=list)  # events so far that tell no rank, where all ranks are read
     processes: dict[int | str | None, str] = field(default_factory=dict)  # their names
     of_no_kind: Counter[int | str | None] = field(default_factory=Counter)  # events of unknown kinds, by process
 
@@ -235,30 +237,55 @@ class ChromeTrace(Reader):
 
     def parts(self, wanted: Callable[[str], bool] | None = None) -> Iterator[Part]:
         for events, text in self.records():
+            self.note_ranks(events)
             if wanted:
                 events = [event for event in events if event.name and wanted(event.name)]
             times = np.array([event.ts for event in events if event.ph != "M"])
             self.first_us = min(self.first_us, np.min(times, initial=np.inf, where=np.isfinite(times)))
-            part = self.part(self.of_one_rank(events), len(text))
+            of_ranks, size = self.by_rank(events), len(text)
             del events
-            yield part
+            for rank in [*of_ranks]:
+                yield self.part(of_ranks.pop(rank), size, rank)
+                size = 0  # it counts once
+        self.of_all.clear()
         for process, n in self.of_no_kind.items():
             writer = writer_of(self.processes.get(process, ""))
             if writer is not None:
                 self.of_others[writer] += n
 
-    def of_one_rank(self, events: list[Event]) -> list[Event]:
-        """Of a file in which events tell their rank, those of one rank, by default of the first."""
+    def note_ranks(self, events: list[Event]) -> None:
+        """Find out from the first events of the file whether they tell their rank, and which one is read."""
         if self.is_merged is None and events:
             ranks = [rank for one in events if one.ph == "X" and (rank := rank_of(one)) >= 0]
             self.is_merged = len(ranks) >= MOSTLY * sum(one.ph == "X" for one in events) > 0
             self.rank = ranks[0] if self.is_merged and self.rank is None else self.rank
-        if not self.is_merged:
-            return events
-        self.ranks.update(rank for rank in map(rank_of, events) if rank >= 0)
-        return [one for one in events if rank_of(one) in (-1, self.rank)]
 
-    def part(self, events: list[Event], size: int) -> Part:
+    def by_rank(self, events: list[Event]) -> dict[int | None, list[Event]]:
+        """The events of each rank that is read, of a file in which they tell theirs, else all of them for None.
+
+        Events that tell no rank are those of every rank, also of one that appears only later in the file.
+        """
+        if not self.is_merged:
+            return {None: events}
+        of_ranks: dict[int | None, list[Event]] = {self.rank: []}
+        if self.every_rank:
+            of_ranks |= {rank: [] for rank in self.ranks}
+        for event in events:
+            rank = rank_of(event)
+            if rank < 0:
+                for of_rank in of_ranks.values():
+                    of_rank.append(event)
+                if self.every_rank and event.ph not in ARROWS:
+                    self.of_all.append(event)
+                continue
+            self.ranks.add(rank)
+            if self.every_rank and rank not in of_ranks:
+                of_ranks[rank] = [*self.of_all]
+            if rank in of_ranks:
+                of_ranks[rank].append(event)
+        return of_ranks
+
+    def part(self, events: list[Event], size: int, rank: int | None) -> Part:
         found: dict[str, list[Event]] = defaultdict(list)
         memory: list[Event] = []
         for event in events:
@@ -268,18 +295,18 @@ class ChromeTrace(Reader):
                 memory.append(event)
             elif event.ph == "M" and event.name == "process_name" and event.args:
                 self.processes[event.pid] = str(event.args.name)
-        out = Part(size)
+        out = Part(size, rank=rank)
         for category, same in found.items():
             for kind, of_kind in by_kind(category, same).items():
                 if kind in (OPERATOR, KERNEL):
                     out.notes += [note_of(a) for one in of_kind if (a := one.args) and a.collective is not None]
                 elif kind == FRAME:
-                    self.n_frames += len(of_kind)
+                    out.n_frames += len(of_kind)
                     of_kind = [event for event in of_kind if event.name and event.name.startswith(MODULE_PREFIX)]
                 if kind is None:
                     self.of_no_kind.update(event.pid for event in of_kind)
                 if kind is None and category not in NO_WORK:
-                    self.unread.update(category for one in of_kind if one.args and stream_of(one.args) >= 0)
+                    out.unread.update(category for one in of_kind if one.args and stream_of(one.args) >= 0)
                 elif kind and of_kind:
                     self.is_1_x |= category == OF_1_8[0]
                     out.events.append((kind, columns(kind, of_kind, category in OF_1_8)))

@@ -33,7 +33,7 @@ SQLITE = b"SQLite format 3\0"  # how such a file begins
 NOT_READ = read_ini(Path(__file__).with_suffix(".ini"))
 
 
-def reader_of(path: Path, watch: OnProgress | None = None, rank: int | None = None) -> Reader:
+def reader_of(path: Path, watch: OnProgress | None = None, rank: int | None = None, every_rank: bool = False) -> Reader:
     """What reads the file, by its content.  Raises UserError, naming it, for one of a format that is not read."""
     from analysis.trace.readers import chrome, databases, rocprofv3  # names of files are asked for without these
 
@@ -50,7 +50,7 @@ def reader_of(path: Path, watch: OnProgress | None = None, rank: int | None = No
         raise UserError(why)
     else:
         kind = chrome.ChromeTrace
-    return kind(path, watch, rank)
+    return kind(path, watch, rank, every_rank)
 
 
 def why_not_read(path: Path) -> str | None:
