@@ -805,3 +805,36 @@ def test_a_file_with_several_ranks_is_read_once(tmp_path, monkeypatch, part):
     assert len(files) == 2
     assert [len(trace.gpu) for trace in windows] == [1, 1, 1]
     assert all(same_trace(trace, read_trace(path, window=1, rank=trace.rank)) for trace in windows)
+
+
+def test_folders_with_traces_below_a_folder_are_named_unless_they_were_read(tmp_path):
+    inner = tmp_path / "runs" / "1"
+    for folder in (inner, tmp_path / "capture_traces", tmp_path / ".hidden", tmp_path / "settings"):
+        folder.mkdir(parents=True)
+    for file in (
+        tmp_path / "a.json",
+        inner / "b.json",
+        tmp_path / "capture_traces" / "c.json",
+        tmp_path / ".hidden/d.json",
+    ):
+        write_trace(file, *SMALL)
+    (tmp_path / "settings" / "package.json").write_text('{"name": "no trace"}')
+    named = [str(error).partition(":")[0] for error in left_out(tmp_path, {tmp_path / "a.json"})]
+    assert named == [str(tmp_path / "capture_traces"), str(inner)]
+    read = {tmp_path / "a.json", tmp_path / "capture_traces" / "c.json"}
+    assert [str(error).partition(":")[0] for error in left_out(tmp_path, read)] == [str(inner)]
+    (tmp_path / "a.json").unlink()
+    with pytest.raises(UserError, match=rf"has no trace .*{inner}: a folder with files that may be traces"):
+        find_traces(tmp_path)
+    for i in range(12):
+        (tmp_path / f"run{i:02}").mkdir()
+        write_trace(tmp_path / f"run{i:02}" / "t.json", *SMALL)
+    assert any("6 more folders below it" in str(error) for error in left_out(tmp_path))
+
+
+def test_the_answer_says_whose_figures_they_are(tmp_path, profiler):
+    """Of traces that are not compared, of ranks of which some are absent, and of ranks in one file."""
+    write_trace(tmp_path / "a.json", *SMALL)
+    write_trace(tmp_path / "b.json", *SMALL)
+    code, out = profiler("--analyze-existing", str(tmp_path))
+    assert code == 0 and "the figures are of a.json, one of 2 traces" in " ".join(out.split()), out

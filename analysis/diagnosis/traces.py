@@ -29,16 +29,23 @@ MISSING_RANKS_NAMED = 1000  # at most
 
 
 def analyze_all(
-    paths: list[Path], summary: dict | None = None, reading: dict | None = None, slices: list | None = None, **device
+    paths: list[Path],
+    summary: dict | None = None,
+    reading: dict | None = None,
+    slices: list | None = None,
+    captures: set[Path] | None = None,
+    **device,
 ) -> tuple[list[tuple[Path, dict]], list[UserError]]:
     """Each readable trace with its operator_analysis.json, and the errors of the others.
 
     summary is the performance_summary.json of the run; without it, the one beside each trace is used.  reading: options
-    of read_trace().  slices: takes those of each trace, with names.  device: target and peak of each Trace.  If the
-    traces are those of several ranks of one run, each document contains the comparison of the ranks.
+    of read_trace().  slices: takes those of each trace, with names.  captures: takes the files that told of the graphs
+    of the traces.  device: target and peak of each Trace.  If the traces are those of several ranks of one run, each
+    document contains the comparison of the ranks.
     """
     refused: list[UserError] = []
-    analyses, facts, runs, captures = [], [], [], set()  # the last: files
+    analyses, facts, runs = [], [], []
+    captures = set() if captures is None else captures
     for trace in traces_of(paths, reading or {}, refused):
         trace = with_replayed_operators(replace(trace, **device))
         links = attribute(link(trace))
@@ -46,7 +53,8 @@ def analyze_all(
         analyses.append((trace.path, operator_analysis(links, runs[-1])))
         with_bound = None if slices is None else with_bounds(ledger(links), links, Ridges(links, runs[-1]))
         facts.append(rank_facts(links, with_bound))
-        captures |= trace.replayed.files if trace.replayed else set()
+        if trace.replayed:
+            captures.update(trace.replayed.files)
     # A trace of captures tells of the graphs of the others, and is no rank of its own.
     keep = [path not in captures or one["integrity"]["graph_events"] > 0 for path, one in analyses]
     analyses, facts, runs = ([*itertools.compress(one, keep)] for one in (analyses, facts, runs))

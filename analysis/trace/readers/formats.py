@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,9 @@ OF_ROCPROFV3 = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"')
 SIGN = re.compile(rb'"(traceEvents|schemaVersion|ph|rocprofiler-sdk-tool)"|^SQLite format 3|Start_Timestamp')
 BEGIN = 1 << 16
 GZIP = b"\x1f\x8b"
+DEPTH = 4  # of folders below one that is named, in which traces are looked for
+NAMED = 8  # folders with traces that are not read
+LOOKED_AT = 20  # files of a folder, to see whether it has traces
 SQLITE = b"SQLite format 3\0"  # how such a file begins
 NOT_READ = read_ini(Path(__file__).with_suffix(".ini"))
 
@@ -72,16 +76,35 @@ def unpacked(begin: bytes) -> bytes:
         return b""
 
 
-def left_out(folder: Path) -> list[UserError]:
-    """What else in a folder looks like a profile, and why it is not read: files of others, and folders with traces."""
+def left_out(folder: Path, read: Collection[Path] = ()) -> list[UserError]:
+    """What else in a folder looks like a profile, and why it is not read: files of others, and folders with traces.
+
+    read: the files that were, also those beside the traces that told of their graphs.
+    """
     why = []
-    for one in sorted(folder.iterdir()):
-        if one.is_file() and not (may_be_trace(one.name) or is_of_ours_but_no_trace(one.name)):
+    for file in folder.iterdir():
+        if file.is_file() and not (may_be_trace(file.name) or is_of_ours_but_no_trace(file.name)):
             with contextlib.suppress(UserError):  # not readable, and asked for by nobody
-                why.append(why_not_read(one))
-        elif one.is_dir() and one.name != PROFILES and any(may_be_trace(file.name) for file in one.iterdir()):
-            why.append(f"{one}: a folder with files that may be traces; name it to read them")
-    return [UserError(one) for one in why if one]
+                why.append(why_not_read(file))
+    read_folders = {file.parent.resolve() for file in read}
+    folders = [place for place in folders_with_traces(folder) if place.resolve() not in read_folders]
+    why += [f"{place}: a folder with files that may be traces; name it to read them" for place in folders[:NAMED]]
+    if len(folders) > NAMED:
+        why.append(f"{folder}: {len(folders) - NAMED} more folders below it with files that may be traces")
+    return [UserError(reason) for reason in sorted(filter(None, why))]
+
+
+def folders_with_traces(folder: Path) -> list[Path]:
+    """The folders below one that contain traces, by their names and beginnings; not those deeper than DEPTH."""
+    found = []
+    for place, names, files in os.walk(folder):
+        depth = len(Path(place).relative_to(folder).parts)
+        visible = sorted(name for name in names if not name.startswith("."))
+        names[:] = visible if depth < DEPTH else []
+        candidates = [Path(place, name) for name in sorted(files) if may_be_trace(name)]
+        if depth > 0 and any(map(begins_as_trace, candidates[:LOOKED_AT])):
+            found.append(Path(place))
+    return found
 
 
 def find_traces(folder: Path) -> list[Path]:
