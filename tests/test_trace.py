@@ -33,6 +33,7 @@ from traces import (
 import tiny_llama_v1 as tiny_llama
 from analysis.attribution.gpu_time import gpu_timeline
 from analysis.attribution.operators import kernel_section
+from analysis.diagnosis.text import trust_text
 from analysis.trace.columns import Part, Reader
 from analysis.trace.links import link
 from analysis.trace.nesting import parents
@@ -838,3 +839,36 @@ def test_the_answer_says_whose_figures_they_are(tmp_path, profiler):
     write_trace(tmp_path / "b.json", *SMALL)
     code, out = profiler("--analyze-existing", str(tmp_path))
     assert code == 0 and "the figures are of a.json, one of 2 traces" in " ".join(out.split()), out
+
+
+IMPOSSIBLE = {
+    "a kernel of 104 days": {"dur": 9e12},
+    "a kernel that begins at 0": {"ts": 0, "dur": 1.7e15},
+    "a kernel that ended before the machine was built": {"ts": 0},
+}
+
+
+@pytest.mark.parametrize("kind", IMPOSSIBLE)
+def test_an_impossible_time_is_skipped_as_damage(tmp_path, kind):
+    begin = 1.7e15
+    events = [step(1, begin, 3000)]
+    for i in range(200):
+        events += on_gpu("gemm", begin + 10 * i, begin + 10 * i + 5, 9, i + 1)
+    events[-1] |= IMPOSSIBLE[kind]
+    trace = trace_of(tmp_path, *events)
+    analysis = analysis_of(trace)
+    assert (trace.n_malformed, len(trace.gpu)) == (1, 199)
+    assert analysis["gpu_timeline"]["busy_ms"] == pytest.approx(199 * 0.009)
+    assert analysis["steps"]["mean_ms"] == pytest.approx(3)
+    assert "1 event skipped as damaged" in trust_text(analysis)
+
+
+def test_long_work_in_a_long_recording_is_no_damage(tmp_path):
+    """A kernel of two hours for which the host waits, a range around a short program, and two runs days apart."""
+    hour = 3.6e9
+    kernel = on_gpu("spin", 10, 15, 2 * hour, 1)
+    ranges = event("main", 0, 99 * hour, "user_annotation"), event("aten::mm", 2 * hour + 20, 5)
+    trace = trace_of(tmp_path, *kernel, *ranges)
+    assert (trace.n_malformed, len(trace.gpu), len(trace.annotations)) == (0, 1, 1)
+    apart = [event("aten::mm", 10 * i + 80 * hour * (i % 2), 5) for i in range(20)]
+    assert trace_of(tmp_path, *apart).n_malformed == 0

@@ -37,6 +37,10 @@ TABLES = {
     "gpu": Table([*ON_GPU], "device stream external_id correlation".split(), gpu_meaning),
     "gpu_annotations": Table([GPU_ANNOTATION], [], range_meaning),
 }
+WORK = (OPERATOR, *ON_GPU, GPU_ANNOTATION)  # a range of the program may last longer than all that is known to happen
+HOUR_US, DAY_US = 3.6e9, 86.4e9
+LONGER = 10.0  # times than all events take to begin: such work does not exist
+MOSTLY_NEAR = 0.99  # of the events: then those that are days away are damaged
 COLUMNS_OF = {kind: table.columns for table in TABLES.values() for kind in table.kinds}
 DTYPES = {"start": np.float64, "end": np.float64, "kind": np.int8}  # of all other columns: np.int64
 
@@ -115,7 +119,8 @@ class Columns:
 
     def __init__(self, within: tuple[float, float] | None = None):
         self.within = within
-        self.first = np.inf  # the earliest start
+        self.first, self.last = np.inf, -np.inf  # the earliest and the latest start
+        self.longest = 0.0  # duration
         self.counts: Counter[str] = Counter()  # by kind, malformed ones too
         self.n_malformed = 0
         self.threads: list = []  # what the file calls each thread: process and number
@@ -155,7 +160,29 @@ class Columns:
             keep &= (start <= self.within[1]) & (end > self.within[0])  # the mark that ends the last step too
         out = out if keep.all() else {name: values[keep] for name, values in out.items()}
         self.first = min(self.first, out["start"].min(initial=np.inf))
+        self.last = max(self.last, out["start"].max(initial=-np.inf))
+        self.longest = max(self.longest, (out["end"] - out["start"]).max(initial=0.0))
         return out
+
+    def leave_out_impossible(self) -> None:
+        """Leave out and count as malformed what a damaged time leads to: work that lasts for hours where everything
+        begins within minutes, and single events days away from all others."""
+        if self.longest <= HOUR_US and self.last - self.first <= DAY_US:
+            return
+        starts = np.concatenate([part["start"] for parts in self.parts.values() for part in parts])
+        middle = np.median(starts)
+        is_near = np.abs(starts - middle) <= DAY_US
+        farthest_us = DAY_US if np.mean(is_near) > MOSTLY_NEAR else np.inf
+        longest_us = max(HOUR_US, LONGER * np.ptp(starts[np.abs(starts - middle) <= farthest_us]))
+        self.first = np.inf
+        for kind, parts in self.parts.items():
+            for i, part in enumerate(parts):
+                keep = np.abs(part["start"] - middle) <= farthest_us
+                if kind in WORK:
+                    keep &= part["end"] - part["start"] <= longest_us
+                self.n_malformed += int((~keep).sum())
+                parts[i] = {name: values[keep] for name, values in part.items()}
+                self.first = min(self.first, parts[i]["start"].min(initial=np.inf))
 
     def tables(self, first: float) -> dict[str, pd.DataFrame]:
         """The tables of a Trace, with times after `first`.  Gives up the parts."""

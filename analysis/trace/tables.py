@@ -325,6 +325,7 @@ def trace_of(
             raise UserError(f"{path}: truncated or not JSON")
         why = "".join(f"; {n} events of an accelerator, {one}, are not known here" for one, n in file.unread.items())
         raise UserError(f"{path}: a trace with neither operators nor GPU events{why}")
+    columns.leave_out_impossible()
     first = columns.first
     if not np.isfinite(first):
         raise UserError(f"{path}: none of its {columns.n_malformed} events has a name, a time and a duration")
