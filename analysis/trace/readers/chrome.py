@@ -108,6 +108,7 @@ class ChromeTrace(Reader):
 
     is_list: bool = False  # of events, without metadata
     is_merged: bool | None = None  # from the traces of several ranks, of which one is taken
+    is_odd: bool = False  # some event of the part before had a value of another type
     of_all: list[Event] = field(default_factory=list)  # events so far that tell no rank, where all ranks are read
     processes: dict[int | str | None, str] = field(default_factory=dict)  # their names
     of_no_kind: Counter[int | str | None] = field(default_factory=Counter)  # events of unknown kinds, by process
@@ -206,21 +207,43 @@ class ChromeTrace(Reader):
 
         Raises msgspec.DecodeError where the text is no list, but for NaN and infinity, which are unknown.
         """
-        try:
-            return decode(part)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            pass
+        text: memoryview | bytes = part
+        if not self.is_odd:
+            try:
+                return decode(part)
+            except UnicodeDecodeError:
+                pass
+            except msgspec.DecodeError as error:
+                if is_constant(error, part):
+                    self.has_nan = True
+                    text = without_constants_of_keys(bytes(part))
+                    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                        return decode(text)
         # Each event by itself: one of another type costs the others in the part almost nothing.
-        text = SURROGATES.sub(lambda found: found[1] or rb"\ufffd", bytes(part))
+        events, n_odd = [], 0
+        for of_event in self.texts_of(bytes(text)):
+            try:
+                events.append(decode_event(of_event))
+            except (msgspec.ValidationError, UnicodeDecodeError):  # of another type, or text that is no UTF-8
+                events.append(odd_event(of_event))
+                n_odd += 1
+        self.is_odd = n_odd > 0
+        return events
+
+    def texts_of(self, text: bytes) -> list[msgspec.Raw]:
+        """The text of each event in a list.  Raises msgspec.DecodeError as events_of() does."""
+        if b"\\u" in text:
+            text = SURROGATES.sub(lambda found: found[1] or rb"\ufffd", text)
         try:
-            texts = texts_of_events(text)
+            return texts_of_events(text)
         except msgspec.DecodeError as error:
-            place = place_of(error)
-            if place is None or text[place : place + 1] not in (b"N", b"I"):
+            if not is_constant(error, text):
                 raise
-            texts = texts_without_constants(text)
             self.has_nan = True
-        return [*map(event_of, texts)]
+        try:
+            return texts_of_events(without_constants_of_keys(text))
+        except msgspec.DecodeError:  # elsewhere too, such as in lists: to know where strings are takes longer
+            return texts_of_events(STRING_OR_CONSTANT.sub(lambda found: found[1] or b"null", text))
 
     def constant(self, name: str) -> float:
         self.has_nan = True
@@ -240,8 +263,7 @@ class ChromeTrace(Reader):
             self.note_ranks(events)
             if wanted:
                 events = [event for event in events if event.name and wanted(event.name)]
-            times = np.array([event.ts for event in events if event.ph != "M"])
-            self.first_us = min(self.first_us, np.min(times, initial=np.inf, where=np.isfinite(times)))
+            self.note_first(events)
             of_ranks, size = self.by_rank(events), len(text)
             del events
             for rank in [*of_ranks]:
@@ -252,6 +274,12 @@ class ChromeTrace(Reader):
             writer = writer_of(self.processes.get(process, ""))
             if writer is not None:
                 self.of_others[writer] += n
+
+    def note_first(self, events: list[Event]) -> None:
+        times = floats_of(events, "ts")
+        if np.min(times, initial=np.inf, where=np.isfinite(times)) < self.first_us:  # rarely: most events come later
+            times = np.array([event.ts for event in events if event.ph != "M"])
+            self.first_us = min(self.first_us, np.min(times, initial=np.inf, where=np.isfinite(times)))
 
     def note_ranks(self, events: list[Event]) -> None:
         """Find out from the first events of the file whether they tell their rank, and which one is read."""
@@ -398,28 +426,27 @@ def unzipped(file: BinaryIO) -> Iterator[bytes]:
             yield block
 
 
-def texts_without_constants(text: bytes) -> list[msgspec.Raw]:
-    """The text of each event of a list, with null for NaN and infinity.  Raises msgspec.DecodeError if it is none."""
-    try:
-        for pattern in CONSTANTS_OF_KEYS:
-            text = pattern.sub(b"null", text)
-        return texts_of_events(text)
-    except msgspec.DecodeError:  # elsewhere too, such as in lists: where strings are must be known, which takes longer
-        return texts_of_events(STRING_OR_CONSTANT.sub(lambda found: found[1] or b"null", text))
+def without_constants_of_keys(text: bytes) -> bytes:
+    """The text with null for each NaN or infinity that is the value of a key."""
+    for pattern in CONSTANTS_OF_KEYS:
+        text = pattern.sub(b"null", text)
+    return text
+
+
+def is_constant(error: msgspec.DecodeError, text: memoryview | bytes) -> bool:
+    """Whether the error is that a NaN or an infinity stands in the text."""
+    place = place_of(error)
+    return place is not None and bytes(text[place : place + 1]) in (b"N", b"I")
 
 
 def place_of(error: msgspec.DecodeError) -> int | None:
-    """The byte of the text that is wrong; None if it only ends too early."""
+    """The byte of the text that is wrong; None if it only ends too early, or a value is of another type."""
     found = AT_BYTE.search(str(error))
     return int(found[1]) if found else None
 
 
-def event_of(text: msgspec.Raw) -> Event:
-    """The event; an empty one for what is no object."""
-    try:
-        return decode_event(text)
-    except (msgspec.ValidationError, UnicodeDecodeError):  # of another type, or text that is no UTF-8
-        pass
+def odd_event(text: msgspec.Raw) -> Event:
+    """What can be read of an event with values of other types than usual; an empty one for what is no object."""
     with contextlib.suppress(ValueError, RecursionError):  # numbers too long for Python, or too many brackets
         return lenient(Event, json.loads(bytes(text).decode(errors="replace")))
     return Event()
