@@ -42,6 +42,7 @@ from analysis.trace.readers.formats import find_traces, left_out
 from analysis.trace.shrink import write_slim
 from analysis.trace.tables import read_trace, read_traces
 from analysis.vocabulary.events import ANNOTATION, CALL, KERNEL
+from benchmarks import trace_reading
 from harness.base.errors import UserError
 from harness.base.sections import as_text
 
@@ -872,3 +873,14 @@ def test_long_work_in_a_long_recording_is_no_damage(tmp_path):
     assert (trace.n_malformed, len(trace.gpu), len(trace.annotations)) == (0, 1, 1)
     apart = [event("aten::mm", 10 * i + 80 * hour * (i % 2), 5) for i in range(20)]
     assert trace_of(tmp_path, *apart).n_malformed == 0
+
+
+def test_the_traces_of_the_benchmark_are_whole(tmp_path):
+    """Each is of the work that it is said to be, whatever its values are."""
+    for change in (trace_reading.as_usual, trace_reading.with_text_starts, trace_reading.with_nan_in_kernels):
+        trace_reading.write_trace(tmp_path / "a.json", 0.5, change)
+        trace = read_trace(tmp_path / "a.json")
+        assert (trace.n_malformed, len(trace.gpu), len(trace.steps)) == (0, len(trace.operators), len(trace.gpu) / 200)
+        assert analysis_of(trace)["integrity"]["problems"] == []
+    trace_reading.write_trace(tmp_path / "a.json", 0.8, trace_reading.with_ranks)
+    assert [trace.rank for trace in read_traces(tmp_path / "a.json")] == [0, 1, 2, 3]

@@ -182,12 +182,14 @@ def read_trace(
     return next(traces_in(path, window, steps_from, watch, rank, every_rank=False))
 
 
-def read_traces(path: Path, window: int | None = None, steps_from: str | None = None) -> Iterator[Trace]:
+def read_traces(
+    path: Path, window: int | None = None, steps_from: str | None = None, watch: OnProgress | None = None
+) -> Iterator[Trace]:
     """The trace in a file, or those of all ranks that were merged into it, of a file that is read once.
 
     The first rank in the file comes first, then the others in order.  Arguments and errors as those of read_trace().
     """
-    return traces_in(path, window, steps_from, None, None, every_rank=True)
+    return traces_in(path, window, steps_from, watch, None, every_rank=True)
 
 
 def traces_in(
