@@ -15,7 +15,7 @@ from traces import analysis_of, attributed, real_path
 from analysis.diagnosis.traces import analyze_all
 from analysis.trace.readers.databases import range_of
 from analysis.trace.readers.formats import find_traces
-from analysis.trace.tables import read_trace
+from analysis.trace.tables import read_trace, read_traces
 from harness.base.errors import UserError
 
 UUID = "_00000450_565d_765d_bc41_19a2073d19ee"
@@ -662,3 +662,127 @@ def test_a_field_of_csv_that_does_not_end_is_one_line(tmp_path):
     path.write_text(path.read_text() + '"KERNEL_DISPATCH' + "x" * 200_000)
     with pytest.raises(UserError, match=f"{path}: field larger than"):
         read_trace(path)
+
+
+def of_graphs(database, kind="Task"):
+    """Three replays of a graph of two kernels of 4 us, and an operation of no work."""
+    strings = ["", "hipGraphLaunch", "graph_kernel", kind, "MarkerQueue"]
+    table(database, "rocpd_string", "id string", *enumerate(strings))
+    launches = [(i + 1, 5, 6, 20_000 * i, 20_000 * i + 3000, 1, 0) for i in range(3)]
+    table(database, "rocpd_api", "id pid tid start end apiName_id args_id", *launches)
+    starts = [20_000 * i + 5000 * j + 4000 for i in range(3) for j in range(2)]
+    rows = [(i + 1, 2, 0, start, start + 4000, 2, 3) for i, start in enumerate(starts)]
+    table(database, "rocpd_op", "id gpuId queueId start end description_id opType_id", *rows, (7, 2, 0, 0, 9, 0, 4))
+    table(database, "rocpd_api_ops", "id api_id op_id", *((i + 1, i // 2 + 1, i + 1) for i in range(6)))
+
+
+def test_the_kernels_of_a_graph_in_a_file_of_rocmprofiledata(tmp_path):
+    trace = read_trace(written(tmp_path / "a.rpd", of_graphs))
+    assert trace.gpu["name"].tolist() == ["graph_kernel"] * 6
+    assert trace.gpu["kind"].tolist() == ["kernel"] * 6
+    links = attributed(trace)
+    assert links.gpu["call"].tolist() == [0, 0, 1, 1, 2, 2]
+    assert links.gpu["of_graph"].all()
+    assert analysis_of(trace)["gpu_timeline"]["busy_ms"] == pytest.approx(0.024)
+    assert trace.file.unread == {}
+
+
+def test_operations_of_an_unknown_type_are_said_to_be_missing(tmp_path):
+    def both(database):
+        rpd(database)
+        database.execute("INSERT INTO rocpd_string VALUES (50, 'SvmPrefetch')")
+        database.execute("INSERT INTO rocpd_op VALUES (9, 2, 0, 33000, 34000, 0, 50), (10, 2, 0, 35000, 36000, 0, 50)")
+
+    problems = analysis_of(read_trace(written(tmp_path / "a.rpd", both)))["integrity"]["problems"]
+    assert any("2 events" in text and "SvmPrefetch" in text for text in problems)
+
+
+UNSUPPORTED = (
+    "Installed CUDA driver version (13.1) is not supported by this build of Nsight Systems. CUDA trace\nwill be"
+)
+NOTES = {  # what nsys noted of itself, and what is said of it
+    "a driver that is too new": (
+        [(2, 5, UNSUPPORTED), (3, 9, "ActivityFlushAll returned 2: CUPTI_ERROR_INVALID_DEVICE"), (1, 1, "CUDA: fine")],
+        "though CUDA was traced; nsys says why: Installed CUDA driver version (13.1) is not supported by this build of"
+        " Nsight Systems; ActivityFlushAll returned 2: CUPTI_ERROR_INVALID_DEVICE; a newer nsys knows this driver",
+    ),
+    "no permission": ([(3, 1, "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")], "the driver lets only administrators profile"),
+    "another cause": ([(3, 1, "CUDA injection failed.")], "nsys says why: CUDA injection failed"),
+    "none": (
+        [(2, 1, "No CUDA events collected. Does the process use CUDA?"), (2, 1, "No NVTX events collected.")],
+        "though CUDA was traced: did the program use the GPU",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NOTES)
+def test_a_file_of_nsys_says_why_it_has_no_kernels(tmp_path, kind):
+    notes, words = NOTES[kind]
+
+    def without_kernels(database):
+        nsys(database, kernels=0)
+        table(database, "DIAGNOSTIC_EVENT", "severity timestamp text", *notes)
+        table(database, "META_DATA_CAPTURE", "name value", ("CAPTURE_EVENT_TYPE", "Cuda"))
+
+    with pytest.raises(UserError) as error:
+        read_trace(written(tmp_path / "a.sqlite", without_kernels))
+    assert words in str(error.value)
+    assert "\n" not in str(error.value) and "--trace=cuda" not in str(error.value)
+
+
+def test_whole_graphs_without_kernels_are_said_to_be_that(tmp_path):
+    def of_whole_graphs(database):
+        nsys(database, kernels=0)
+        table(database, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "globalPid", (of(7),), (of(7),))
+
+    with pytest.raises(UserError, match="but 2 executions of whole graphs; --cuda-graph-trace=node"):
+        read_trace(written(tmp_path / "a.sqlite", of_whole_graphs))
+
+
+@pytest.mark.parametrize("form", ["nsys", "rpd"])
+def test_a_range_without_a_name_is_left_out_of_a_window_too(tmp_path, form):
+    if form == "nsys":
+        path = written(tmp_path / "a.sqlite", nsys, TRAINING)
+        row = f"INSERT INTO NVTX_EVENTS VALUES (100, 200, 59, NULL, {of(7, 7)}), (100, 200, 59, 12, {of(7, 7)})"
+        rows = [row]
+    else:
+        path = written(tmp_path / "a.rpd", rpd)
+        rows = ["INSERT INTO rocpd_string VALUES (200, 'ProfilerStep#1')"]
+        rows.append("INSERT INTO rocpd_api VALUES (9, 5, 6, 100, 200, 2, NULL), (10, 5, 6, 0, 60000, 2, 200)")
+    with closing(sqlite3.connect(path)) as database, database:
+        for row in rows:
+            database.execute(row)
+    whole = read_trace(path)
+    kernels = {"nsys": 2, "rpd": 1}[form]
+    for reading in ({"window": 1}, {"steps_from": "forward"}):
+        assert (read_trace(path, **reading).gpu["kind"] == "kernel").sum() == kernels
+    assert whole.annotations["name"].notna().all()
+
+
+def four_of_nsys(path):
+    return written(path, nsys, TRAINING, pids=(7, 9, 11, 13))
+
+
+def four_of_rocprofv3(path):
+    path.write_bytes(json_of(*(process_of_rocprofv3(pid=90 + i) for i in range(4))))
+    return path
+
+
+@pytest.mark.parametrize(("name", "fill"), [("a.sqlite", four_of_nsys), ("x_results.json", four_of_rocprofv3)])
+def test_a_file_with_several_processes_is_opened_once(tmp_path, monkeypatch, name, fill):
+    path, opened, connect = fill(tmp_path / name), [], sqlite3.connect
+
+    def noted(*arguments, **options):
+        opened.append(arguments)
+        return connect(*arguments, **options)
+
+    alone = [read_trace(path, rank=rank) for rank in range(4)]
+    monkeypatch.setattr(sqlite3, "connect", noted)
+    traces = [*read_traces(path)]
+    assert len(opened) == {"a.sqlite": 2, "x_results.json": 1}[name]  # once to see which kind of database it is
+    assert [trace.rank for trace in traces] == [0, 1, 2, 3]
+    for trace, other in zip(traces, alone, strict=True):
+        assert trace.file.metadata == other.file.metadata
+        assert (trace.ranks_in_file, trace.file.unread) == (other.ranks_in_file, other.file.unread)
+        assert trace.gpu["start"].tolist() == other.gpu["start"].tolist()
+        assert (len(trace.annotations), len(trace.launches)) == (len(other.annotations), len(other.launches))

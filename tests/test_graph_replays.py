@@ -185,7 +185,7 @@ def test_a_folder_with_a_capture_is_that_of_one_run(tmp_path, capsys):
     (tmp_path / "broken_link.json").symlink_to(tmp_path / "nowhere")
     analyze_existing(tmp_path, None, report=False, top=5, sort=None, verbose=True)
     out = " ".join(capsys.readouterr().out.split())
-    assert "the capture trace a_capture.json" in out and "is one of" not in out and "not compared" not in out
+    assert "the capture trace a_capture.json" in out and "the figures are of" not in out and "not compared" not in out
 
 
 def test_a_real_graph_without_a_capture_stays_as_it_is():
@@ -249,3 +249,15 @@ def test_a_trace_keeps_components_of_its_own_beside_those_of_the_capture(tmp_pat
     write_trace(tmp_path / "trace_rank0.json", *replays(), *own)
     write_trace(tmp_path / "capture.json", *capture())
     assert {"head", "Part0"} <= {row["component"] for row in analyzed(tmp_path)["components"]}
+
+
+def test_a_folder_of_captures_that_were_used_is_not_said_to_be_unread(tmp_path, profiler):
+    (tmp_path / "capture_traces").mkdir()
+    write_trace(tmp_path / "trace_rank0.json", *replays())
+    write_trace(tmp_path / "capture_traces" / "bs_512.json", *capture())
+    code, out = profiler("--analyze-existing", str(tmp_path))
+    assert code == 0 and "Not read" not in out, out
+    (tmp_path / "trace_rank0.json").unlink()
+    write_trace(tmp_path / "trace_rank0.json", *work(0, 1))  # without a graph
+    code, out = profiler("--analyze-existing", str(tmp_path))
+    assert code == 0 and "capture_traces: a folder with files that may be traces" in " ".join(out.split()), out

@@ -1,5 +1,6 @@
 """The page of a run, a trace or a comparison: its first screen and its sections, as text and in a browser."""
 
+import html
 import re
 import shutil
 
@@ -23,6 +24,7 @@ from analysis.report.page import (
     first_screen,
     lead,
     profiling_command,
+    step_with_command,
 )
 from harness.base.sections import Section
 from harness.base.tables import column
@@ -215,8 +217,11 @@ def test_tables_of_a_report_sort_and_unfold(tmp_path, browser):
     browser.run("document.querySelectorAll('details').forEach(one => (one.open = false))")
     browser.run("document.querySelector('.trust').click()")
     assert browser.run("document.querySelector('#trust').open")
-    browser.run("document.querySelector('.copy').click()")
-    assert browser.run("getSelection().toString()") == browser.run("document.querySelector('.next code').textContent")
+    if browser.run("document.querySelector('.copy') !== null"):  # what to do next may have no command
+        browser.run("document.querySelector('.copy').click()")
+        assert browser.run("getSelection().toString()") == browser.run(
+            "document.querySelector('.next code').textContent"
+        )
 
 
 @pytest.mark.slow
@@ -251,3 +256,42 @@ def test_a_name_in_a_table_is_found_in_the_timeline(tmp_path, browser):
     whole = browser.run("document.querySelector('.lanes')._fullLayout.xaxis.range")
     browser.call("Input.dispatchKeyEvent", type="keyDown", key="s", text="s")
     browser.until(f"document.querySelector('.lanes')._fullLayout.xaxis.range[0] < {whole[0]}")
+
+
+NEXT_STEPS = {  # what to do next: words before, what is copied, words after
+    "ncu --kernel-name regex:'a(b); c' -- python3 YOUR_SCRIPT": (
+        "",
+        "ncu --kernel-name regex:'a(b); c' -- python3 YOUR_SCRIPT",
+        "",
+    ),
+    "repeat on an idle machine, then python3 run_pytorch_profiler.py --size tiny; it takes a minute": (
+        "repeat on an idle machine, then",
+        "python3 run_pytorch_profiler.py --size tiny",
+        "it takes a minute",
+    ),
+    "record the calls: ./run_system_profiler.sh nsys (a report)": (
+        "record the calls:",
+        "./run_system_profiler.sh nsys",
+        "(a report)",
+    ),
+    "model.compile()": ("", "model.compile()", ""),
+    "DataLoader(..., num_workers=4, pin_memory=True)": ("", "DataLoader(..., num_workers=4, pin_memory=True)", ""),
+    "--attention sdpa": ("", "--attention sdpa", ""),
+    "capture a CUDA graph of the step, or take a larger batch": (
+        "capture a CUDA graph of the step, or take a larger batch",
+        "",
+        "",
+    ),
+    "record shapes: record_shapes=True": ("record shapes: record_shapes=True", "", ""),
+    "--verbose, for the operators that take longest": ("--verbose, for the operators that take longest", "", ""),
+}
+
+
+@pytest.mark.parametrize("what", NEXT_STEPS)
+def test_copy_takes_the_command_alone(what):
+    assert step_with_command(what) == NEXT_STEPS[what]
+    page = html.unescape(fill_template("body.html", FirstScreen("a title", "a sentence", next=what), []))
+    before, command, after = NEXT_STEPS[what]
+    copied = re.findall('<code>(.*)</code><button class="copy">', page)
+    assert copied == ([command] if command else [])
+    assert before in page and after in page

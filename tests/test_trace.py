@@ -2,12 +2,15 @@
 
 import collections
 import gzip
+import io
 import itertools
 import json
+import tarfile
 import time
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from traces import (
@@ -30,13 +33,16 @@ from traces import (
 import tiny_llama_v1 as tiny_llama
 from analysis.attribution.gpu_time import gpu_timeline
 from analysis.attribution.operators import kernel_section
+from analysis.diagnosis.text import trust_text
 from analysis.trace.columns import Part, Reader
 from analysis.trace.links import link
 from analysis.trace.nesting import parents
+from analysis.trace.readers import chrome
 from analysis.trace.readers.formats import find_traces, left_out
 from analysis.trace.shrink import write_slim
-from analysis.trace.tables import read_trace
+from analysis.trace.tables import read_trace, read_traces
 from analysis.vocabulary.events import ANNOTATION, CALL, KERNEL
+from benchmarks import trace_reading
 from harness.base.errors import UserError
 from harness.base.sections import as_text
 
@@ -654,3 +660,238 @@ def test_what_repeats_from_the_first_event_to_the_last_is_a_step(tmp_path):
     assert (found.steps["end"] - found.steps["start"]).tolist() == pytest.approx([9000] * 11 + [8990])
     for extra in (event("aten::embedding", -1000, 990), event("aten::nll_loss", 200_000, 990)):
         assert not link(trace_of(tmp_path, *loop, extra)).steps_are_marked
+
+
+def read_leniently(monkeypatch) -> list:
+    """Takes the values of each event that is read one value after the other, which takes long."""
+    slowly, lenient = [], chrome.lenient
+
+    def noted(record, values):
+        if record is chrome.Event:
+            slowly.append(values)
+        return lenient(record, values)
+
+    monkeypatch.setattr(chrome, "lenient", noted)
+    return slowly
+
+
+MANY = [event("aten::mm", 10 * i, 5, **{"External id": i + 1}) for i in range(200)]
+ODD_VALUES = {  # of an event beside many usual ones, and the column and value that it has then
+    "text": ({"ts": "3000"}, "start", 3000),
+    "a fraction": ({"args": {"External id": 7.0}}, "external_id", 7),
+    "a list": ({"args": {"External id": [1]}}, "external_id", -1),
+    "no object": ({"args": 5}, "external_id", -1),
+    "hexadecimal": ({"args": {"External id": "0x10"}}, "external_id", 16),
+    "NaN": ({"args": {"est. achieved occupancy %": float("nan"), "External id": 4}}, "external_id", 4),
+    "NaN in a list": ({"args": {"a": [float("nan"), 1, ": NaN, "], "External id": 4}}, "external_id", 4),
+    "minus infinity": ({"args": {"External id": float("-inf")}}, "external_id", -1),
+    "a fraction as a thread": ({"tid": 1.0}, "thread", 0),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_VALUES)
+def test_a_value_of_another_type_costs_its_own_event_alone(tmp_path, monkeypatch, kind):
+    odd, column, value = ODD_VALUES[kind]
+    path = write_trace(tmp_path / "trace.json", *MANY[:150], event("odd: NaN, {", 3000, 5) | odd, *MANY[150:])
+    slowly = read_leniently(monkeypatch)
+    trace = read_trace(path)
+    assert len(slowly) <= 1
+    assert len(trace.operators) == len(MANY) + 1
+    assert trace.operators["external_id"].tolist()[149] == 150
+    row = trace.operators[trace.operators["name"] == "odd: NaN, {"].iloc[0]
+    assert row[column] == value
+    assert trace.file.has_nan == ("NaN" in kind or "infinity" in kind)
+
+
+def test_streams_as_addresses_in_text_are_read_with_all_others(tmp_path, monkeypatch):
+    """As ROCm writes those of calls; that of a kernel would be one stream among others."""
+    copy = event("hipMemcpyWithStream", 1, 5, "cuda_runtime", correlation=1, stream="0x0")
+    kernel, odd, unknown = (on_gpu("gemm", 10 * i, 10 * i, 5, i + 1, stream=stream)[1] for i, stream in
+                            enumerate((7, "0x7f00", "none")))  # fmt: skip
+    slowly = read_leniently(monkeypatch)
+    trace = trace_of(tmp_path, copy, kernel, odd, unknown)
+    assert slowly == []
+    assert trace.gpu["stream"].tolist() == [7, 0x7F00, -1]
+
+
+@pytest.mark.parametrize("name", [b"\xe9", b"\\ud8e9"])
+def test_a_name_that_is_no_unicode_leaves_the_rest(tmp_path, name):
+    path = write_trace(tmp_path / "trace.json", *SMALL, event("aten::m?m", 5, 1))
+    path.write_bytes(path.read_bytes().replace(b"m?m", b"m" + name + b"m"))
+    trace = read_trace(path)
+    assert trace.operators["name"].tolist()[-1] == "aten::m\ufffdm"
+    assert len(trace.operators) == 4 and not trace.file.cut_off
+
+
+EVENTS = json.dumps({"traceEvents": SMALL}).encode()
+
+
+def in_tar(content: bytes) -> bytes:
+    out, member = io.BytesIO(), tarfile.TarInfo("trace.json")
+    member.size = len(content)
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        archive.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+WRAPPED = {
+    "gzip within gzip": (gzip.compress(gzip.compress(EVENTS)), "compressed twice with gzip, .* gunzip"),
+    "tar.gz": (in_tar(EVENTS), "an archive of tar, .* tar -xf"),
+    "tar": (gzip.decompress(in_tar(EVENTS)), "an archive of tar, .* tar -xf"),
+    "UTF-16": (EVENTS.decode().encode("utf-16"), "text in UTF-16, .* iconv -f UTF-16"),
+    "UTF-16 without its mark": (EVENTS.decode().encode("utf-16-le"), "text in UTF-16"),
+    "JSON lines": ("\n".join(map(json.dumps, SMALL)).encode(), "JSON lines, .* jq -s"),
+    "deep": (EVENTS[:-2] + b', {"args": ' + b"[" * 100_000 + b"]" * 100_000 + b"}]}", "nested too deeply"),
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_a_file_is_said_to_be_what_it_is(tmp_path, kind):
+    content, words = WRAPPED[kind]
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=words) as error:
+        read_trace(path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [EVENTS, json.dumps(SMALL).encode()])
+def test_a_byte_order_mark_is_no_damage(tmp_path, content):
+    path = tmp_path / "trace.json"
+    path.write_bytes(b"\xef\xbb\xbf" + content)
+    trace = read_trace(path)
+    assert (trace.n_events, trace.file.cut_off) == (len(SMALL), False)
+
+
+OTHER_DEVICES = {"Ascend Hardware": "torch_npu", "/device:TPU:0": "JAX", "6 CPU HIP API": "rocprof"}
+
+
+@pytest.mark.parametrize("process", OTHER_DEVICES)
+def test_a_trace_of_another_vendor_is_said_to_be_that(tmp_path, process):
+    """Its device events have no category, and stand in a process that has a name."""
+    named = {"name": "process_name", "ph": "M", "pid": 4, "args": {"name": process}}
+    task = {"ph": "X", "name": "MatMulV2", "pid": 4, "tid": 2, "ts": "12.5", "dur": 22.0, "args": {"Stream Id": 2}}
+    with pytest.raises(UserError, match=rf"a trace of .*{OTHER_DEVICES[process]}.*: its 3 device events are not read"):
+        trace_of(tmp_path, event("aten::mm", 10, 9), task, task, task, named)
+    kernels = on_gpu("gemm", 10, 20, 5, 1)  # of a GPU that is read: the rest is missing
+    problems = analysis_of(trace_of(tmp_path, *SMALL, *kernels, task, task, task, named))["integrity"]["problems"]
+    assert any("3 events of an accelerator" in problem for problem in problems)
+
+
+def of_rank(rank, first):
+    """A step of 100 us with an operator and a kernel, of events that tell their rank."""
+    number = first + 1
+    operator = event("aten::mm", first + 10, 20, **{"External id": number})
+    events = [step(number, first, 100), *on_gpu(f"gemm_{rank}", first + 12, first + 30, 40, number, operator=operator)]
+    return [one | {"args": {**one["args"], "rank": rank}} for one in events]
+
+
+def same_trace(one, other) -> bool:
+    tables = ("operators", "annotations", "modules", "launches", "gpu", "gpu_annotations")
+    for table in tables:
+        pd.testing.assert_frame_equal(getattr(one, table), getattr(other, table))
+    return (one.rank, one.first_us, one.ranks_in_file) == (other.rank, other.first_us, other.ranks_in_file)
+
+
+@pytest.mark.parametrize("part", [300, 1 << 20])
+def test_a_file_with_several_ranks_is_read_once(tmp_path, monkeypatch, part):
+    """Which are those that are read alone, also with events that tell no rank, and a rank that begins late."""
+    monkeypatch.setattr("analysis.trace.readers.chrome.PART", part)
+    shared = event("aten::of_all", 500, 5), {"ph": "s", "id": 1, "ts": 5, "pid": 1, "tid": 1, "name": "arrow"}
+    events = [*of_rank(2, 0), *of_rank(0, 5), *of_rank(2, 200), *of_rank(0, 205), *shared, *of_rank(3, 900)]
+    path = write_trace(tmp_path / "trace.json", *events)
+    files, reader = [], chrome.ChromeTrace
+
+    def opened(*arguments):
+        files.append(reader(*arguments))
+        return files[-1]
+
+    monkeypatch.setattr(chrome, "ChromeTrace", opened)
+    traces = [*read_traces(path)]
+    assert len(files) == 1
+    assert [trace.rank for trace in traces] == [2, 0, 3]
+    assert [trace.gpu["name"].tolist() for trace in traces] == [["gemm_2"] * 2, ["gemm_0"] * 2, ["gemm_3"]]
+    assert all(same_trace(trace, read_trace(path, rank=trace.rank)) for trace in traces)
+    assert ["aten::of_all" in trace.operators["name"].tolist() for trace in traces] == [True] * 3
+    files.clear()
+    windows = [*read_traces(path, window=1)]
+    assert len(files) == 2
+    assert [len(trace.gpu) for trace in windows] == [1, 1, 1]
+    assert all(same_trace(trace, read_trace(path, window=1, rank=trace.rank)) for trace in windows)
+
+
+def test_folders_with_traces_below_a_folder_are_named_unless_they_were_read(tmp_path):
+    inner = tmp_path / "runs" / "1"
+    for folder in (inner, tmp_path / "capture_traces", tmp_path / ".hidden", tmp_path / "settings"):
+        folder.mkdir(parents=True)
+    for file in (
+        tmp_path / "a.json",
+        inner / "b.json",
+        tmp_path / "capture_traces" / "c.json",
+        tmp_path / ".hidden/d.json",
+    ):
+        write_trace(file, *SMALL)
+    (tmp_path / "settings" / "package.json").write_text('{"name": "no trace"}')
+    named = [str(error).partition(":")[0] for error in left_out(tmp_path, {tmp_path / "a.json"})]
+    assert named == [str(tmp_path / "capture_traces"), str(inner)]
+    read = {tmp_path / "a.json", tmp_path / "capture_traces" / "c.json"}
+    assert [str(error).partition(":")[0] for error in left_out(tmp_path, read)] == [str(inner)]
+    (tmp_path / "a.json").unlink()
+    with pytest.raises(UserError, match=rf"has no trace .*{inner}: a folder with files that may be traces"):
+        find_traces(tmp_path)
+    for i in range(12):
+        (tmp_path / f"run{i:02}").mkdir()
+        write_trace(tmp_path / f"run{i:02}" / "t.json", *SMALL)
+    assert any("6 more folders below it" in str(error) for error in left_out(tmp_path))
+
+
+def test_the_answer_says_whose_figures_they_are(tmp_path, profiler):
+    """Of traces that are not compared, of ranks of which some are absent, and of ranks in one file."""
+    write_trace(tmp_path / "a.json", *SMALL)
+    write_trace(tmp_path / "b.json", *SMALL)
+    code, out = profiler("--analyze-existing", str(tmp_path))
+    assert code == 0 and "the figures are of a.json, one of 2 traces" in " ".join(out.split()), out
+
+
+IMPOSSIBLE = {
+    "a kernel of 104 days": {"dur": 9e12},
+    "a kernel that begins at 0": {"ts": 0, "dur": 1.7e15},
+    "a kernel that ended before the machine was built": {"ts": 0},
+}
+
+
+@pytest.mark.parametrize("kind", IMPOSSIBLE)
+def test_an_impossible_time_is_skipped_as_damage(tmp_path, kind):
+    begin = 1.7e15
+    events = [step(1, begin, 3000)]
+    for i in range(200):
+        events += on_gpu("gemm", begin + 10 * i, begin + 10 * i + 5, 9, i + 1)
+    events[-1] |= IMPOSSIBLE[kind]
+    trace = trace_of(tmp_path, *events)
+    analysis = analysis_of(trace)
+    assert (trace.n_malformed, len(trace.gpu)) == (1, 199)
+    assert analysis["gpu_timeline"]["busy_ms"] == pytest.approx(199 * 0.009)
+    assert analysis["steps"]["mean_ms"] == pytest.approx(3)
+    assert "1 event skipped as damaged" in trust_text(analysis)
+
+
+def test_long_work_in_a_long_recording_is_no_damage(tmp_path):
+    """A kernel of two hours for which the host waits, a range around a short program, and two runs days apart."""
+    hour = 3.6e9
+    kernel = on_gpu("spin", 10, 15, 2 * hour, 1)
+    ranges = event("main", 0, 99 * hour, "user_annotation"), event("aten::mm", 2 * hour + 20, 5)
+    trace = trace_of(tmp_path, *kernel, *ranges)
+    assert (trace.n_malformed, len(trace.gpu), len(trace.annotations)) == (0, 1, 1)
+    apart = [event("aten::mm", 10 * i + 80 * hour * (i % 2), 5) for i in range(20)]
+    assert trace_of(tmp_path, *apart).n_malformed == 0
+
+
+def test_the_traces_of_the_benchmark_are_whole(tmp_path):
+    """Each is of the work that it is said to be, whatever its values are."""
+    for change in (trace_reading.as_usual, trace_reading.with_text_starts, trace_reading.with_nan_in_kernels):
+        trace_reading.write_trace(tmp_path / "a.json", 0.5, change)
+        trace = read_trace(tmp_path / "a.json")
+        assert (trace.n_malformed, len(trace.gpu), len(trace.steps)) == (0, len(trace.operators), len(trace.gpu) / 200)
+        assert analysis_of(trace)["integrity"]["problems"] == []
+    trace_reading.write_trace(tmp_path / "a.json", 0.8, trace_reading.with_ranks)
+    assert [trace.rank for trace in read_traces(tmp_path / "a.json")] == [0, 1, 2, 3]

@@ -62,8 +62,10 @@ def analyze_existing(
     if len(paths) > 1:
         say(f"Reading {len(paths)} traces in {path}")
     tables: list[pd.DataFrame] | None = [] if asked.slices else None
-    analyses, refused = analyze_all(paths, reading=reading, slices=tables, target=target, named=named, peak=asked.peak)
-    refused += left_out(path) if path.is_dir() else []
+    captures: set[Path] = set()
+    device = {"target": target, "named": named, "peak": asked.peak}
+    analyses, refused = analyze_all(paths, reading=reading, slices=tables, captures=captures, **device)
+    refused += left_out(path, {*paths, *captures}) if path.is_dir() else []
     if not analyses:
         raise refused[0] if len(refused) == 1 else UserError("; ".join(map(str, refused)))
     unread: list[str] = []  # documents beside the traces
@@ -152,10 +154,21 @@ def keep_prediction(analyses: list[tuple[Path, dict]], unread: list[str]) -> Non
 
 def answer_of_traces(analyses: list[tuple[Path, dict]], report: Path | None) -> list[str]:
     """The answer of a single trace, or of the first of several, which is that of rank 0."""
-    (first, analysis), *others = analyses
-    hint = f"{first.name} is one of {len(analyses)} traces; " * (bool(others) and "ranks" not in analysis)
-    where = hint + read_on(report or "--generate-report writes the report", PAGE)
+    (_, analysis), *others = analyses
+    where = read_on(report or "--generate-report writes the report", PAGE)
+    if others and "rank_judged" not in analysis["verdict"]:
+        where = f"{whose_figures(analyses)}; {where}"
     return profile_answer(analysis, where, others=[(file.name, one) for file, one in others])
+
+
+def whose_figures(analyses: list[tuple[Path, dict]]) -> str:
+    """Which of several traces, or of the ranks in a file, the answer is about."""
+    first, analysis = analyses[0]
+    rank = analysis["integrity"]["rank"]
+    shown = first.name if rank is None else f"rank {rank}, {first.name}"
+    if all(file == first for file, _ in analyses):
+        return f"the figures are of {shown}, which has {len(analyses)} ranks"
+    return f"the figures are of {shown}, one of {len(analyses)} traces"
 
 
 def report_in(files: list[Path]) -> Path | None:

@@ -17,7 +17,7 @@ from analysis.diagnosis.verdict import judged_as, told_why
 from analysis.limits.peaks import Ridges
 from analysis.limits.slice_limits import with_bounds
 from analysis.trace.links import link
-from analysis.trace.tables import Trace, read_trace
+from analysis.trace.tables import Trace, read_traces
 from analysis.trust.integrity import summary_beside
 from analysis.trust.missing_from_trace import lacking
 from harness.base.console import progress_bar
@@ -29,16 +29,23 @@ MISSING_RANKS_NAMED = 1000  # at most
 
 
 def analyze_all(
-    paths: list[Path], summary: dict | None = None, reading: dict | None = None, slices: list | None = None, **device
+    paths: list[Path],
+    summary: dict | None = None,
+    reading: dict | None = None,
+    slices: list | None = None,
+    captures: set[Path] | None = None,
+    **device,
 ) -> tuple[list[tuple[Path, dict]], list[UserError]]:
     """Each readable trace with its operator_analysis.json, and the errors of the others.
 
     summary is the performance_summary.json of the run; without it, the one beside each trace is used.  reading: options
-    of read_trace().  slices: takes those of each trace, with names.  device: target and peak of each Trace.  If the
-    traces are those of several ranks of one run, each document contains the comparison of the ranks.
+    of read_trace().  slices: takes those of each trace, with names.  captures: takes the files that told of the graphs
+    of the traces.  device: target and peak of each Trace.  If the traces are those of several ranks of one run, each
+    document contains the comparison of the ranks.
     """
     refused: list[UserError] = []
-    analyses, facts, runs, captures = [], [], [], set()  # the last: files
+    analyses, facts, runs = [], [], []
+    captures = set() if captures is None else captures
     for trace in traces_of(paths, reading or {}, refused):
         trace = with_replayed_operators(replace(trace, **device))
         links = attribute(link(trace))
@@ -46,7 +53,8 @@ def analyze_all(
         analyses.append((trace.path, operator_analysis(links, runs[-1])))
         with_bound = None if slices is None else with_bounds(ledger(links), links, Ridges(links, runs[-1]))
         facts.append(rank_facts(links, with_bound))
-        captures |= trace.replayed.files if trace.replayed else set()
+        if trace.replayed:
+            captures.update(trace.replayed.files)
     # A trace of captures tells of the graphs of the others, and is no rank of its own.
     keep = [path not in captures or one["integrity"]["graph_events"] > 0 for path, one in analyses]
     analyses, facts, runs = ([*itertools.compress(one, keep)] for one in (analyses, facts, runs))
@@ -70,10 +78,7 @@ def traces_of(paths: list[Path], reading: dict, refused: list[UserError]) -> Ite
     """The trace in each file, or those of the ranks that were merged into it.  refused: takes why others cannot."""
     for path in progress_bar("Reading traces", paths):
         try:
-            yield (first := read_trace(path, **reading))
-            for rank in first.ranks_in_file:
-                if rank != first.rank:
-                    yield read_trace(path, **reading, rank=rank)
+            yield from read_traces(path, **reading)
         except UserError as error:
             refused.append(error)
 

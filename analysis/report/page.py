@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import jinja2
 
@@ -39,6 +40,10 @@ DOCUMENT_FILES = {"summary": "performance_summary.json", "memory": "memory_timel
 DOCUMENT_FILES |= {"flops": "flops_profile.json", "intensity": "computational_intensity.json"}
 DOCUMENT_FILES |= {"roofline": "roofline_data.json", "program": "program.json", "proof": "proof.json"}
 Documents = dict[str, dict | None]
+# A command of a shell at the beginning of a text or after its words, up to words that follow; a quote may hold anything
+PROGRAMS = r"(?:python3?|torchrun|ncu|nsys|perf|rocprof[\w-]*|(?:\./)?[\w/.-]+\.(?:sh|py))"
+COMMAND = re.compile(rf"""(?:^|(?<=: )|(?<=, )|(?<=then ))(?:[A-Z_]+=\S+ )*{PROGRAMS} (?:'[^']*'|"[^"]*"|[^;('"])+""")
+CODE = re.compile(r"--\S+(?: [^\s-]\S*)?|[\w.]+\([^ ]*(?:[=,] [^ ]+)*\)")  # a flag, or a call
 FINDABLE = ("Step time breakdown", "Operators", "Operators by shape", "GPU kernels")  # names that a timeline may have
 
 
@@ -95,7 +100,7 @@ def fill_template(template: str, first: FirstScreen, sections: Sequence[Section]
     options = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     options |= {"autoescape": True}  # names come from traces of any program
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), **options)
-    helpers = (anchor, bar, bar_widths, is_sum, lead, names_of, number_of, swatch, text_color)
+    helpers = (anchor, bar, bar_widths, is_sum, lead, names_of, number_of, step_with_command, swatch, text_color)
     environment.globals |= {one.__name__: one for one in helpers} | {"top": TOP}
     shown = [one for one in sections if one]
     why = [anchor(one.title) for one in shown if one.title == "Trust"] or [anchor(one.title) for one in shown[-1:]]
@@ -119,6 +124,24 @@ def first_screen(analysis: dict | None, documents: Documents) -> FirstScreen:
     shares = [(phase, ms / max(sum(times.values()), 1e-9), PHASE_COLORS[phase]) for phase, ms in times.items()]
     sentence = "This run was not profiled: its phases are known, what limits them is not."
     return FirstScreen(title, sentence, shares, numbers, next=profiling_command(summary), trust=trust)
+
+
+class StepWithCommand(NamedTuple):
+    """What to do next, in parts: words, what is to be copied, more words.  Each may be empty."""
+
+    before: str
+    command: str
+    after: str
+
+
+def step_with_command(what: str) -> StepWithCommand:
+    """What to do next, with the command or the line of code in it apart from the words around it."""
+    if CODE.fullmatch(what):
+        return StepWithCommand("", what, "")
+    found = COMMAND.search(what)
+    if found is None:
+        return StepWithCommand(what, "", "")
+    return StepWithCommand(what[: found.start()].strip(), found[0].strip(), what[found.end() :].strip("; "))
 
 
 def profiling_command(summary: dict) -> str:

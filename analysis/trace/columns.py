@@ -37,6 +37,10 @@ TABLES = {
     "gpu": Table([*ON_GPU], "device stream external_id correlation".split(), gpu_meaning),
     "gpu_annotations": Table([GPU_ANNOTATION], [], range_meaning),
 }
+WORK = (OPERATOR, *ON_GPU, GPU_ANNOTATION)  # a range of the program may last longer than all that is known to happen
+HOUR_US, DAY_US = 3.6e9, 86.4e9
+LONGER = 10.0  # times than all events take to begin: such work does not exist
+MOSTLY_NEAR = 0.99  # of the events: then those that are days away are damaged
 COLUMNS_OF = {kind: table.columns for table in TABLES.values() for kind in table.kinds}
 DTYPES = {"start": np.float64, "end": np.float64, "kind": np.int8}  # of all other columns: np.int64
 
@@ -67,6 +71,10 @@ class Part:
     # Rows of start, bytes, total, whether it is a device's
     memory: np.ndarray = field(default_factory=lambda: np.zeros((0, 4)))
     notes: list[Note] = field(default_factory=list)
+    rank: int | None = None  # whose events they are, in a file with those of several ranks
+    about: dict = field(default_factory=dict)  # metadata of this rank alone
+    unread: Counter[str] = field(default_factory=Counter)  # as in Reader
+    n_frames: int = 0  # of Python
 
 
 @dataclass
@@ -80,14 +88,16 @@ class Reader:
     path: Path
     watch: OnProgress | None = None
     rank: int | None = None  # of a file that was merged from the traces of several, the one to read; None: the first
+    every_rank: bool = False  # of such a file, all are read instead, and each part tells its rank
     ranks: set[int] = field(default_factory=set)  # whose traces were merged into it
     metadata: dict = field(default_factory=dict)  # all but its events, by the names that torch.profiler gives them
     cut_off: bool = False  # it ends before its document does, or is damaged from there on
     has_nan: bool = False  # it contains NaN or Infinity where its format has none
-    n_frames: int = 0  # frames of Python
+    n_frames: int = 0  # frames of Python; this and `unread` are those of the parts
     first_us: float = np.inf  # its first event of any kind, on its own clock: where Perfetto begins to count
     is_1_x: bool = False  # its categories are those of a PyTorch before 2.0
     unread: Counter[str] = field(default_factory=Counter)  # events of devices in categories that are not known here
+    of_others: Counter[str] = field(default_factory=Counter)  # events of devices that another profiler wrote, by which
     # Of the format, not of the file
     tool = "torch.profiler"  # that recorded it
     command = ""  # that records with a system profiler
@@ -109,7 +119,8 @@ class Columns:
 
     def __init__(self, within: tuple[float, float] | None = None):
         self.within = within
-        self.first = np.inf  # the earliest start
+        self.first, self.last = np.inf, -np.inf  # the earliest and the latest start
+        self.longest = 0.0  # duration
         self.counts: Counter[str] = Counter()  # by kind, malformed ones too
         self.n_malformed = 0
         self.threads: list = []  # what the file calls each thread: process and number
@@ -119,6 +130,9 @@ class Columns:
         self.parts: dict[str, list[dict[str, np.ndarray]]] = {kind: [] for kind in COLUMNS_OF}
         self.memory: list[np.ndarray] = []
         self.notes: list[Note] = []
+        self.about: dict = {}  # these three: as in Part
+        self.unread: Counter[str] = Counter()
+        self.n_frames = 0
 
     def add(self, part: Part) -> None:
         """Takes the columns out of the part, so that the memory of its events is free for the next ones."""
@@ -128,6 +142,9 @@ class Columns:
         part.events.clear()
         self.memory.append(part.memory)
         self.notes += part.notes
+        self.about.update(part.about)
+        self.unread.update(part.unread)
+        self.n_frames += part.n_frames
 
     def whole(self, kind: str, columns: dict[str, np.ndarray | Iterable]) -> dict[str, np.ndarray]:
         """The columns as numbers, without malformed events."""
@@ -143,7 +160,29 @@ class Columns:
             keep &= (start <= self.within[1]) & (end > self.within[0])  # the mark that ends the last step too
         out = out if keep.all() else {name: values[keep] for name, values in out.items()}
         self.first = min(self.first, out["start"].min(initial=np.inf))
+        self.last = max(self.last, out["start"].max(initial=-np.inf))
+        self.longest = max(self.longest, (out["end"] - out["start"]).max(initial=0.0))
         return out
+
+    def leave_out_impossible(self) -> None:
+        """Leave out and count as malformed what a damaged time leads to: work that lasts for hours where everything
+        begins within minutes, and single events days away from all others."""
+        if self.longest <= HOUR_US and self.last - self.first <= DAY_US:
+            return
+        starts = np.concatenate([part["start"] for parts in self.parts.values() for part in parts])
+        middle = np.median(starts)
+        is_near = np.abs(starts - middle) <= DAY_US
+        farthest_us = DAY_US if np.mean(is_near) > MOSTLY_NEAR else np.inf
+        longest_us = max(HOUR_US, LONGER * np.ptp(starts[np.abs(starts - middle) <= farthest_us]))
+        self.first = np.inf
+        for kind, parts in self.parts.items():
+            for i, part in enumerate(parts):
+                keep = np.abs(part["start"] - middle) <= farthest_us
+                if kind in WORK:
+                    keep &= part["end"] - part["start"] <= longest_us
+                self.n_malformed += int((~keep).sum())
+                parts[i] = {name: values[keep] for name, values in part.items()}
+                self.first = min(self.first, parts[i]["start"].min(initial=np.inf))
 
     def tables(self, first: float) -> dict[str, pd.DataFrame]:
         """The tables of a Trace, with times after `first`.  Gives up the parts."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from analysis.trace.readers.chrome import ChromeTrace, Event
+from analysis.trace.readers.chrome import ARROWS, ChromeTrace, Event
 from analysis.trace.readers.formats import ENDINGS, reader_of
 from analysis.trace.redact import Redaction, names_of
 from analysis.trace.tables import read_trace
@@ -19,7 +19,6 @@ from harness.base.errors import UserError
 from harness.base.files import written_whole
 from harness.base.units import megabytes
 
-ARROWS = ("s", "t", "f")  # begin, step and end of an arrow between two events
 texts_of_events = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 

@@ -2,8 +2,9 @@
 
 import gc
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -178,22 +179,45 @@ def read_trace(
     steps_from: the name of the events that begin a step, in place of ProfilerStep#N.  watch: is told how far it is.
     rank: of a file that was merged from the traces of several, the one to read, by default the first.
     """
-    collecting = gc.isenabled()
-    gc.disable()  # collecting would traverse hundreds of thousands of objects, all of them in use
-    try:
-        n_steps, within = last_steps_window(path, window, steps_from, rank) if window else (None, None)
-        file, columns = reader_of(path, watch, rank), Columns(within)
-        available, size = available_host_memory(), 0
-        for part in file.parts():
-            columns.add(part)
-            size += part.size
-            if available and size * MEMORY_PER_BYTE > available:
-                has = f"the {available / MB:,.0f} MB that are available, after {size / MB:,.0f} MB of JSON"
-                raise UserError(f"{path}: needs more memory than {has}; --window N reads only its last N steps")
-        trace = trace_of(path, file, columns, steps_from, n_steps)
+    return next(traces_in(path, window, steps_from, watch, rank, every_rank=False))
+
+
+def read_traces(
+    path: Path, window: int | None = None, steps_from: str | None = None, watch: OnProgress | None = None
+) -> Iterator[Trace]:
+    """The trace in a file, or those of all ranks that were merged into it, of a file that is read once.
+
+    The first rank in the file comes first, then the others in order.  Arguments and errors as those of read_trace().
+    """
+    return traces_in(path, window, steps_from, watch, None, every_rank=True)
+
+
+def traces_in(
+    path: Path, window: int | None, steps_from: str | None, watch: OnProgress | None, rank: int | None, every_rank: bool
+) -> Iterator[Trace]:
+    with without_collecting():
+        windows = last_steps_windows(path, window, steps_from, rank, every_rank) if window else {}
+        file = reader_of(path, watch, rank, every_rank)
+        by_rank = columns_of(file, {of_rank: within for of_rank, (_, within) in windows.items()})
+    first, *others = by_rank
+    for of_rank in (first, *sorted(others)):
+        if window and of_rank not in windows:
+            raise without_marks(path, window, steps_from)
+        n_steps = windows[of_rank][0] if window else None
+        with without_collecting():
+            trace = trace_of(path, file, of_rank, by_rank.pop(of_rank), steps_from, n_steps)
         if steps_from and trace.steps.empty:
             raise UserError(f"{path}: --steps-from {steps_from}: no event has this name")
-        return trace
+        yield trace
+
+
+@contextmanager
+def without_collecting() -> Iterator[None]:
+    """Without the garbage collector, which would traverse hundreds of thousands of objects, all of them in use."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         gc.freeze()
         gc.unfreeze()  # together: moves them, not traversed, to the generation that is rarely collected
@@ -201,20 +225,52 @@ def read_trace(
             gc.enable()
 
 
-def last_steps_window(path: Path, n: int, steps_from: str | None, rank: int | None) -> tuple[int, tuple[float, float]]:
-    """The number of marked steps of a file, and the time of the last n, as in the file: a first pass over it."""
-    columns = Columns()
+def columns_of(file: Reader, windows: dict[int | None, tuple[float, float]]) -> dict[int | None, Columns]:
+    """The columns of each rank in a file, in the order in which they appear; None: of a file that tells no rank.
+
+    windows: the time of each rank that is to be read.  Raises UserError where the memory does not suffice.
+    """
+    available, size = available_host_memory(), 0
+    by_rank: dict[int | None, Columns] = {}
+    for part in file.parts():
+        if part.rank not in by_rank:
+            by_rank[part.rank] = Columns(windows.get(part.rank))
+        by_rank[part.rank].add(part)
+        size += part.size
+        if available and size * MEMORY_PER_BYTE > available:
+            has = f"the {available / MB:,.0f} MB that are available, after {size / MB:,.0f} MB of JSON"
+            raise UserError(f"{file.path}: needs more memory than {has}; --window N reads only its last N steps")
+    return by_rank or {file.rank: Columns()}
+
+
+def last_steps_windows(
+    path: Path, n: int, steps_from: str | None, rank: int | None, every_rank: bool
+) -> dict[int | None, tuple[int, tuple[float, float]]]:
+    """For each rank that has marked steps their number, and the time of the last n, as in the file: a first pass.
+
+    Raises UserError, naming the file, if no rank has any.
+    """
     marks = (steps_from, MODULE_PREFIX + str(steps_from))
     is_mark = (lambda name: name.startswith(marks)) if steps_from else is_step_mark
-    for part in reader_of(path, rank=rank).parts(is_mark):
-        columns.add(part)
-    steps = marked_steps(columns.tables(0.0), steps_from)
-    if len(steps) > 1:
-        steps = steps[(steps["end"] - steps["start"] >= CUT_SHORT * (steps["end"] - steps["start"]).median())]
-    if steps.empty:
-        how = f"no event is named {steps_from}" if steps_from else f"{NO_MARKS}; --steps-from names others"
-        raise UserError(f"{path}: --window {n} reads its last {n} marked steps, but it has none: {how}")
-    return len(steps), (steps["start"].iloc[-n:].iloc[0], steps["end"].iloc[-1])
+    by_rank: dict[int | None, Columns] = {}
+    file = reader_of(path, None, rank, every_rank)
+    for part in file.parts(is_mark):
+        by_rank.setdefault(part.rank, Columns()).add(part)
+    windows = {}
+    for of_rank, columns in by_rank.items():
+        steps = marked_steps(columns.tables(0.0), steps_from)
+        if len(steps) > 1:
+            steps = steps[(steps["end"] - steps["start"] >= CUT_SHORT * (steps["end"] - steps["start"]).median())]
+        if len(steps):
+            windows[of_rank] = len(steps), (steps["start"].iloc[-n:].iloc[0], steps["end"].iloc[-1])
+    if not windows:
+        raise without_marks(path, n, steps_from)
+    return windows
+
+
+def without_marks(path: Path, n: int, steps_from: str | None) -> UserError:
+    how = f"no event is named {steps_from}" if steps_from else f"{NO_MARKS}; --steps-from names others"
+    return UserError(f"{path}: --window {n} reads its last {n} marked steps, but it has none: {how}")
 
 
 def marked_steps(tables: dict[str, pd.DataFrame], steps_from: str | None) -> pd.DataFrame:
@@ -251,12 +307,27 @@ def steps_between(start: np.ndarray, end: np.ndarray) -> pd.DataFrame:
     return pd.DataFrame({"number": np.arange(len(start)), "start": start, "end": end})
 
 
-def trace_of(path: Path, file: Reader, columns: Columns, steps_from: str | None, n_steps: int | None) -> Trace:
+def trace_of(
+    path: Path, file: Reader, rank: int | None, columns: Columns, steps_from: str | None, n_steps: int | None
+) -> Trace:
+    """The trace of a rank, of None where the file tells none."""
+    file = replace(
+        file,
+        rank=rank,
+        metadata={**file.metadata, **columns.about},
+        unread=columns.unread + file.of_others,
+        n_frames=columns.n_frames,
+    )
+    if file.of_others and not any(columns.counts[kind] for kind in ON_GPU):
+        [(writer, n), *_] = file.of_others.most_common(1)
+        why = f"its {n:,} device events are not read, and the host alone misleads"
+        raise UserError(f"{path}: a trace of {writer}: {why}")
     if not any(columns.counts[kind] for kind in (OPERATOR, *ON_GPU)):
         if file.cut_off and not (columns.counts or file.unread):
             raise UserError(f"{path}: truncated or not JSON")
         why = "".join(f"; {n} events of an accelerator, {one}, are not known here" for one, n in file.unread.items())
         raise UserError(f"{path}: a trace with neither operators nor GPU events{why}")
+    columns.leave_out_impossible()
     first = columns.first
     if not np.isfinite(first):
         raise UserError(f"{path}: none of its {columns.n_malformed} events has a name, a time and a duration")

@@ -7,14 +7,15 @@ been taken.  What a file needs in memory is therefore a part and the columns, no
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import re
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from typing import Any, BinaryIO
@@ -25,7 +26,7 @@ import numpy as np
 from analysis.trace.columns import COLUMNS_OF, Note, Part, Reader, floats_of, integers_of
 from analysis.vocabulary.annotations import MODULE_PREFIX
 from analysis.vocabulary.collectives import collective_kind
-from analysis.vocabulary.events import FRAME, KERNEL, NO_WORK, OF_1_8, OPERATOR, kind_of_category
+from analysis.vocabulary.events import FRAME, KERNEL, NO_WORK, OF_1_8, OPERATOR, kind_of_category, writer_of
 from analysis.vocabulary.operators import BYTES_OF_COLLECTIVE
 from harness.base.console import progress_bar
 from harness.base.errors import UserError
@@ -35,10 +36,19 @@ from harness.base.units import MB
 PART = MB  # of JSON decoded at once: small enough for the cache of a processor, large enough to be worth a call
 HEAD = 64 * MB  # before the list of events at most
 GZIP = b"\x1f\x8b"
+BYTE_ORDER_MARK = codecs.BOM_UTF8
 EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 SEPARATOR = re.compile(rb"\}\s*,\s*(?=\{)")  # between two events, if no other place looks the same
+CONSTANTS = (b"NaN", b"-Infinity", b"Infinity")  # which Python writes, and JSON has not
+# As the value of a key: what precedes such a quote ends a string, so that the constant is not in one.
+OF_KEY = rb'%b(?:(?<=[^\s:,\[{\\]":%b)|(?<=[^\s:,\[{\\]": %b))'
+CONSTANTS_OF_KEYS = [re.compile(OF_KEY % (constant, constant, constant)) for constant in CONSTANTS]
+STRING_OR_CONSTANT = re.compile(rb'("(?:[^"\\]++|\\.)*+")|NaN|-?Infinity', re.DOTALL)
+# A pair of escapes that is one letter, or an escape that is half of one, as Python writes bytes that are no UTF-8
+SURROGATES = re.compile(rb"(\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|\\u[dD][89a-fA-F]..")
 AT_BYTE = re.compile(r"\(byte (\d+)\)$")  # where msgspec found an error
 AFTER_EVENT = re.compile(rb"\s*,?\s*")
+ARROWS = ("s", "t", "f")  # begin, step and end of an arrow between two events
 ABSENT = msgspec.Raw(b"")
 MOSTLY = 0.9  # of the events tell their rank in a file that was merged from those of several
 
@@ -53,8 +63,9 @@ class Arguments(msgspec.Struct, gc=False):
     types: msgspec.Raw = msgspec.field(name="Input type", default=ABSENT)
     values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=ABSENT)
     device: int = -1
-    stream: int = -1
+    stream: int | str = -1  # ROCm writes an address as text, such as 0x0, in the arguments of calls
     correlation: int = -1
+    name: Any = None  # of a process, in the metadata of the file
     kernel: Any = None  # its name, in calls that launch one on ROCm
     rank: int = -1  # in files that were merged from the traces of several
     # Of collectives
@@ -86,7 +97,8 @@ class Event(msgspec.Struct, gc=False):
     args: Arguments | None = None
 
 
-decode = msgspec.json.Decoder(list[Event]).decode
+decode, decode_event = (msgspec.json.Decoder(kind).decode for kind in (list[Event], Event))
+texts_of_events = msgspec.json.Decoder(list[msgspec.Raw]).decode
 NO_ARGUMENTS = Arguments()
 
 
@@ -96,6 +108,10 @@ class ChromeTrace(Reader):
 
     is_list: bool = False  # of events, without metadata
     is_merged: bool | None = None  # from the traces of several ranks, of which one is taken
+    is_odd: bool = False  # some event of the part before had a value of another type
+    of_all: list[Event] = field(default_factory=list)  # events so far that tell no rank, where all ranks are read
+    processes: dict[int | str | None, str] = field(default_factory=dict)  # their names
+    of_no_kind: Counter[int | str | None] = field(default_factory=Counter)  # events of unknown kinds, by process
 
     def records(self) -> Iterator[tuple[list[Event], memoryview]]:
         """Its events, some MB at a time, and the text of the list that they are, which the next part overwrites.
@@ -133,8 +149,11 @@ class ChromeTrace(Reader):
 
                 zipped = file.read(2) == GZIP
                 file.seek(0)
-                with ThreadPoolExecutor(1) as ahead:
-                    yield ReadBuffer(filling(unzipped(file), ahead) if zipped else file.readinto, tell)
+                try:
+                    with ThreadPoolExecutor(1) as ahead:
+                        yield ReadBuffer(filling(unzipped(file), ahead) if zipped else file.readinto, tell)
+                except RecursionError as error:
+                    raise UserError(f"{self.path}: lists or objects in it are nested too deeply to be read") from error
 
     def contains(self, text: str) -> bool:
         """Whether the text is anywhere in it.  Raises UserError if it cannot be read."""
@@ -149,6 +168,8 @@ class ChromeTrace(Reader):
     def events_begin(self, text: ReadBuffer) -> None:
         """Drop what precedes the first event, after reading the metadata in it."""
         while text.length <= HEAD and text.more():
+            if text.all().startswith(BYTE_ORDER_MARK):
+                text.drop(len(BYTE_ORDER_MARK))
             if text.first == b"[":  # the other form that Chrome reads
                 self.is_list = True
                 return text.drop(1)
@@ -174,20 +195,55 @@ class ChromeTrace(Reader):
         while end:
             part = text.listed(end)
             try:
-                return decode(part), end
-            except msgspec.ValidationError:  # some value of another type
-                wrong = None
+                return self.events_of(part), end
             except msgspec.DecodeError as error:
-                found = AT_BYTE.search(str(error))
-                wrong = int(found[1]) if found else len(part) - 1
-            if wrong is None or bytes(part[wrong : wrong + 1]) in (b"N", b"I"):
-                try:  # some have values of other types than usual, or NaN; an empty event for what is no object
-                    found = json.loads(bytes(part).decode(errors="replace"), parse_constant=self.constant)
-                    return [lenient(Event, event) for event in found], end
-                except json.JSONDecodeError as error:
-                    wrong = error.pos
+                place = place_of(error)
+                wrong = len(part) - 1 if place is None else place
             end = text.last_object(min(wrong - 1, end - 1))
         return [], 0
+
+    def events_of(self, part: memoryview) -> list[Event]:
+        """The events of a list; one with values of other types than usual has those that can be read.
+
+        Raises msgspec.DecodeError where the text is no list, but for NaN and infinity, which are unknown.
+        """
+        text: memoryview | bytes = part
+        if not self.is_odd:
+            try:
+                return decode(part)
+            except UnicodeDecodeError:
+                pass
+            except msgspec.DecodeError as error:
+                if is_constant(error, part):
+                    self.has_nan = True
+                    text = without_constants_of_keys(bytes(part))
+                    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                        return decode(text)
+        # Each event by itself: one of another type costs the others in the part almost nothing.
+        events, n_odd = [], 0
+        for of_event in self.texts_of(bytes(text)):
+            try:
+                events.append(decode_event(of_event))
+            except (msgspec.ValidationError, UnicodeDecodeError):  # of another type, or text that is no UTF-8
+                events.append(odd_event(of_event))
+                n_odd += 1
+        self.is_odd = n_odd > 0
+        return events
+
+    def texts_of(self, text: bytes) -> list[msgspec.Raw]:
+        """The text of each event in a list.  Raises msgspec.DecodeError as events_of() does."""
+        if b"\\u" in text:
+            text = SURROGATES.sub(lambda found: found[1] or rb"\ufffd", text)
+        try:
+            return texts_of_events(text)
+        except msgspec.DecodeError as error:
+            if not is_constant(error, text):
+                raise
+            self.has_nan = True
+        try:
+            return texts_of_events(without_constants_of_keys(text))
+        except msgspec.DecodeError:  # elsewhere too, such as in lists: to know where strings are takes longer
+            return texts_of_events(STRING_OR_CONSTANT.sub(lambda found: found[1] or b"null", text))
 
     def constant(self, name: str) -> float:
         self.has_nan = True
@@ -204,26 +260,60 @@ class ChromeTrace(Reader):
 
     def parts(self, wanted: Callable[[str], bool] | None = None) -> Iterator[Part]:
         for events, text in self.records():
+            self.note_ranks(events)
             if wanted:
                 events = [event for event in events if event.name and wanted(event.name)]
+            self.note_first(events)
+            of_ranks, size = self.by_rank(events), len(text)
+            del events
+            for rank in [*of_ranks]:
+                yield self.part(of_ranks.pop(rank), size, rank)
+                size = 0  # it counts once
+        self.of_all.clear()
+        for process, n in self.of_no_kind.items():
+            writer = writer_of(self.processes.get(process, ""))
+            if writer is not None:
+                self.of_others[writer] += n
+
+    def note_first(self, events: list[Event]) -> None:
+        times = floats_of(events, "ts")
+        if np.min(times, initial=np.inf, where=np.isfinite(times)) < self.first_us:  # rarely: most events come later
             times = np.array([event.ts for event in events if event.ph != "M"])
             self.first_us = min(self.first_us, np.min(times, initial=np.inf, where=np.isfinite(times)))
-            part = self.part(self.of_one_rank(events), len(text))
-            del events
-            yield part
 
-    def of_one_rank(self, events: list[Event]) -> list[Event]:
-        """Of a file in which events tell their rank, those of one rank, by default of the first."""
+    def note_ranks(self, events: list[Event]) -> None:
+        """Find out from the first events of the file whether they tell their rank, and which one is read."""
         if self.is_merged is None and events:
             ranks = [rank for one in events if one.ph == "X" and (rank := rank_of(one)) >= 0]
             self.is_merged = len(ranks) >= MOSTLY * sum(one.ph == "X" for one in events) > 0
             self.rank = ranks[0] if self.is_merged and self.rank is None else self.rank
-        if not self.is_merged:
-            return events
-        self.ranks.update(rank for rank in map(rank_of, events) if rank >= 0)
-        return [one for one in events if rank_of(one) in (-1, self.rank)]
 
-    def part(self, events: list[Event], size: int) -> Part:
+    def by_rank(self, events: list[Event]) -> dict[int | None, list[Event]]:
+        """The events of each rank that is read, of a file in which they tell theirs, else all of them for None.
+
+        Events that tell no rank are those of every rank, also of one that appears only later in the file.
+        """
+        if not self.is_merged:
+            return {None: events}
+        of_ranks: dict[int | None, list[Event]] = {self.rank: []}
+        if self.every_rank:
+            of_ranks |= {rank: [] for rank in self.ranks}
+        for event in events:
+            rank = rank_of(event)
+            if rank < 0:
+                for of_rank in of_ranks.values():
+                    of_rank.append(event)
+                if self.every_rank and event.ph not in ARROWS:
+                    self.of_all.append(event)
+                continue
+            self.ranks.add(rank)
+            if self.every_rank and rank not in of_ranks:
+                of_ranks[rank] = [*self.of_all]
+            if rank in of_ranks:
+                of_ranks[rank].append(event)
+        return of_ranks
+
+    def part(self, events: list[Event], size: int, rank: int | None) -> Part:
         found: dict[str, list[Event]] = defaultdict(list)
         memory: list[Event] = []
         for event in events:
@@ -231,16 +321,20 @@ class ChromeTrace(Reader):
                 found[event.cat].append(event)
             elif event.name == "[memory]" and event.args:
                 memory.append(event)
-        out = Part(size)
+            elif event.ph == "M" and event.name == "process_name" and event.args:
+                self.processes[event.pid] = str(event.args.name)
+        out = Part(size, rank=rank)
         for category, same in found.items():
             for kind, of_kind in by_kind(category, same).items():
                 if kind in (OPERATOR, KERNEL):
                     out.notes += [note_of(a) for one in of_kind if (a := one.args) and a.collective is not None]
                 elif kind == FRAME:
-                    self.n_frames += len(of_kind)
+                    out.n_frames += len(of_kind)
                     of_kind = [event for event in of_kind if event.name and event.name.startswith(MODULE_PREFIX)]
+                if kind is None:
+                    self.of_no_kind.update(event.pid for event in of_kind)
                 if kind is None and category not in NO_WORK:
-                    self.unread.update(category for one in of_kind if one.args and one.args.stream >= 0)
+                    out.unread.update(category for one in of_kind if one.args and stream_of(one.args) >= 0)
                 elif kind and of_kind:
                     self.is_1_x |= category == OF_1_8[0]
                     out.events.append((kind, columns(kind, of_kind, category in OF_1_8)))
@@ -332,22 +426,77 @@ def unzipped(file: BinaryIO) -> Iterator[bytes]:
             yield block
 
 
+def without_constants_of_keys(text: bytes) -> bytes:
+    """The text with null for each NaN or infinity that is the value of a key."""
+    for pattern in CONSTANTS_OF_KEYS:
+        text = pattern.sub(b"null", text)
+    return text
+
+
+def is_constant(error: msgspec.DecodeError, text: memoryview | bytes) -> bool:
+    """Whether the error is that a NaN or an infinity stands in the text."""
+    place = place_of(error)
+    return place is not None and bytes(text[place : place + 1]) in (b"N", b"I")
+
+
+def place_of(error: msgspec.DecodeError) -> int | None:
+    """The byte of the text that is wrong; None if it only ends too early, or a value is of another type."""
+    found = AT_BYTE.search(str(error))
+    return int(found[1]) if found else None
+
+
+def odd_event(text: msgspec.Raw) -> Event:
+    """What can be read of an event with values of other types than usual; an empty one for what is no object."""
+    with contextlib.suppress(ValueError, RecursionError):  # numbers too long for Python, or too many brackets
+        return lenient(Event, json.loads(bytes(text).decode(errors="replace")))
+    return Event()
+
+
 def lenient(record: type, values: object):
     """The record with those of the values that are of its fields' types, or can be made of them."""
-    found = {}
-    for field in msgspec.structs.fields(record) if isinstance(values, dict) else ():
-        if field.encode_name in values:
-            made = MADE_OF.get(field.type) or partial(msgspec.convert, type=field.type)
-            with contextlib.suppress(TypeError, ValueError, OverflowError, msgspec.ValidationError):
-                found[field.name] = made(values[field.encode_name])
+    if not isinstance(values, dict):
+        return record()
+    known, found = FIELDS[record], {}
+    for key, value in values.items():
+        if key in known:
+            name, made = known[key]
+            try:
+                found[name] = made(value)
+            except (TypeError, ValueError, OverflowError, msgspec.ValidationError):
+                continue
     return record(**found)
 
 
-MADE_OF = {
-    float: float,
-    int: lambda number: int(float(number)),
-    msgspec.Raw: lambda value: msgspec.Raw(json.dumps(value).encode()),
-    Arguments | None: partial(lenient, Arguments),
+def whole_number(value: object) -> int:
+    """Raises TypeError, ValueError or OverflowError if it is none.  Text may be hexadecimal, such as 0x10."""
+    is_hexadecimal = isinstance(value, str) and value[:2] in ("0x", "0X")
+    return int(float(int(value, 16) if is_hexadecimal else value))
+
+
+def number_or_name(value: object) -> int | str | None:
+    """What tells a process or a thread from others.  Raises msgspec.ValidationError if it is of another type."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return msgspec.convert(value, int | str | None)
+
+
+def maker_of(kind: object) -> Callable[[Any], Any]:
+    """A function that makes a value of a field of this type."""
+    made = {
+        float: float,
+        int: whole_number,
+        int | str: whole_number,
+        int | str | None: number_or_name,
+        msgspec.Raw: lambda value: msgspec.Raw(json.dumps(value).encode()),
+        Arguments | None: partial(lenient, Arguments),
+    }
+    return made.get(kind) or partial(msgspec.convert, type=kind)
+
+
+# Of each record: by the name in the file, the name of its field and what makes its value
+FIELDS = {
+    record: {field.encode_name: (field.name, maker_of(field.type)) for field in msgspec.structs.fields(record)}
+    for record in (Arguments, Event)
 }
 
 
@@ -380,11 +529,29 @@ def columns(kind: str, events: list[Event], is_1_8: bool) -> dict:
             out[name] = map(b"\0".join, map(attrgetter(*fields), arguments))
         elif name == "kernel":
             out[name] = (one.kernel and str(one.kernel) for one in arguments)
+        elif name == "stream":
+            out[name] = streams_of(arguments)
         else:
             out[name] = integers_of(arguments, name)
     if is_1_8 and "external_id" in out:
         out["external_id"] = np.maximum(out["external_id"], integers_of(arguments, "external_id_1_8"))
     return out
+
+
+def streams_of(arguments: list[Arguments]) -> np.ndarray:
+    """The number of each one's stream, or its address; -1: unknown."""
+    try:
+        return integers_of(arguments, "stream")
+    except ValueError:  # some are text
+        return np.fromiter(map(stream_of, arguments), np.int64, len(arguments))
+
+
+def stream_of(arguments: Arguments) -> int:
+    try:
+        number = whole_number(arguments.stream)
+    except (ValueError, OverflowError):
+        return -1
+    return number if abs(number) < 2**63 else -1
 
 
 def note_of(arguments: Arguments) -> Note:

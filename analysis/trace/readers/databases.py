@@ -15,6 +15,7 @@ import csv
 import re
 import sqlite3
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import cache, lru_cache, partial
@@ -52,6 +53,12 @@ SUFFIX = re.compile(
     r", (?=(?:seq|op_id|sizes|input_op_ids) = )"
     r"(?:seq = (-?\d{1,18})(?:, |$))?(?:op_id = \d+(?:, |$))?(?:sizes = (\[[\d, \[\]]*\]))?"
 )
+NOTES_SHOWN = 2  # of what a profiler says of itself, the first ones: those that follow are of the same cause
+NSYS_REMEDIES = {  # by what nsys says
+    "not supported by this build": "; a newer nsys knows this driver",
+    "PRIVILEGES": "; the driver lets only administrators profile",
+    "performance counters": "; the driver lets only administrators profile",
+}
 ROCPROFV3 = "rocprofv3 --kernel-trace --memory-copy-trace --hip-runtime-trace --marker-trace"
 
 
@@ -87,23 +94,44 @@ class Database(Reader):
 
     def parts(self, wanted: Callable[[str], bool] | None = None) -> Iterator[Part]:
         with self.opened() as database, progress_bar(f"Reading {self.path.name}") as bar:
-            which = self.look(database)
-            bar.total = which.pop("n")
-            for view, kind in (ON_DEVICE | ON_HOST).items():
-                names = [name for name in names_in(database, view) if kind not in ON_GPU or name != "process"]
-                selected = ", ".join(f'"{name}"' for name in names)
-                found = database.execute(f"SELECT {selected} FROM {view} {OF_PROCESS} AND {HAS_START}", which)
-                while some := found.fetchmany(ROWS):
-                    bar.update(len(some))
-                    if self.watch:
-                        self.watch(self.path, min(bar.n / bar.total, 1.0))
-                    columns = dict(zip(names, zip(*some, strict=True), strict=True))
-                    part = Part(SIZE * len(some), self.events_of(kind, columns, wanted))
-                    self.first_us = min(self.first_us, *(one["start"].min(initial=np.inf) for _, one in part.events))
-                    yield part
+            to_read, bar.total = self.look(database)
+            for rank, which in to_read.items():
+                yield self.facts_of(database, rank, which)
+                yield from self.parts_of(database, rank, which, wanted, bar)
 
-    def look(self, database: sqlite3.Connection) -> dict[str, Any]:
-        """Take what the file tells beside its events; which process is read, as the parameters of SQL, and its rows."""
+    def parts_of(
+        self,
+        database: sqlite3.Connection,
+        rank: int | None,
+        which: dict[str, Any],
+        wanted: Callable[[str], bool] | None,
+        bar: Any,
+    ) -> Iterator[Part]:
+        """The events of a process.  bar: shows how many have been read."""
+        for view, kind in (ON_DEVICE | ON_HOST).items():
+            names = [name for name in names_in(database, view) if kind not in ON_GPU or name != "process"]
+            selected = ", ".join(f'"{name}"' for name in names)
+            found = database.execute(f"SELECT {selected} FROM {view} {OF_PROCESS} AND {HAS_START}", which)
+            while some := found.fetchmany(ROWS):
+                bar.update(len(some))
+                if self.watch:
+                    self.watch(self.path, min(bar.n / bar.total, 1.0))
+                columns = dict(zip(names, zip(*some, strict=True), strict=True))
+                part = Part(SIZE * len(some), self.events_of(kind, columns, wanted), rank=rank)
+                self.first_us = min(self.first_us, *(one["start"].min(initial=np.inf) for _, one in part.events))
+                yield part
+
+    def facts_of(self, database: sqlite3.Connection, rank: int | None, which: dict[str, Any]) -> Part:
+        """What the file tells of a process beside its events."""
+        facts = next(iter(records(database, f"about {OF_FACTS}", which)), {})
+        about = {"baseTimeNanoseconds": facts.get("base", 0) + self.base}
+        about |= {"hostInfo": {"name": facts.get("host")}, "distributedInfo": facts}
+        unread = Counter(name for (name,) in database.execute(f"SELECT name FROM others {OF_PROCESS}", which))
+        return Part(0, rank=rank, about=about, unread=unread)
+
+    def look(self, database: sqlite3.Connection) -> tuple[dict[int | None, dict[str, Any]], float]:
+        """Take what is known of all of the file; the processes to read, as parameters of SQL, by rank (None where
+        there is one), and about how many rows they have."""
         existing = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
         for table, columns in self.reads.items():
             self.view(database, table, columns, self.source(table, existing))
@@ -111,23 +139,27 @@ class Database(Reader):
         if (hosts := database.execute("SELECT n FROM hosts").fetchone()[0]) > 1:
             raise UserError(f"{self.path}: events of {hosts} hosts, whose clocks differ; export each host's alone")
         spans = [database.execute(SPAN.format(view)).fetchone() for view in ON_DEVICE]
+        if not spans[0][0]:
+            raise UserError(f"{self.path}: no kernels in it{self.why_no_kernels(database)}")
         if not spans[0][1]:
-            why = "none of its kernels has an end, as when a run is killed" if spans[0][0] else "no kernels in it"
+            why = "none of its kernels has an end, as when a run is killed"
             raise UserError(f"{self.path}: {why}; {self.command} records them")
         processes = [process for (process,) in database.execute(PROCESSES)] or [-1]
-        which = {"is_first": not self.rank, "process": processes[self.rank or 0]}
+        to_read: dict[int | None, dict[str, Any]] = {None: {"is_first": True, "process": processes[0]}}
         if len(processes) > 1:
             self.ranks, self.rank = {*range(len(processes))}, self.rank or 0
+            chosen = range(len(processes)) if self.every_rank else [self.rank]
+            to_read = {number: {"is_first": number == 0, "process": processes[number]} for number in chosen}
         self.cut_off = any(n > (ended or 0) for n, ended, *_ in spans)
         n, _, first, last = zip(*(span for span in spans if span[1]), strict=True)
         self.base, self.last = min(first), max(last)
-        facts = next(iter(records(database, f"about {OF_FACTS}", which)), {})
-        self.metadata["baseTimeNanoseconds"] = facts.get("base", 0) + self.base
-        self.metadata |= {"hostInfo": {"name": facts.get("host")}, "distributedInfo": facts}
         self.metadata["deviceProperties"] = records(database, "devices", {})
-        self.unread.update(name for (name,) in database.execute(f"SELECT name FROM others {OF_PROCESS}", which))
         host = (database.execute(f"SELECT COUNT(*) FROM {view}").fetchone()[0] for view in ON_HOST)
-        return which | {"n": (sum(n) + sum(host)) / len(processes)}
+        return to_read, (sum(n) + sum(host)) * len(to_read) / len(processes)
+
+    def why_no_kernels(self, database: sqlite3.Connection) -> str:
+        """Why there may be none, as far as the file tells, and what would record them."""
+        return f"; {self.command} records them"
 
     def source(self, table: str, existing: set[str]) -> str | None:
         """What SQL reads the table from; None without it."""
@@ -159,7 +191,9 @@ class Database(Reader):
         is_open = whole["end"] < 0
         whole |= {name: (whole[name] - self.base) / 1e3 for name in ("start", "end")}
         whole["end"][is_open] = (self.last - self.base) / 1e3 if kind == RANGE else np.nan
-        stay = column((wanted(name) for name in whole["name"]), n, bool) if wanted else np.ones(n, bool)
+        stay = np.ones(n, bool)
+        if wanted:  # a range may have no name, or a number as one
+            stay = column((isinstance(name, str) and wanted(name) for name in whole["name"]), n, bool)
         return [
             (one, {name: whole.get(name, np.full(n, unknown.get(name, -1)))[rows & stay] for name in names})
             for one, rows in parts.items()
@@ -212,6 +246,20 @@ def signature_of(shapes: str | None) -> bytes | None:
 class Nsys(Database):
     tool, sign, sql = "nsys", "StringIds|CUPTI_ACTIVITY|NVTX_EVENTS", "nsys.sql"
     command = "nsys profile --trace=cuda,nvtx"
+
+    def why_no_kernels(self, database: sqlite3.Connection) -> str:
+        (graphs,) = database.execute("SELECT COUNT(*) FROM others").fetchone()
+        if graphs:
+            return f", but {graphs:,} executions of whole graphs; --cuda-graph-trace=node records their kernels"
+        (is_traced,) = database.execute("SELECT is_so FROM cuda_was_traced").fetchone()
+        if not is_traced:
+            return super().why_no_kernels(database)
+        texts = [" ".join(text.split()) for (text,) in database.execute("SELECT text FROM notes")]
+        notes = [text.split(". ")[0].rstrip(".") for text in texts]
+        if not notes:
+            return ", though CUDA was traced: did the program use the GPU while nsys recorded it?"
+        remedy = next((what for words, what in NSYS_REMEDIES.items() if words in " ".join(notes)), "")
+        return f", though CUDA was traced; nsys says why: {'; '.join(notes[:NOTES_SHOWN])}{remedy}"
 
 
 class NsysReport(Nsys):

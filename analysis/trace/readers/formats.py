@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import os
 import re
 import shutil
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,11 +30,14 @@ OF_ROCPROFV3 = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"')
 SIGN = re.compile(rb'"(traceEvents|schemaVersion|ph|rocprofiler-sdk-tool)"|^SQLite format 3|Start_Timestamp')
 BEGIN = 1 << 16
 GZIP = b"\x1f\x8b"
+DEPTH = 4  # of folders below one that is named, in which traces are looked for
+NAMED = 8  # folders with traces that are not read
+LOOKED_AT = 20  # files of a folder, to see whether it has traces
 SQLITE = b"SQLite format 3\0"  # how such a file begins
 NOT_READ = read_ini(Path(__file__).with_suffix(".ini"))
 
 
-def reader_of(path: Path, watch: OnProgress | None = None, rank: int | None = None) -> Reader:
+def reader_of(path: Path, watch: OnProgress | None = None, rank: int | None = None, every_rank: bool = False) -> Reader:
     """What reads the file, by its content.  Raises UserError, naming it, for one of a format that is not read."""
     from analysis.trace.readers import chrome, databases, rocprofv3  # names of files are asked for without these
 
@@ -41,7 +46,7 @@ def reader_of(path: Path, watch: OnProgress | None = None, rank: int | None = No
         kind = databases.kind_of(path)
     elif rocprofv3.OF_SET.search(path.name):
         kind = rocprofv3.Rocprofv3Csv
-    elif OF_ROCPROFV3.match(unpacked(path, begin)):
+    elif OF_ROCPROFV3.match(unpacked(begin)):
         kind = rocprofv3.Rocprofv3Json
     elif path.suffix == ".nsys-rep" and shutil.which("nsys"):
         kind = databases.NsysReport
@@ -49,35 +54,57 @@ def reader_of(path: Path, watch: OnProgress | None = None, rank: int | None = No
         raise UserError(why)
     else:
         kind = chrome.ChromeTrace
-    return kind(path, watch, rank)
+    return kind(path, watch, rank, every_rank)
 
 
 def why_not_read(path: Path) -> str | None:
     """What the file is and what is read instead, where another profiler wrote it; None where it may be a trace."""
-    begin = unpacked(path, beginning(path, BEGIN))
+    begin = unpacked(beginning(path, BEGIN))
     for what, of in ((section, NOT_READ[section]) for section in NOT_READ.sections()):
         if re.search(rf"({of['name']})$", path.name) and re.match(of["begins"].encode(), begin):
             return f"{path}: {what}, which is not read; {of['instead']}"
     return None
 
 
-def unpacked(path: Path, begin: bytes) -> bytes:
-    """The beginning of what is in the file."""
-    with contextlib.suppress(UserError):  # damaged: reading it says so
-        return beginning(path, BEGIN, gzip.open) if begin.startswith(GZIP) else begin
-    return begin
+def unpacked(begin: bytes) -> bytes:
+    """The beginning of what is in a file that begins so; nothing where it is damaged, which reading it says."""
+    if not begin.startswith(GZIP):
+        return begin
+    try:
+        return zlib.decompressobj(wbits=31).decompress(begin, BEGIN)
+    except zlib.error:
+        return b""
 
 
-def left_out(folder: Path) -> list[UserError]:
-    """What else in a folder looks like a profile, and why it is not read: files of others, and folders with traces."""
+def left_out(folder: Path, read: Collection[Path] = ()) -> list[UserError]:
+    """What else in a folder looks like a profile, and why it is not read: files of others, and folders with traces.
+
+    read: the files that were, also those beside the traces that told of their graphs.
+    """
     why = []
-    for one in sorted(folder.iterdir()):
-        if one.is_file() and not (may_be_trace(one.name) or is_of_ours_but_no_trace(one.name)):
+    for file in folder.iterdir():
+        if file.is_file() and not (may_be_trace(file.name) or is_of_ours_but_no_trace(file.name)):
             with contextlib.suppress(UserError):  # not readable, and asked for by nobody
-                why.append(why_not_read(one))
-        elif one.is_dir() and one.name != PROFILES and any(may_be_trace(file.name) for file in one.iterdir()):
-            why.append(f"{one}: a folder with files that may be traces; name it to read them")
-    return [UserError(one) for one in why if one]
+                why.append(why_not_read(file))
+    read_folders = {file.parent.resolve() for file in read}
+    folders = [place for place in folders_with_traces(folder) if place.resolve() not in read_folders]
+    why += [f"{place}: a folder with files that may be traces; name it to read them" for place in folders[:NAMED]]
+    if len(folders) > NAMED:
+        why.append(f"{folder}: {len(folders) - NAMED} more folders below it with files that may be traces")
+    return [UserError(reason) for reason in sorted(filter(None, why))]
+
+
+def folders_with_traces(folder: Path) -> list[Path]:
+    """The folders below one that contain traces, by their names and beginnings; not those deeper than DEPTH."""
+    found = []
+    for place, names, files in os.walk(folder):
+        depth = len(Path(place).relative_to(folder).parts)
+        visible = sorted(name for name in names if not name.startswith("."))
+        names[:] = visible if depth < DEPTH else []
+        candidates = [Path(place, name) for name in sorted(files) if may_be_trace(name)]
+        if depth > 0 and any(map(begins_as_trace, candidates[:LOOKED_AT])):
+            found.append(Path(place))
+    return found
 
 
 def find_traces(folder: Path) -> list[Path]:

@@ -12,6 +12,8 @@
 -- reads TARGET_INFO_GPU: id name smCount totalMemory computeMajor computeMinor
 -- reads TARGET_INFO_SESSION_START_TIME: utcEpochNs
 -- reads TARGET_INFO_SYSTEM_ENV: name value
+-- reads DIAGNOSTIC_EVENT: timestamp severity text
+-- reads META_DATA_CAPTURE: name value
 
 CREATE TEMP VIEW kernels AS
 SELECT start, COALESCE("end", -1) AS "end", COALESCE(value, 'unnamed kernel') AS name,
@@ -54,7 +56,7 @@ FROM CUPTI_ACTIVITY_KIND_RUNTIME LEFT JOIN functions ON id = nameId;
 -- Pushed (59) and started (60) ranges.  Those of libraries, most with domains (75) of their own, are no parts of the
 -- program.
 CREATE TEMP VIEW ranges AS
-SELECT start, COALESCE("end", -1) AS "end", COALESCE(text, value) AS name,
+SELECT start, COALESCE("end", -1) AS "end", CAST(COALESCE(text, value) AS TEXT) AS name,
     COALESCE((globalTid >> 24) & 0xFFFFFF, -1) AS process, COALESCE(globalTid & 0xFFFFFF, -1) AS tid
 FROM NVTX_EVENTS LEFT JOIN StringIds ON id = textId
 WHERE eventType IN (59, 60) AND COALESCE(text, value) NOT GLOB 'nccl[A-Z]*' AND COALESCE(domainId, 0) NOT IN (
@@ -72,6 +74,17 @@ SELECT (SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'Hostname') AS hos
 CREATE TEMP VIEW devices AS
 SELECT name, smCount AS numSms, totalMemory AS totalGlobalMem, computeMajor, computeMinor
 FROM TARGET_INFO_GPU ORDER BY id NOT IN (SELECT deviceId FROM CUPTI_ACTIVITY_KIND_KERNEL), id;
+
+-- What nsys itself noted of CUDA, as warnings (2) and errors (3); that nothing came is no reason for it
+CREATE TEMP VIEW notes AS
+SELECT text FROM DIAGNOSTIC_EVENT
+WHERE severity IN (2, 3) AND (text LIKE '%CUDA%' OR text LIKE '%CUPTI%' OR text LIKE '%GPU performance counters%')
+    AND text NOT LIKE 'No CUDA events collected%'
+GROUP BY text ORDER BY MIN(timestamp);
+
+CREATE TEMP VIEW cuda_was_traced AS
+SELECT COUNT(*) > 0 AS is_so FROM META_DATA_CAPTURE
+WHERE name = 'CAPTURE_EVENT_TYPE' AND value LIKE 'cuda%' OR name LIKE '%COLLECT_CUDA_TRACE' AND value = 'true';
 
 CREATE TEMP VIEW others AS
 SELECT 'executions of whole graphs (--cuda-graph-trace=node records their kernels)' AS name,

@@ -52,7 +52,7 @@ CREATE TEMP VIEW calls AS
 SELECT start, "end", name, process, tid, correlation FROM regions WHERE category LIKE 'HIP%';
 
 CREATE TEMP VIEW ranges AS
-SELECT start, "end", COALESCE(message, name) AS name, process, tid FROM regions
+SELECT start, "end", CAST(COALESCE(message, name) AS TEXT) AS name, process, tid FROM regions
 WHERE category LIKE 'MARKER%' AND COALESCE(message, name) NOT LIKE 'roctx%';
 
 CREATE TEMP VIEW hosts AS SELECT COUNT(DISTINCT machine_id) AS n FROM rocpd_info_node;

@@ -58,7 +58,7 @@ class Rocprofv3Json(Rocprofv3):
             processes = decode(gzip.decompress(text) if text.startswith(GZIP) else text)
         except msgspec.ValidationError as error:
             raise UserError(f"{self.path}: JSON of {self.tool} in a form that is not known here: {error}") from error
-        except (msgspec.DecodeError, zlib.error) as error:
+        except (msgspec.DecodeError, zlib.error, EOFError) as error:
             raise UserError(f"{self.path}: truncated or damaged: {error}") from error
         for number, one in enumerate(*processes.values()):
             kinds = enumerate(one.strings.get("buffer_records", []))

@@ -19,11 +19,19 @@ FROM rocpd_op O
     LEFT JOIN rocpd_string D ON D.id = O.description_id
     LEFT JOIN rocpd_string T ON T.id = O.opType_id;
 
+-- By the names of AMD's runtime; the kernels of a graph are Tasks.  A marker does no work.
+CREATE TEMP VIEW kinds AS
+SELECT *, CASE WHEN type LIKE '%Kernel%' OR type = 'Task' THEN 'kernel'
+        WHEN type LIKE '%Copy%' OR type LIKE '%Memcpy%' THEN 'copy'
+        WHEN type LIKE '%Fill%' OR type LIKE '%Memset%' THEN 'set'
+        WHEN type LIKE '%Marker%' OR type LIKE '%Barrier%' THEN 'none' ELSE 'unknown' END AS kind_of_work
+FROM operations;
+
 CREATE TEMP VIEW kernels AS
 SELECT start, "end", COALESCE(description, N.string, type) AS name, process, device, stream, correlation
-FROM operations
+FROM kinds
     LEFT JOIN rocpd_kernelapi K ON K.api_ptr_id = correlation LEFT JOIN rocpd_string N ON N.id = K.kernelName_id
-WHERE type LIKE '%Kernel%';
+WHERE kind_of_work = 'kernel';
 
 CREATE TEMP VIEW copies AS
 SELECT start, "end",
@@ -31,11 +39,11 @@ SELECT start, "end",
         WHEN type LIKE '%DeviceToHost%' OR kind = 2 THEN 'Memcpy DtoH'
         WHEN type LIKE '%DeviceToDevice%' OR kind = 3 THEN 'Memcpy DtoD' ELSE 'Memcpy' END AS name,
     process, device, stream, correlation
-FROM operations LEFT JOIN rocpd_copyapi ON api_ptr_id = correlation WHERE type LIKE '%Copy%' OR type LIKE '%Memcpy%';
+FROM kinds LEFT JOIN rocpd_copyapi ON api_ptr_id = correlation WHERE kind_of_work = 'copy';
 
 CREATE TEMP VIEW sets AS
 SELECT start, "end", 'Memset (Device)' AS name, process, device, stream, correlation
-FROM operations WHERE type LIKE '%Fill%' OR type LIKE '%Memset%';
+FROM kinds WHERE kind_of_work = 'set';
 
 CREATE TEMP VIEW calls AS
 SELECT start, COALESCE("end", -1) AS "end", string AS name, COALESCE(pid, -1) AS process, COALESCE(tid, -1) AS tid,
@@ -43,8 +51,8 @@ SELECT start, COALESCE("end", -1) AS "end", string AS name, COALESCE(pid, -1) AS
 FROM rocpd_api A LEFT JOIN rocpd_string N ON N.id = apiName_id WHERE string LIKE 'hip%' OR string LIKE 'cu%';
 
 CREATE TEMP VIEW ranges AS
-SELECT start, COALESCE("end", -1) AS "end", COALESCE(U.string, S.string) AS name, COALESCE(pid, -1) AS process,
-    COALESCE(tid, -1) AS tid
+SELECT start, COALESCE("end", -1) AS "end", CAST(COALESCE(U.string, S.string) AS TEXT) AS name,
+    COALESCE(pid, -1) AS process, COALESCE(tid, -1) AS tid
 FROM rocpd_api
     LEFT JOIN rocpd_string N ON N.id = apiName_id LEFT JOIN rocpd_ustring U ON U.id = args_id
     LEFT JOIN rocpd_string S ON S.id = args_id
@@ -57,4 +65,5 @@ CREATE TEMP VIEW about AS SELECT NULL AS host, 0 AS base, NULL AS rank, NULL AS 
 
 CREATE TEMP VIEW devices AS SELECT NULL AS name WHERE 0;
 
-CREATE TEMP VIEW others AS SELECT NULL AS name, -1 AS process WHERE 0;
+CREATE TEMP VIEW others AS
+SELECT COALESCE(type, 'without a type') AS name, process FROM kinds WHERE kind_of_work = 'unknown';
