@@ -507,3 +507,12 @@ def test_performance_study_refuses(command, tmp_path, flags):
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "error: " in err
     assert not list(tmp_path.iterdir())
+
+
+def test_the_tests_have_two_sets_and_no_third():
+    code, out = launch("run_tests.sh", "--fast", cwd=PROJECT)
+    assert (code, out.count("\n")) == (2, 1)
+    assert out.startswith("run_tests.sh: error: --fast: is gone; ") and "--all" in out
+    assert "./run_tests.sh --all\n" in (PROJECT / ".ci" / "run").read_text()
+    workflow = (PROJECT / ".github" / "workflows" / "ci.yml").read_text()
+    assert ".ci/run\n" in workflow and "./run_tests.sh\n" in workflow  # all, and the short set with the oldest versions
