@@ -333,7 +333,7 @@ def start_nodes(tmp_path, *flags: str, environments=({}, {}), before=((), ())):
     for node, environment in enumerate(environments):
         cwd = tmp_path / f"node{node}"
         (cwd / "home").mkdir(parents=True)
-        environment = {"HOME": str(cwd / "home"), "OMP_NUM_THREADS": "1"} | environment
+        environment = {"HOME": str(cwd / "home"), "OMP_NUM_THREADS": "1", "WARM_PYTHON": "no"} | environment
         command = [str(PROJECT / "launch_multi_node.sh"), *before[node], *flags, *SMALL_MODEL, "--device", "cpu"]
         nodes.append(start(*command, cwd=cwd, env=environment))
     return nodes
@@ -383,7 +383,7 @@ def test_a_killed_rank_leaves_the_summary_of_the_one_that_torchrun_ends(tmp_path
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     flags = ["--num-steps", "20000", "--log-interval", "20000", "--device", "cpu", "--output-dir", "run"]
     command = [*torchrun, str(PROJECT / "tiny_llama_v1.py"), *SMALL_MODEL, *flags]
-    run = start(*command, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+    run = start(*command, cwd=tmp_path, env={"OMP_NUM_THREADS": "1", "WARM_PYTHON": "no"})
     read_until(run, "Step 1/")
     ranks = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
     (pid,) = (pid for pid in ranks if "RANK=1" in Path(f"/proc/{pid}/environ").read_text().split("\0"))

@@ -9,7 +9,6 @@ imported.  `WARM_PYTHON=no` in the environment makes all starts such.
 """
 
 import os
-import signal
 import socket
 import subprocess
 from collections.abc import Callable
@@ -45,7 +44,8 @@ def start_server(folder: Path, real: str) -> tuple[str, Callable[[], None]]:
         listener.listen(64)  # who comes before the server is ready waits
         listeners.append(listener)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    numbers = [listener.fileno() for listener in listeners]
+    watched, kept = os.pipe()  # ends with this process, and the server with it
+    numbers = [*(listener.fileno() for listener in listeners), watched]
     process = subprocess.Popen(
         [real, "-c", "from tests.warm_python import server; server.main()", str(warm), *map(str, numbers)],
         cwd=PROJECT,
@@ -54,11 +54,12 @@ def start_server(folder: Path, real: str) -> tuple[str, Callable[[], None]]:
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is for the tests
     )
+    os.close(watched)
     for listener in listeners:
         listener.close()
 
     def end() -> None:
-        os.killpg(process.pid, signal.SIGTERM)
+        os.close(kept)
         process.wait()
 
     return str(warm), end

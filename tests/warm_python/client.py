@@ -10,7 +10,7 @@ PROJECT = ""
 READ_AT_IMPORT = ("CUDA_", "GOMP_", "HIP_", "KINETO_", "KMP_", "LD_", "MKL_", "MPL", "OMP_", "OPENBLAS_", "PYTHON")
 READ_AT_IMPORT += ("PYTORCH_", "ROCR_", "TORCH", "TRITON_")
 # But for what is set in the fork as well, or is read later.
-READ_LATER = {"PYTHONPATH", "PYTHONUNBUFFERED", "TORCHINDUCTOR_CACHE_DIR", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+READ_LATER = {"PYTHON", "PYTHONPATH", "PYTHONUNBUFFERED", "TORCHINDUCTOR_CACHE_DIR", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
 READ_LATER |= {"GOMP_SPINCOUNT", "KINETO_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL"}  # commands set them for themselves
 WORKERS = ("from multiprocessing.forkserver import main", "from multiprocessing.spawn import spawn_main")
 

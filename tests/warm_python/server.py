@@ -58,8 +58,9 @@ def receive(connection: socket.socket) -> tuple[dict, list[int]]:
 class Server:
     """Answers clients: forks, and tells the exit codes."""
 
-    def __init__(self, listener: socket.socket):
-        self.listener = listener
+    def __init__(self, listener: socket.socket, session: int):
+        """session: a file at whose end the tests have ended."""
+        self.listener, self.session = listener, session
         self.started: dict[socket.socket, int] = {}  # connection to a client: its fork
         self.environment = read_at_import(os.environ)
         self.woken, wakes = os.pipe()
@@ -71,8 +72,10 @@ class Server:
     def next_request(self) -> dict:
         """Serves until it is in a fork; returns what that is to run."""
         while True:
-            waited = [self.listener, self.woken, *self.started]
+            waited = [self.listener, self.session, self.woken, *self.started]
             ready, _, _ = select.select(waited, [], [])
+            if self.session in ready:
+                os._exit(0)
             for one in ready:
                 if one is self.listener:
                     asked = self.accept()
@@ -261,11 +264,14 @@ def exit_code(told: object) -> int:
 
 
 def main() -> None:
-    """Never returns; forks end as their programs do."""
+    """Returns once the tests have ended; forks end as their programs do."""
     sys.executable, *numbers = sys.argv[1:]
     multiprocessing.set_executable(sys.executable)
-    of_project, of_programs = (socket.socket(fileno=int(number)) for number in numbers)
-    select.select([of_project, of_programs], [], [])  # tests that start no process need no server
+    of_project, of_programs = (socket.socket(fileno=int(number)) for number in numbers[:2])
+    session = int(numbers[2])
+    ready, _, _ = select.select([of_project, of_programs, session], [], [])  # for a start, which may not come
+    if session in ready:
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in LIBRARIES:
@@ -274,7 +280,7 @@ def main() -> None:
         if project:
             for name in MODULES:
                 importlib.import_module(name)
-    server = Server(of_project if project else of_programs)
+    server = Server(of_project if project else of_programs, session)
     gc.collect()
     gc.freeze()  # a collection in a fork would copy all that it looks at
     asked = server.next_request()
