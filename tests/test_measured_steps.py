@@ -27,7 +27,8 @@ run_command(m.main)
 def run(folder, *flags: str, **card: str) -> subprocess.CompletedProcess:
     path = os.pathsep.join([str(PROJECT)] + [str(PROJECT / "tests/pretend_gpu")] * bool(card))
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | (card or {"CUDA_VISIBLE_DEVICES": ""})
-    command = [sys.executable, "-c", CODE, *flags]
+    (folder / "measured.py").write_text(CODE)
+    command = [sys.executable, str(folder / "measured.py"), *flags]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
