@@ -58,6 +58,7 @@ def test_without_a_gpu_one_line_says_what_would_do(tmp_path):
     assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "there is no such file" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_an_h100_took_is_as_expected():
     """The docs say so of the stored rows."""
     path = PROJECT / "benchmarks" / "results" / "nvidia-h100-80gb-hbm3" / "measured_steps.json"
