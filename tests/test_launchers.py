@@ -427,7 +427,6 @@ def test_baseline(tmp_path):
     assert list(tmp_path.iterdir()) == [folder]
 
 
-@pytest.mark.slow
 def test_chosen_folder_is_used_twice(tmp_path):
     for _ in range(2):
         code, out = launch("run_baseline.sh", *TRIVIAL, "--output-dir", "here", cwd=tmp_path)
@@ -443,7 +442,6 @@ def test_chosen_folder_is_used_twice(tmp_path):
     assert before == {f: f.read_bytes() for f in (tmp_path / "here").rglob("*") if f.is_file()}
 
 
-@pytest.mark.slow
 def test_a_run_whose_launcher_alone_receives_a_signal(tmp_path):
     process = start(str(PROJECT / "run_baseline.sh"), *SMALL_MODEL, *EVERY_STEP, cwd=tmp_path)
     read_until(process, "Step 5/")
@@ -455,7 +453,6 @@ def test_a_run_whose_launcher_alone_receives_a_signal(tmp_path):
     assert "Run interrupted" in (folder / "training_output.log").read_text()
 
 
-@pytest.mark.slow
 def test_traces_that_are_there(tmp_path):
     (tmp_path / "traces").mkdir()
     write_trace(tmp_path / "traces" / "trace.json", *SMALL)

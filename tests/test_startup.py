@@ -53,7 +53,6 @@ def test_the_venv_beside_the_script_takes_over(project, name):
     assert said == f"{name}: {REAL_PYTHON}: no {LACKING[name]}; continuing with {python}"
 
 
-@pytest.mark.slow
 def test_help_answers_from_the_venv(project):
     make_venv(project, f'shift; exec {REAL_PYTHON} "$@"')
     code, out = finish(start(*BARE, "run_exercise.py", "--help", cwd=project))
