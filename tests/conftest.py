@@ -96,6 +96,8 @@ def pytest_configure(config):
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if torch.cuda.is_available():
+        return  # whether imports leave CUDA alone, so that forks can use it, is not for tests to rely on
     if hasattr(config, "workerinput"):
         warm = config.workerinput["warm_python"]
     else:
@@ -114,7 +116,8 @@ def pytest_configure(config):
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
     """Tells a worker of xdist where the warm interpreter is."""
-    node.workerinput["warm_python"] = node.config.stash[WARM_PYTHON][0]
+    if WARM_PYTHON in node.config.stash:
+        node.workerinput["warm_python"] = node.config.stash[WARM_PYTHON][0]
 
 
 def pytest_collection_modifyitems(items):
