@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
-# Set up what is missing and run the tests.
-#   ./run_tests.sh [flags of pytest]
-#   ./run_tests.sh --fast [flags of pytest]     without the slow ones: every module, in four to five minutes on two cores
+# Set up what is missing, check format and lint, and run the tests.
+#   ./run_tests.sh [flags of pytest]            every module and every command: about three minutes on two cores
+#   ./run_tests.sh --all [flags of pytest]      everything: about twelve minutes
 . "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/launcher_common.sh" || exit 1
 
+MARKED=(-m "not slow")
+case ${1:-} in
+    --all) MARKED=() && shift ;;
+    --fast) refuse "--fast: is gone; ./run_tests.sh runs the short set, ./run_tests.sh --all everything" ;;
+esac
 # shellcheck disable=SC2034 # read by use_python: without the GPU, its tests are skipped
 DEVICE=cpu
 use_python "$HERE/requirements.txt" "$HERE/requirements-dev.txt"
@@ -14,5 +19,4 @@ fi
 cd "$HERE" || exit 1
 "$PYTHON" -m ruff check . && "$PYTHON" -m ruff format --check . || exit 1
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the workers share the cores
-if [ "${1:-}" = --fast ]; then set -- -m "not slow" "${@:2}"; fi
-exec "$PYTHON" -m pytest -n "${PYTEST_WORKERS:-3}" --dist worksteal "$@" # on two cores: one waits while others work
+exec "$PYTHON" -m pytest -n "${PYTEST_WORKERS:-3}" --dist worksteal ${MARKED[@]+"${MARKED[@]}"} "$@" # on two cores: one waits while others work

@@ -3,9 +3,14 @@
 import builtins
 import functools
 import importlib.util
+import multiprocessing
 import os
+import shutil
 import signal
 import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 
 from harness.run.startup import default_variables
 
@@ -19,6 +24,7 @@ from conforming import conforming
 from helpers import SMALL_MODEL, exit_code, run_command
 from hypothesis import HealthCheck, settings
 from torch import nn
+from warm_python import start_server
 
 import tiny_llama_v1 as tiny_llama
 from analysis.diagnosis import traces
@@ -81,10 +87,38 @@ def known_peaks(measured_peaks):
 TAKE_MINUTES = ("test_an_exercise_runs_and_fills_its_worksheet", "test_blocks_of_the_other_texts_run")
 
 
-def pytest_configure():
-    """A runner in the background ignores SIGINT, and what it starts would inherit that."""
+WARM_PYTHON = pytest.StashKey[tuple[str, Callable[[], None]]]()
+
+
+def pytest_configure(config):
+    """A runner in the background ignores SIGINT, and what it starts would inherit that.
+
+    Python processes that tests start are forks of one that has imported PyTorch, the same for all workers.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if torch.cuda.is_available():
+        return  # whether imports leave CUDA alone, so that forks can use it, is not for tests to rely on
+    if hasattr(config, "workerinput"):
+        warm = config.workerinput["warm_python"]
+    else:
+        folder = Path(tempfile.mkdtemp(prefix="warm"))  # the name of a socket has to be short
+        warm, end = start_server(folder / "python", sys.executable)
+        config.stash[WARM_PYTHON] = (warm, end)
+        config.add_cleanup(lambda: shutil.rmtree(folder))
+        config.add_cleanup(end)
+        if config.getoption("numprocesses", None):
+            return  # its workers are processes from nothing
+    sys.executable = warm
+    multiprocessing.set_executable(warm)
+    os.environ["PATH"] = f"{Path(warm).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Tells a worker of xdist where the warm interpreter is."""
+    if WARM_PYTHON in node.config.stash:
+        node.workerinput["warm_python"] = node.config.stash[WARM_PYTHON][0]
 
 
 def pytest_collection_modifyitems(items):

@@ -23,6 +23,7 @@ from harness.documents.schema import is_document
 from harness.ranks.failures import exit_code_of
 
 PROJECT = Path(__file__).resolve().parent.parent
+REAL_PYTHON = sys.executable  # in tests, sys.executable becomes one that starts warm, see tests/warm_python
 # The types of all documents by name, as documents.Prediction.
 documents = SimpleNamespace(
     **{

@@ -4,6 +4,7 @@ python3 run_exercise.py all --output-dir FOLDER
 python3 tests/record_exercise_results.py FOLDER
 """
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -12,11 +13,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import workshop.exercise.results
 from harness.base.documents import read_document
-from workshop.exercise.page import exercises, fields
+from workshop.exercise.page import exercises, fields, shell_blocks
 from workshop.exercise.results import Results, machine
 from workshop.worksheets.worksheet import answers
 
 RECORDED = Path(__file__).parent / "exercise_results"
+COMMANDS = RECORDED / "commands.json"  # by exercise: what it ran as its results were recorded
 LONG = 100  # numbers in a list, of which the ends are kept
 
 
@@ -71,6 +73,14 @@ def kept(value):
     return value
 
 
+def commands_of(number: int) -> str:
+    """A digest of what an exercise runs and of what its worksheet reads."""
+    text = exercises()[number].text
+    parts = [block.commands for block in shell_blocks(text)]
+    parts += [f"{field.id} {field.file} {field.formula}" for field in fields(text)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
 def record(folder: Path, number: int) -> None:
     documents = {}
 
@@ -102,3 +112,4 @@ def record(folder: Path, number: int) -> None:
 if __name__ == "__main__":
     for number in exercises():
         record(Path(sys.argv[1]) / f"exercise_{number}", number)
+    COMMANDS.write_text(json.dumps({number: commands_of(number) for number in exercises()}, indent=1) + "\n")

@@ -97,7 +97,6 @@ def test_only_what_is_missing_and_slows_the_program_is_asked_for():
     assert all("record_shapes=True" in "".join(lines) and "activities" not in "".join(lines) for lines in (shapes,))
 
 
-@pytest.mark.slow
 def test_the_lines_run_and_their_trace_lacks_nothing(tmp_path, monkeypatch):
     """As somebody would paste them into a loop."""
     monkeypatch.chdir(tmp_path)

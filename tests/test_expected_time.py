@@ -149,6 +149,7 @@ def test_a_rank_moves_its_shard_only():
 # --- dry runs ---
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_to_expect(train, tmp_path):
     flags = "--dry-run --size small --attention sdpa --precision bf16 --target-device H100 --output-dir run"
     code, out, _ = train(*flags.split(), small=False)

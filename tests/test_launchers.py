@@ -369,7 +369,7 @@ def start_nodes(tmp_path, *flags: str, environments=({}, {}), before=((), ())):
     for node, environment in enumerate(environments):
         cwd = tmp_path / f"node{node}"
         (cwd / "home").mkdir(parents=True)
-        environment = {"HOME": str(cwd / "home"), "OMP_NUM_THREADS": "1"} | environment
+        environment = {"HOME": str(cwd / "home"), "OMP_NUM_THREADS": "1", "WARM_PYTHON": "no"} | environment
         command = [str(PROJECT / "launch_multi_node.sh"), *before[node], *flags, *SMALL_MODEL, "--device", "cpu"]
         nodes.append(start(*command, cwd=cwd, env=environment))
     return nodes
@@ -419,7 +419,7 @@ def test_a_killed_rank_leaves_the_summary_of_the_one_that_torchrun_ends(tmp_path
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     flags = ["--num-steps", "20000", "--log-interval", "20000", "--device", "cpu", "--output-dir", "run"]
     command = [*torchrun, str(PROJECT / "tiny_llama_v1.py"), *SMALL_MODEL, *flags]
-    run = start(*command, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+    run = start(*command, cwd=tmp_path, env={"OMP_NUM_THREADS": "1", "WARM_PYTHON": "no"})
     read_until(run, "Step 1/")
     ranks = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
     (pid,) = (pid for pid in ranks if "RANK=1" in Path(f"/proc/{pid}/environ").read_text().split("\0"))
@@ -463,7 +463,6 @@ def test_baseline(tmp_path):
     assert list(tmp_path.iterdir()) == [folder]
 
 
-@pytest.mark.slow
 def test_chosen_folder_is_used_twice(tmp_path):
     for _ in range(2):
         code, out = launch("run_baseline.sh", *TRIVIAL, "--output-dir", "here", cwd=tmp_path)
@@ -479,7 +478,6 @@ def test_chosen_folder_is_used_twice(tmp_path):
     assert before == {f: f.read_bytes() for f in (tmp_path / "here").rglob("*") if f.is_file()}
 
 
-@pytest.mark.slow
 def test_a_run_whose_launcher_alone_receives_a_signal(tmp_path):
     process = start(str(PROJECT / "run_baseline.sh"), *SMALL_MODEL, *EVERY_STEP, cwd=tmp_path)
     read_until(process, "Step 5/")
@@ -491,7 +489,6 @@ def test_a_run_whose_launcher_alone_receives_a_signal(tmp_path):
     assert "Run interrupted" in (folder / "training_output.log").read_text()
 
 
-@pytest.mark.slow
 def test_traces_that_are_there(tmp_path):
     (tmp_path / "traces").mkdir()
     write_trace(tmp_path / "traces" / "trace.json", *SMALL)
@@ -543,3 +540,12 @@ def test_performance_study_refuses(command, tmp_path, flags):
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "error: " in err
     assert not list(tmp_path.iterdir())
+
+
+def test_the_tests_have_two_sets_and_no_third():
+    code, out = launch("run_tests.sh", "--fast", cwd=PROJECT)
+    assert (code, out.count("\n")) == (2, 1)
+    assert out.startswith("run_tests.sh: error: --fast: is gone; ") and "--all" in out
+    assert "./run_tests.sh --all\n" in (PROJECT / ".ci" / "run").read_text()
+    workflow = (PROJECT / ".github" / "workflows" / "ci.yml").read_text()
+    assert ".ci/run\n" in workflow and "./run_tests.sh\n" in workflow  # all, and the short set with the oldest versions

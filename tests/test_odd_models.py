@@ -90,6 +90,7 @@ def test_gradients_are_reduced_in_the_type_of_their_parameters(odd, mode):
         assert peak("in_both", "--reduce-precision fp32")[1]["all_reduce"] == 4 * (33 * 8 + 2 * 8) + 4
 
 
+@pytest.mark.slow
 def test_max_pooling_and_what_is_recomputed_are_predicted_compiled(odd):
     assert peak_bytes(odd("pooling", "--compile"), False) > 0
     flags = "--compile --attention sdpa --n-layers 3 --hidden-dim 64 --seq-len 128 --vocab-size 64"

@@ -192,6 +192,7 @@ def test_the_profile_of_the_baseline_is_forced_or_skipped_as_its_row_is(tmp_path
     assert runs == [(7, False), (7, True)]
 
 
+@pytest.mark.slow
 def test_one_that_fails_leaves_the_others_their_turns(monkeypatch):
     """And all train as the script does: audited, memory as predicted, with the losses of the baseline."""
     build, failing = turns.Variant.__init__, "PyTorch: DefaultCPUAllocator: can't allocate memory: 8 bytes"
@@ -457,6 +458,7 @@ def test_the_study_and_its_resumption(scratch, capfd, in_this_process, monkeypat
     assert again[""] == rows[""] and again["--attention sdpa"]["status"] == "ok"
 
 
+@pytest.mark.slow
 def test_a_file_of_ones_own_has_what_needs_no_change_of_its_code(scratch, monkeypatch):
     """Its batches differ between steps, and are the same for each set of flags, dropout masks too."""
     (scratch / "mine.py").write_text(OWN_FILE)

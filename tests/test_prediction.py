@@ -77,13 +77,18 @@ def test_the_predicted_peak_is_the_measured_one(train, tmp_path, flags):
         assert row["formula_bytes"] in (row["bytes"], None), row["component"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("shape", [(1, 7), (2, 2), (3, 16)])
-@pytest.mark.parametrize(
-    "options", [{}, {"activation_checkpointing": True}, {"activation_checkpointing": 2}, {"attention": "sdpa"}, FUSED]
-)
+def pairs_of_settings() -> list:
+    """Each two values of different settings meet in a case."""
+    options = [{}, {"activation_checkpointing": True}, {"activation_checkpointing": 2}, {"attention": "sdpa"}, FUSED]
+    shapes = [(1, 7), (2, 2), (3, 16)]
+    cases = []
+    for i, option in enumerate(options):
+        for j, shape in enumerate(shapes):
+            cases.append((("fp32", "bf16")[(i + j) % 2], (1, 2, 4)[(i + j) % 3], shape, option))
+    return cases
+
+
+@pytest.mark.parametrize(("precision", "kv_heads", "shape", "options"), pairs_of_settings())
 def test_what_is_kept_for_the_backward_pass_follows_the_formula(precision, kv_heads, shape, options):
     settings = {"batch_size": shape[0], "seq_len": shape[1], "precision": precision} | options
     workload = workload_of(replace(SMALL, n_kv_heads=kv_heads), **settings)
@@ -99,10 +104,16 @@ def test_only_scores_grow_with_the_square_of_the_sequence():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(1, 1), (4, 16)])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    "flags", [{}, {"activation_checkpointing": True}, {"gradient_accumulation_steps": 2, "attention": "sdpa"}]
+    ("flags", "precision", "shape"),
+    [
+        ({}, "fp32", (1, 1)),
+        ({}, "bf16", (4, 16)),
+        ({"activation_checkpointing": True}, "fp32", (4, 16)),
+        ({"activation_checkpointing": True}, "bf16", (1, 1)),
+        ({"gradient_accumulation_steps": 2, "attention": "sdpa"}, "fp32", (1, 1)),
+        ({"gradient_accumulation_steps": 2, "attention": "sdpa"}, "bf16", (4, 16)),
+    ],
 )
 def test_what_fits_is_the_largest_that_does(flags, precision, shape):
     """Searched among polynomials, checked by fake-tensor runs."""

@@ -83,6 +83,7 @@ COMMANDS = {
     ],
 }  # fmt: skip
 IN_FAST_SET = {("train", "mi300x"), ("train", "b200"), ("dry run", "h100"), ("validate setup", "small")}
+IN_FAST_SET |= {("compare runs", "h100"), ("memory snapshot", "mi250x"), ("FLOPs", "h100")}
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 

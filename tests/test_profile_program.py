@@ -586,7 +586,7 @@ def started(scratch: Path, source: str = UNTIL_ENDED, words=("train.py",)) -> tu
     Path("train.py").write_text(source)
     Path("train.sh").write_text(f"{sys.executable} train.py\necho goes on\n")
     command = [sys.executable, str(PROJECT / "profile_program.py"), "--output-dir", "found", "--warmup-steps", "100000"]
-    process = start(*command, "--", *words)
+    process = start(*command, "--", *words, env={"WARM_PYTHON": "no"})  # signals to it and the program as to a group
     read_until(process, "Steps")
     with time_limit(process):
         return process, int(process.stdout.readline().split()[1])

@@ -318,13 +318,15 @@ def test_a_folder_that_holds_temporary_files(scratch, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_signal_ends_all(scratch):
-    Path("train.py").write_text(PLAIN.replace("loss.backward()", "loss.backward(); import time; time.sleep(60)"))
+def test_a_signal_ends_all(scratch, tmp_path_factory):
+    begun = tmp_path_factory.mktemp("program") / "begun"
+    waits = f"loss.backward(); open({str(begun)!r}, 'w').close(); import time; time.sleep(60)"
+    Path("train.py").write_text(PLAIN.replace("loss.backward()", waits))
     command = [sys.executable, str(PROJECT / "prove_changes.py"), "--output-dir", "found", "--", "train.py"]
-    process = start(*command)
-    process.stdout.readline()
-    time.sleep(4)
-    process.send_signal(signal.SIGTERM)
+    process = start(*command, env={"WARM_PYTHON": "no"})
     with time_limit(process):
+        while process.poll() is None and not begun.exists():
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
         process.communicate()
     assert process.returncode == 128 + signal.SIGTERM

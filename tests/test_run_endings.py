@@ -168,7 +168,9 @@ def catches(process, signum: int) -> bool:
 @pytest.mark.parametrize("delay", [0.0, 0.7])
 def test_ctrl_c_while_starting(tmp_path, delay):
     """From the moment on that the command has taken over the signals, before its imports."""
-    process = start(sys.executable, SCRIPT, *SMALL_MODEL, "--output-dir", "run", cwd=tmp_path)
+    process = start(
+        sys.executable, SCRIPT, *SMALL_MODEL, "--output-dir", "run", cwd=tmp_path, env={"WARM_PYTHON": "no"}
+    )
     while process.poll() is None and not catches(process, signal.SIGTERM):
         time.sleep(0.01)
     time.sleep(delay)

@@ -195,6 +195,7 @@ def test_a_machine_without_a_gpu_gets_the_cpu_build(tmp_path):
     assert machine.pip_calls()[-1].endswith(f"--no-build-isolation --editable {machine.project}/tensorboard_plugin")
 
 
+@pytest.mark.slow
 def test_without_a_cpu_build_at_hand_its_wheel_source_is_asked(tmp_path):
     machine = Machine(tmp_path)
     code, _ = machine.set_up(STUB_FAILS="torch==2.13.0+cpu")
@@ -253,6 +254,7 @@ def test_uv_is_asked_first(tmp_path, on_path):
     assert "Setup: torch==2.13.0+cu126, chosen by uv for NVIDIA driver 550.144.03\n" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("builds", "requirement"), [("2.9.1+rocm6.4", "torch==2.9.1+rocm6.4"), ("", "torch==2.13.0")], ids=["older", "none"]
 )
@@ -267,6 +269,7 @@ def test_uv_that_has_the_pinned_version_for_cpus_only(tmp_path, builds, requirem
     assert machine.torch_call().endswith(f"--index-url https://download.pytorch.org/whl/rocm6.4 {requirement}")
 
 
+@pytest.mark.slow
 def test_nvidia_where_only_its_tool_answers(tmp_path):
     machine = Machine(tmp_path)
     machine.command("nvidia-smi", "#!/bin/sh\necho 550.54.15\necho 550.54.15\n")
@@ -275,6 +278,7 @@ def test_nvidia_where_only_its_tool_answers(tmp_path):
     assert "whl/cu126 torch==2.13.0" in machine.torch_call()
 
 
+@pytest.mark.slow
 def test_a_driver_tool_that_fails_is_no_gpu(tmp_path):
     machine = Machine(tmp_path)
     machine.command("nvidia-smi", "#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
@@ -300,6 +304,7 @@ def test_without_uv_the_installed_rocm_decides(tmp_path):
     assert "--index-url https://download.pytorch.org/whl/rocm6.2.4 torch==2.13.0" in machine.torch_call()
 
 
+@pytest.mark.slow
 def test_an_index_without_the_pinned_version(tmp_path):
     machine = Machine(tmp_path)
     code, out = machine.set_up(**rocm(machine, "6.4.4"), STUB_FAILS="torch==2.13.0")
@@ -307,6 +312,7 @@ def test_an_index_without_the_pinned_version(tmp_path):
     assert machine.torch_call().endswith("whl/rocm6.4 torch>=2.6")
 
 
+@pytest.mark.slow
 def test_rocminfo_that_is_not_on_path(tmp_path):
     machine = Machine(tmp_path)
     variables = rocm(machine, "7.0.2")
@@ -317,6 +323,7 @@ def test_rocminfo_that_is_not_on_path(tmp_path):
     assert "whl/rocm7.0" in machine.torch_call()
 
 
+@pytest.mark.slow
 def test_gpus_that_no_wheel_is_built_for_are_named(tmp_path):
     machine = Machine(tmp_path)
     machine.amd(0, 100306, 100301)
@@ -339,6 +346,7 @@ def test_a_container_without_the_devices_ends_setup(tmp_path):
     assert out.strip().splitlines()[-1].startswith(f"error: {cause}")
 
 
+@pytest.mark.slow
 def test_rocm_of_an_unknown_version_asks(tmp_path):
     machine = Machine(tmp_path)
     code, out = machine.set_up(**rocm(machine, None))
@@ -353,6 +361,7 @@ def test_rocm_of_an_unknown_version_asks(tmp_path):
 # ---- The right environment for this node ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_gpu_that_torch_does_not_see_ends_setup(tmp_path):
     machine = Machine(tmp_path)
     machine.nvidia("550.144.03")
@@ -410,6 +419,7 @@ def test_an_environment_whose_python_does_not_run_here(tmp_path):
     assert (machine.project / ".venv" / "site-packages").exists()
 
 
+@pytest.mark.slow
 def test_an_environment_elsewhere_leaves_the_project_alone(tmp_path):
     machine = Machine(tmp_path)
     before = sorted(machine.project.rglob("*"))
@@ -548,6 +558,7 @@ def test_deepspeed_that_does_not_build_stops_nothing(tmp_path):
     assert machine.pip_calls() == calls  # not tried again at every launch
 
 
+@pytest.mark.slow
 def test_a_tab_that_cannot_be_installed_stops_nothing(tmp_path):
     machine = Machine(tmp_path)
     code, out = machine.set_up(STUB_FAILS="--editable")

@@ -2,16 +2,15 @@
 
 import os
 import shutil
-import sys
 
 import pytest
-from helpers import PROJECT, finish, start
+from helpers import PROJECT, REAL_PYTHON, finish, start
 
 from workshop.exercise.page import shell_blocks
 
 COMMANDS = sorted(path.name for path in PROJECT.glob("*.py"))
 LACKING = {name: "torch" for name in COMMANDS} | {"analyze_trace.py": "numpy"}  # which reads traces without PyTorch
-BARE = (sys.executable, "-S")  # without site-packages
+BARE = (REAL_PYTHON, "-S")  # without site-packages
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ def make_venv(project, script: str, name: str = ".venv"):
 def test_without_venv_one_line_says_what_to_do(project, name):
     code, out = finish(start(*BARE, name, cwd=project))
     assert (code, out.count("\n")) == (1, 1), out
-    assert out.startswith(f"{name}: error: {sys.executable}: no {LACKING[name]}; ./run_baseline.sh")
+    assert out.startswith(f"{name}: error: {REAL_PYTHON}: no {LACKING[name]}; ./run_baseline.sh")
     assert "source .venv/bin/activate" in out
     code, out = finish(start(*BARE, name, "--help", cwd=project))
     assert code == 0 and name.removesuffix(".py") in out, out
@@ -51,19 +50,18 @@ def test_the_venv_beside_the_script_takes_over(project, name):
     code, out = finish(start(*BARE, f"../{name}", "--seed", "a b", cwd=project / "elsewhere"))
     said, given = out.splitlines()
     assert (code, given) == (3, f"-S ../{name} --seed a b")
-    assert said == f"{name}: {sys.executable}: no {LACKING[name]}; continuing with {python}"
+    assert said == f"{name}: {REAL_PYTHON}: no {LACKING[name]}; continuing with {python}"
 
 
-@pytest.mark.slow
 def test_help_answers_from_the_venv(project):
-    make_venv(project, f'shift; exec {sys.executable} "$@"')
+    make_venv(project, f'shift; exec {REAL_PYTHON} "$@"')
     code, out = finish(start(*BARE, "run_exercise.py", "--help", cwd=project))
     assert code == 0, out
     assert "usage: run_exercise.py" in out
 
 
 def test_a_venv_that_lacks_them_too_does_not_start_a_loop(project):
-    make_venv(project, f'exec {sys.executable} "$@"')
+    make_venv(project, f'exec {REAL_PYTHON} "$@"')
     code, out = finish(start(*BARE, "compare_runs.py", cwd=project))
     assert (code, out.count("\n")) == (1, 2), out
     assert "error" in out.splitlines()[1]
@@ -82,7 +80,7 @@ def test_the_check_of_the_environment(project):
     typed = ("bash", "-c", block.replace("python3", " ".join(BARE)))
     code, out = finish(start(*typed, cwd=project))
     assert (code, out.count("\n")) == (1, 1), out
-    make_venv(project, f'shift; exec {sys.executable} "$@"')
+    make_venv(project, f'shift; exec {REAL_PYTHON} "$@"')
     code, out = finish(start(*typed, cwd=project))
     assert code == 0, out
     assert "continuing with" in out.splitlines()[0]

@@ -352,7 +352,6 @@ CLASHES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("clash", CLASHES)
 def test_a_wheel_with_a_rocm_of_its_own_clashes_with_the_tool(tmp_path, clash):
     settings, told = CLASHES[clash]

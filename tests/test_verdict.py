@@ -201,6 +201,7 @@ def test_the_ridge_of_every_row_in_every_precision(tmp_path, precision):
             assert f"{row.name} {precision}" in ridges.source
 
 
+@pytest.mark.slow
 def test_a_trace_alone_of_every_row_is_explained(tmp_path):
     trace = trace_of(tmp_path, *VERDICTS["compute-bound"])
     for row in DATASHEETS:
