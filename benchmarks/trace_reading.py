@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""How long does reading a trace take, beside a plain JSON parser and beside the same trace without odd values?
+__doc__ = """\
+How long does reading a trace take, beside a plain JSON parser and beside the same trace without odd values?
 
     python3 benchmarks/trace_reading.py [--repetitions 7] [--megabytes 192] [--output FILE]
 

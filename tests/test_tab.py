@@ -98,6 +98,7 @@ def test_what_was_proven_of_a_program_is_shown(logdir):
     row = {
         "change": "bf16",
         "verdict": "faster",
+        "applied": "operators of a step in low precision: 7",
         "audit": "lower precision",
         "departs": [],
         "line": "x",

@@ -1,7 +1,5 @@
 """How many FLOPs does the model ask for in a step?  What is computed a second time does not count."""
 
-import re
-
 import numpy as np
 
 from analysis.attribution.operators import costs_of_operators, operator_calls
@@ -10,9 +8,7 @@ from analysis.trace.nesting import nearest_marked_ancestor
 from analysis.trace.steps import step_at
 from analysis.trace.tables import by_name, has_role, take_or
 from analysis.vocabulary import roles
-
-# Operators that make a tensor of none: autograd numbers them nowhere.
-MAKES = re.compile(r"aten::(empty|zeros|ones|full|new_|rand|scalar_tensor|arange)").match
+from analysis.vocabulary.operators import makes_a_tensor
 
 
 def model_flops_per_step(links: AttributedLinks) -> int | None:
@@ -41,7 +37,7 @@ def recomputed(links: AttributedLinks) -> np.ndarray:
     is_node = node == np.arange(len(host))
     of_node = is_node | has_role(host, roles.NODE_FUNCTION)  # XBackward0 within evaluate_function: XBackward0
     numbered = host["sequence"].to_numpy() >= 0
-    makes = by_name(host["name"], lambda name: bool(MAKES(name)), bool)
+    makes = by_name(host["name"], lambda name: makes_a_tensor(name), bool)
     own = take_or(of_node, parent, False) & ~of_node & (host["kind"] == OPERATOR).to_numpy()
     without_gradients = np.zeros(len(host) + 1, dtype=bool)  # of nodes; the last: of none
     without_gradients[node[own & ~numbered & ~makes]] = True

@@ -17,6 +17,7 @@ COMPILED = "Torch-Compiled|CompiledFunction|triton_"  # in names that only a com
 MATMUL_CLASSES = ("matmul", "attention", "convolution")  # matmuls: may be compute-bound
 VECTOR_CLASSES = ("optimizer", "normalization", "reduction", "element-wise")  # other arithmetic
 
+_MAKES = re.compile("aten::(empty|zeros|ones|full|new_|rand|scalar_tensor|arange)")
 _ARITHMETIC = re.compile(
     "linalg|fft|cholesky|_svd|_qr|(?<!re)solve|inverse|_det|lu_|lstm|gru|rnn|cdist|ctc_loss|cross$"
 )
@@ -80,3 +81,8 @@ def gpu_meaning(name: str) -> Meaning:
 def _work(name: str) -> tuple[str, None, str | None]:
     kind = category(name)
     return kind, None, collective_kind(name) if kind == "communication" else None
+
+
+def makes_a_tensor(name: str) -> bool:
+    """Whether an operator makes a tensor of none, so that autograd gives it no number."""
+    return _MAKES.match(name) is not None

@@ -31,8 +31,8 @@ class Cost:
     most_flops: int | None = None  # an upper limit, of what not all is recorded: lengths of packed sequences, strides
     keys: int | None = None  # of each query at most, where that is not all of them: packed sequences, windows
     unmasked_flops: int | None = None  # of attention
-    at_least_flops: int | None = None  # a lower limit where `flops` is not known
     recomputed_flops: int = 0  # of `flops`: what was computed before and is computed again, as fused attention does
+    at_least_flops: int | None = None  # a lower limit where `flops` is not known
 
     @property
     def model_flops(self) -> int | None:

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from harness.base.errors import UserError
-from harness.program.hooks import SETTINGS, SITECUSTOMIZE
-from harness.program.hooks.limits import EXIT_S, GRACE_S
+from harness.program.hooks import EXIT_S, GRACE_S, SETTINGS, SITECUSTOMIZE
 from harness.program.hooks.processes import running_parents
 from harness.program.process_tree import PR_SET_PDEATHSIG, ProcessTree, prctl
 

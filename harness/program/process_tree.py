@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from harness.program.hooks.limits import CLEAN_UP_S, GRACE_S
+from harness.program.hooks import CLEAN_UP_S, GRACE_S
 from harness.program.hooks.processes import (
     descendants,
     ended_children,

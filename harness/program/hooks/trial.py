@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
+from . import GRACE_S
 from .audit import sketch
 from .changes import SWITCHES, nudge, store_or_recompute
-from .limits import GRACE_S
 from .phases import not_compiled
 from .signs import Signs, graphs_compiled
 from .watch import Watch, kilobytes, rank_of_world

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import torch
 
-from . import our_modules
+from . import GRACE_S, LONG_S, SHORT_OF_MEMORY, UNSEEN_TOOL_S, our_modules
 from .audit import StepAudit
-from .limits import GRACE_S, LONG_S, SHORT_OF_MEMORY, UNSEEN_TOOL_S
 from .memory import objects, what_holds_memory
 from .modules import EVALUATION, ModuleRanges, opened
 from .processes import kill_all_with
