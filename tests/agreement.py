@@ -15,6 +15,7 @@ from typing import NamedTuple
 from analysis.vocabulary.operators import MATMUL_CLASSES
 
 ROUNDING = 1e-3  # of the time that they are part of, by which figures may differ
+NO_PART_OF_STEPS = ("first step", "start-up")  # of what happens once: told beside the steps that count
 TINY = 1e-6  # ms, or of a share: what floats leave
 COMMUNICATION, IDLE, ALL_LAUNCHES = "communication", "idle", ("launch", "latency", "synchronization")
 
@@ -99,7 +100,9 @@ def steps(document: dict) -> Iterator[Claim]:
         yield Claim("the mean of the steps", mean, "=", "their mean_ms", found["mean_ms"], mean)
     if about["clock"] == "host":
         mean = (total(rows, "duration_ms") - found["overlap_ms"]) / len(rows)
-        yield Claim("the step of the tables", about["ms_per_step"], "=", "its mean on the host", mean, mean)
+        apart = [row for row in document.get("once") or () if row["what"] not in NO_PART_OF_STEPS]
+        step = about["ms_per_step"] + total(apart, "ms_per_step")
+        yield Claim("the step of the tables with what happens once", step, "=", "its mean on the host", mean, mean)
     shown = document["step_timeline"]
     length = min(row["duration_ms"] for row in rows if row["number"] == shown["step"])  # ranks merged into one
     yield Claim(f"step {shown['step']}", length, "<=", "its timeline", shown["length_ms"], length)

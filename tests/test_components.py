@@ -173,8 +173,9 @@ def foreign_program(*between, gpu=False):
 
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("named", [False, True])
-def test_data_loading_of_a_foreign_program(tmp_path, gpu, named):
+def test_data_loading_of_a_foreign_program(tmp_path, monkeypatch, gpu, named):
     """Neither autograd's numbers nor one range of its own may hide what PyTorch's ranges say."""
+    monkeypatch.setattr("analysis.advice.opportunities.WORTH_LISTING", 0.01)
     between = [event("forward", 800, 100, kind="user_annotation")] if named else []
     analysis = analysis_of(trace_of(tmp_path, *foreign_program(*between, gpu=gpu)))
     assert analysis["verdict"]["bound"] == "data", analysis["verdict"]["line"]
