@@ -27,14 +27,19 @@ if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
 def compile_in_place(model: nn.Module, **options: object) -> None:
     """torch.compile of all that a step calls first; the modules stay the same.  options: of torch.compile."""
     from torch._dynamo import config, trace_rules  # takes seconds
+    from torch._dynamo.external_utils import wrap_inline
 
     for module in called_first(model):
         # Dynamo skips the frames of PyTorch's own files.  Where the forward pass is defined in one of them, also that
         # of a subclass which inherits it, nothing would be compiled: what calls it is compiled there instead, a frame
         # that is not skipped.  torch.compile(module) decides so too; module.compile() does not.
         skipped = isinstance(module.forward, types.MethodType) and bool(trace_rules.check(module.forward))
-        with config.patch(wrap_top_frame=skipped):
-            module.compile(dynamic=False, **APART, **options)
+        if hasattr(config, "wrap_top_frame"):
+            with config.patch(wrap_top_frame=skipped):
+                module.compile(dynamic=False, **APART, **options)
+        else:  # of PyTorch 2.6
+            called = wrap_inline(module._call_impl) if skipped else module._call_impl
+            module._compiled_call_impl = torch.compile(called, dynamic=False, **APART, **options)
 
 
 def compiler_options(mode: str) -> dict[str, object]:

@@ -39,7 +39,10 @@ def in_backward(watch, phase: str) -> bool:
 def not_compiled(code: CodeType) -> None:
     """Dynamo leaves this code alone: hooks around a compiled module would be compiled with it, and lost."""
     frames = torch._C._dynamo.eval_frame
-    skipped = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
-    frames.set_code_exec_strategy(code, skipped)
+    if hasattr(frames, "set_code_exec_strategy"):
+        skipped = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+        frames.set_code_exec_strategy(code, skipped)
+    else:  # of PyTorch 2.6
+        frames.skip_code(code)
     for inner in filter(inspect.iscode, code.co_consts):
         not_compiled(inner)
