@@ -8,9 +8,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "tests")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from planted_changes import PROGRAMS, WRONG, audits, contests_of_nothing  # noqa: E402
+from tools.planted_changes import PROGRAMS, WRONG, audits, contests_of_nothing
 
 counts: Counter[tuple[str, str]] = Counter()
 for program in PROGRAMS:

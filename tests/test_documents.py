@@ -19,7 +19,7 @@ from harness.base.documents import SCHEMA_VERSION, read_document
 from harness.base.errors import UserError
 from harness.base.files import FILES, kind_of
 from harness.documents.schema import Document, explained, field, fields_of
-from tests.texts.file_reference import document_types
+from tools.texts.file_reference import document_types
 
 
 @pytest.fixture(scope="module")

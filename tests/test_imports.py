@@ -232,3 +232,13 @@ def test_help_is_the_same_without_docstrings(path):
 @pytest.mark.parametrize(("name", "most"), [("tiny_llama_v1.py", 900), ("README.md", 150)])
 def test_what_is_read_first_stays_short(name, most):
     assert len((PROJECT / name).read_text().splitlines()) <= most
+
+
+def test_nothing_outside_of_the_tests_imports_from_them():
+    names = {"tests", "conftest"} | {file.stem for file in (PROJECT / "tests").glob("*.py")}
+    names |= {folder.name for folder in (PROJECT / "tests").iterdir() if (folder / "__init__.py").exists()}
+    others = [*PROJECT.glob("*.py"), *MODULES]
+    for folder in ("benchmarks", "tools", "exercises", "examples", "tensorboard_plugin"):
+        others += (PROJECT / folder).rglob("*.py")
+    for file in others:
+        assert not imported_names(ast.parse(file.read_text())) & names, file

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from helpers import PROJECT, free_port, start, time_limit
-from planted_changes import audits
 from programs import LOOP, MODEL, PLAIN, RANKS, SHAPES, TRAIN, TRAINERS
 
 from analysis.commands.proof import check_plain
@@ -23,6 +22,7 @@ from analysis.comparison.training import EXACT, PRECISION, ROUNDING, Apart, apar
 from harness.base.errors import UserError
 from harness.program.hooks.trial import sketch
 from harness.program.trials import Trial, trials_of
+from tools.planted_changes import audits
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
 

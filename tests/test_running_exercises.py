@@ -87,7 +87,7 @@ def test_what_is_left_after_an_exercise():
 
 
 def test_what_commands_took_is_in_the_text(monkeypatch):
-    from tests.texts import numbers
+    from tools.texts import numbers
 
     document = numbers.stored_answers(1) | {
         "commands": [{"command": "a", "seconds": 65.2}, {"command": "b", "seconds": 2}]

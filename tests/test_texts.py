@@ -13,13 +13,13 @@ import pytest
 import torch
 from cogapp import Cog
 from helpers import PROJECT, unregistered
-from record_exercise_results import COMMANDS, commands_of
-from texts import expected, numbers
 
 import tiny_llama_v1 as tiny_llama
 from analysis.hardware.matching import described
 from analysis.prediction.expected_time import expected_step_time
 from harness.base.files import FOLDERS, kind_of
+from tools.record_exercise_results import COMMANDS, commands_of
+from tools.texts import expected, numbers
 from workshop.exercise.page import (
     BLANK,
     README,
@@ -41,7 +41,7 @@ EXERCISES = [exercise.path for exercise in exercises().values()]
 ANSWERS = [PROJECT / "exercises" / "answers" / f"exercise_{number}.md" for number in exercises()]
 GUIDE = [PROJECT / "exercises" / f"{name}.md" for name in ("README", "model_on_paper", "reference")]
 PROSE = [README, PROJECT / "CONTRIBUTING.md", *DOCS, *GUIDE, *EXERCISES, *ANSWERS]
-TEXTS = [*PROSE, PROJECT / "benchmarks" / "README.md"]
+TEXTS = [*PROSE, PROJECT / "benchmarks" / "README.md", PROJECT / "tools" / "README.md"]
 name_of = lambda path: str(path.relative_to(PROJECT))  # noqa: E731
 
 
@@ -312,7 +312,7 @@ def test_pictures_are_small():
 
 # ---- Flags and files --------------------------------------------------------------------------------------------
 
-PLACES = ("harness", "kernels", "analysis", "studies", "workshop", "benchmarks", "tests")
+PLACES = ("harness", "kernels", "analysis", "studies", "workshop", "benchmarks", "tests", "tools")
 OTHERS = {"--logdir", "--port", "--nproc-per-node", "--version"}  # of programs that are not ours
 OTHERS |= set("--torch-backend --group-add --ipc --security-opt --gpus --rocm --nv --bind".split())
 OTHERS |= set("--job-name --nodes --ntasks --ntasks-per-node --gpus-per-node --cpus-per-task --time".split())

@@ -5,11 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-import record_results
 from helpers import ENVIRONMENT, run_command, write_results
 
 import run_exercise
 from harness.base.tables import COLUMNS
+from tools import record_results
 from workshop.exercise.page import HINTS, YES_NO, exercises, fields, predictions, section
 
 SHEET = section(exercises()[9].text)

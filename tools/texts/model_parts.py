@@ -18,7 +18,7 @@ from harness.base.text import flag_of, significant
 from harness.base.units import MB
 from harness.instruments.memory_tracker import MemoryTracker
 from studies.engine.command_line import workload_of
-from tests.texts.numbers import DEFAULT, table
+from tools.texts.numbers import DEFAULT, table
 
 SIZES = ("tiny", "small", "medium", "large", "very_large")
 FASTEST = ("AMD Instinct MI300X", "NVIDIA H100 80GB HBM3")

@@ -41,7 +41,7 @@ from studies.attention.cost import predicted_tensors
 from studies.attention.implementations import AttentionInputs, function_of, selected_kernel
 from studies.engine.command_line import workload_of
 from studies.training.passes import predicted_pass
-from tests.texts.numbers import table, text_block
+from tools.texts.numbers import table, text_block
 from workshop.exercise.page import exercises, fields
 from workshop.exercise.results import RESULTS, Answer, machine
 

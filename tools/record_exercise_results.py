@@ -1,7 +1,7 @@
 """Keep of the results of exercises what their answers read, for tests/test_worksheets.py.
 
 python3 run_exercise.py all --output-dir FOLDER
-python3 tests/record_exercise_results.py FOLDER
+python3 tools/record_exercise_results.py FOLDER
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from workshop.exercise.page import exercises, fields, shell_blocks
 from workshop.exercise.results import Results, machine
 from workshop.worksheets.worksheet import answers
 
-RECORDED = Path(__file__).parent / "exercise_results"
+RECORDED = Path(__file__).resolve().parent.parent / "tests" / "exercise_results"
 COMMANDS = RECORDED / "commands.json"  # by exercise: what it ran as its results were recorded
 LONG = 100  # numbers in a list, of which the ends are kept
 

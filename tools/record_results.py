@@ -3,7 +3,7 @@ Store the results of a machine that the documentation quotes: benchmarks/results
 
 python3 run_exercise.py all --output-dir FOLDER
 (cd FOLDER && ../run_baseline.sh)
-python3 tests/record_results.py FOLDER NAME
+python3 tools/record_results.py FOLDER NAME
 """
 
 import re
