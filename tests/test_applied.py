@@ -150,6 +150,21 @@ def test_what_is_inside_compiled_graphs_has_shown_its_sign_alone():
     assert effects_together([*both, CHANGES["fused"]], {GRAPHS: 1}, {}).text.startswith("fused: no fused kernel")
 
 
+def test_a_model_that_refuses_the_implementation_is_left_as_it_is():
+    """As transformers does with networks of convolutions: the change does not apply, and nothing fails."""
+
+    class Refuses(nn.Module):
+        config = SimpleNamespace(_attn_implementation="eager")
+
+        def set_attn_implementation(self, name):
+            raise ValueError(f"no {name}")
+
+    notes = []
+    trial = SimpleNamespace(models={Refuses(): "model@train.py:1"}, kept={}, note=lambda *a, **more: notes.append(a))
+    SWITCHES["sdpa"](trial, True, None)
+    assert notes == []
+
+
 # ---- What is known is kept ----------------------------------------------------------------------------------------
 
 

@@ -100,8 +100,11 @@ def sdpa(trial, on: bool, value: str | None) -> None:
     for module, place in trial.models.items():
         for model in [one for one in module.modules() if hasattr(one, "set_attn_implementation")][:1]:
             before = trial.kept.setdefault(("sdpa", model), model.config._attn_implementation)
+            try:
+                model.set_attn_implementation("sdpa" if on else before)
+            except ValueError:  # as of a network of convolutions: the switch has nothing to choose from
+                continue
             trial.note(place, already=before == "sdpa")
-            model.set_attn_implementation("sdpa" if on else before)
 
 
 @switch("fused")
