@@ -138,7 +138,7 @@ def eager_step(*more):
         ("compile", [event("Torch-Compiled Region: 0/0", 900, 2)]),
         (
             "fused optimizer",
-            optimizer_step(*["aten::_foreach_add_"] * 5, "aten::_fused_adamw_", about="AdamW", start=830),
+            optimizer_step(*["aten::_foreach_addcdiv_"] * 5, "aten::_fused_adamw_", about="AdamW", start=830),
         ),
     ],
 )

@@ -233,7 +233,7 @@ PLANTED = (  # document, place in it, what is added there, and what is told
     ("gpu", "critical_path rows 0 ms", 0.3, "the sum of the critical path is"),
     ("gpu", "critical_path gpu_idle_ms", 0.9, "the GPU on the critical path is"),
     ("cpu", "steps mean_ms", 0.1, "the mean of the steps is"),
-    ("cpu", "steps rows 0 duration_ms", 0.1, "the step of the tables with what happens once is"),
+    ("cpu", "steps rows 0 duration_ms", 0.1, "the step of the tables is"),
     ("gpu", "step_timeline length_ms", -0.5, "step 1 is"),
     ("cpu", "opportunities prefetch+data share", -0.1, "data of the verdict, beside its proposal, is"),
     ("gpu", "opportunities reduce+or+overlap+communication share", 0.1, "the share of reduce or overlap"),

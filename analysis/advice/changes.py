@@ -25,6 +25,8 @@ TORCH_NAME = {"bf16": "bfloat16", "fp16": "float16"}
 WITH_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 WITH_FOREACH = (*WITH_FUSED, "ASGD", "Adadelta", "Adafactor", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
 
+UPDATES = "addcdiv|addcmul|lerp|sqrt|foreach_mul|multi_tensor"  # in names of what a fused update replaces
+
 
 def fused_optimizer(evidence: Evidence) -> Found:
     """The part of the optimizer step that is not fused yet."""
@@ -39,6 +41,8 @@ def fused_optimizer(evidence: Evidence) -> Found:
     is_done = mask & evidence.runs(roles.FUSED_UPDATE)
     done = "already fused" if is_done.any() else ""
     mask = mask & ~is_done
+    if done:  # else steps that are counted and gradients that are cleared would be what is left to fuse
+        mask = mask & events["name"].astype(str).str.contains(UPDATES, regex=True).to_numpy(bool)
     if not mask.any():
         return NotApplicable(name, done) if done else None
     rows, us = evidence.part(mask)
