@@ -52,12 +52,18 @@ def kind_of_start(arguments):
     return "script", first, arguments[1:], of_project
 
 
+LOADED = ("torch", "numpy", "transformers")  # packages that a warm process has imported: no others take their place
+
+
 def searched(paths):
-    """Folders of PYTHONPATH; None if Python would run something from there as it starts."""
+    """Folders of PYTHONPATH; None if Python would run something from there as it starts, or take from there what a warm
+    process has imported from elsewhere."""
     folders = [path for path in paths.split(os.pathsep) if path]
     for folder in folders:
         pretended = os.path.join(PROJECT, "tests", "pretend_gpu")
         if os.path.exists(os.path.join(folder, "sitecustomize.py")) and os.path.realpath(folder) != pretended:
+            return None
+        if any(os.path.exists(os.path.join(folder, package)) for package in LOADED):
             return None
     return folders
 
