@@ -1,12 +1,17 @@
 #!/usr/bin/env python3
 __doc__ = """\
-How do runs differ?  Settings, step time, throughput, memory and, if profiled, components and operators.
+How do runs differ?  Settings, step time, throughput, memory; components, operators if profiled.
 
-python3 compare_runs.py BASELINE FOLDER... [--output-dir DIR]    folders of runs, or of launch_performance_study.sh;
-                                                                 analyzed traces, or trace files of any program
-python3 compare_runs.py BASE NEW --fail-if-slower PERCENT        a gate: exit code 3 if NEW is slower beyond noise;
-                                                                 runs, or folders of runs that repeat each other
-python3 compare_runs.py --history FOLDER                         all runs below it by date, and what changed
+python3 compare_runs.py BASELINE FOLDER... [--output-dir DIR]    folders of runs, or of
+                                                                 launch_performance_study.sh;
+                                                                 analyzed traces, or trace files of
+                                                                 any program
+python3 compare_runs.py BASE NEW --fail-if-slower PERCENT        a gate: exit code 3 if NEW is
+                                                                 slower beyond noise; runs, or
+                                                                 folders of runs that repeat each
+                                                                 other
+python3 compare_runs.py --history FOLDER                         all runs below it by date, and
+                                                                 what changed
 """
 
 import sys
@@ -23,14 +28,41 @@ ROWS_OF_FILE = 50  # of each long table in the .md file
 def main() -> None:
     from harness.base.command_line import OneLineParser, number_of, require, verbose_flag
 
-    parser = OneLineParser(prog="compare_runs.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser = OneLineParser(
+        prog="compare_runs.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
-    add("folders", metavar="FOLDER", type=Path, nargs="*", help="two or more; the first is the baseline")
-    add("--history", metavar="FOLDER", type=Path, help="the runs below this folder by date, instead of a comparison")
-    what = "end with exit code 3 if the second folder is slower by more than this, and by more than noise"
+    add(
+        "folders",
+        metavar="FOLDER",
+        type=Path,
+        nargs="*",
+        help="two or more; the first is the baseline",
+    )
+    add(
+        "--history",
+        metavar="FOLDER",
+        type=Path,
+        help="the runs below this folder by date, instead of a comparison",
+    )
+    what = (
+        "end with exit code 3 if the second folder is slower by more than this, and by more than"
+        " noise"
+    )
     add("--fail-if-slower", metavar="PERCENT", type=number_of(float, 0), help=what)
-    add("--output-dir", metavar="DIR", type=Path, help="for the .json, .md and .png (comparison_<timestamp>)")
-    add("--top-n", type=number_of(int, 1), metavar="N", default=12, help="components and operators (12)")
+    add(
+        "--output-dir",
+        metavar="DIR",
+        type=Path,
+        help="for the .json, .md and .png (comparison_<timestamp>)",
+    )
+    add(
+        "--top-n",
+        type=number_of(int, 1),
+        metavar="N",
+        default=12,
+        help="components and operators (12)",
+    )
     verbose_flag(parser)
     args = parser.parse_args()
     if args.history and (args.folders or args.fail_if_slower):
@@ -58,14 +90,21 @@ def main() -> None:
         whole = screen = history_section(found)
         draw, answer = partial(draw_history, found), history_answer
     else:
-        found = compare_with_gate(*args.folders, args.fail_if_slower) if args.fail_if_slower else compare(args.folders)
+        found = (
+            compare_with_gate(*args.folders, args.fail_if_slower)
+            if args.fail_if_slower
+            else compare(args.folders)
+        )
         short = text.with_short_names(found)
         whole, screen = text.comparison_section(found), text.comparison_section(short)
         draw, answer = partial(draw_comparison, short), text.comparison_answer
     say(*(as_text(screen, args.top_n)[1:] if args.verbose else []))
     folder = args.output_dir or Path(f"comparison_{datetime.now():%Y%m%d_%H%M%S}")
     make_folder(folder)
-    files = [folder / f"{'history' if args.history else 'comparison'}.{kind}" for kind in ("json", "md", "png")]
+    files = [
+        folder / f"{'history' if args.history else 'comparison'}.{kind}"
+        for kind in ("json", "md", "png")
+    ]
     write_json(files[0], found)
     write_bytes(files[1], "\n".join([*as_markdown(whole, ROWS_OF_FILE, level=1)[1:], ""]).encode())
     with plain_text():

@@ -25,7 +25,9 @@ def main() -> None:
     parser.add_argument("--enable-profilers", action="store_true", help=text)
     args = parser.parse_args()
     if args.workload:
-        parser.error("argument --workload: this study runs sizes of the model here; use tiny_llama_v1.py")
+        parser.error(
+            "argument --workload: this study runs sizes of the model here; use tiny_llama_v1.py"
+        )
     if args.size:
         parser.error(f"argument --size: the size is {args.problem_size} already; use one")
     args.size = args.problem_size
@@ -50,12 +52,18 @@ def main() -> None:
     say("", WIDE_RULE, "PERFORMANCE STUDY COMPLETE", WIDE_RULE)
     say(f"Total Runtime: {time.monotonic() - started:.0f}s")
     say(f"Throughput: {summary['performance']['samples_per_sec']:.1f} samples/sec")
-    say(f"Peak Memory: {summary['memory']['peak_mb']:.0f} MB ({summary['memory']['source']})", f"Results: {folder}/")
+    say(
+        f"Peak Memory: {summary['memory']['peak_mb']:.0f} MB ({summary['memory']['source']})",
+        f"Results: {folder}/",
+    )
     analysis = read_document(folder / "operator_analysis.json")
     if analysis is None:
         say(*trust_lines(summary))
     other = "tiny" if args.size == "small" else "small"
-    command = f"{script('launch_performance_study.sh')} {other}; python3 {script('compare_runs.py')} {folder}"
+    command = (
+        f"{script('launch_performance_study.sh')} {other}; python3 {script('compare_runs.py')}"
+        f" {folder}"
+    )
     to_open = f"{report}; {tensorboard_command(folder)}"
     say(*ending(analysis, to_open, f"{command} performance_results_{other}_*"))
 

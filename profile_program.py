@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 __doc__ = """\
-Profile a training program that is not this workshop's, as it is: what limits its steps, and what to try.
+Profile a training program that is not this workshop's: what limits its steps, and what to try.
 
 python3 profile_program.py [flags] -- COMMAND
 
-COMMAND is what you type to train: train.py --its flags, -m package.train, torchrun --nproc-per-node 2 train.py, a shell
-script.  Some steps are timed, some recorded, then the program is ended.  Nothing in it changes.  Examples:
+COMMAND is what you type to train: train.py --its flags, -m package.train, torchrun
+--nproc-per-node 2 train.py, a shell script.  Some steps are timed, some recorded, then the program
+is ended.  Nothing in it changes.  Examples:
 
-  python3 profile_program.py -- train.py --epochs 1                          report.html in program_<timestamp>/
-  python3 profile_program.py --then continue -- train.py                     lets it run to its end
+  python3 profile_program.py -- train.py --epochs 1         report.html in program_<timestamp>/
+  python3 profile_program.py --then continue -- train.py    lets it run to its end
   python3 profile_program.py --output-dir program_before -- torchrun --nproc-per-node 2 train.py
 """
 
@@ -21,12 +22,23 @@ from pathlib import Path
 from harness.run.startup import HANDED_OVER, run_command
 
 ENVIRONMENT = dict(os.environ)  # the program's: our commands add to it
-STEPS = "what ends a step: the optimizer's, a backward pass, or a call of the model for inference (optimizer)"
-THEN = "kill: end it at once, its files flushed (default); exit: as by sys.exit(); continue: let it run to its end"
-DATA = "function or Class.method that loads data, beside DataLoader, as the program calls it; repeatable"
+STEPS = (
+    "what ends a step: the optimizer's, a backward pass, or a call of the model for inference"
+    " (optimizer)"
+)
+THEN = (
+    "kill: end it at once, its files flushed (default); exit: as by sys.exit(); continue: let it"
+    " run to its end"
+)
+DATA = (
+    "function or Class.method that loads data, beside DataLoader, as the program calls it;"
+    " repeatable"
+)
 WHAT_FOLLOWS = {
     "kill": "then the program is ended at once, and what it would do later is not done",
-    "exit": "then the program is ended as by sys.exit(), and has 5 minutes for what it does at its end",
+    "exit": (
+        "then the program is ended as by sys.exit(), and has 5 minutes for what it does at its end"
+    ),
     "continue": "then the program runs to its end without us",
 }
 
@@ -39,19 +51,62 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = OneLineParser(prog="profile_program.py", description=__doc__, formatter_class=raw)
     add = parser.add_argument
-    add("--output-dir", metavar="DIR", type=Path, help="for traces, report and all other files (program_<timestamp>)")
-    add("--warmup-steps", dest="warmup", type=number_of(int, 0), default=3, metavar="N", help="before any is timed (3)")
+    add(
+        "--output-dir",
+        metavar="DIR",
+        type=Path,
+        help="for traces, report and all other files (program_<timestamp>)",
+    )
+    add(
+        "--warmup-steps",
+        dest="warmup",
+        type=number_of(int, 0),
+        default=3,
+        metavar="N",
+        help="before any is timed (3)",
+    )
     steps = {"type": number_of(int, 1), "metavar": "N"}
-    add("--timed-steps", dest="timed", default=5, help="steps that are timed without a profiler (5)", **steps)
+    add(
+        "--timed-steps",
+        dest="timed",
+        default=5,
+        help="steps that are timed without a profiler (5)",
+        **steps,
+    )
     add("--profile-steps", dest="profile", default=3, help="steps that are recorded (3)", **steps)
     add("--steps", choices=("optimizer", "backward", "forward"), default="optimizer", help=STEPS)
-    add("--every", type=number_of(int, 1), default=1, metavar="N", help="so many of those are one step (1)")
+    add(
+        "--every",
+        type=number_of(int, 1),
+        default=1,
+        metavar="N",
+        help="so many of those are one step (1)",
+    )
     add("--data", action="append", default=[], metavar="[MODULE:]FUNCTION", help=DATA)
-    add("--then", choices=("kill", "exit", "continue"), default="kill", help=f"after the recorded steps; {THEN}")
-    add("--compiled-kernels", action="store_true", help="name the compiler's CPU kernels: compiles anew, slows steps")
-    add("--profile-stacks", dest="stacks", action="store_true", help="Python stacks in the trace, which is much larger")
+    add(
+        "--then",
+        choices=("kill", "exit", "continue"),
+        default="kill",
+        help=f"after the recorded steps; {THEN}",
+    )
+    add(
+        "--compiled-kernels",
+        action="store_true",
+        help="name the compiler's CPU kernels: compiles anew, slows steps",
+    )
+    add(
+        "--profile-stacks",
+        dest="stacks",
+        action="store_true",
+        help="Python stacks in the trace, which is much larger",
+    )
     verbose_flag(parser)
-    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the program with its arguments")
+    add(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="-- COMMAND",
+        help="the program with its arguments",
+    )
     settings = vars(parser.parse_args())
     folder = settings.pop("output_dir") or Path(f"program_{datetime.now():%Y%m%d_%H%M%S}")
     typed, verbose = settings.pop("command"), settings.pop("verbose")
@@ -60,17 +115,28 @@ def main() -> None:
     from harness.base.command_line import require
     from harness.base.files import prepare_folder
 
-    require("the analysis", ["msgspec", "pandas", "torch", "jinja2", "matplotlib", "plotly", "tensorboard"])
+    require(
+        "the analysis",
+        ["msgspec", "pandas", "torch", "jinja2", "matplotlib", "plotly", "tensorboard"],
+    )
     prepare_folder(folder)
-    # Else the profiler warns about tensors that were there before it, and says when it starts and stops.
+    # Else the profiler warns about tensors that were there before it, and says when it starts and
+    # stops.
     environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"} | ENVIRONMENT
     if settings.pop("compiled_kernels"):
         environment["TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"] = "1"
-    settings["first"] = first = max(1, settings["warmup"]) + settings["timed"] + 2  # the profiler warms up before it
-    say(f"Steps {first} to {first + settings['profile'] - 1} are recorded; {WHAT_FOLLOWS[settings['then']]}.")
+    settings["first"] = first = (
+        max(1, settings["warmup"]) + settings["timed"] + 2
+    )  # the profiler warms up before it
+    say(
+        f"Steps {first} to {first + settings['profile'] - 1} are recorded;"
+        f" {WHAT_FOLLOWS[settings['then']]}."
+    )
     settings["out"] = str(folder.resolve())
     ended = run(command, settings, environment)
-    from analysis.commands.profiled_program import explain_program  # PyTorch takes seconds to import
+    from analysis.commands.profiled_program import (
+        explain_program,
+    )  # PyTorch takes seconds to import
 
     sys.exit(explain_program(ended, typed, settings, folder, verbose))
 

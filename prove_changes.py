@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 __doc__ = """\
-Prove what makes a training program of yours faster, and trains it the same, without changing its code.
+Prove what makes your training program faster, and trains it the same, without changing its code.
 
 python3 prove_changes.py [flags] -- COMMAND
 
-COMMAND is what you type to train, as for profile_program.py.  First each change is audited: its first steps beside
-those of the program as it is.  Then it is timed, in turn with the program, within one run.  Examples:
+COMMAND is what you type to train, as for profile_program.py.  First each change is audited: its
+first steps beside those of the program as it is.  Then it is timed, in turn with the program,
+within one run.  Examples:
 
-  python3 prove_changes.py -- train.py --epochs 1                      proof.json in proof_<timestamp>/
+  python3 prove_changes.py -- train.py --epochs 1                   proof.json in proof_<timestamp>/
   python3 prove_changes.py --try bf16,threads=2 -- train.py
-  python3 prove_changes.py --audit-only --try compile -- train.py      is my compile right?  Ends with 3 if not
+  python3 prove_changes.py --audit-only --try compile -- train.py   is my compile right?  Ends
+                                                                    with 3 if not
 """
 
 import argparse
@@ -42,7 +44,9 @@ def main() -> None:
             name, _, value = one.partition("=")
             if name not in CHANGES:
                 near = difflib.get_close_matches(name, CHANGES, 1) or [", ".join(CHANGES)]
-                raise argparse.ArgumentTypeError(f"{one}: there is no such change; there is {near[0]}")
+                raise argparse.ArgumentTypeError(
+                    f"{one}: there is no such change; there is {near[0]}"
+                )
             if value and not (CHANGES[name].value and value.isdecimal() and int(value)):
                 takes = "takes a number above 0" if CHANGES[name].value else "takes no value"
                 raise argparse.ArgumentTypeError(f"{one}: {name} {takes}")
@@ -51,24 +55,57 @@ def main() -> None:
         return [*named]
 
     parser = OneLineParser(
-        prog="prove_changes.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="prove_changes.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     what = f"of {', '.join(CHANGES)} ({','.join(default)}); threads=N"
     add("--try", dest="changes", type=changes, default=default, metavar="CHANGE,...", help=what)
-    add("--rounds", type=number_of(int, 4), default=4, metavar="N", help="of turns with and without each change (4)")
     add(
-        "--audit-only", action="store_true", help="no times: does it train the same?  Ends with 3 if not, 1 if it fails"
+        "--rounds",
+        type=number_of(int, 4),
+        default=4,
+        metavar="N",
+        help="of turns with and without each change (4)",
     )
-    add("--keep-files", action="store_true", help="let the program write to its working folder, which else is kept")
-    add("--limit", type=number_of(float, 1), default=RUN_S, metavar="S", help="seconds of one run (900)")
-    add("--output-dir", metavar="DIR", type=Path, help="for proof.json and proof.md (proof_<timestamp>)")
+    add(
+        "--audit-only",
+        action="store_true",
+        help="no times: does it train the same?  Ends with 3 if not, 1 if it fails",
+    )
+    add(
+        "--keep-files",
+        action="store_true",
+        help="let the program write to its working folder, which else is kept",
+    )
+    add(
+        "--limit",
+        type=number_of(float, 1),
+        default=RUN_S,
+        metavar="S",
+        help="seconds of one run (900)",
+    )
+    add(
+        "--output-dir",
+        metavar="DIR",
+        type=Path,
+        help="for proof.json and proof.md (proof_<timestamp>)",
+    )
     verbose_flag(parser)
-    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the program with its arguments")
+    add(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="-- COMMAND",
+        help="the program with its arguments",
+    )
     settings = parser.parse_args()
     typed = settings.command[settings.command[:1] == ["--"] :]
     command = command_of(typed, ENVIRONMENT.pop(HANDED_OVER, sys.executable))
-    require("the analysis", ["msgspec", "pandas", "torch", "jinja2", "matplotlib", "plotly", "tensorboard"])
+    require(
+        "the analysis",
+        ["msgspec", "pandas", "torch", "jinja2", "matplotlib", "plotly", "tensorboard"],
+    )
     folder = (settings.output_dir or Path(f"proof_{datetime.now():%Y%m%d_%H%M%S}")).absolute()
     make_folder(folder)
     from analysis.commands.proof import Proof, keep_in, tell  # PyTorch takes seconds to import
@@ -79,7 +116,10 @@ def main() -> None:
         runs = f"{6 + len(settings.changes)} times for audits of a few steps"
         times = "" if settings.audit_only else ", then once or more for times"
         say(f"{typed[0]} is run {runs}{times}; the first run tells how long that takes.")
-        dropped = f"What it writes to {Path.cwd()} goes to a temporary {trials.kept}; elsewhere, it stays."
+        dropped = (
+            f"What it writes to {Path.cwd()} goes to a temporary {trials.kept}; elsewhere, it"
+            " stays."
+        )
         say("It writes its files as always." if settings.keep_files else dropped)
         keep = keep_in(folder, typed)
         proof = Proof(trials, settings.changes, settings.rounds, settings.audit_only, keep)

@@ -4,7 +4,8 @@ FLOPs, MFU and the roofline of a training step.
 
 python3 run_deepspeed_flops.py [--output-dir DIR] [--detailed-analysis] [--computational-intensity]
                                [--generate-roofline] [flags of tiny_llama_v1.py]
-python3 run_deepspeed_flops.py --analyze-results FILE      an earlier flops_profile.json, without training
+python3 run_deepspeed_flops.py --analyze-results FILE    an earlier flops_profile.json, without
+                                                         training
 """
 
 import argparse
@@ -20,7 +21,11 @@ def main() -> None:
     parser = build_parser("run_deepspeed_flops.py", __doc__.splitlines()[0])
     add = parser.add_argument_group("analysis").add_argument
     add("--detailed-analysis", action="store_true", help="print FLOPs by component and by module")
-    add("--computational-intensity", action="store_true", help="bytes moved, FLOPs per byte, bandwidth used")
+    add(
+        "--computational-intensity",
+        action="store_true",
+        help="bytes moved, FLOPs per byte, bandwidth used",
+    )
     text = "plot operator classes under the device's rooflines; records a trace for their times"
     add("--generate-roofline", action="store_true", help=text)
     text = "print and plot an earlier flops_profile.json without training"
@@ -36,7 +41,11 @@ def main() -> None:
 
 
 def asked_for(args: argparse.Namespace, told: bool = False) -> dict[str, bool]:
-    wanted = {"intensity": args.computational_intensity, "roof": args.generate_roofline, "told": told}
+    wanted = {
+        "intensity": args.computational_intensity,
+        "roof": args.generate_roofline,
+        "told": told,
+    }
     return wanted | {"detailed": args.detailed_analysis, "verbose": args.verbose}
 
 
@@ -68,7 +77,9 @@ def train_and_explain(args: argparse.Namespace) -> None:
         return
     folder = Path(args.output_dir)
     if uncounted:
-        profile = flops_profile(workload, read_document(folder / "performance_summary.json"), uncounted)
+        profile = flops_profile(
+            workload, read_document(folder / "performance_summary.json"), uncounted
+        )
         write_json(folder / "flops_profile.json", profile)
     profile = read_flops_profile(folder / "flops_profile.json")
     asked = asked_for(args, told=uncounted is None)
@@ -76,7 +87,8 @@ def train_and_explain(args: argparse.Namespace) -> None:
 
 
 def explain_file(args: argparse.Namespace) -> None:
-    """Explain an earlier flops_profile.json, and draw its roofline if it had one or --generate-roofline is given."""
+    """Explain an earlier flops_profile.json, and draw its roofline if it had one or
+    --generate-roofline is given."""
     from analysis.commands.flops_command import explain_limits
     from analysis.work.flop_rates import read_flops_profile
     from harness.base.errors import UserError
@@ -96,7 +108,9 @@ def explain_file(args: argparse.Namespace) -> None:
         explain_limits(workload, profile, folder, target, asked_for(args))
     except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         text = f"{type(error).__name__}: {error}"
-        raise UserError(f"{file}: not a flops_profile.json of this workshop, or damaged ({text})") from error
+        raise UserError(
+            f"{file}: not a flops_profile.json of this workshop, or damaged ({text})"
+        ) from error
 
 
 if __name__ == "__main__":

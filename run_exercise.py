@@ -2,13 +2,20 @@
 __doc__ = """\
 Run the commands of an exercise and fill in its worksheet, or check a worksheet that you filled in.
 
-python3 run_exercise.py N|all [--long] [--output-dir DIR]    run it, in exercise_N_results_<timestamp>/: worksheet_N.md
-                                                             for you, answers_N.md with everything filled in.  On a
-                                                             terminal it asks for your predictions (--no-stop does not)
-python3 run_exercise.py N --results FOLDER                   fill in the worksheet from results that exist already
-python3 run_exercise.py --check FILE [--results FOLDER]      compare a worksheet with results (in this folder)
-python3 run_exercise.py N --hints [--results FOLDER]         what the page hides until you have decided
-python3 run_exercise.py N|all --blank DIR                    write the worksheet to be filled in, worksheet_N.md
+python3 run_exercise.py N|all [--long] [--output-dir DIR]    run it, in
+                                                             exercise_N_results_<timestamp>/:
+                                                             worksheet_N.md for you, answers_N.md
+                                                             with everything filled in.  On a
+                                                             terminal it asks for your predictions
+                                                             (--no-stop does not)
+python3 run_exercise.py N --results FOLDER                   fill in the worksheet from results
+                                                             that exist already
+python3 run_exercise.py --check FILE [--results FOLDER]      compare a worksheet with results (in
+                                                             this folder)
+python3 run_exercise.py N --hints [--results FOLDER]         what the page hides until you have
+                                                             decided
+python3 run_exercise.py N|all --blank DIR                    write the worksheet to be filled in,
+                                                             worksheet_N.md
 """
 
 import sys
@@ -21,14 +28,25 @@ from harness.run.startup import run_command
 def main() -> None:
     from harness.base.command_line import OneLineParser, require, require_one_process
 
-    parser = OneLineParser(prog="run_exercise.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser = OneLineParser(
+        prog="run_exercise.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("exercise", nargs="?", metavar="N", help="a number, or all")
-    add("--check", metavar="FILE", type=Path, help="a worksheet that you filled in, or the exercise's text itself")
+    add(
+        "--check",
+        metavar="FILE",
+        type=Path,
+        help="a worksheet that you filled in, or the exercise's text itself",
+    )
     add("--results", metavar="FOLDER", type=Path, help="where the exercise's commands were run")
     add("--blank", metavar="DIR", type=Path, help="write worksheets without answers, to hand out")
     add("--long", action="store_true", help="also run blocks marked `takes minutes`")
-    add("--no-stop", action="store_true", help="do not ask for predictions, which a class has on paper")
+    add(
+        "--no-stop",
+        action="store_true",
+        help="do not ask for predictions, which a class has on paper",
+    )
     add("--hints", action="store_true", help="print what the page hides until you have decided")
     add("--output-dir", metavar="DIR", type=Path, help="(exercise_N_results_<timestamp>)")
     args = parser.parse_args()
@@ -42,7 +60,11 @@ def main() -> None:
     chosen = None
     if args.exercise:
         number = args.exercise
-        chosen = list(exercises().values()) if number == "all" else [exercise_of(int(number), f"exercise {number}")]
+        chosen = (
+            list(exercises().values())
+            if number == "all"
+            else [exercise_of(int(number), f"exercise {number}")]
+        )
     if args.check:
         sys.exit(not runner.check_worksheet(args.check, args.results))
     elif args.blank:
@@ -54,7 +76,9 @@ def main() -> None:
     elif args.results:
         runner.fill_from(chosen[0], args.results)
     else:
-        runner.run_one(chosen[0], args.output_dir, args.long, stop=sys.stdin.isatty() and not args.no_stop)
+        runner.run_one(
+            chosen[0], args.output_dir, args.long, stop=sys.stdin.isatty() and not args.no_stop
+        )
 
 
 def check_flags(parser: ArgumentParser, args: Namespace) -> None:
@@ -66,18 +90,29 @@ def check_flags(parser: ArgumentParser, args: Namespace) -> None:
         "long": {"output_dir", "no_stop"},
         "no_stop": {"output_dir"},
     }
-    given = [name for name in ("check", "blank", "hints", "results", "long", "no_stop", "output_dir") if values[name]]
+    given = [
+        name
+        for name in ("check", "blank", "hints", "results", "long", "no_stop", "output_dir")
+        if values[name]
+    ]
     for other in given[1:]:
         if other not in goes_with.get(given[0], ()):
-            parser.error(f"--{other.replace('_', '-')}: does not go with --{given[0].replace('_', '-')}")
+            parser.error(
+                f"--{other.replace('_', '-')}: does not go with --{given[0].replace('_', '-')}"
+            )
     if args.exercise is None and args.check is None:
         parser.error("give the number of an exercise, `all`, or --check FILE")
     if args.exercise and args.check:
-        parser.error(f"{args.exercise}: not with --check, which reads the number from the worksheet")
+        parser.error(
+            f"{args.exercise}: not with --check, which reads the number from the worksheet"
+        )
     if args.exercise and args.exercise != "all" and not args.exercise.isdecimal():
         parser.error(f"{args.exercise}: is not the number of an exercise; give 1, or all")
     if (args.results or args.hints) and args.exercise == "all":
-        parser.error(f"--{'hints' if args.hints else 'results'}: needs the number of one exercise instead of `all`")
+        parser.error(
+            f"--{'hints' if args.hints else 'results'}: needs the number of one exercise instead of"
+            " `all`"
+        )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Memory by batch size and sequence length: measured and predicted for each pair, 
 
 python3 run_memory_study.py [--batch-sizes 4 8 16] [--seq-lens 64 128 256 512] [--output-dir DIR]
                             [flags of tiny_llama_v1.py]
-python3 run_memory_study.py --workload FILE.py[:NAME]      the batches of a training step of your own
+python3 run_memory_study.py --workload FILE.py[:NAME]    batches of a training step of your own
 python3 run_memory_study.py --resume DIR
 """
 

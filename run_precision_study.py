@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 __doc__ = """\
-Time and memory of a step in fp32, tf32, bf16 and fp16, data types under autocast, and rounding of each format.
+Time and memory of a step in fp32, tf32, bf16 and fp16, data types under autocast, and rounding of \
+each format.
 
-python3 run_precision_study.py [--size tiny] [--precisions fp32 bf16] [--repetitions 5] [--output-dir DIR]
+python3 run_precision_study.py [--size tiny] [--precisions fp32 bf16] [--repetitions 5]
+                               [--output-dir DIR]
 python3 run_precision_study.py --resume DIR
 """
 

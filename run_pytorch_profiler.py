@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 __doc__ = """\
-Train under torch.profiler and say what limits the step, or analyze traces that exist, without training.
+Train under torch.profiler and say what limits the step, or analyze traces, without training.
 
-python3 run_pytorch_profiler.py                                profile five of 20 steps, into ./pytorch_profiles
-python3 run_pytorch_profiler.py --size small --compile         all flags of tiny_llama_v1.py go with it
-python3 run_pytorch_profiler.py --workload examples/gpt.py     a model of your own
-python3 run_pytorch_profiler.py --analyze-existing PATH        traces of any program; needs no other flag
-python3 run_pytorch_profiler.py --analyze-existing PATH --generate-report --output-dir DIR     with report.html
+python3 run_pytorch_profiler.py                             profile five of 20 steps, into
+                                                            ./pytorch_profiles
+python3 run_pytorch_profiler.py --size small --compile      all flags of tiny_llama_v1.py go with it
+python3 run_pytorch_profiler.py --workload examples/gpt.py  a model of your own
+python3 run_pytorch_profiler.py --analyze-existing PATH     any program's trace; needs no other flag
+python3 run_pytorch_profiler.py --analyze-existing PATH --generate-report --output-dir DIR
+                                                            with report.html
 """
 
 import argparse
@@ -18,13 +20,19 @@ from harness.run.startup import run_command
 
 NAME = "run_pytorch_profiler.py"
 READ = "--analyze-existing"
-TRAINING = "--size, --workload, --num-steps (20), --output-dir and all others: python3 tiny_llama_v1.py --help"
+TRAINING = (
+    "--size, --workload, --num-steps (20), --output-dir and all others: python3 tiny_llama_v1.py"
+    " --help"
+)
 
 
 def main() -> None:
     from analysis.commands.reading_flags import reading_of, reading_parser, require_packages
 
-    if any(argument.partition("=")[0] == READ for argument in sys.argv[1:]) and not {"-h", "--help"} & {*sys.argv}:
+    if any(argument.partition("=")[0] == READ for argument in sys.argv[1:]) and not {
+        "-h",
+        "--help",
+    } & {*sys.argv}:
         parser = reading_parser(NAME, __doc__)
         parser.add_argument(READ, type=Path)
         parser.add_argument("--profile-dir", type=Path)
@@ -49,9 +57,13 @@ def parser_for_training() -> argparse.ArgumentParser:
     parser = build_parser(NAME, __doc__)
     parser.formatter_class, parser.usage = argparse.RawDescriptionHelpFormatter, f"{NAME} [flags]"
     parser.show_only("options", "profiling")
-    parser.add_argument("--include-memory", action="store_true", help="the same as --profile-memory")
+    parser.add_argument(
+        "--include-memory", action="store_true", help="the same as --profile-memory"
+    )
     text = "a trace, a folder of traces, or the folder of a run: this flag is enough for the answer"
-    parser.add_argument_group("traces that exist").add_argument(READ, metavar="PATH", type=Path, help=text)
+    parser.add_argument_group("traces that exist").add_argument(
+        READ, metavar="PATH", type=Path, help=text
+    )
     parser.add_dataclass_flags(f"with {READ}", Reading)
     add_output_flags(parser)
     parser.add_argument_group("the model and its training", TRAINING)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 __doc__ = """\
-The same step timed by five wrong methods, each compared with the right one, and what that does to the conclusion.
+The same step timed by five wrong methods, each compared with the right one, and what that does to \
+the conclusion.
 
 python3 run_timing_study.py [--change=--activation-checkpointing] [--size NAME] [--repetitions N]
                             [--wrong-method-repetitions N] [--output-dir DIR]

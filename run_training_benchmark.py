@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 __doc__ = """\
-Time of forward, backward, optimizer and full step by size, sequence length, precision, warm-up and compilation.
+Time of forward, backward, optimizer and full step by size, sequence length, precision, warm-up \
+and compilation.
 
-python3 run_training_benchmark.py [--sizes gpt2-small gpt2-medium] [--seq-lens 128 256] [--modes forward train]
-                                  [--precisions fp32 bf16] [--warmups 0 1 2 5] [--compile] [--output-dir DIR]
+python3 run_training_benchmark.py [--sizes gpt2-small gpt2-medium] [--seq-lens 128 256]
+                                  [--modes forward train] [--precisions fp32 bf16]
+                                  [--warmups 0 1 2 5] [--compile] [--output-dir DIR]
 python3 run_training_benchmark.py --workload FILE.py[:NAME]      of a training step of your own
 """
 

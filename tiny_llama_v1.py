@@ -1,26 +1,33 @@
 #!/usr/bin/env python3
-"""Tiny LLaMA V1: the PyTorch baseline of a profiling workshop.  Model, data, training loop and flags in one file.
+"""Tiny LLaMA V1: the PyTorch baseline of a profiling workshop.  Model, data, training loop and
+flags in one file.
 
-A LLaMA decoder (RMSNorm, rotary embedding, grouped-query attention, SwiGLU) and the loop that trains it, with every
-part of a step named, timed and accounted for.  It is deliberately not optimized: separate projections, attention
-scores written to memory, no fused kernels.  It is the baseline that every optimization is compared with.
+A LLaMA decoder (RMSNorm, rotary embedding, grouped-query attention, SwiGLU) and the loop that
+trains it, with every part of a step named, timed and accounted for.  It is deliberately not
+optimized: separate projections, attention scores written to memory, no fused kernels.  It is the
+baseline that every optimization is compared with.
 
-    python3 tiny_llama_v1.py                                         50 steps of the default model
-    python3 tiny_llama_v1.py --size small --output-dir runs/small    a larger one, files in a folder
-    python3 tiny_llama_v1.py --enable-pytorch-profiler               a trace for TensorBoard in ./pytorch_profiles
-    python3 tiny_llama_v1.py --size large --dry-run                  predict memory and a lower bound on time
-    python3 tiny_llama_v1.py --validate-setup                        check the setup: versions, and three steps
-    torchrun --nproc-per-node 2 tiny_llama_v1.py                     data parallel, one process per GPU
-    torchrun --nproc-per-node 2 tiny_llama_v1.py --parallel fsdp     parameters and optimizer sharded
-    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 tiny_llama_v1.py
-                                                                     the same on two nodes
-    srun -n 16 --gpus-per-task=1 python3 tiny_llama_v1.py            the same in a Slurm job
+    python3 tiny_llama_v1.py                                       50 steps of the default model
+    python3 tiny_llama_v1.py --size small --output-dir runs/small  a larger one, files in a folder
+    python3 tiny_llama_v1.py --enable-pytorch-profiler             a trace for TensorBoard in
+                                                                   ./pytorch_profiles
+    python3 tiny_llama_v1.py --size large --dry-run                predict memory and a lower bound
+                                                                   on time
+    python3 tiny_llama_v1.py --validate-setup                      check the setup: versions, and
+                                                                   three steps
+    torchrun --nproc-per-node 2 tiny_llama_v1.py                   data parallel, a process per GPU
+    torchrun --nproc-per-node 2 tiny_llama_v1.py --parallel fsdp   parameters and optimizer sharded
+    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
+        tiny_llama_v1.py                                           the same on two nodes
+    srun -n 16 --gpus-per-task=1 python3 tiny_llama_v1.py          the same in a Slurm job
 
-In order of execution: configuration, model, data, training loop, one run, flags.  The measurement code (clocks,
-profilers, files, reports) is in harness/, the analysis of what was measured in analysis/.
+In order of execution: configuration, model, data, training loop, one run, flags.  The measurement
+code (clocks, profilers, files, reports) is in harness/, the analysis of what was measured in
+analysis/.
 
-Tensor shapes in comments: B batch, S sequence, D hidden, H heads, K key/value heads, E = D / H head dimension,
-D_ff feed-forward width, V vocabulary.  MB is 2^20 bytes.  A multiply-add counts as two FLOPs.
+Tensor shapes in comments: B batch, S sequence, D hidden, H heads, K key/value heads, E = D / H head
+dimension, D_ff feed-forward width, V vocabulary.  MB is 2^20 bytes.
+A multiply-add counts as two FLOPs.
 """
 
 from __future__ import annotations
@@ -63,15 +70,26 @@ from harness.model.decoder.formulas import DecoderFormulas
 from harness.model.grad_clip import clip_gradients
 from harness.model.optimizations import flags_in_use
 from harness.model.precision import autocast_of, cast_floats, parameter_dtype
-from harness.model.workload import StepFormulas, TrainingState, Workload, check_shards, sharded_state
+from harness.model.workload import (
+    StepFormulas,
+    TrainingState,
+    Workload,
+    check_shards,
+    sharded_state,
+)
 from harness.ranks.distributed import facts_of_ranks, first_failure, process_group, suffix_of_rank
 from harness.ranks.failures import exit_code_of, raise_if_interrupted
 from harness.ranks.parallel import ParallelConfig, gradient_sync, parallel_settings, replicated
-from harness.run.flag_combinations import PredictionConfig, check_combinations, check_device_has, check_model
+from harness.run.flag_combinations import (
+    PredictionConfig,
+    check_combinations,
+    check_device_has,
+    check_model,
+)
 from harness.run.run_report import RunReport
 from kernels.selection import norm_kernel, swiglu_kernel
 
-# ---- Configuration --------------------------------------------------------------------------------------------------
+# ---- Configuration -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -86,7 +104,9 @@ class TinyLlamaConfig:
     intermediate_dim: int = flag(512, "feed-forward width", shown="2 x --hidden-dim")
     max_seq_len: int = 128  # tokens; set to --seq-len: positions beyond it would only cost memory
     norm_eps: float = 1e-6  # keeps a row of zeros finite
-    rope_theta: float = 10000.0  # the slowest pair of dimensions rotates by nearly 1 / theta from token to token
+    rope_theta: float = (
+        10000.0  # the slowest pair of dimensions rotates by nearly 1 / theta from token to token
+    )
     init_std: float = 0.02  # of linear layers and embeddings, as GPT-2 and LLaMA
 
     @property
@@ -109,8 +129,9 @@ class TinyLlamaConfig:
     ) -> dict[str, int]:
         """Matmul FLOPs of one forward pass over [batch_size, seq_len] tokens, summed over layers.
 
-        Convention: two per multiply-add, the full S x S scores (the causal half is computed and masked, as eager
-        attention below does; a fused kernel may skip it), no element-wise work.  Options change the parts, not the sum.
+        Convention: two per multiply-add, the full S x S scores (the causal half is computed and
+        masked, as eager attention below does; a fused kernel may skip it), no element-wise work.
+        Options change the parts, not the sum.
         """
         options = options or OptimizationConfig()
         tokens = batch_size * seq_len
@@ -129,7 +150,11 @@ class TinyLlamaConfig:
         if options.attention == "sdpa":
             fused["attention.sdpa"] = ("attention.scores", "attention.weighted_sum")
         if options.fused_projections:
-            fused["attention.qkv_proj"] = ("attention.q_proj", "attention.k_proj", "attention.v_proj")
+            fused["attention.qkv_proj"] = (
+                "attention.q_proj",
+                "attention.k_proj",
+                "attention.v_proj",
+            )
             fused["mlp.gate_up_proj"] = ("mlp.gate_proj", "mlp.up_proj")
         for one, parts in fused.items():
             per_layer[one] = sum(per_layer.pop(part) for part in parts)
@@ -140,33 +165,54 @@ class TinyLlamaConfig:
 
 @dataclass(frozen=True)
 class OptimizationConfig:
-    """How the same step is computed: none of these changes the result beyond rounding.  docs/optimizations.md"""
+    """How the same step is computed: none of these changes the
+    result beyond rounding. docs/optimizations.md"""
 
-    attention: str = flag("eager", "eager writes the scores to memory; sdpa is fused", choices=["eager", "sdpa"])
-    fused_projections: bool = flag(False, "one matmul for q, k and v, and one for gate and up: reads their input once")
-    fused_norm: bool = flag(False, "PyTorch's RMSNorm: one kernel on a GPU, the same operators on a CPU")
-    fused_rope: bool = flag(False, "rotary embedding in three kernels instead of five: 7 tensors moved, not 9")
-    fused_loss: bool = flag(False, "loss from a part of the vocabulary at a time: the logits never exist whole")
-    kernels: str = flag("eager", "norm and SwiGLU: PyTorch's, or our own in Triton (GPUs)", choices=["eager", "triton"])
+    attention: str = flag(
+        "eager", "eager writes the scores to memory; sdpa is fused", choices=["eager", "sdpa"]
+    )
+    fused_projections: bool = flag(
+        False, "one matmul for q, k and v, and one for gate and up: reads their input once"
+    )
+    fused_norm: bool = flag(
+        False, "PyTorch's RMSNorm: one kernel on a GPU, the same operators on a CPU"
+    )
+    fused_rope: bool = flag(
+        False, "rotary embedding in three kernels instead of five: 7 tensors moved, not 9"
+    )
+    fused_loss: bool = flag(
+        False, "loss from a part of the vocabulary at a time: the logits never exist whole"
+    )
+    kernels: str = flag(
+        "eager",
+        "norm and SwiGLU: PyTorch's, or our own in Triton (GPUs)",
+        choices=["eager", "triton"],
+    )
     activation_checkpointing: str | int | bool = flag(
         False,
-        "full: keep only the input of each block, recompute the rest; op: keep fused attention and every second matmul "
-        "too; N: only every N-th block",
+        "full: keep only the input of each block, recompute the rest; op: keep fused attention and"
+        " every second matmul too; N: only every N-th block",
         type=checkpointing_choice,
         nargs="?",
         const=True,
         metavar="full|op|N",
     )
     optimizer_impl: str | None = flag(
-        None, "AdamW over lists of tensors or in one kernel", choices=["foreach", "fused"], shown="PyTorch's choice"
+        None,
+        "AdamW over lists of tensors or in one kernel",
+        choices=["foreach", "fused"],
+        shown="PyTorch's choice",
     )
     compile: bool = flag(False, "torch.compile the model before step 1")
     compile_mode: str = flag(
         "default",
-        "of torch.compile: reduce-overhead replays CUDA graphs, max-autotune times several kernels for each matmul",
+        "of torch.compile: reduce-overhead replays CUDA graphs, max-autotune times several kernels"
+        " for each matmul",
         choices=["default", "reduce-overhead", "max-autotune"],
     )
-    cuda_graphs: bool = flag(False, "capture forward and backward pass as CUDA graphs: one launch each")
+    cuda_graphs: bool = flag(
+        False, "capture forward and backward pass as CUDA graphs: one launch each"
+    )
 
 
 @dataclass(frozen=True)
@@ -177,24 +223,42 @@ class TrainingConfig(OptimizationConfig, ParallelConfig):
     seq_len: int = flag(128, "tokens per sample")
     num_steps: int = flag(50, "optimizer steps")
     learning_rate: float = flag(1e-4, "AdamW learning rate")
-    gradient_accumulation_steps: int = flag(1, "micro-batches that the samples of a step are split into")
-    grad_clip: float | None = flag(None, "scale gradients down where the norm of them all is larger", metavar="NORM")
+    gradient_accumulation_steps: int = flag(
+        1, "micro-batches that the samples of a step are split into"
+    )
+    grad_clip: float | None = flag(
+        None, "scale gradients down where the norm of them all is larger", metavar="NORM"
+    )
     precision: str = flag(
         "fp32",
         "precision of the arithmetic; bf16 and fp16 use autocast, bf16-true has parameters in bf16",
         choices=[*PRECISIONS, BF16_TRUE],
     )
-    device: str = flag("auto", "auto: a GPU if available; cuda also selects ROCm GPUs", choices=["auto", "cuda", "cpu"])
+    device: str = flag(
+        "auto",
+        "auto: a GPU if available; cuda also selects ROCm GPUs",
+        choices=["auto", "cuda", "cpu"],
+    )
     data: str = flag("synthetic", "text file to train on (byte-level tokens)", metavar="FILE")
     seed: int = flag(42, "random seed of weights and data", minimum=0)
-    deterministic: bool = flag(False, "deterministic algorithms: two runs give the same losses to the last digit")
-    output_dir: str | None = flag(None, "folder of the run; without it or profiling nothing is written", metavar="DIR")
-    log_interval: int = flag(1, "print every Nth step", shown="as many as 50 lines allow, 20 if profiled")
+    deterministic: bool = flag(
+        False, "deterministic algorithms: two runs give the same losses to the last digit"
+    )
+    output_dir: str | None = flag(
+        None, "folder of the run; without it or profiling nothing is written", metavar="DIR"
+    )
+    log_interval: int = flag(
+        1, "print every Nth step", shown="as many as 50 lines allow, 20 if profiled"
+    )
     force: bool = flag(False, "train even if the predicted memory exceeds that of the device")
 
 
-# Other flags override a row of --size.  The feed-forward widths are chosen to match the parameter counts in README.md.
-SHAPE = "hidden_dim n_layers n_heads n_kv_heads intermediate_dim seq_len batch_size num_steps vocab_size".split()
+# Other flags override a row of --size.  The feed-forward widths are chosen to match the parameter
+# counts in README.md.
+SHAPE = (
+    "hidden_dim n_layers n_heads n_kv_heads intermediate_dim seq_len batch_size num_steps"
+    " vocab_size".split()
+)
 # fmt: off
 ROWS = {
     # name       hidden layers heads kv  ff     seq  batch steps vocab: in the order of SHAPE
@@ -203,7 +267,8 @@ ROWS = {
     "medium":      (1024, 12, 16,  8,  3456,  512, 16, 100,  1000),
     "large":       (2048, 16, 16,  8, 11136, 1024,  8, 100,  1000),
     "very_large":  (4096, 24, 32, 16, 32128, 2048,  4, 100,  1000),
-    # Hidden dimensions and depths of the GPT family, no grouped-query attention, for the training benchmark.
+    # Hidden dimensions and depths of the GPT family, no grouped-query attention, for the training
+    # benchmark.
     "gpt2-small":  (768,  12, 12, 12,  3072,  128,  4,  50, 10000),
     "gpt2-medium": (1024, 24, 16, 16,  4096,  128,  4,  50, 10000),
     "gpt2-large":  (1280, 36, 20, 20,  5120,  128,  4,  50, 10000),
@@ -211,15 +276,17 @@ ROWS = {
     "gpt3-2.7b":   (2560, 32, 32, 32, 10240,  128,  4,  50, 10000),
 }
 # fmt: on
-SIZES: dict[str, dict[str, int]] = {name: dict(zip(SHAPE, row, strict=True)) for name, row in ROWS.items()}
+SIZES: dict[str, dict[str, int]] = {
+    name: dict(zip(SHAPE, row, strict=True)) for name, row in ROWS.items()
+}
 SIZE_ALIASES = {"med": "medium", "xl": "very_large", "verylarge": "very_large"}
 
 
-# ---- Model ----------------------------------------------------------------------------------------------------------
+# ---- Model ---------------------------------------------------------------------------------------
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalization over the last dimension, computed in float32 at any precision."""
+    """Root-mean-square normalization over the last dimension, in float32 at any precision."""
 
     def __init__(self, dim: int, eps: float, kernel: Callable | None = None):
         super().__init__()
@@ -235,59 +302,79 @@ class RMSNorm(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotary position embedding, rotate-half convention: dimension i is rotated together with i + E/2."""
+    """Rotary position embedding, rotate-half convention:
+    dimension i is rotated together with i + E/2."""
 
     def __init__(self, head_dim: int, max_seq_len: int, theta: float, fused: bool = False):
         super().__init__()
         self.fused, sign = fused, torch.ones(head_dim)
         if fused:  # the minus of the rotation is in the table
             sign[: head_dim // 2] = -1
-        inverse_frequency = 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim)  # [E/2]
+        inverse_frequency = 1.0 / theta ** (
+            torch.arange(0, head_dim, 2).float() / head_dim
+        )  # [E/2]
         angles = torch.outer(torch.arange(max_seq_len).float(), inverse_frequency)  # [S, E/2]
-        angles = torch.cat((angles, angles), dim=-1)  # [S, E]: i and i + E/2 rotate by the same angle
-        # Buffers move with the model; they follow from the configuration, so checkpoints leave them out.
+        angles = torch.cat(
+            (angles, angles), dim=-1
+        )  # [S, E]: i and i + E/2 rotate by the same angle
+        # Buffers move with the model; they follow from the configuration, so checkpoints leave them
+        # out.
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", sign * angles.sin(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, H, S, E] -> [B, H, S, E], rotated by position."""
         cos, sin = self.cos[: x.shape[2]], self.sin[: x.shape[2]]  # [S, E]
-        if not torch.is_autocast_enabled(x.device.type):  # which narrows what matmuls read: elsewhere x keeps its type
+        if not torch.is_autocast_enabled(
+            x.device.type
+        ):  # which narrows what matmuls read: elsewhere x keeps its type
             cos, sin = cos.to(x.dtype), sin.to(x.dtype)
         if self.fused:  # halves swapped by one copy; multiplied and added by one kernel
             swapped = x.roll(x.shape[3] // 2, dims=-1)  # [B, H, S, E]
             return torch.addcmul(x * cos, swapped, sin)
         first, second = x.chunk(2, dim=-1)  # [B, H, S, E/2] each
-        rotated = torch.cat((-second, first), dim=-1)  # [B, H, S, E]: every pair rotated by 90 degrees
+        rotated = torch.cat(
+            (-second, first), dim=-1
+        )  # [B, H, S, E]: every pair rotated by 90 degrees
         return x * cos + rotated * sin
 
 
 def repeat_kv(x: Tensor, n_heads: int) -> Tensor:
-    """[B, K, S, E] -> [B, H, S, E]: a copy of each key/value head for each of the H/K query heads that share it."""
+    """[B, K, S, E] -> [B, H, S, E]: a copy of each key/value head for each of the H/K query heads
+    that share it."""
     batch_size, n_kv_heads, seq_len, head_dim = x.shape
     x = x[:, :, None].expand(-1, -1, n_heads // n_kv_heads, -1, -1)  # [B, K, H/K, S, E], a view
     return x.reshape(batch_size, n_heads, seq_len, head_dim)  # copies, where H > K
 
 
-def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, part: str = "attention") -> Tensor:
-    """softmax(q k^T / sqrt(E) + mask) v with all [B, H, S, S] scores in memory: q [B, H, S, E], k and v [B, K, S, E],
-    the mask [S, S] -> [B, H, S, E].  `part` is the prefix of its range names."""
+def eager_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, part: str = "attention"
+) -> Tensor:
+    """softmax(q k^T / sqrt(E) + mask) v with all [B, H, S, S] scores in memory: q [B, H, S, E], k
+    and v [B, K, S, E], the mask [S, S] -> [B, H, S, E].
+    `part` is the prefix of its range names."""
     with trace_range(f"{part}.scores"):
         # Scaling q is cheaper than scaling the scores: E numbers per token and head instead of S.
-        scores = (q * q.shape[-1] ** -0.5) @ repeat_kv(k, q.shape[1]).transpose(2, 3)  # [B, H, S, S]
+        scores = (q * q.shape[-1] ** -0.5) @ repeat_kv(k, q.shape[1]).transpose(
+            2, 3
+        )  # [B, H, S, S]
         scores = scores if mask is None else scores + mask
     with trace_range(f"{part}.softmax"):
-        # A sum over S terms, so in float32.  The result is saved for the backward pass: memory quadratic in S.
+        # A sum over S terms, so in float32.  The result is saved for the backward pass: memory
+        # quadratic in S.
         weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)  # [B, H, S, S]
     with trace_range(f"{part}.weighted_sum"):
         return weights @ repeat_kv(v, q.shape[1])  # [B, H, S, E]
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, part: str = "attention") -> Tensor:
-    """The same with F.scaled_dot_product_attention: PyTorch picks a kernel, and the fused ones never write the scores.
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, part: str = "attention"
+) -> Tensor:
+    """The same with F.scaled_dot_product_attention: PyTorch picks a kernel, and the fused ones
+    never write the scores.
 
-    They read each key/value head for all query heads that share it.  Those of GPUs for float32 require as many as q
-    has, so there the heads are copied, as in eager attention.
+    They read each key/value head for all query heads that share it.  Those of GPUs for float32
+    require as many as q has, so there the heads are copied, as in eager attention.
     """
     with trace_range(f"{part}.sdpa"):
         kind = q.device.type
@@ -299,7 +386,8 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, part: str = "
 
 
 class FusedLinear(nn.Linear):
-    """Several linear layers of the same input as one matmul, which reads the input once: [..., D] -> [..., sum]."""
+    """Several linear layers of the same input as one matmul, which reads the input once: [..., D]
+    -> [..., sum]."""
 
     def __init__(self, in_features: int, *widths: int):
         super().__init__(in_features, sum(widths), bias=False)
@@ -309,12 +397,24 @@ class FusedLinear(nn.Linear):
 class Attention(nn.Module):
     """Causal grouped-query attention, eager or fused."""
 
-    def __init__(self, config: TinyLlamaConfig, options: OptimizationConfig, rope: RotaryEmbedding, layer: int):
+    def __init__(
+        self,
+        config: TinyLlamaConfig,
+        options: OptimizationConfig,
+        rope: RotaryEmbedding,
+        layer: int,
+    ):
         super().__init__()
-        self.n_heads, self.n_kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
+        self.n_heads, self.n_kv_heads, self.head_dim = (
+            config.n_heads,
+            config.n_kv_heads,
+            config.head_dim,
+        )
         self.fused_projections = options.fused_projections
         if self.fused_projections:
-            self.qkv_proj = FusedLinear(config.hidden_dim, config.hidden_dim, config.kv_dim, config.kv_dim)
+            self.qkv_proj = FusedLinear(
+                config.hidden_dim, config.hidden_dim, config.kv_dim, config.kv_dim
+            )
         else:  # each of the three reads x
             self.q_proj = nn.Linear(config.hidden_dim, config.hidden_dim, bias=False)
             self.k_proj = nn.Linear(config.hidden_dim, config.kv_dim, bias=False)
@@ -328,23 +428,37 @@ class Attention(nn.Module):
         batch_size, seq_len, hidden_dim = x.shape
         if self.fused_projections:
             with trace_range(f"{self.range}.qkv_proj"):
-                heads = self.qkv_proj(x).view(batch_size, seq_len, -1, self.head_dim).transpose(1, 2)
-                q, k, v = heads.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=1)  # views, shapes as below
+                heads = (
+                    self.qkv_proj(x).view(batch_size, seq_len, -1, self.head_dim).transpose(1, 2)
+                )
+                q, k, v = heads.split(
+                    (self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=1
+                )  # views, shapes as below
         else:
             with trace_range(f"{self.range}.q_proj"):
-                q = self.q_proj(x).view(batch_size, seq_len, -1, self.head_dim).transpose(1, 2)  # [B, H, S, E]
+                q = (
+                    self.q_proj(x).view(batch_size, seq_len, -1, self.head_dim).transpose(1, 2)
+                )  # [B, H, S, E]
             with trace_range(f"{self.range}.k_proj"):
-                k = self.k_proj(x).view(batch_size, seq_len, -1, self.head_dim).transpose(1, 2)  # [B, K, S, E]
+                k = (
+                    self.k_proj(x).view(batch_size, seq_len, -1, self.head_dim).transpose(1, 2)
+                )  # [B, K, S, E]
             with trace_range(f"{self.range}.v_proj"):
-                v = self.v_proj(x).view(batch_size, seq_len, -1, self.head_dim).transpose(1, 2)  # [B, K, S, E]
+                v = (
+                    self.v_proj(x).view(batch_size, seq_len, -1, self.head_dim).transpose(1, 2)
+                )  # [B, K, S, E]
         with trace_range(f"{self.range}.rope"):
             q, k = self.rope(q), self.rope(k)
         if causal_mask is None:
             output = fused_attention(q, k, v, causal=True, part=self.range)  # [B, H, S, E]
         else:
-            output = eager_attention(q, k, v, causal_mask[:seq_len, :seq_len], self.range)  # [B, H, S, E]
+            output = eager_attention(
+                q, k, v, causal_mask[:seq_len, :seq_len], self.range
+            )  # [B, H, S, E]
         with trace_range(f"{self.range}.o_proj"):
-            output = output.transpose(1, 2).reshape(batch_size, seq_len, hidden_dim)  # [B, S, D], a copy
+            output = output.transpose(1, 2).reshape(
+                batch_size, seq_len, hidden_dim
+            )  # [B, S, D], a copy
             return self.o_proj(output)  # [B, S, D]
 
 
@@ -355,7 +469,9 @@ class MLP(nn.Module):
         super().__init__()
         self.fused_projections, self.swiglu = options.fused_projections, swiglu_kernel(options)
         if self.fused_projections:
-            self.gate_up_proj = FusedLinear(config.hidden_dim, config.intermediate_dim, config.intermediate_dim)
+            self.gate_up_proj = FusedLinear(
+                config.hidden_dim, config.intermediate_dim, config.intermediate_dim
+            )
         else:
             self.gate_proj = nn.Linear(config.hidden_dim, config.intermediate_dim, bias=False)
             self.up_proj = nn.Linear(config.hidden_dim, config.intermediate_dim, bias=False)
@@ -381,7 +497,13 @@ class MLP(nn.Module):
 class TransformerBlock(nn.Module):
     """Pre-norm residual block: attention, then feed-forward."""
 
-    def __init__(self, config: TinyLlamaConfig, options: OptimizationConfig, rope: RotaryEmbedding, layer: int):
+    def __init__(
+        self,
+        config: TinyLlamaConfig,
+        options: OptimizationConfig,
+        rope: RotaryEmbedding,
+        layer: int,
+    ):
         super().__init__()
         self.attention_norm = RMSNorm(config.hidden_dim, config.norm_eps, norm_kernel(options))
         self.attention = Attention(config, options, rope, layer)
@@ -403,10 +525,11 @@ class TransformerBlock(nn.Module):
 
 
 class TinyLlamaModel(nn.Module):
-    """The decoder: input_ids [B, S] -> logits [B, S, V]; with labels [B, S] also the mean next-token loss.
+    """The decoder: input_ids [B, S] -> logits [B, S, V]; with labels [B, S] also the mean
+    next-token loss.
 
-    labels[b, s] is the token that follows input_ids[b, s]; nothing is shifted here.  With fused_loss and labels, the
-    logits are None.
+    labels[b, s] is the token that follows input_ids[b, s]; nothing is shifted here.  With
+    fused_loss and labels, the logits are None.
     """
 
     def __init__(self, config: TinyLlamaConfig, options: OptimizationConfig | None = None):
@@ -414,15 +537,23 @@ class TinyLlamaModel(nn.Module):
         options = options or OptimizationConfig()
         self.config, self.options = config, options
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_dim)
-        self.rope = RotaryEmbedding(config.head_dim, config.max_seq_len, config.rope_theta, options.fused_rope)
-        blocks = (TransformerBlock(config, options, self.rope, layer) for layer in range(config.n_layers))
+        self.rope = RotaryEmbedding(
+            config.head_dim, config.max_seq_len, config.rope_theta, options.fused_rope
+        )
+        blocks = (
+            TransformerBlock(config, options, self.rope, layer) for layer in range(config.n_layers)
+        )
         self.layers = nn.ModuleList(blocks)
         self.norm = RMSNorm(config.hidden_dim, config.norm_eps, norm_kernel(options))
         # A matrix of its own, as in LLaMA: GPT-2 would use the embedding's.
         self.lm_head = nn.Linear(config.hidden_dim, config.vocab_size, bias=False)
         mask = None  # fused attention has a flag for causal masking, and skips the masked part
-        if options.attention == "eager":  # -inf above the diagonal, so that no token attends to a later one
-            mask = torch.full((config.max_seq_len, config.max_seq_len), float("-inf")).triu(1)  # [S, S]
+        if (
+            options.attention == "eager"
+        ):  # -inf above the diagonal, so that no token attends to a later one
+            mask = torch.full((config.max_seq_len, config.max_seq_len), float("-inf")).triu(
+                1
+            )  # [S, S]
         self.register_buffer("causal_mask", mask, persistent=False)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -433,7 +564,9 @@ class TinyLlamaModel(nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None):
         if input_ids.shape[1] > self.config.max_seq_len:
-            raise ValueError(f"{input_ids.shape[1]} tokens, but max_seq_len is {self.config.max_seq_len}")
+            raise ValueError(
+                f"{input_ids.shape[1]} tokens, but max_seq_len is {self.config.max_seq_len}"
+            )
         with trace_range("embedding"):
             x = self.embedding(input_ids)  # [B, S, D]
         for index, layer in enumerate(self.layers):
@@ -448,11 +581,13 @@ class TinyLlamaModel(nn.Module):
             return logits
         with trace_range("loss"):
             # [B S, V] and [B S]; the log-softmax is another tensor of the logits' size, in float32.
-            loss = F.cross_entropy(logits.float().view(-1, self.config.vocab_size), labels.reshape(-1))
+            loss = F.cross_entropy(
+                logits.float().view(-1, self.config.vocab_size), labels.reshape(-1)
+            )
         return logits, loss
 
 
-# ---- Data -----------------------------------------------------------------------------------------------------------
+# ---- Data ----------------------------------------------------------------------------------------
 
 
 def corpus_of(config: TinyLlamaConfig, training: TrainingConfig) -> np.ndarray:
@@ -464,26 +599,32 @@ def corpus_of(config: TinyLlamaConfig, training: TrainingConfig) -> np.ndarray:
 
 
 def batches(corpus: np.ndarray, training: TrainingConfig, device: torch.device, rank: int = 0):
-    """Endless (input_ids, labels), each [micro-batch, S] int64 on the device; labels are the next tokens.
+    """Endless (input_ids, labels), each [micro-batch, S] int64 on the device; labels are the next
+    tokens.
 
-    Samples start at random positions.  Every rank draws those of all and takes its own, so a step of W ranks with B
-    samples has the data of one rank with W B.  On a GPU the copy is asynchronous, from pinned memory.
+    Samples start at random positions.  Every rank draws those of all and takes its own, so a step
+    of W ranks with B samples has the data of one rank with W B.  On a GPU the copy is asynchronous,
+    from pinned memory.
     """
     rng = np.random.default_rng([training.seed, 0])
     window = np.arange(training.seq_len + 1)
     micro_batch_size = training.batch_size // training.gradient_accumulation_steps
     while True:
-        starts = rng.integers(0, len(corpus) - training.seq_len, size=(training.world_size, micro_batch_size))[rank]
+        starts = rng.integers(
+            0, len(corpus) - training.seq_len, size=(training.world_size, micro_batch_size)
+        )[rank]
         tokens = torch.from_numpy(corpus[starts[:, None] + window].astype(np.int64))  # [B, S + 1]
         if device.type == "cuda":  # from pageable memory the copy would block the host
             tokens = tokens.pin_memory().to(device, non_blocking=True)
         yield tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-# ---- Training loop -------------------------------------------------------------------------------------------------
+# ---- Training loop -------------------------------------------------------------------------------
 
 
-def build(config: TinyLlamaConfig, training: TrainingConfig, device: torch.device, place=None) -> TrainingState:
+def build(
+    config: TinyLlamaConfig, training: TrainingConfig, device: torch.device, place=None
+) -> TrainingState:
     """Model, optimizer, gradient scaler and autocast of a run, on the device, not compiled."""
     model = TinyLlamaModel(config, training)
     if training.precision == BF16_TRUE:
@@ -492,10 +633,12 @@ def build(config: TinyLlamaConfig, training: TrainingConfig, device: torch.devic
         model = place(model)
     elif device.type != "cpu":  # fake tensors cannot be moved
         model = model.to(device)
-    impl = {training.optimizer_impl: True} if training.optimizer_impl else {}  # else PyTorch chooses
+    impl = (
+        {training.optimizer_impl: True} if training.optimizer_impl else {}
+    )  # else PyTorch chooses
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, **impl)
-    # The range of fp16 is 6e-8 to 65,504: the loss is scaled up so that small gradients do not underflow.  bf16 has the
-    # range of fp32 and needs no scaling.
+    # The range of fp16 is 6e-8 to 65,504: the loss is scaled up so that small gradients do not
+    # underflow.  bf16 has the range of fp32 and needs no scaling.
     scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
     autocast = autocast_of(training.precision, device, cache_enabled=not training.cuda_graphs)
     return TrainingState(model, optimizer, scaler, autocast)
@@ -510,33 +653,43 @@ def train(
     meter: StepMeter,
     instruments: Instruments,
 ) -> None:
-    """The training loop.  meter.phase() times the phases; optional profilers are attached by context managers.
+    """The training loop.  meter.phase() times the phases; optional profilers are attached by
+    context managers.
 
     stream yields (input_ids, labels) of a micro-batch, [B / micro_steps, S] each.
     """
     model, optimizer, scaler, autocast = state
     for step in range(1, num_steps + 1):
         raise_if_interrupted()
-        # ---- The timed section begins: events are recorded in the stream, nothing here waits for the device. ----
+        # ---- The timed section begins: events are recorded in the stream, nothing here waits for
+        # the device. ----
         with meter.step(step), instruments.step(step):
             for micro_step in range(1, micro_steps + 1):
                 with meter.phase("data"):
                     input_ids, labels = next(stream)
                 with gradient_sync(model, last_micro_step=micro_step == micro_steps):
                     with meter.phase("forward"), instruments.forward(step), autocast:
-                        loss = model(input_ids, labels)[1]  # no reference to the logits is kept: they can be freed
+                        loss = model(input_ids, labels)[
+                            1
+                        ]  # no reference to the logits is kept: they can be freed
                     with meter.phase("backward"):
-                        # Gradients accumulate over micro-batches: divided, their sum is the mean over the batch.
+                        # Gradients accumulate over micro-batches: divided, their sum is the mean
+                        # over the batch.
                         scaler.scale(loss / micro_steps).backward()
                 meter.add_loss(loss)  # an asynchronous copy: loss.item() would wait for the device
             with meter.phase("optimizer"):
                 if grad_clip is not None:
-                    scaler.unscale_(optimizer)  # so that it is the norm of the gradients, not of scaled ones
+                    scaler.unscale_(
+                        optimizer
+                    )  # so that it is the norm of the gradients, not of scaled ones
                     meter.add_grad_norm(clip_gradients(optimizer, grad_clip))
                 scaler.step(optimizer)  # optimizer.step(), unless fp16 gradients are infinite
                 scaler.update()
-                optimizer.zero_grad(set_to_none=True)  # frees the gradients before the next forward pass
-        # ---- The timed section ends: the meter reads the events of steps that the device has finished. ----
+                optimizer.zero_grad(
+                    set_to_none=True
+                )  # frees the gradients before the next forward pass
+        # ---- The timed section ends: the meter reads the events of steps that the device has
+        # finished. ----
 
 
 @dataclass(frozen=True)
@@ -565,18 +718,26 @@ class TinyLlamaWorkload(Workload):
     def fake_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """As in a run: inputs and labels are shifted copies of one tensor of tokens."""
         while True:
-            tokens = torch.zeros(self.batch_size // self.micro_steps, self.seq_len + 1, dtype=torch.int64)
+            tokens = torch.zeros(
+                self.batch_size // self.micro_steps, self.seq_len + 1, dtype=torch.int64
+            )
             yield tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return model(*batch)[1]
 
-    def train(self, state: TrainingState, stream: Iterator, num_steps: int, meter, instruments) -> None:
-        train(state, stream, num_steps, self.micro_steps, self.training.grad_clip, meter, instruments)
+    def train(
+        self, state: TrainingState, stream: Iterator, num_steps: int, meter, instruments
+    ) -> None:
+        train(
+            state, stream, num_steps, self.micro_steps, self.training.grad_clip, meter, instruments
+        )
 
     def with_settings(self, **changes) -> TinyLlamaWorkload:
         training = replace(self.training, **changes)
-        return replace(self, training=training, config=replace(self.config, max_seq_len=training.seq_len))
+        return replace(
+            self, training=training, config=replace(self.config, max_seq_len=training.seq_len)
+        )
 
     def parameter_count(self) -> int:
         return self.config.parameter_count()
@@ -588,20 +749,31 @@ class TinyLlamaWorkload(Workload):
     def settings(self) -> dict[str, dict]:
         size = {"size": self.size} if self.size else unknown("no --size was given", "size")
         model = size | asdict(self.config)
-        return {"model": model | {"parameters": self.parameter_count()}, "training": asdict(self.training)}
+        return {
+            "model": model | {"parameters": self.parameter_count()},
+            "training": asdict(self.training),
+        }
 
     @classmethod
     def from_settings(cls, settings: dict[str, dict]) -> TinyLlamaWorkload:
         """The workload of a run, from its config.json."""
         config, training = (
-            kind(**{f.name: settings[section][f.name] for f in fields(kind) if f.name in settings[section]})
+            kind(
+                **{
+                    f.name: settings[section][f.name]
+                    for f in fields(kind)
+                    if f.name in settings[section]
+                }
+            )
             for kind, section in ((TinyLlamaConfig, "model"), (TrainingConfig, "training"))
         )
         return cls(config, training, settings["model"]["size"])
 
     def settings_lines(self, device: torch.device) -> dict[str, object]:
         c, t = self.config, self.training
-        default_impl = "foreach" if device.type == "cuda" else "one tensor after another"  # PyTorch's choice
+        default_impl = (
+            "foreach" if device.type == "cuda" else "one tensor after another"
+        )  # PyTorch's choice
         return {
             "Batch Size": t.batch_size,
             "Sequence Length": t.seq_len,
@@ -624,13 +796,17 @@ class TinyLlamaWorkload(Workload):
         }
 
 
-# ---- One run -------------------------------------------------------------------------------------------------------
+# ---- One run -------------------------------------------------------------------------------------
 
 
 def run(
-    workload: TinyLlamaWorkload, profiling: ProfilerConfig, examine: Callable | None = None, verbose: bool = False
+    workload: TinyLlamaWorkload,
+    profiling: ProfilerConfig,
+    examine: Callable | None = None,
+    verbose: bool = False,
 ) -> dict | None:
-    """One run: check, announce, train, report; returns the summary on rank 0.  Errors become one line in main().
+    """One run: check, announce, train, report; returns the summary on rank 0.  Errors become one
+    line in main().
 
     examine(device, rank, world_size) is called once the ranks have met.  verbose: print tables too.
     """
@@ -640,17 +816,26 @@ def run(
     check_device_has(training, device)
     check_profiling(profiling, device, training.output_dir)
     if training.data != "synthetic":
-        corpus_of(workload.config, training)  # an unusable file is an error before anything is written
+        corpus_of(
+            workload.config, training
+        )  # an unusable file is an error before anything is written
     set_numerics(training.seed, training.precision, training.deterministic)
     check_shards(workload)
     schedule = InstrumentSchedule(training.num_steps, profiling)  # which steps are profiled
     from analysis.commands.run_ending import close_report
     from analysis.prediction.preflight import check_fits_in_memory
 
-    with process_group(device, workload.settings() | {"profiling": asdict(profiling)}) as (rank, world_size):
+    with process_group(device, workload.settings() | {"profiling": asdict(profiling)}) as (
+        rank,
+        world_size,
+    ):
         if examine:
             examine(device, rank, world_size)
-        shown = {"log_interval": training.log_interval, "output_dir": training.output_dir, "verbose": verbose}
+        shown = {
+            "log_interval": training.log_interval,
+            "output_dir": training.output_dir,
+            "verbose": verbose,
+        }
         report = RunReport(workload, profiling, schedule, device, (rank, world_size), **shown)
         report.open()
         try:
@@ -669,15 +854,22 @@ def run(
         return close_report(report, None)
 
 
-def train_and_measure(workload: TinyLlamaWorkload, profiling, schedule, device, report: RunReport) -> None:
-    """Build, compile if requested, and train with the instruments; what they measure is stored in the report."""
+def train_and_measure(
+    workload: TinyLlamaWorkload, profiling, schedule, device, report: RunReport
+) -> None:
+    """Build, compile if requested, and train with the instruments; what they measure is stored in
+    the report."""
     rank, training, measurements = report.rank, workload.training, report.measurements
     state, stream = sharded_state(workload, device), workload.batches(device, rank)
     if workload.compiled:
         say("Compiling the model...")
         batch, traced = next(stream), profiling.records_trace
-        measurements.compilation = Compilation(workload, state, batch, device, training.compile_mode, traced)
-        stream = itertools.chain([batch], stream)  # compiling must not change which batches the training sees
+        measurements.compilation = Compilation(
+            workload, state, batch, device, training.compile_mode, traced
+        )
+        stream = itertools.chain(
+            [batch], stream
+        )  # compiling must not change which batches the training sees
         del batch
     if training.cuda_graphs:
         say("Capturing CUDA graphs...")
@@ -702,11 +894,13 @@ def validate_setup(workload: TinyLlamaWorkload, profiling: ProfilerConfig, verbo
     short = replace(workload, training=replace(workload.training, num_steps=3))
     summary = run(short, profiling, setup_checks.examine_ranks, verbose)
     if summary and summary["audit"]["findings"]:
-        raise UserError(f"three steps ran, but they do not train: {findings_text(summary['audit'])}")
+        raise UserError(
+            f"three steps ran, but they do not train: {findings_text(summary['audit'])}"
+        )
     say("Setup is valid: three steps were trained.")
 
 
-# ---- Command line --------------------------------------------------------------------------------------------------
+# ---- Command line --------------------------------------------------------------------------------
 
 
 def build_parser(prog: str = "tiny_llama_v1.py", description: str | None = None) -> OneLineParser:
@@ -714,20 +908,30 @@ def build_parser(prog: str = "tiny_llama_v1.py", description: str | None = None)
     parser = OneLineParser(
         prog=prog,
         description=description or "Train Tiny LLaMA and show where time and memory went.",
-        epilog="Defaults in parentheses. README.md lists the problem sizes, docs/files.md the files of a run.",
+        epilog=(
+            "Defaults in parentheses. README.md lists the problem sizes, docs/files.md the files of"
+            " a run."
+        ),
     )
     group = parser.add_argument_group("presets and modes")
     text = f"{', '.join(SIZES)}; other flags override it"
     group.add_argument("--size", metavar="NAME", choices=[*SIZES, *SIZE_ALIASES], help=text)
-    text = "all: the flags that were fastest on this device in stored measurements, which are printed"
+    text = (
+        "all: the flags that were fastest on this device in stored measurements, which are printed"
+    )
     group.add_argument("--optimize", choices=["all", "none"], help=text)
     text = "a training step of your own, from a function in a file; docs/your_own_model.md"
     group.add_argument("--workload", metavar="FILE.py[:NAME]", help=text)
     switches = {
         "--use-amp": "the same as --precision bf16",
-        "--enable-all-profiling": "every profiler below except --memory-snapshot and --system-profiler",
+        "--enable-all-profiling": (
+            "every profiler below except --memory-snapshot and --system-profiler"
+        ),
         "--validate-setup": "report versions, devices and what is missing, and train three steps",
-        "--dry-run": "do not train: predict memory, largest batch and sequence that fit, lower bound on step time",
+        "--dry-run": (
+            "do not train: predict memory, largest batch and sequence that fit, lower bound on step"
+            " time"
+        ),
     }
     for name, text in switches.items():
         group.add_argument(name, action="store_true", default=None, help=text)
@@ -742,8 +946,8 @@ def build_parser(prog: str = "tiny_llama_v1.py", description: str | None = None)
 
 
 def resolve(args: argparse.Namespace) -> tuple[TinyLlamaWorkload, ProfilerConfig]:
-    """Flags to configurations: what the user passed, else the row of --size, else the defaults.  Raises UserError, exit
-    code 2, for values that contradict each other."""
+    """Flags to configurations: what the user passed, else the row of --size, else the defaults.
+    Raises UserError, exit code 2, for values that contradict each other."""
     given = {name: value for name, value in vars(args).items() if value is not None}
     size = SIZE_ALIASES.get(args.size, args.size)
     optimized = {}
@@ -751,11 +955,15 @@ def resolve(args: argparse.Namespace) -> tuple[TinyLlamaWorkload, ProfilerConfig
         from analysis.commands.stored_optimizations import fastest_settings
 
         precision = "bf16" if args.use_amp else args.precision or "fp32"
-        optimized = fastest_settings(args.device or "auto", size or "tiny", precision, build_parser())
+        optimized = fastest_settings(
+            args.device or "auto", size or "tiny", precision, build_parser()
+        )
     values = (SIZES[size] if size else {}) | optimized | given | parallel_settings(given)
     if not size and "n_heads" in given:
         # So that --n-heads alone is a valid change: the default of 4 need not divide it.
-        values.setdefault("n_kv_heads", args.n_heads // 2 if args.n_heads % 2 == 0 else args.n_heads)
+        values.setdefault(
+            "n_kv_heads", args.n_heads // 2 if args.n_heads % 2 == 0 else args.n_heads
+        )
     if not size and "hidden_dim" in given:
         values.setdefault("intermediate_dim", 2 * args.hidden_dim)
     if args.use_amp:
@@ -772,19 +980,28 @@ def resolve(args: argparse.Namespace) -> tuple[TinyLlamaWorkload, ProfilerConfig
     check_model(config)
     check_combinations(training, profiling, given)
     if args.use_amp and training.precision != "bf16":
-        raise UserError(f"--use-amp: means bf16, but --precision is {training.precision}; use only one of the two", 2)
+        raise UserError(
+            f"--use-amp: means bf16, but --precision is {training.precision}; use only one of"
+            " the two",
+            2,
+        )
     if args.workload:
         from analysis.work.user_workload import user_workload
 
         return user_workload(args.workload, training, given), profiling
-    return TinyLlamaWorkload(replace(config, max_seq_len=training.seq_len), training, size), profiling
+    return (
+        TinyLlamaWorkload(replace(config, max_seq_len=training.seq_len), training, size),
+        profiling,
+    )
 
 
 def run_from_arguments(args: argparse.Namespace) -> None:
     """What the flags ask for: a prediction, a setup check, or a run."""
     workload, profiling = resolve(args)
     if args.dry_run:
-        from analysis.prediction.dry_run import dry_run  # imported late: it can take longer than a short run
+        from analysis.prediction.dry_run import (
+            dry_run,
+        )  # imported late: it can take longer than a short run
 
         dry_run(workload, profiling, args)
     elif args.validate_setup:

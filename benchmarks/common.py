@@ -1,4 +1,5 @@
-"""Shared by the benchmarks: flags, two variants timed alternately, and the results file with all times."""
+"""Shared by the benchmarks: flags, two variants timed alternately,
+and the results file with all times."""
 
 import argparse
 import operator
@@ -19,15 +20,19 @@ from workshop.exercise.results import RESULTS, machine
 
 def benchmark_parser(documentation: str, repetitions: int | None = None) -> argparse.ArgumentParser:
     """repetitions: the default of --repetitions; None: there is no such flag."""
-    parser = argparse.ArgumentParser(description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     if repetitions is not None:
-        parser.add_argument("--repetitions", type=int, default=repetitions, help="of each comparison (%(default)s)")
+        parser.add_argument(
+            "--repetitions", type=int, default=repetitions, help="of each comparison (%(default)s)"
+        )
     parser.add_argument("--output", type=Path, help="JSON file for the results, with all times")
     return parser
 
 
 def environment_of(device: torch.device) -> dict:
-    """The environment, also printed; absolute paths in its command line are reduced to file names."""
+    """The environment, also printed; absolute paths in its command line become file names."""
     environment = describe_environment(device)
     words = [Path(word).name if word.startswith("/") else word for word in sys.argv]
     environment["command_line"] = shlex.join(["python", *words])
@@ -51,10 +56,13 @@ def report(columns, rows: list[dict], output: Path | None, **document) -> None:
 
 
 def stored_table(
-    name: str, columns: Sequence[Column], rows_of: Callable = operator.itemgetter("rows"), near: str = ""
+    name: str,
+    columns: Sequence[Column],
+    rows_of: Callable = operator.itemgetter("rows"),
+    near: str = "",
 ) -> str:
-    """The stored results of a benchmark for a page, in markdown, with the machine if they depend on it.  near: of the
-    page, where benchmarks/ is."""
+    """The stored results of a benchmark for a page, in markdown, with the machine if they depend on
+    it.  near: of the page, where benchmarks/ is."""
     path = next(RESULTS.parent.rglob(f"{name}.json"), None)
     if path is None:
         return "Not recorded yet."

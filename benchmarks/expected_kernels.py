@@ -1,11 +1,13 @@
 __doc__ = """\
-Does each kernel take what the expected step time assumes?  Kernels of traces whose operators have shapes.
+Does each kernel take what the expected step time assumes?  Kernels of traces whose operators have
+shapes.
 
-    python3 benchmarks/expected_kernels.py                                  of the stored traces of an H100
+    python3 benchmarks/expected_kernels.py                           of the stored traces of an H100
     python3 benchmarks/expected_kernels.py TRACE... --output FILE
 
-Of an operator that launched kernels itself: time by its FLOPs or bytes, as in expected_time.py, over their time.
-Operators whose cost the recorded shapes do not determine are left out; `known` is the share of time of the others.
+Of an operator that launched kernels itself: time by its FLOPs or bytes, as in expected_time.py,
+over their time.  Operators whose cost the recorded shapes do not determine are left out; `known` is
+the share of time of the others.
 """
 
 import sys
@@ -64,17 +66,29 @@ def rows_of(path: Path) -> list[dict]:
         kind, expected = CLASSES.get(category(name), "other"), None
         if one.bytes:
             shapes, types, _ = links.trace.signatures[calls["signature"].iloc[i]]
-            factors = [tuple(shape) for shape in shapes if isinstance(shape, list) and len(shape) > 1]
+            factors = [
+                tuple(shape) for shape in shapes if isinstance(shape, list) and len(shape) > 1
+            ]
             # Some take [B, H, S, D], some [B, S, H, D]: there are more tokens than heads.
-            shape = (factors[0][0], *sorted(factors[0][1:3]), *factors[0][3:]) if kind == "attention" else ()
+            shape = (
+                (factors[0][0], *sorted(factors[0][1:3]), *factors[0][3:])
+                if kind == "attention"
+                else ()
+            )
             if kind == "matmul" and factors[1:]:
                 shape = (*factors[-2][:-1], factors[-1][-1])  # of the output
-            flops, dtype = (one.least_flops or 0) * (kind != "other"), DTYPES.get(factor_type(shapes, types))
+            flops, dtype = (
+                (one.least_flops or 0) * (kind != "other"),
+                DTYPES.get(factor_type(shapes, types)),
+            )
             made = Operator(0, "", name, kind, flops, one.bytes, dtype, shape, 0, 0)
             expected = kernel_us(made, rates, False)
         found.setdefault(kind, []).append((us[i], expected))
     found["all"] = [pair for pairs in found.values() for pair in pairs]
-    about = {"trace": path.name.partition(".")[0].partition("_trace_step")[0], "device": about["name"]}
+    about = {
+        "trace": path.name.partition(".")[0].partition("_trace_step")[0],
+        "device": about["name"],
+    }
     return [about | {"class": kind} | row_of(pairs) for kind, pairs in found.items()]
 
 
@@ -84,7 +98,10 @@ def row_of(pairs: list[tuple[float, float | None]]) -> dict:
     if not len(known):
         return row | {"known": 0.0}
     low, median, high = np.percentile(known[:, 1] / known[:, 0], (10, 50, 90))
-    row |= {"known": known[:, 0].sum() / row["ms"] / 1e3, "sum": known[:, 1].sum() / known[:, 0].sum()}
+    row |= {
+        "known": known[:, 0].sum() / row["ms"] / 1e3,
+        "sum": known[:, 1].sum() / known[:, 0].sum(),
+    }
     return row | {"median": median, "low": low, "high": high}
 
 

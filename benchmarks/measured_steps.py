@@ -1,8 +1,12 @@
 __doc__ = """\
-Do predictions agree with steps on this GPU?  Each row of measured.ini, timed, and as a dry run from its flags alone.
+Do predictions agree with steps on this GPU?  Each row of measured.ini, timed, and as a dry run from
+its flags alone.
 
-    python3 benchmarks/measured_steps.py --output benchmarks/results/GPU/measured_steps.json        minutes
-    python3 benchmarks/measured_steps.py --again FILE --output FILE       predicts anew beside what was measured earlier
+    python3 benchmarks/measured_steps.py --output benchmarks/results/GPU/measured_steps.json
+                                                             minutes
+    python3 benchmarks/measured_steps.py --again FILE --output FILE
+                                                             predicts anew beside what was measured
+                                                             earlier
 
 Expected times are those of analysis/hardware/achievable.ini: nothing is taken from the rows.
 """
@@ -74,8 +78,16 @@ def measured(flags: str, device: torch.device) -> dict:
     workload.train(state, stream, WARMUP + STEPS, meter, NullMeter())
     meter.read_finished(wait=True)
     times = [record.total_ms for record in meter.records[WARMUP:]]
-    memory = {"peak_mb": torch.cuda.max_memory_allocated() / MB, "reserved_mb": torch.cuda.max_memory_reserved() / MB}
-    return {"ms": float(np.median(times)), "std_ms": float(np.std(times)), "times_ms": times, **memory}
+    memory = {
+        "peak_mb": torch.cuda.max_memory_allocated() / MB,
+        "reserved_mb": torch.cuda.max_memory_reserved() / MB,
+    }
+    return {
+        "ms": float(np.median(times)),
+        "std_ms": float(np.std(times)),
+        "times_ms": times,
+        **memory,
+    }
 
 
 def mean_ms(work: Callable[[], object], n: int) -> float:
@@ -91,7 +103,8 @@ def mean_ms(work: Callable[[], object], n: int) -> float:
 
 
 def host_us(work: Callable[[], object], n: int = 600) -> float:
-    """Of a call, until it returns: median of five times n calls after n, too few for the queue to be full."""
+    """Of a call, until it returns: median of five times n calls after n, too few for the queue to
+    be full."""
     found = []
     for _ in range(6):
         torch.cuda.synchronize()
@@ -103,12 +116,22 @@ def host_us(work: Callable[[], object], n: int = 600) -> float:
 
 
 def rates() -> dict[str, float]:
-    """What achievable.ini says of an H100: bf16 matmuls of N x N, few and many, copies, and calls on the host."""
-    a, source = torch.randn(N, N, dtype=torch.bfloat16, device="cuda"), torch.zeros(4 * N * N, device="cuda")
+    """What achievable.ini says of an H100: bf16 matmuls of N x N, few and many, copies, and calls
+    on the host."""
+    a, source = (
+        torch.randn(N, N, dtype=torch.bfloat16, device="cuda"),
+        torch.zeros(4 * N * N, device="cuda"),
+    )
     small, target = torch.zeros(8, 8, device="cuda"), torch.empty_like(source)
-    found = {f"tflops_of_{n}_matmuls": 2 * N**3 / mean_ms(lambda: a @ a, n) / 1e9 for n in (20, 1000)}
+    found = {
+        f"tflops_of_{n}_matmuls": 2 * N**3 / mean_ms(lambda: a @ a, n) / 1e9 for n in (20, 1000)
+    }
     found["copy_gb_per_s"] = 2 * source.nbytes / mean_ms(lambda: target.copy_(source), 20) / 1e6
-    calls = {"add": lambda: small.add_(1), "matmul": lambda: small @ small, "view": lambda: small.view(-1)}
+    calls = {
+        "add": lambda: small.add_(1),
+        "matmul": lambda: small @ small,
+        "view": lambda: small.view(-1),
+    }
     return found | {f"{name}_us": host_us(call) for name, call in calls.items()}
 
 
@@ -118,7 +141,9 @@ def measure(output: Path | None) -> tuple[dict, list[dict]]:
     if device.type != "cuda":
         raise UserError("no GPU is here; --again predicts beside what was measured on one", 2)
     environment = environment_of(device) | {"rates": rates()}
-    for name, flags in progress_bar("Measuring", read_ini(Path(__file__).with_name("measured.ini"))["steps"].items()):
+    for name, flags in progress_bar(
+        "Measuring", read_ini(Path(__file__).with_name("measured.ini"))["steps"].items()
+    ):
         try:
             rows.append({"name": name, "flags": flags, **measured(flags, device)})
         except torch.OutOfMemoryError:
@@ -129,23 +154,35 @@ def measure(output: Path | None) -> tuple[dict, list[dict]]:
 
 def beside(row: dict, device: str) -> dict:
     """What a dry run predicts from the flags."""
-    document = predict(workload_of(f"{row['flags']} --dry-run"), torch.device("cpu"), targets=rows_named(device))
+    document = predict(
+        workload_of(f"{row['flags']} --dry-run"), torch.device("cpu"), targets=rows_named(device)
+    )
     expected = document["expected_step_time_ms"] or {}
     low, high, median = (expected.get(name) for name in ("low", "high", "median"))
     found = {"expected": expected, "expected_ms": median, "bound": expected.get("bound")}
-    found |= {"ratio": median and median / row["ms"], "least_ms": document["step_time_lower_bound_ms"]}
+    found |= {
+        "ratio": median and median / row["ms"],
+        "least_ms": document["step_time_lower_bound_ms"],
+    }
     found["inside"] = median and ("yes" if low <= row["ms"] <= high else "no")
-    return found | {"predicted_mb": document["peak_memory_mb"], "predicted_reserved_mb": document["reserved_memory_mb"]}
+    return found | {
+        "predicted_mb": document["peak_memory_mb"],
+        "predicted_reserved_mb": document["reserved_memory_mb"],
+    }
 
 
 def main() -> None:
     parser = benchmark_parser(__doc__)
-    parser.add_argument("--again", type=Path, metavar="FILE", help="of earlier, for what was measured")
+    parser.add_argument(
+        "--again", type=Path, metavar="FILE", help="of earlier, for what was measured"
+    )
     args = parser.parse_args()
     document = args.again and read_document(args.again)
     if args.again and document is None:
         raise UserError(f"--again {args.again}: there is no such file", 2)
-    environment, rows = (document["environment"], document["rows"]) if document else measure(args.output)
+    environment, rows = (
+        (document["environment"], document["rows"]) if document else measure(args.output)
+    )
     name = environment["device"]["name"]
     rows = [row | beside(row, name) for row in progress_bar("Predicting", rows)]
     report(COLUMNS, rows, args.output, environment=environment)

@@ -3,23 +3,28 @@ __doc__ = """\
 Everything that needs a GPU, the most telling first, on one that is lent for minutes.
 
     python3 benchmarks/on_a_gpu.py [--minutes 12]       the same command again goes on where it was
-    PRETEND_GPU=h100 PYTHONPATH=tests/pretend_gpu python3 benchmarks/on_a_gpu.py --rehearse       small, without a GPU
+    PRETEND_GPU=h100 PYTHONPATH=tests/pretend_gpu python3 benchmarks/on_a_gpu.py --rehearse
+                                                        small, without a GPU
 
-on_a_gpu.ini has the commands.  Each runs until it ends or its time is over; then it is killed with all that it started.
-The next one begins while 20 seconds are left.  A command that is done is not repeated; one that failed is tried again,
-after those that have not run yet.  Logs are in on_a_gpu_results_<gpu>/; what is worth keeping, and on_a_gpu.json, which
-tells what is done, in benchmarks/results/<gpu>/.  To go on elsewhere, take that folder along.  Ends with 1 if a command
+on_a_gpu.ini has the commands.  Each runs until it ends or its time is over; then it is killed with
+all that it started.  The next one begins while 20 seconds are left.  A command that is done is not
+repeated; one that failed is tried again, after those that have not run yet.  Logs are in
+on_a_gpu_results_<gpu>/; what is worth keeping, and on_a_gpu.json, which tells what is done, in
+benchmarks/results/<gpu>/.  To go on elsewhere, take that folder along.  Ends with 1 if a command
 failed.
 
-Besides PyTorch, commands need packages, and a node may have no network.  Whatever lies in benchmarks/wheelhouse/ and is
-not installed is used from there.  This fills it, on any machine, for another one with Python 3.12 (15 MB):
+Besides PyTorch, commands need packages, and a node may have no network.  Whatever lies in
+benchmarks/wheelhouse/ and is not installed is used from there.  This fills it, on any machine, for
+another one with Python 3.12 (15 MB):
 
     python3 -m pip download --no-deps --only-binary :all: --python-version 3.12 \\
-        --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 -d benchmarks/wheelhouse \\
-        msgspec tabulate tqdm jinja2 markupsafe plotly narwhals packaging flit_core torch-tb-profiler \\
-        pytest pluggy iniconfig pygments hypothesis sortedcontainers
+        --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \\
+        -d benchmarks/wheelhouse msgspec tabulate tqdm jinja2 markupsafe plotly narwhals \\
+        packaging flit_core torch-tb-profiler pytest pluggy iniconfig pygments hypothesis \\
+        sortedcontainers
 
-Without --no-deps, and with pandas, matplotlib and tensorboard, it holds all but PyTorch and DeepSpeed (80 MB).
+Without --no-deps, and with pandas, matplotlib and tensorboard, it holds all but PyTorch and
+DeepSpeed (80 MB).
 """
 
 import os
@@ -44,7 +49,10 @@ from harness.run.startup import hand_over, run_command
 from workshop.exercise.shell_blocks import duration, last_line, shell
 
 LEAST_S, MOST_BYTES = 20, 4 * 10**6  # of a command, and of a file that is kept
-WHEELHOUSE, SITE = Path(__file__).resolve().parent / "wheelhouse", Path("on_a_gpu_results_site").absolute()
+WHEELHOUSE, SITE = (
+    Path(__file__).resolve().parent / "wheelhouse",
+    Path("on_a_gpu_results_site").absolute(),
+)
 PLAN = read_ini(Path(__file__).with_suffix(".ini"))
 COLUMNS = [*text_columns("command", "status"), column("seconds", "seconds", ",.0f")]
 
@@ -52,18 +60,32 @@ COLUMNS = [*text_columns("command", "status"), column("seconds", "seconds", ",.0
 def use_wheels() -> None:
     """Install what is missing and lies in WHEELHOUSE, for this process and those that it starts."""
     make_folder(SITE)
-    (SITE / "without_deepspeed").touch()  # launchers look for it in VENV, and then do without DeepSpeed
-    os.environ |= {"VENV": str(SITE), "PYTHONPATH": f"{SITE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    (
+        SITE / "without_deepspeed"
+    ).touch()  # launchers look for it in VENV, and then do without DeepSpeed
+    os.environ |= {
+        "VENV": str(SITE),
+        "PYTHONPATH": f"{SITE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
     sys.path.insert(1, str(SITE))
-    pip = [sys.executable, *"-m pip install -q --disable-pip-version-check --no-index --no-deps --target".split(), SITE]
-    for wheel in (one for one in sorted(WHEELHOUSE.glob("*.whl")) if version_of(one.name.split("-")[0]) is None):
+    pip = [
+        sys.executable,
+        *"-m pip install -q --disable-pip-version-check --no-index --no-deps --target".split(),
+        SITE,
+    ]
+    for wheel in (
+        one
+        for one in sorted(WHEELHOUSE.glob("*.whl"))
+        if version_of(one.name.split("-")[0]) is None
+    ):
         if subprocess.run([*pip, wheel], capture_output=True).returncode:
             say(f"{wheel.name} cannot be installed")
     hand_over()  # what no command runs without
 
 
 def run_one(name: str, command: str, limit: float, place: Path, results: Path) -> dict:
-    """Run a command until it ends or its time is over, and keep what it leaves, also when it is interrupted."""
+    """Run a command until it ends or its time is over, and keep what it leaves,
+    also when it is interrupted."""
     shutil.rmtree(place, ignore_errors=True)
     make_folder(place)
     started, log = time.monotonic(), place / "commands.log"
@@ -75,20 +97,34 @@ def run_one(name: str, command: str, limit: float, place: Path, results: Path) -
             except subprocess.TimeoutExpired:
                 status = f"killed after {duration(limit)}"
     finally:
-        for document, stored in zip(PLAN[name]["document"].split(), PLAN[name]["stored"].split(), strict=True):
+        for document, stored in zip(
+            PLAN[name]["document"].split(), PLAN[name]["stored"].split(), strict=True
+        ):
             for path in place.glob(document):
-                data = path.read_bytes().replace(f"{place}/".encode(), b"").replace(f"{PROJECT}/".encode(), b"")
+                data = (
+                    path.read_bytes()
+                    .replace(f"{place}/".encode(), b"")
+                    .replace(f"{PROJECT}/".encode(), b"")
+                )
                 if len(data) <= MOST_BYTES:
                     write_bytes(results / stored, data)
                 else:
                     say(f"      {stored}: {len(data):,} bytes are too many to be kept")
     seconds, said = time.monotonic() - started, last_line(log)[:200].replace(f"{PROJECT}/", "")
     say(f"      {status} after {duration(seconds)}: {said}")
-    return {"command": command.replace(f"{PROJECT}/", ""), "status": status, "seconds": seconds, "last_line": said}
+    return {
+        "command": command.replace(f"{PROJECT}/", ""),
+        "status": status,
+        "seconds": seconds,
+        "last_line": said,
+    }
 
 
-def run(commands: dict[str, str], minutes: float, folder: Path, results: Path, environment: dict) -> None:
-    """What has not begun, then what has failed, as far as there is time.  Raises UserError if something failed."""
+def run(
+    commands: dict[str, str], minutes: float, folder: Path, results: Path, environment: dict
+) -> None:
+    """What has not begun, then what has failed, as far as there is time.  Raises UserError if
+    something failed."""
     make_folder(results)
     end, known = time.monotonic() + 60 * minutes, read_document(results / "on_a_gpu.json")
     records = known["commands"] if known else {}
@@ -98,7 +134,9 @@ def run(commands: dict[str, str], minutes: float, folder: Path, results: Path, e
             limit = min(left, PLAN.getfloat(name, "seconds"))
             records[name] = run_one(name, commands[name], limit, folder / name, results)
             write_json(results / "on_a_gpu.json", {"environment": environment, "commands": records})
-    rows = [{"status": "not begun"} | records.get(name, {}) | {"command": name} for name in commands]
+    rows = [
+        {"status": "not begun"} | records.get(name, {}) | {"command": name} for name in commands
+    ]
     say("", *text_table(COLUMNS, rows))
     if failed := [row for row in rows if row["status"] not in ("ok", "not begun")]:
         say("", *(f"{row['command']}: {row['status']}: {row['last_line']}" for row in failed))
@@ -107,7 +145,12 @@ def run(commands: dict[str, str], minutes: float, folder: Path, results: Path, e
 
 def main() -> None:
     parser = OneLineParser(prog="on_a_gpu.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=number_of(float, 0), default=12, help="that this call may take (%(default)g)")
+    parser.add_argument(
+        "--minutes",
+        type=number_of(float, 0),
+        default=12,
+        help="that this call may take (%(default)g)",
+    )
     parser.add_argument("--rehearse", action="store_true", help="small, on a pretended card")
     args = parser.parse_args()
     if args.rehearse and "PRETEND_GPU" not in os.environ:
@@ -120,12 +163,23 @@ def main() -> None:
     environment = run_in_subprocess_if_gpu(True, properties_of, "cuda").environment
     environment["command_line"] = environment["command_line"].replace(f"{PROJECT}/", "")
     name, kind = re.sub(r"[^a-z0-9.]+", "-", environment["device"]["name"].lower()), "command"
-    folder, results = Path(f"on_a_gpu_results_{name}").absolute(), PROJECT / "benchmarks" / "results" / name
+    folder, results = (
+        Path(f"on_a_gpu_results_{name}").absolute(),
+        PROJECT / "benchmarks" / "results" / name,
+    )
     if args.rehearse:
         kind, results = "rehearsal", folder / "results"
     words = {"project": shlex.quote(str(PROJECT)), "results": shlex.quote(str(results))}
-    commands = {name: PLAN[name][kind].format(**words) for name in PLAN.sections() if kind in PLAN[name]}
-    run({name: " ".join(text.split()) for name, text in commands.items()}, args.minutes, folder, results, environment)
+    commands = {
+        name: PLAN[name][kind].format(**words) for name in PLAN.sections() if kind in PLAN[name]
+    }
+    run(
+        {name: " ".join(text.split()) for name, text in commands.items()},
+        args.minutes,
+        folder,
+        results,
+        environment,
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Are wrong changes of a program told from right ones, and is nothing ever said to help?  Audits of edits whose effect
-on training is known, and turns in which nothing is changed.
+"""Are wrong changes of a program told from right ones, and is nothing ever said to help?  Audits of
+edits whose effect on training is known, and turns in which nothing is changed.
 
 python3 benchmarks/planted_changes.py [SEEDS]
 """

@@ -4,8 +4,9 @@ What do the hooks of profile_program.py cost a step while nothing is recorded?
 
     python3 benchmarks/program_hooks.py [--repetitions 400] [--output FILE]
 
-One process trains a model of few modules and one of many; in turns of ten steps each, the hooks are on and off (a flag
-that each of them tests first).  The cost is the median over pairs of turns, with a 95% interval by bootstrap.
+One process trains a model of few modules and one of many; in turns of ten steps each, the hooks are
+on and off (a flag that each of them tests first).  The cost is the median over pairs of turns, with
+a 95% interval by bootstrap.
 """
 
 import sys
@@ -66,7 +67,11 @@ def row_of(watch, modules: int, turns: int) -> dict:
     without = np.array(times[True][turns // 10 :])
     costs = np.array(times[False][turns // 10 :]) - without
     low, high = median_interval(np.positive, [[cost] for cost in costs])
-    found = {"modules": modules, "step_ms": float(np.median(without)) / 1e3, "cost_us": float(np.median(costs))}
+    found = {
+        "modules": modules,
+        "step_ms": float(np.median(without)) / 1e3,
+        "cost_us": float(np.median(costs)),
+    }
     return found | {"low_us": low, "high_us": high, "costs_us": costs.tolist()}
 
 

@@ -1,6 +1,8 @@
-"""Models that published.ini takes from others and that are no LLaMA, as --workload published_models.py:NAME.
+"""Models that published.ini takes from others and that are no LLaMA, as --workload
+published_models.py:NAME.
 
-python3 tiny_llama_v1.py --workload benchmarks/published_models.py:mpt_7b --dry-run --target-device H100
+python3 tiny_llama_v1.py --dry-run --workload benchmarks/published_models.py:mpt_7b \\
+    --target-device H100
 """
 
 from functools import partial
@@ -20,21 +22,33 @@ class Block(nn.Module):
         self.heads, self.causal = heads, causal
         self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
-        q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.attention_norm(x))
+            .unflatten(-1, (3, self.heads, -1))
+            .permute(2, 0, 3, 1, 4)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)  # [B, H, S, D / H]
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.mlp(self.mlp_norm(x))
 
 
 class Gpt(nn.Module):
-    """GPT-2, and MPT as its benchmarks train it: learned positions, biases, an output layer tied to the embedding."""
+    """GPT-2, and MPT as its benchmarks train it: learned positions, biases, an output layer tied to
+    the embedding."""
 
-    def __init__(self, layers: int, width: int, heads: int, vocabulary: int, length: int, usual: bool = True):
+    def __init__(
+        self, layers: int, width: int, heads: int, vocabulary: int, length: int, usual: bool = True
+    ):
         super().__init__()
-        self.embedding, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.embedding, self.positions = (
+            nn.Embedding(vocabulary, width),
+            nn.Embedding(length, width),
+        )
         self.layers = nn.ModuleList(Block(width, heads, usual) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
         if usual:
@@ -78,11 +92,17 @@ def text(vocabulary: int, length: int, samples: int):
 
 def gpt(layers: int, width: int, heads: int, vocabulary: int, length: int, samples: int):
     model = Gpt(layers, width, heads, vocabulary, length)
-    return model, torch.optim.AdamW(model.parameters()), text(vocabulary, length, samples), text_loss
+    return (
+        model,
+        torch.optim.AdamW(model.parameters()),
+        text(vocabulary, length, samples),
+        text_loss,
+    )
 
 
 def fsdp2_example():
-    """That of PyTorch's example of FSDP2: not tied, its attention not causal, no loss but the sum of the output."""
+    """That of PyTorch's example of FSDP2: not tied, its attention not causal, no loss but the sum
+    of the output."""
     model = Gpt(16, 1024, 16, 32000, 512, usual=False)
     optimizer = torch.optim.AdamW(model.parameters())
     return model, optimizer, text(32000, 512, 8), lambda model, batch: model(batch[0]).float().sum()
@@ -90,7 +110,9 @@ def fsdp2_example():
 
 def llama_3b():
     """Llama 3.2 3B, whose output layer is its embedding."""
-    model = TinyLlamaModel(TinyLlamaConfig(128256, 3072, 28, 24, 8, 8192, 4096), OptimizationConfig(attention="sdpa"))
+    model = TinyLlamaModel(
+        TinyLlamaConfig(128256, 3072, 28, 24, 8, 8192, 4096), OptimizationConfig(attention="sdpa")
+    )
     model.lm_head.weight = model.embedding.weight
     optimizer = torch.optim.AdamW(model.parameters())
     return model, optimizer, text(128256, 4096, 2), lambda model, batch: model(*batch)[1]
@@ -102,11 +124,23 @@ def resnet50():
         for i in range(count):
             blocks.append(Bottleneck(given, within, 2 if number and not i else 1))
             given = 4 * within
-    stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-    model = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
+    stem = [
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+    ]
+    model = nn.Sequential(
+        *stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000)
+    )
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
     batches = iter(lambda: (torch.randn(512, 3, 224, 224), torch.randint(1000, (512,))), None)
-    return model, optimizer, batches, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])
+    return (
+        model,
+        optimizer,
+        batches,
+        lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+    )
 
 
 # Layers, width, heads, vocabulary, tokens, samples of a micro-batch.

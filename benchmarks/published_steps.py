@@ -1,13 +1,13 @@
 __doc__ = """\
-Do predictions agree with steps that others timed and published?  Each row of published.ini as a dry run.
+Do predictions agree with steps that others timed and published?  Rows of published.ini as dry runs.
 
     python3 benchmarks/published_steps.py
     python3 benchmarks/published_steps.py --output benchmarks/results/published_steps.json
     python3 benchmarks/published_steps.py --only torchtune
 
-Nothing is measured: published figures are compared with bound, expected time and reserved memory on fake tensors.  The
-corrected ratio divides by the median of the other sources, the steps of measured_steps.py among them, in which its own
-rows have no part.
+Nothing is measured: published figures are compared with bound, expected time and reserved memory on
+fake tensors.  The corrected ratio divides by the median of the other sources, the steps of
+measured_steps.py among them, in which its own rows have no part.
 """
 
 import sys
@@ -55,30 +55,50 @@ COLUMNS = [
 
 
 def workload_of(published: SectionProxy) -> Workload:
-    flags = [word.replace("benchmarks/", f"{PROJECT}/benchmarks/") for word in published["flags"].split()]
+    flags = [
+        word.replace("benchmarks/", f"{PROJECT}/benchmarks/") for word in published["flags"].split()
+    ]
     return tiny_llama.resolve(tiny_llama.build_parser().parse_args([*flags, "--dry-run"]))[0]
 
 
 def row_of(name: str, published: SectionProxy) -> dict:
-    """The prediction for a section of published.ini, beside its figures; no time where none is expected."""
+    """The prediction for a section of published.ini, beside its figures;
+    no time where none is expected."""
     workload = workload_of(published)
     devices = {row.name: row for row in rows_named(published["device"])}
     if published["device"] not in devices:
-        raise UserError(f"published.ini, {name}: device: no row of the datasheets is {published['device']}")
+        raise UserError(
+            f"published.ini, {name}: device: no row of the datasheets is {published['device']}"
+        )
     device = devices[published["device"]]
     if "card" in published:
         device = given_row(f"{device.name}:{published['card']}")
-    ranks, about, network = workload.parallel.world_size, described(device), published.getfloat("network")
+    ranks, about, network = (
+        workload.parallel.world_size,
+        described(device),
+        published.getfloat("network"),
+    )
     link = Network(network, "published.ini") if network else links_inside_node(device.name, ranks)
     expected = expected_step_time(workload, about, link, measure="never")["expected_step_time_ms"]
-    bound, ms = time_bounds(workload, about, "auto", "never")["compute_ms"], published.getfloat("ms")
+    bound, ms = (
+        time_bounds(workload, about, "auto", "never")["compute_ms"],
+        published.getfloat("ms"),
+    )
     row = {"name": name, "source": published["source"].split()[0], "device": device.name, "ms": ms}
-    row |= {"over_bound": ms / bound, "ratio": None, "expected": expected, "corrected": None, "inside": None}
+    row |= {
+        "over_bound": ms / bound,
+        "ratio": None,
+        "expected": expected,
+        "corrected": None,
+        "inside": None,
+    }
     if expected:
         inside = expected["low"] <= ms <= expected["high"]
         row |= {"ratio": expected["median"] / ms, "inside": "yes" if inside else "no"}
     kind = next((one for one in ("reserved", "allocated") if f"{one}_gb" in published), None)
-    return row | (memory_of(workload, device, kind, published.getfloat(f"{kind}_gb")) if kind else {})
+    return row | (
+        memory_of(workload, device, kind, published.getfloat(f"{kind}_gb")) if kind else {}
+    )
 
 
 def memory_of(workload: Workload, device: Datasheet, kind: str, gb: float) -> dict:
@@ -87,11 +107,16 @@ def memory_of(workload: Workload, device: Datasheet, kind: str, gb: float) -> di
     memory = predicted_memory(workload, True)
     live = int(memory.live_bytes_at_allocations().max())
     size = workspaces + (needed_bytes(memory, True, workspaces) if kind == "reserved" else live)
-    return {"memory": kind, "memory_gb": gb, "predicted_gb": size / 2**30, "memory_ratio": size / 2**30 / gb}
+    return {
+        "memory": kind,
+        "memory_gb": gb,
+        "predicted_gb": size / 2**30,
+        "memory_ratio": size / 2**30 / gb,
+    }
 
 
 def summary(rows: list[dict]) -> list[str]:
-    """What the rows tell together; sets their corrected ratios, and says which interval they give."""
+    """What the rows tell together; sets their corrected ratios, says which interval they give."""
     timed, lines = [row for row in rows if row["ratio"]], []
     stored = (read_document(path)["rows"] for path in RESULTS.parent.glob("*/measured_steps.json"))
     measured = [row["ratio"] for rows in stored for row in rows if row["ratio"]]
@@ -103,7 +128,11 @@ def summary(rows: list[dict]) -> list[str]:
         corrected = np.array([row["corrected"] for row in timed if row["corrected"]])
         low, high = np.percentile(1 / ratios, (5, 95))
         near = [f"within 20% {np.mean(abs(ratios - 1) <= 0.2):.0%}"]
-        near += [f"within 15% once corrected {np.mean(abs(corrected - 1) <= 0.15):.0%}"] if len(corrected) else []
+        near += (
+            [f"within 15% once corrected {np.mean(abs(corrected - 1) <= 0.15):.0%}"]
+            if len(corrected)
+            else []
+        )
         inside = np.mean([row["inside"] == "yes" for row in timed])
         spread = f"{ratios.min():.2f} to {ratios.max():.2f}, standard deviation of the logarithm"
         median = f"median {np.median(ratios):.3f}, {spread} {np.log(ratios).std():.3f}"
@@ -113,7 +142,8 @@ def summary(rows: list[dict]) -> list[str]:
     for kind in ("reserved", "allocated"):
         if ratios := [row["memory_ratio"] for row in rows if row.get("memory") == kind]:
             lines += [
-                f"{len(ratios)} figures of memory {kind}, predicted / published: {min(ratios):.3f} to {max(ratios):.3f}"
+                f"{len(ratios)} figures of memory {kind}, predicted / published: {min(ratios):.3f}"
+                f" to {max(ratios):.3f}"
             ]
     return lines
 
@@ -122,11 +152,15 @@ def main() -> None:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--only", default="", help="rows with this text in their name or source")
     args, published = parser.parse_args(), read_ini(Path(__file__).with_name("published.ini"))
-    chosen = [name for name in published.sections() if args.only in name + published[name]["source"]]
+    chosen = [
+        name for name in published.sections() if args.only in name + published[name]["source"]
+    ]
     names = progress_bar("Predicting", chosen)
     rows = [row_of(name, published[name]) for name in names]
     if not rows:
-        raise UserError(f"--only {args.only}: no row of published.ini has this in its name or source", 2)
+        raise UserError(
+            f"--only {args.only}: no row of published.ini has this in its name or source", 2
+        )
     lines = summary(rows)
     report(COLUMNS, rows, args.output)
     say(*lines)

@@ -1,22 +1,25 @@
 #!/usr/bin/env python3
 __doc__ = """\
-How long does reading a trace take, beside a plain JSON parser and beside the same trace without odd values?
+How long does reading a trace take, beside a plain JSON parser and a trace without odd values?
 
     python3 benchmarks/trace_reading.py [--repetitions 7] [--megabytes 192] [--output FILE]
 
-The trace is made up: steps of a training on a GPU, with the arguments that torch.profiler writes.  A pair is two ways,
-which alternate:
+The trace is made up: steps of a training on a GPU, with the arguments that torch.profiler writes.
+A pair is two ways, which alternate:
 
-    parser      reading the tables of a file of --megabytes, beside parsing it to plain objects (msgspec, without
-                garbage collector) and nothing else; each in a process of its own, without its start
+    parser      reading the tables of a file of --megabytes, beside parsing it to plain objects
+                (msgspec, without garbage collector) and nothing else; each in a process of its
+                own, without its start
     analysis    the same, of all that analyze_trace.py does after its start
-    text        reading a file in which some calls have a text as their stream, as ROCm writes it, beside one without
+    text        reading a file in which some calls have a text as their stream, as ROCm writes it,
+                beside one without
     starts      the same, with a text as the start of some operators
     nan         the same, with NaN in some kernels, and in all of them
-    ranks       reading all ranks in a file of four, beside reading the same events as those of one rank
+    ranks       reading all ranks in a file of four, beside reading the same events as those of one
+                rank
 
-All files but that of the first two have --pair-megabytes.  Times are CPU seconds, which other processes hardly change;
-the ratio is the median of those of the repetitions.
+All files but that of the first two have --pair-megabytes.  Times are CPU seconds, which other
+processes hardly change; the ratio is the median of those of the repetitions.
 """
 
 import sys
@@ -73,7 +76,14 @@ analyze_all([Path(sys.argv[1])])
 print(time.process_time() - start)
 """
 OPERATORS_OF_STEP = 200  # each with a call and a kernel
-KERNEL = {"queued": 0, "device": 0, "context": 1, "stream": 7, "registers per thread": 90, "shared memory": 49152}
+KERNEL = {
+    "queued": 0,
+    "device": 0,
+    "context": 1,
+    "stream": 7,
+    "registers per thread": 90,
+    "shared memory": 49152,
+}
 KERNEL |= {"blocks per SM": 2.9, "warps per SM": 23.7, "grid": [16, 24, 1], "block": [256, 1, 1]}
 SHAPES = {"Input Dims": [[1024, 256], [256, 1024], []], "Input type": ["float", "float", "Scalar"]}
 COLUMNS = [
@@ -89,8 +99,16 @@ COLUMNS = [
 
 def events_of_step(number: int) -> Iterator[dict]:
     """A mark, and operators of 20 us, each with a call and a kernel."""
-    first_us, on_host = 1e6 + number * OPERATORS_OF_STEP * 20.0, {"ph": "X", "pid": 4211, "tid": 4211}
-    mark = {"cat": "user_annotation", "name": f"ProfilerStep#{number}", "ts": first_us, "dur": OPERATORS_OF_STEP * 20.0}
+    first_us, on_host = (
+        1e6 + number * OPERATORS_OF_STEP * 20.0,
+        {"ph": "X", "pid": 4211, "tid": 4211},
+    )
+    mark = {
+        "cat": "user_annotation",
+        "name": f"ProfilerStep#{number}",
+        "ts": first_us,
+        "dur": OPERATORS_OF_STEP * 20.0,
+    }
     yield {**on_host, **mark, "args": {"External id": number + 1, "Ev Idx": number}}
     for i in range(OPERATORS_OF_STEP):
         begin_us, ident = first_us + 20.0 * i, 1 + number * OPERATORS_OF_STEP + i
@@ -112,7 +130,10 @@ def events_of_step(number: int) -> Iterator[dict]:
         call = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": begin_us + 5, "dur": 6.5}
         linked = {"External id": ident, "correlation": ident}
         yield {**on_host, **call, "args": {**linked, "cbid": 211, "Ev Idx": ident}}
-        kernel = {"cat": "kernel", "name": f"void cutlass::gemm_{i % 40}<float, 128>(float const*, float*)"}
+        kernel = {
+            "cat": "kernel",
+            "name": f"void cutlass::gemm_{i % 40}<float, 128>(float const*, float*)",
+        }
         kernel |= {"ph": "X", "pid": 0, "tid": 7, "ts": begin_us + 14, "dur": 18.25}
         yield {**kernel, "args": {**linked, **KERNEL, "est. achieved occupancy %": 37}}
 
@@ -121,8 +142,11 @@ def as_usual(number: int, event: dict) -> None:
     """Changes nothing."""
 
 
-def write_trace(path: Path, megabytes: float, change: Callable[[int, dict], None] = as_usual) -> float:
-    """Write a trace of about this size, of events that are changed by their number; returns its size in MB."""
+def write_trace(
+    path: Path, megabytes: float, change: Callable[[int, dict], None] = as_usual
+) -> float:
+    """Write a trace of about this size, of events that are changed by their number; returns its
+    size in MB."""
     written = number = step = 0
     with path.open("w") as file:
         file.write('{"schemaVersion": 1, "traceEvents": [')
@@ -163,7 +187,9 @@ def with_ranks(number: int, event: dict) -> None:
 def seconds_of(script: str, path: Path) -> float:
     """What the script prints.  Raises UserError with its last line of errors, if it fails."""
     command = [sys.executable, "-c", script, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(PROJECT)})
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(PROJECT)}
+    )
     if done.returncode:
         raise UserError(done.stderr.strip().rpartition("\n")[2])
     return float(done.stdout)
@@ -182,8 +208,11 @@ def seconds_to_read_all_ranks(path: Path) -> float:
     return time.process_time() - start
 
 
-def compared(pair: str, size: float, way: Callable[[], float], other: Callable[[], float], repetitions: int) -> dict:
-    """A row.  Both ways are called in turns, each first in half of them; a first call of each does not count."""
+def compared(
+    pair: str, size: float, way: Callable[[], float], other: Callable[[], float], repetitions: int
+) -> dict:
+    """A row.  Both ways are called in turns, each first in half of them; a first call of each does
+    not count."""
     way()
     other()
     times: dict[Callable[[], float], list[float]] = {way: [], other: []}
@@ -193,14 +222,21 @@ def compared(pair: str, size: float, way: Callable[[], float], other: Callable[[
     ratios = [seconds / beside for seconds, beside in zip(times[way], times[other], strict=True)]
     row = {"pair": pair, "megabytes": size, "ratio": statistics.median(ratios)}
     row |= {"lowest": min(ratios), "highest": max(ratios)}
-    row |= {"seconds": statistics.median(times[way]), "beside_seconds": statistics.median(times[other])}
+    row |= {
+        "seconds": statistics.median(times[way]),
+        "beside_seconds": statistics.median(times[other]),
+    }
     return row | {"runs_seconds": times[way], "beside_runs_seconds": times[other]}
 
 
 def main() -> None:
     parser = benchmark_parser(__doc__, repetitions=7)
-    parser.add_argument("--megabytes", type=float, default=192, help="of the trace beside the parser (%(default)s)")
-    parser.add_argument("--pair-megabytes", type=float, default=16, help="of the other traces (%(default)s)")
+    parser.add_argument(
+        "--megabytes", type=float, default=192, help="of the trace beside the parser (%(default)s)"
+    )
+    parser.add_argument(
+        "--pair-megabytes", type=float, default=16, help="of the other traces (%(default)s)"
+    )
     args = parser.parse_args()
     environment = environment_of(choose_device("cpu"))
     rows, n = [], args.repetitions

@@ -1,4 +1,5 @@
-"""A small GPT whose output layer shares its weights with the embedding.  Exercise 13 makes it faster and smaller.
+"""A small GPT whose output layer shares its weights with the embedding.  Exercise 13 makes it
+faster and smaller.
 
 python3 run_pytorch_profiler.py --workload examples/gpt.py
 """
@@ -16,10 +17,14 @@ class Attention(nn.Module):
     def __init__(self):
         super().__init__()
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.register_buffer("future", torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1), persistent=False)
+        self.register_buffer(
+            "future", torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1), persistent=False
+        )
 
     def forward(self, x: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
-        q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)  # each [B, H, S, D / H]
+        q, k, v = (
+            self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        )  # each [B, H, S, D / H]
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # [B, H, S, S]
         weights = scores.masked_fill(self.future, -math.inf).softmax(-1)
         mixed = weights @ v  # [B, H, S, D / H]
@@ -31,7 +36,9 @@ class Block(nn.Module):
         super().__init__()
         self.attention_norm, self.mlp_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.attention = Attention()
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
 
     def forward(self, x: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
         x = x + self.attention(self.attention_norm(x))
@@ -41,7 +48,10 @@ class Block(nn.Module):
 class GPT(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embedding, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.embedding, self.positions = (
+            nn.Embedding(VOCABULARY, WIDTH),
+            nn.Embedding(LENGTH, WIDTH),
+        )
         self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)
@@ -64,7 +74,9 @@ def token_batches():
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     tokens, following = batch
     logits = model(tokens)  # [B, S, V]
-    target = torch.zeros_like(logits).scatter_(-1, following.unsqueeze(-1), 1.0)  # 1 for the token that follows
+    target = torch.zeros_like(logits).scatter_(
+        -1, following.unsqueeze(-1), 1.0
+    )  # 1 for the token that follows
     return -(target * logits.log_softmax(-1)).sum(-1).mean()
 
 

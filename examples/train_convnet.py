@@ -1,10 +1,11 @@
-"""A training program as people write it: a small convolutional network on images of 28 x 28, here random ones.
+"""A training program as people write it: a small convolutional network on images of 28 x 28, here
+random ones.
 
 python3 prove_changes.py --audit-only --try compile,channels-last -- examples/train_convnet.py
 python3 prove_changes.py --audit-only --try compile -- examples/train_convnet.py faulty
 
-PyTorch 2.13 compiles it wrongly on many CPUs.  faulty: with a fault that every compiler shows, half of a gradient is
-lost where the network is compiled.
+PyTorch 2.13 compiles it wrongly on many CPUs.  faulty: with a fault that every compiler shows, half
+of a gradient is lost where the network is compiled.
 """
 
 import sys

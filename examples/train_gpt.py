@@ -1,4 +1,5 @@
-"""A training loop around examples/gpt.py, as people write them: nothing in it knows of this workshop.
+"""A training loop around examples/gpt.py, as people write them: nothing in it knows of this
+workshop.
 
 python3 examples/train_gpt.py [STEPS]
 """

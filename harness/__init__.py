@@ -1,4 +1,5 @@
-"""What a run of any model needs: files, documents, devices, ranks, models, instruments.  Imports nothing above it."""
+"""What a run of any model needs: files, documents, devices, ranks, models, instruments.  Imports \
+nothing above it."""
 
 from pathlib import Path
 

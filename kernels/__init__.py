@@ -1,1 +1,2 @@
-"""Kernels written by hand, in Triton, with their gradients: RMSNorm and SwiGLU.  docs/kernels.md explains them."""
+"""Kernels written by hand, in Triton, with their gradients: RMSNorm and SwiGLU.  docs/kernels.md \
+explains them."""

@@ -1,9 +1,11 @@
-"""RMSNorm as an operator of PyTorch, with its gradient: y = weight * x * r, r = 1 / sqrt(mean(x^2) + eps) of each row.
+"""RMSNorm as an operator of PyTorch, with its gradient: y = weight * x * r, r = 1 / sqrt(mean(x^2)
++ eps) of each row.
 
-An operator has three parts beside its kernels.  The fake says what comes out, without computing it: predictions and
-the compiler need no more.  The backward formula is itself an operator, so that whatever sees the forward pass sees the
-backward pass too: memory tracker, profilers, compiler.  And setup_context says what is saved for it: x and weight exist
-anyway, so RMSNorm costs one number per row.
+An operator has three parts beside its kernels.  The fake says what comes out, without computing it:
+predictions and the compiler need no more.  The backward formula is itself an operator, so that
+whatever sees the forward pass sees the backward pass too: memory tracker, profilers, compiler.  And
+setup_context says what is saved for it: x and weight exist anyway,
+so RMSNorm costs one number per row.
 """
 
 import math
@@ -11,15 +13,15 @@ import math
 import torch
 from torch import Tensor
 
-# Programs that share the rows in the backward pass, each with its own sum for the weight's gradient.  A fixed number:
-# the memory, and the order of the additions, must not depend on the GPU.  The H100 has 132 multiprocessors, the MI300X
-# 304 compute units.
+# Programs that share the rows in the backward pass, each with its own sum for the weight's
+# gradient.  A fixed number: the memory, and the order of the additions, must not depend on the GPU.
+# The H100 has 132 multiprocessors, the MI300X 304 compute units.
 MOST_PROGRAMS = 256
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """[..., D], [D] -> [..., D].  Under autocast in the narrow type, which the next matmul reads: an eager norm writes
-    float32, and each matmul makes a copy of its own."""
+    """[..., D], [D] -> [..., D].  Under autocast in the narrow type, which the next matmul reads:
+    an eager norm writes float32, and each matmul makes a copy of its own."""
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     return forward(x, weight, eps, dtype)[0]
@@ -36,7 +38,9 @@ def forward(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[
 
 
 @forward.register_fake
-def forward_outputs(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def forward_outputs(
+    x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape, dtype=dtype), x.new_empty((*x.shape[:-1], 1), dtype=wide(x))
 
 
@@ -51,7 +55,9 @@ def backward(gradient: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tupl
 
 
 @backward.register_fake
-def backward_outputs(gradient: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def backward_outputs(
+    gradient: Tensor, x: Tensor, weight: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor]:
     programs = min(MOST_PROGRAMS, math.prod(x.shape[:-1]))
     return x.new_empty(x.shape), x.new_empty((programs, x.shape[-1]), dtype=wide(x))
 
@@ -64,7 +70,8 @@ def setup_context(ctx, inputs, output) -> None:
 
 
 def gradients(ctx, gradient: Tensor, _) -> tuple:
-    """Of each argument of forward().  Every row has added to the weight's: the sums of the programs are added up."""
+    """Of each argument of forward().  Every row has added to the weight's: the sums of the programs
+    are added up."""
     x, weight, scale = ctx.saved_tensors  # once: checkpointing computes them again
     x_gradient, w_sums = backward(gradient, x, weight, scale)
     return x_gradient, w_sums.sum(0).to(weight.dtype), None, None

@@ -1,4 +1,5 @@
-"""Which kernels a model runs, by its flags; None stands for the operators that the model itself names."""
+"""Which kernels a model runs, by its flags; None stands for the operators that
+the model itself names."""
 
 from collections.abc import Callable
 
@@ -11,7 +12,13 @@ from kernels.swiglu import swiglu
 
 def norm_kernel(options) -> Callable[[Tensor, Tensor, float], Tensor] | None:
     """(x [..., D], weight [D], eps) -> [..., D]; options has the fields of OptimizationConfig."""
-    return rms_norm if options.kernels == "triton" else pytorch_rms_norm if options.fused_norm else None
+    return (
+        rms_norm
+        if options.kernels == "triton"
+        else pytorch_rms_norm
+        if options.fused_norm
+        else None
+    )
 
 
 def swiglu_kernel(options) -> Callable[[Tensor, Tensor], Tensor] | None:

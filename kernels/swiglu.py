@@ -1,8 +1,9 @@
-"""SwiGLU's activation as an operator of PyTorch, with its gradient: silu(gate) * up, silu(x) = x * sigmoid(x).
+"""SwiGLU's activation as an operator of PyTorch, with its gradient: silu(gate) * up, silu(x) = x *
+sigmoid(x).
 
-Eager, these are two kernels forward and three backward, which move 14 tensors in all, and silu(gate) is kept for the
-backward pass.  As one operator they are two kernels that move 8, and only gate and up are kept.  rms_norm.py explains
-the parts of an operator.
+Eager, these are two kernels forward and three backward, which move 14 tensors in all, and
+silu(gate) is kept for the backward pass.  As one operator they are two kernels that move 8, and
+only gate and up are kept.  rms_norm.py explains the parts of an operator.
 """
 
 import torch

@@ -1,4 +1,5 @@
-"""A headless Chromium, spoken to over a pipe, and a stand-in for what a page would fetch from the internet."""
+"""A headless Chromium, spoken to over a pipe, and a stand-in for what a page would fetch from the
+internet."""
 
 import base64
 import json
@@ -11,11 +12,17 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    (
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    ),
+    None,
 )
 QUIET = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --window-size=1400,1100"
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run"
+    " --disable-background-networking --disable-component-update --disable-sync"
+    " --window-size=1400,1100"
 ).split()
 
 # All text that a reader sees: in shadow roots and frames too.
@@ -60,16 +67,23 @@ class Browser:
             os.dup2(ends[1], 4)
 
         self.process = subprocess.Popen(
-            [CHROMIUM, *QUIET, f"--user-data-dir={self.profile}", "--remote-debugging-pipe", "about:blank"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, close_fds=False, preexec_fn=as_3_and_4,
+            [
+                CHROMIUM, *QUIET, f"--user-data-dir={self.profile}",
+                "--remote-debugging-pipe", "about:blank",
+            ],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, close_fds=False,
+            preexec_fn=as_3_and_4,
         )  # fmt: skip
         os.close(to_browser)
         os.close(from_browser)
         self.buffer, self.number, self.session = b"", 0, None
         self.requests = []  # addresses that pages asked for, once there was call("Network.enable")
-        self.errors = []  # what a page's scripts threw or wrote to the console, once there was call("Runtime.enable")
+        # What a page's scripts threw or wrote to the console, once there was call("Runtime.enable")
+        self.errors = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         return self
 
     def __exit__(self, *exception):
@@ -92,24 +106,36 @@ class Browser:
             answer = json.loads(line)
             if answer.get("method") == "Network.requestWillBeSent":
                 self.requests.append(answer["params"]["request"]["url"])
-            if answer.get("method") in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"):
+            if answer.get("method") in (
+                "Runtime.exceptionThrown",
+                "Runtime.consoleAPICalled",
+                "Log.entryAdded",
+            ):
                 self.errors.append(answer["params"])
             if answer.get("id") == self.number:
                 assert "error" not in answer, answer["error"]
                 return answer["result"]
 
     def open(self, url):
-        self.call("Page.navigate", url="about:blank")  # a change of the part after # alone would load nothing
+        self.call(
+            "Page.navigate", url="about:blank"
+        )  # a change of the part after # alone would load nothing
         self.call("Page.navigate", url=url)
-        self.until("document.readyState === 'complete'")  # scripts that wait for the whole page have run
+        self.until(
+            "document.readyState === 'complete'"
+        )  # scripts that wait for the whole page have run
 
     def run(self, script):
-        result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        result = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         return result["result"].get("value")
 
     def in_tab(self, script):
         """The value of an expression in the frame of a plugin of TensorBoard."""
-        return self.run(f"((document, window) => {script})(({FRAME}).contentDocument, ({FRAME}).contentWindow)")
+        return self.run(
+            f"((document, window) => {script})(({FRAME}).contentDocument, ({FRAME}).contentWindow)"
+        )
 
     def text_with(self, *words, timeout=60):
         """The page's text, once it holds all the words; else fails with what it holds."""
@@ -130,7 +156,13 @@ class Browser:
             time.sleep(0.2)
 
     def resize(self, width, height=1000):
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         time.sleep(0.5)
 
     def screenshot(self, path):
@@ -153,12 +185,16 @@ STAND_IN = """
     Chart.prototype[name] = function () {};
   const kinds = {
     arrayToDataTable: rows => Object.assign(new Chart(), {rows: rows.length - 1}),
-    events: {addListener() {}, removeListener() {}, removeAllListeners() {}, addOneTimeListener() {}},
+    events: {
+      addListener() {}, removeListener() {}, removeAllListeners() {}, addOneTimeListener() {},
+    },
   };
   window.google = {
     charts: {load: () => Promise.resolve(), setOnLoadCallback: f => setTimeout(f, 0)},
     visualization: new Proxy(kinds, {
-      get: (all, name) => all[name] || (all[name] = class extends Chart { get kind() { return String(name); } }),
+      get: (all, name) => all[name] || (
+        all[name] = class extends Chart { get kind() { return String(name); } }
+      ),
     }),
   };
 })();
@@ -166,7 +202,8 @@ STAND_IN = """
 
 
 class Proxy:
-    """A server before TensorBoard's that answers for the chart script, so that the page needs no internet."""
+    """A server before TensorBoard's that answers for the chart script, so that the page needs no
+    internet."""
 
     def __init__(self, upstream):
         class Handler(BaseHTTPRequestHandler):
@@ -175,10 +212,19 @@ class Proxy:
                     return self.answer(200, "text/javascript", STAND_IN.encode())
                 try:
                     with urllib.request.urlopen(upstream + self.path, timeout=60) as found:
-                        status, kind, body = found.status, found.headers["Content-Type"], found.read()
+                        status, kind, body = (
+                            found.status,
+                            found.headers["Content-Type"],
+                            found.read(),
+                        )
                         encoding = found.headers.get("Content-Encoding")
                 except urllib.error.HTTPError as error:
-                    status, kind, body, encoding = error.code, error.headers["Content-Type"], error.read(), None
+                    status, kind, body, encoding = (
+                        error.code,
+                        error.headers["Content-Type"],
+                        error.read(),
+                        None,
+                    )
                 body = body.replace(CHARTS.encode(), b"/stand_in.js")
                 return self.answer(status, kind, body, encoding)
 

@@ -15,9 +15,17 @@ def mismatches(value, kind, where: str = "") -> list[str]:
         return mismatches_of_fields(value, kind, where)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is list and isinstance(value, list):
-        return [line for i, one in enumerate(value) for line in mismatches(one, arguments[0], f"{where}[{i}]")]
+        return [
+            line
+            for i, one in enumerate(value)
+            for line in mismatches(one, arguments[0], f"{where}[{i}]")
+        ]
     if origin is dict and isinstance(value, dict):
-        return [line for name, one in value.items() for line in mismatches(one, arguments[1], f"{where}.{name}")]
+        return [
+            line
+            for name, one in value.items()
+            for line in mismatches(one, arguments[1], f"{where}.{name}")
+        ]
     wanted = {float: (int, float), Any: object}.get(kind, origin or kind)
     right = isinstance(value, wanted) and not (isinstance(value, bool) and kind in (int, float))
     return [] if right else [f"{where}: {value!r} is not {kind}"]
@@ -37,7 +45,11 @@ def mismatches_of_fields(value, kind, where: str) -> list[str]:
             lines += found
         elif is_required(field):
             lines.append(f"{where}.{name}: is missing")
-    declared = {*fields, *(f"{name}_reason" for name in fields if value.get(name, 0) is None), "schema_version"}
+    declared = {
+        *fields,
+        *(f"{name}_reason" for name in fields if value.get(name, 0) is None),
+        "schema_version",
+    }
     return lines + [f"{where}.{name}: is not declared" for name in value if name not in declared]
 
 

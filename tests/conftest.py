@@ -30,11 +30,17 @@ import tiny_llama_v1 as tiny_llama
 from analysis.diagnosis import traces
 from harness.base import files
 
-os.environ["TINY_LLAMA_STRICT"] = "1"  # a null without a reason is an error, here and in processes that tests start
+os.environ["TINY_LLAMA_STRICT"] = (
+    "1"  # a null without a reason is an error, here and in processes that tests start
+)
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # kernels run on the CPU; Triton reads it when it is imported
-    os.environ["TORCH_WARM_POOL"] = "0"  # where Triton is, Inductor starts processes to compile for GPUs
+    os.environ["TRITON_INTERPRET"] = (
+        "1"  # kernels run on the CPU; Triton reads it when it is imported
+    )
+    os.environ["TORCH_WARM_POOL"] = (
+        "0"  # where Triton is, Inductor starts processes to compile for GPUs
+    )
 
 
 def checked(analyze_all):
@@ -60,7 +66,8 @@ settings.load_profile("tests")
 
 @pytest.fixture(scope="session", autouse=True)
 def measured_peaks(tmp_path_factory):
-    """What tests measure of this machine is measured briefly, once for all of them, and not kept for its user."""
+    """What tests measure of this machine is measured briefly, once for all of them, and not kept
+    for its user."""
     from analysis.hardware import measuring
 
     measuring.SECONDS = 0.02
@@ -74,8 +81,8 @@ def measured_peaks(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def known_peaks(measured_peaks):
-    """The rates of this machine, in the cache of all tests.  Commands that are processes of their own would measure
-    them for seconds, and, disturbed by other tests, again in each command."""
+    """The rates of this machine, in the cache of all tests.  Commands that are processes of their
+    own would measure them for seconds, and, disturbed by other tests, again in each command."""
     from analysis.hardware.ceilings import bandwidth_ceilings, compute_ceilings
     from harness.machine.environment import describe_environment
 
@@ -84,7 +91,10 @@ def known_peaks(measured_peaks):
     bandwidth_ceilings(device)
 
 
-TAKE_MINUTES = ("test_an_exercise_runs_and_fills_its_worksheet", "test_blocks_of_the_other_texts_run")
+TAKE_MINUTES = (
+    "test_an_exercise_runs_and_fills_its_worksheet",
+    "test_blocks_of_the_other_texts_run",
+)
 
 
 WARM_PYTHON = pytest.StashKey[tuple[str, Callable[[], None]]]()
@@ -93,12 +103,14 @@ WARM_PYTHON = pytest.StashKey[tuple[str, Callable[[], None]]]()
 def pytest_configure(config):
     """A runner in the background ignores SIGINT, and what it starts would inherit that.
 
-    Python processes that tests start are forks of one that has imported PyTorch, the same for all workers.
+    Python processes that tests start are forks of one that has imported PyTorch, the same for all
+    workers.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if torch.cuda.is_available():
-        return  # whether imports leave CUDA alone, so that forks can use it, is not for tests to rely on
+        # Whether imports leave CUDA alone, so that forks can use it, is not for tests to rely on
+        return
     if hasattr(config, "workerinput"):
         warm = config.workerinput["warm_python"]
     else:
@@ -122,7 +134,8 @@ def pytest_configure_node(node):
 
 
 def pytest_collection_modifyitems(items):
-    # What takes minutes begins first: else one worker would run the last of it while the other has nothing left.
+    # What takes minutes begins first: else one worker would run the last of it while the other has
+    # nothing left.
     items.sort(key=lambda item: item.name.split("[")[0] not in TAKE_MINUTES)
     if not torch.cuda.is_available():
         for item in items:
@@ -141,14 +154,18 @@ def pytest_terminal_summary(terminalreporter):
                 cells.setdefault(command, {}).setdefault(card, []).append(precision + mark)
     if cells:
         names = list(dict.fromkeys(card for row in cells.values() for card in row))
-        rows = [[command, *(" ".join(row.get(card, ["-"])) for card in names)] for command, row in cells.items()]
+        rows = [
+            [command, *(" ".join(row.get(card, ["-"])) for card in names)]
+            for command, row in cells.items()
+        ]
         terminalreporter.section("commands on pretended cards")
         terminalreporter.write_line(tabulate.tabulate(rows, ["", *names]))
 
 
 @pytest.fixture
 def train(tmp_path, monkeypatch, capfd):
-    """Run the script in this process, in a scratch folder: train(flags) -> (exit code, stdout, stderr)."""
+    """Run the script in this process, in a scratch folder: train(flags) -> (exit code, stdout,
+    stderr)."""
     monkeypatch.chdir(tmp_path)
 
     def run(*flags: str, small: bool = True):
@@ -170,7 +187,8 @@ def scratch(tmp_path, monkeypatch):
 
 @pytest.fixture
 def command(scratch, capfd):
-    """Run a command in this process, in a scratch folder: command(module, flags) -> (exit code, stdout, stderr)."""
+    """Run a command in this process, in a scratch folder: command(module, flags) -> (exit code,
+    stdout, stderr)."""
 
     def run(module, *flags: str):
         capfd.readouterr()
@@ -181,7 +199,8 @@ def command(scratch, capfd):
 
 @pytest.fixture
 def profiler(command):
-    """run_pytorch_profiler.py in this process: profiler(flags) -> (exit code, output and errors)."""
+    """run_pytorch_profiler.py in this process: profiler(flags) -> (exit code, output and
+    errors)."""
     import run_pytorch_profiler
 
     def run(*flags: str):
@@ -203,7 +222,8 @@ def without_compiler():
 
 @pytest.fixture
 def traced_graphs(monkeypatch):
-    """Graphs are traced and run operator by operator, as generating code for them takes seconds: the list of them."""
+    """Graphs are traced and run operator by operator, as generating code for them takes seconds:
+    the list of them."""
     graphs, compile_module = [], nn.Module.compile
 
     def backend(graph: torch.fx.GraphModule, inputs: list):
@@ -222,7 +242,11 @@ def without(monkeypatch):
     """Make packages unimportable."""
 
     def hide(*names):
-        find_spec, import_, import_module = importlib.util.find_spec, builtins.__import__, importlib.import_module
+        find_spec, import_, import_module = (
+            importlib.util.find_spec,
+            builtins.__import__,
+            importlib.import_module,
+        )
 
         def hidden(name, *rest):
             return name.split(".")[0] in names
@@ -235,7 +259,9 @@ def without(monkeypatch):
 
             return load
 
-        monkeypatch.setattr(importlib.util, "find_spec", lambda n, *r: None if hidden(n) else find_spec(n, *r))
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda n, *r: None if hidden(n) else find_spec(n, *r)
+        )
         monkeypatch.setattr(importlib, "import_module", guarded(import_module))
         monkeypatch.setattr(builtins, "__import__", guarded(import_))
 

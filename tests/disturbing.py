@@ -20,9 +20,12 @@ while True:
 
 @contextlib.contextmanager
 def busy_processes(n: float) -> Iterator[list[subprocess.Popen]]:
-    """Processes that each keep a core busy, as another user's would; the last one for a part of the time, as in 1.5."""
+    """Processes that each keep a core busy, as another user's would; the last one for a part of the
+    time, as in 1.5."""
     shares = [min(1.0, n - i) for i in range(math.ceil(n))]
-    processes = [subprocess.Popen([sys.executable, "-c", BUSY.format(share=share)]) for share in shares]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", BUSY.format(share=share)]) for share in shares
+    ]
     try:
         yield processes
     finally:
@@ -33,7 +36,8 @@ def busy_processes(n: float) -> Iterator[list[subprocess.Popen]]:
 
 @contextlib.contextmanager
 def cpu_quota(cores: float | None, groups: list[Path]) -> Iterator[tuple[str, ...]]:
-    """A command that runs another one under a CPU quota, in a new control group below the first of these; () without.
+    """A command that runs another one under a CPU quota, in a new control group below the first of
+    these; () without.
 
     Raises OSError where this user may not make one.
     """
@@ -41,7 +45,9 @@ def cpu_quota(cores: float | None, groups: list[Path]) -> Iterator[tuple[str, ..
         yield ()
         return
     if not groups:
-        raise FileNotFoundError(2, "no control group of this process with a CPU controller", "/sys/fs/cgroup")
+        raise FileNotFoundError(
+            2, "no control group of this process with a CPU controller", "/sys/fs/cgroup"
+        )
     folder = groups[0] / f"tiny_llama_quota_{os.getpid()}"
     folder.mkdir()
     try:

@@ -1,7 +1,8 @@
 """Which flag that trains is seen in the steps, and how?  A table, and the program that fills it in.
 
-Started by test_flags_in_effect.py, as the GPU is pretended from its second part on: python3 tests/flags_in_effect.py
-prints as JSON, for each row of the table, what was seen with its flags and without them.
+Started by test_flags_in_effect.py, as the GPU is pretended from its second part on: python3
+tests/flags_in_effect.py prints as JSON, for each row of the table, what was seen with its flags and
+without them.
 """
 
 import contextlib
@@ -78,7 +79,8 @@ def workload():
 
 
 class Seen:
-    """What the steps of a run do, as it is seen from outside of them.  One of the range_observers."""
+    """What the steps of a run do, as it is seen from outside of them.  One of the
+    range_observers."""
 
     def __init__(self, workload, state, graph_calls: list):
         self.workload, self.state, self.graph_calls = workload, state, graph_calls
@@ -92,7 +94,7 @@ class Seen:
         self.tokens: set[int] = set()
         self.steps = 0
 
-    # ---- By the named ranges of a step -------------------------------------------------------------------------------
+    # ---- By the named ranges of a step -----------------------------------------------------------
 
     def range_push(self, name: str) -> None:
         if name == "forward" and not self.in_forward:
@@ -103,8 +105,12 @@ class Seen:
                 "matmuls": torch.get_float32_matmul_precision(),
             }
         if name == "backward":
-            units = [m for m in self.bare.modules() if isinstance(m, FSDPModule) and m is not self.bare]
-            self.gathered_in_backward = any(not isinstance(p, DTensor) for m in units for p in m.parameters())
+            units = [
+                m for m in self.bare.modules() if isinstance(m, FSDPModule) and m is not self.bare
+            ]
+            self.gathered_in_backward = any(
+                not isinstance(p, DTensor) for m in units for p in m.parameters()
+            )
         if name == "optimizer":
             self.steps += 1
 
@@ -122,7 +128,7 @@ class Seen:
         pairs = zip(self.bare.parameters(), self.before, strict=True)
         self.moved = max((local(p) - before).abs().max().item() for p, before in pairs)
 
-    # ---- By hooks of modules -----------------------------------------------------------------------------------------
+    # ---- By hooks of modules ---------------------------------------------------------------------
 
     @property
     def bare(self) -> nn.Module:
@@ -192,13 +198,14 @@ def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# ---- The table -----------------------------------------------------------------------------------------------------
+# ---- The table -----------------------------------------------------------------------------------
 
 OTHER = "other than without the flags"
 
 
 class Row(NamedTuple):
-    """flags: of a run, in whose steps what see() sees is `found`; in those of a run without them it is `without`.
+    """flags: of a run, in whose steps what see() sees is `found`; in those of a run without them it
+    is `without`.
 
     instead_of: flags of that other run."""
 
@@ -255,10 +262,13 @@ SHAPE = (
     "--vocab-size 96 --hidden-dim 64 --n-layers 3 --n-heads 8 --n-kv-heads 4 --intermediate-dim 48 "
     "--batch-size 2 --seq-len 8 --num-steps 3 --gradient-accumulation-steps 2"
 )
-NUMBERS = "--learning-rate 0.01 --grad-clip 0.001 --seed 7 --deterministic --data text.txt --vocab-size 256"
+NUMBERS = (
+    "--learning-rate 0.01 --grad-clip 0.001 --seed 7 --deterministic --data text.txt"
+    " --vocab-size 256"
+)
 FUSED = (
-    "--attention sdpa --fused-projections --fused-norm --fused-rope --fused-loss --optimizer-impl fused "
-    "--precision bf16"
+    "--attention sdpa --fused-projections --fused-norm --fused-rope --fused-loss --optimizer-impl"
+    " fused --precision bf16"
 )
 COMPILED = "--compile --compile-mode max-autotune"
 FULL = "--activation-checkpointing full"
@@ -274,10 +284,13 @@ TABLE: dict[str, list[Row]] = {  # by the destination of the flag
     "n_kv_heads": [Row(SHAPE, lambda seen: seen.inputs["rope"][1][0][1], 4, 2)],
     "intermediate_dim": [Row(SHAPE, width_of_mlp, 48, 64)],
     "size": [Row("--size small", width_of_mlp, 1104, 64)],
-    "batch_size": [Row(SHAPE, lambda seen: seen.inputs["embedding"][0][0][0], 1, 4)],  # of a micro-batch
+    # The inputs are those of a micro-batch.
+    "batch_size": [Row(SHAPE, lambda seen: seen.inputs["embedding"][0][0][0], 1, 4)],
     "seq_len": [Row(SHAPE, lambda seen: seen.inputs["embedding"][0][0][1], 8, 16)],
     "num_steps": [Row(SHAPE, lambda seen: seen.steps, 3, STEPS)],
-    "gradient_accumulation_steps": [Row(SHAPE, lambda seen: len(seen.inputs["embedding"]), 2 * 3, STEPS)],
+    "gradient_accumulation_steps": [
+        Row(SHAPE, lambda seen: len(seen.inputs["embedding"]), 2 * 3, STEPS),
+    ],
     "learning_rate": [Row(NUMBERS, lambda seen: f"{seen.moved:.0e}", "1e-02", "1e-04")],
     "grad_clip": [Row(NUMBERS, is_clipped, True, False)],
     "seed": [Row(NUMBERS, lambda seen: seen.first_weight, OTHER, OTHER)],
@@ -296,8 +309,10 @@ TABLE: dict[str, list[Row]] = {  # by the destination of the flag
         Row(FUSED, lambda seen: seen.dtypes["layers.0.mlp.down_proj"], "bfloat16", "float32"),
         Row("--precision fp16", lambda seen: seen.dtypes["lm_head"], "float16", "float32"),
         Row("--precision fp16", lambda seen: seen.state.scaler.is_enabled(), True, False),
-        Row("--precision bf16-true", lambda seen: seen.dtypes["lm_head.weight"], "bfloat16", "float32"),
-        Row("--precision tf32", lambda seen: seen.in_forward["matmuls"], "high", "highest", on_gpu=True),
+        Row("--precision bf16-true", lambda seen: seen.dtypes["lm_head.weight"], "bfloat16",
+            "float32"),
+        Row("--precision tf32", lambda seen: seen.in_forward["matmuls"], "high", "highest",
+            on_gpu=True),
     ],
     "use_amp": [Row("--use-amp", lambda seen: seen.dtypes["lm_head"], "bfloat16", "float32")],
     "device": [Row("--device cpu", lambda seen: seen.device, "cpu", "cuda", on_gpu=True)],
@@ -307,12 +322,16 @@ TABLE: dict[str, list[Row]] = {  # by the destination of the flag
     ],
     "activation_checkpointing": [
         Row(FULL, lambda seen: seen.calls["TransformerBlock"], 4 * STEPS, 2 * STEPS),
-        Row("--activation-checkpointing 2", lambda seen: seen.calls["TransformerBlock"], 3 * STEPS, 2 * STEPS),
-        Row("--activation-checkpointing op", lambda seen: seen.calls["TransformerBlock"], 4 * STEPS, 2 * STEPS),
+        Row("--activation-checkpointing 2", lambda seen: seen.calls["TransformerBlock"], 3 * STEPS,
+            2 * STEPS),
+        Row("--activation-checkpointing op", lambda seen: seen.calls["TransformerBlock"], 4 * STEPS,
+            2 * STEPS),
         Row("--activation-checkpointing op", ran("aten::mm"), OTHER, OTHER, instead_of=FULL),
     ],
     "compile": [Row(COMPILED, lambda seen: seen.graphs_run > 0, True, False)],
-    "compile_mode": [Row(COMPILED, lambda seen: seen.compiler_options.get("max_autotune"), True, None)],
+    "compile_mode": [
+        Row(COMPILED, lambda seen: seen.compiler_options.get("max_autotune"), True, None),
+    ],
     "cuda_graphs": [Row("--cuda-graphs", replays, STEPS, 0, on_gpu=True)],
     "parallel": [
         Row(DDP, mode, "ddp", None),
@@ -320,9 +339,15 @@ TABLE: dict[str, list[Row]] = {  # by the destination of the flag
         Row(FSDP, mode, "fsdp", None),
     ],
     "bucket_mb": [Row(BUCKETS, lambda seen: seen.all_reduces, OTHER, OTHER, instead_of=DDP)],
-    "gradient_as_bucket_view": [Row(BUCKETS, lambda seen: seen.in_buckets, False, True, instead_of=DDP)],
-    "reduce_precision": [Row(BUCKETS, lambda seen: sorted(seen.reduced_in), ["bfloat16"], [], instead_of=DDP)],
-    "fsdp_reshard": [Row(GATHERED, lambda seen: seen.gathered_in_backward, True, False, instead_of=FSDP)],
+    "gradient_as_bucket_view": [
+        Row(BUCKETS, lambda seen: seen.in_buckets, False, True, instead_of=DDP),
+    ],
+    "reduce_precision": [
+        Row(BUCKETS, lambda seen: sorted(seen.reduced_in), ["bfloat16"], [], instead_of=DDP),
+    ],
+    "fsdp_reshard": [
+        Row(GATHERED, lambda seen: seen.gathered_in_backward, True, False, instead_of=FSDP),
+    ],
     "param_precision": [
         Row(GATHERED, lambda seen: seen.dtypes["lm_head"], "bfloat16", "float32", instead_of=FSDP),
     ],
@@ -333,8 +358,8 @@ TABLE: dict[str, list[Row]] = {  # by the destination of the flag
 }  # fmt: skip
 OF_A_FILE = "--workload file.py"
 IN_A_FILE = (
-    f"{OF_A_FILE} --num-steps 3 --seed 7 --deterministic --grad-clip 0.001 --optimizer-impl fused --precision bf16 "
-    "--activation-checkpointing"
+    f"{OF_A_FILE} --num-steps 3 --seed 7 --deterministic --grad-clip 0.001 --optimizer-impl fused"
+    " --precision bf16 --activation-checkpointing"
 )
 COMPILED_FILE = f"{OF_A_FILE} --compile --compile-mode max-autotune"
 WITH_A_FILE: dict[str, list[Row]] = {  # the same of a step in a file
@@ -347,26 +372,31 @@ WITH_A_FILE: dict[str, list[Row]] = {  # the same of a step in a file
         Row(IN_A_FILE, lambda seen: seen.calls["ReLU"], 2 * 2 * 3, 2 * STEPS, OF_A_FILE),
     ],
     "precision": [
-        Row(IN_A_FILE, lambda seen: seen.dtypes["layers.0.upper"], "bfloat16", "float32", OF_A_FILE),
-        Row(f"{OF_A_FILE} --precision bf16-true", lambda seen: seen.dtypes["layers.0.upper.weight"], "bfloat16",
-            "float32", OF_A_FILE),
+        Row(IN_A_FILE, lambda seen: seen.dtypes["layers.0.upper"], "bfloat16", "float32",
+            OF_A_FILE),
+        Row(f"{OF_A_FILE} --precision bf16-true",
+            lambda seen: seen.dtypes["layers.0.upper.weight"], "bfloat16", "float32", OF_A_FILE),
     ],
     "compile": [Row(COMPILED_FILE, lambda seen: seen.graphs_run > 0, True, False, OF_A_FILE)],
     "compile_mode": [
-        Row(COMPILED_FILE, lambda seen: seen.compiler_options.get("max_autotune"), True, None, OF_A_FILE),
+        Row(COMPILED_FILE, lambda seen: seen.compiler_options.get("max_autotune"), True, None,
+            OF_A_FILE),
     ],
     "parallel": [Row(f"{FSDP} {OF_A_FILE}", mode, "fsdp", None, OF_A_FILE)],
 }  # fmt: skip
 
-# ---- Filling it in -------------------------------------------------------------------------------------------------
+# ---- Filling it in -------------------------------------------------------------------------------
 
 BASE = [*SMALL_MODEL, "--num-steps", str(STEPS)]
 graph_calls: list[int] = []  # an entry for each run of a compiled graph
 compiler_options: dict[str, object] = {}  # of the last compilation
 
 
-def compiled(graph: torch.fx.GraphModule, inputs: list, config_patches: dict | None = None, **_) -> Callable:
-    """In the place of Inductor, whose code takes seconds to generate: the graph, run operator by operator."""
+def compiled(
+    graph: torch.fx.GraphModule, inputs: list, config_patches: dict | None = None, **_
+) -> Callable:
+    """In the place of Inductor, whose code takes seconds to generate: the graph, run operator by
+    operator."""
     compiler_options.update(config_patches or {})
 
     def run(*arguments):
@@ -434,11 +464,18 @@ def filled_in(on_gpu: bool) -> Iterator[dict]:
                     if flags not in runs:
                         runs[flags] = seen_in_run(flags)
                 seen, without = row.see(runs[row.flags]), row.see(runs[row.instead_of])
-                yield {"flag": name, "of": kind, "flags": row.flags, "seen": seen, "without": without}
+                yield {
+                    "flag": name,
+                    "of": kind,
+                    "flags": row.flags,
+                    "seen": seen,
+                    "without": without,
+                }
 
 
 def captured_in_studies() -> dict[str, list]:
-    """For each study of --cuda-graphs: of each step whether graphs were asked for, and whether it replayed them."""
+    """For each study of --cuda-graphs: of each step whether graphs were asked for, and whether it
+    replayed them."""
     from harness.model.cuda_graphs import GraphedModel
     from studies.engine.command_line import workload_of
     from studies.optimization import turns
@@ -483,7 +520,9 @@ def main() -> None:
         os.chdir(folder)
         Path("text.txt").write_text(TEXT)
         Path("file.py").write_text(FILE)
-        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        torch.distributed.init_process_group(
+            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+        )
         answers += filled_in(False)
         torch.distributed.destroy_process_group()
         os.environ["PRETEND_GPU"] = "h100"

@@ -1,4 +1,5 @@
-"""What several tests use and pytest need not know: how to run a command, in this process or as one of its own."""
+"""What several tests use and pytest need not know: how to run a command, in this process or as one
+of its own."""
 
 import contextlib
 import fnmatch
@@ -23,7 +24,9 @@ from harness.documents.schema import is_document
 from harness.ranks.failures import exit_code_of
 
 PROJECT = Path(__file__).resolve().parent.parent
-REAL_PYTHON = sys.executable  # in tests, sys.executable becomes one that starts warm, see tests/warm_python
+REAL_PYTHON = (
+    sys.executable
+)  # in tests, sys.executable becomes one that starts warm, see tests/warm_python
 # The types of all documents by name, as documents.Prediction.
 documents = SimpleNamespace(
     **{
@@ -33,9 +36,13 @@ documents = SimpleNamespace(
         if is_document(kind)
     }
 )
-SMALL_MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --seq-len 16 --batch-size 4".split()
+SMALL_MODEL = (
+    "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --seq-len 16 --batch-size 4".split()
+)
 # What a study knows of a CPU, as far as it needs to say which rows it has.
-CPU_PROPERTIES = SimpleNamespace(on_gpu=False, capacity=SimpleNamespace(for_tensors=lambda precision=None: 0))
+CPU_PROPERTIES = SimpleNamespace(
+    on_gpu=False, capacity=SimpleNamespace(for_tensors=lambda precision=None: 0)
+)
 ENVIRONMENT = {
     "device": {"name": "a device"},
     "cpu": {"torch_threads": 1},
@@ -54,14 +61,18 @@ def exit_code(work) -> int:
 
 
 def run_command(module, *flags: str) -> int:
-    """Its exit code, in this process; for tests that use the fixture `scratch`, which restores sys.argv."""
+    """Its exit code, in this process; for tests that use the fixture `scratch`, which restores
+    sys.argv."""
     sys.argv = [f"{module.__name__}.py", *flags]
     return exit_code(lambda: exit_code_of(module.main))
 
 
 def start(*command: str, **options) -> subprocess.Popen:
     """A command of the project as a process of its own, output and errors together."""
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONUNBUFFERED": "1",
+    }
     environment |= options.pop("env", {})
     options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True}
     return subprocess.Popen(command, text=True, env=environment, **options)
@@ -69,7 +80,8 @@ def start(*command: str, **options) -> subprocess.Popen:
 
 @contextlib.contextmanager
 def time_limit(process: subprocess.Popen, seconds: float = 300):
-    """What takes longer, ranks that a launcher left among it, is killed: it would take the cores of other tests."""
+    """What takes longer, ranks that a launcher left among it, is killed: it would take the cores of
+    other tests."""
 
     def end():
         with contextlib.suppress(ProcessLookupError):
@@ -110,7 +122,8 @@ def free_port() -> int:
 
 
 def assert_answer(out: str) -> list[str]:
-    """What a command printed ends with a dozen lines at most, none wider than a table may be; returns them."""
+    """What a command printed ends with a dozen lines at most, none wider than a table may be;
+    returns them."""
     lines = out.rstrip("\n").rpartition("\n\n")[2].splitlines()
     assert len(lines) <= ANSWER_LINES
     assert max(map(len, lines)) <= COLUMNS
@@ -124,11 +137,16 @@ def write_part(path: Path, document: dict) -> None:
 
 
 def unregistered(folder: Path) -> list[str]:
-    """What lies in a folder and is not in harness/base/files.py; of a registered folder only the name counts."""
+    """What lies in a folder and is not in harness/base/files.py; of a registered folder only the
+    name counts."""
     strangers = []
-    for path in sorted(one for one in folder.iterdir() if one.name != "__pycache__"):  # of commands that lie there
+    for path in sorted(
+        one for one in folder.iterdir() if one.name != "__pycache__"
+    ):  # of commands that lie there
         kind = kind_of(path.name)
-        if path.is_dir() and any(fnmatch.fnmatch(f"{path.name}/", pattern) for pattern in ("earlier_*/", *FOLDERS)):
+        if path.is_dir() and any(
+            fnmatch.fnmatch(f"{path.name}/", pattern) for pattern in ("earlier_*/", *FOLDERS)
+        ):
             strangers += unregistered(path)
         elif kind is None or kind.is_folder != path.is_dir():
             strangers.append(str(path))

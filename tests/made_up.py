@@ -1,4 +1,5 @@
-"""Small traces at random, for hypothesis: what programs, profilers and accidents leave in a file."""
+"""Small traces at random, for hypothesis: what programs, profilers and accidents leave in a
+file."""
 
 from __future__ import annotations
 
@@ -8,14 +9,15 @@ from hypothesis import strategies as st
 from traces import H100_PROPERTIES, event, write_trace
 
 OPERATORS = (
-    "aten::mm", "aten::add", "aten::empty", "aten::view", "aten::_softmax", "aten::conv2d", "aten::copy_",
-    "c10d::allreduce_", "autograd::engine::evaluate_function: MmBackward0",
-    "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", "Torch-Compiled Region: 0/0",
+    "aten::mm", "aten::add", "aten::empty", "aten::view", "aten::_softmax", "aten::conv2d",
+    "aten::copy_", "c10d::allreduce_", "autograd::engine::evaluate_function: MmBackward0",
+    "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",
+    "Torch-Compiled Region: 0/0",
 )  # fmt: skip
 RANGES = (
-    "forward", "backward", "optimizer", "data", "attention.scores", "final_norm", "Optimizer.step#AdamW.step",
-    "enumerate(DataLoader)#_Iter.__next__", "gloo:all_reduce", "nccl:all_reduce", "FSDP::all_gather (layers.3)",
-    "nn.Module: Linear_0",
+    "forward", "backward", "optimizer", "data", "attention.scores", "final_norm",
+    "Optimizer.step#AdamW.step", "enumerate(DataLoader)#_Iter.__next__", "gloo:all_reduce",
+    "nccl:all_reduce", "FSDP::all_gather (layers.3)", "nn.Module: Linear_0",
 )  # fmt: skip
 CALLS = {  # and the category and name of what each starts on the GPU, if that
     "cudaLaunchKernel": (
@@ -23,7 +25,10 @@ CALLS = {  # and the category and name of what each starts on the GPU, if that
         ("gemm", "softmax", "ncclDevKernel_AllReduce_Sum_f32", "multimem_all_reduce_kernel"),
     ),
     "cudaGraphLaunch": ("kernel", ("nvjet_tst", "triton_poi_fused_add")),
-    "cudaMemcpyAsync": ("gpu_memcpy", ("Memcpy DtoH (Device -> Pageable)", "Memcpy HtoD (Pinned -> Device)")),
+    "cudaMemcpyAsync": (
+        "gpu_memcpy",
+        ("Memcpy DtoH (Device -> Pageable)", "Memcpy HtoD (Pinned -> Device)"),
+    ),
     "hipMemcpyWithStream": ("gpu_memcpy", ("Memcpy DtoD (Device -> Device)",)),
     "cudaMemsetAsync": ("gpu_memset", ("Memset (Device)",)),
     "cudaStreamSynchronize": None,
@@ -42,8 +47,9 @@ def times(longest: int) -> st.SearchStrategy:
 
 @st.composite
 def accidents(draw, on_gpu: bool) -> list[dict]:
-    """Steps that may be absent, empty, overlap or be apart; operators, ranges, calls and GPU events on
-    several threads, streams and devices; events without their caller, call, or kernel; clocks that are off."""
+    """Steps that may be absent, empty, overlap or be apart; operators, ranges, calls and GPU events
+    on several threads, streams and devices; events without their caller, call, or kernel; clocks
+    that are off."""
     longest = draw(st.sampled_from((40.0, 400.0, 20_000.0)))
     when, thread = times(longest), st.sampled_from((1, 1, 2, 3))
     events = [
@@ -60,7 +66,12 @@ def accidents(draw, on_gpu: bool) -> list[dict]:
             arguments |= {"Input Dims": shapes, "Input type": ["float"] * len(shapes)}
         events.append(event(name, *draw(when), thread=draw(thread), **arguments))
         if "allreduce" in name and draw(st.booleans()):
-            noted = {"Collective name": "allreduce", "In msg nelems": 64, "Out msg nelems": 64, "dtype": "Float"}
+            noted = {
+                "Collective name": "allreduce",
+                "In msg nelems": 64,
+                "Out msg nelems": 64,
+                "dtype": "Float",
+            }
             noted |= {"Group size": 2, "Process Group Name": "0", "External id": i + 100}
             events.append(events[-1] | {"name": "record_param_comms", "args": noted})
     for name in draw(st.lists(st.sampled_from(RANGES), max_size=6)):
@@ -73,8 +84,8 @@ def accidents(draw, on_gpu: bool) -> list[dict]:
 
 @st.composite
 def programs(draw, on_gpu: bool) -> list[dict]:
-    """Steps one after the other that fetch data, compute, communicate and update weights; the GPU runs behind, in the
-    order of the launches."""
+    """Steps one after the other that fetch data, compute, communicate and update weights; the GPU
+    runs behind, in the order of the launches."""
     events, now, free = [], 0.0, {7: 0.0, 13: 0.0}  # us, of the host and of each stream
     long = st.sampled_from((1, 2, 5, 20, 150, 2000))
     for number in range(1, 1 + draw(st.integers(1, 3))):
@@ -85,15 +96,25 @@ def programs(draw, on_gpu: bool) -> list[dict]:
             if kind == "wait" and on_gpu:
                 until = max(now, *free.values())
                 events.append(
-                    event("cudaStreamSynchronize", now, until - now, "cuda_runtime", correlation=900 + number)
+                    event(
+                        "cudaStreamSynchronize",
+                        now,
+                        until - now,
+                        "cuda_runtime",
+                        correlation=900 + number,
+                    )
                 )
                 now = until + draw(long)
             elif kind in ("compute", "optimizer"):
                 number_of_call, i = len(events) + 1, draw(st.integers(0, 3))
-                inner = event(name, now, 4, **{"External id": number_of_call, "Sequence number": len(events)})
+                inner = event(
+                    name, now, 4, **{"External id": number_of_call, "Sequence number": len(events)}
+                )
                 if draw(st.booleans()):
                     inner["args"] |= {
-                        "Input Dims": draw(st.sampled_from(([[64, 64], [64, 64]], [[4096, 4096], [4096, 4096]]))),
+                        "Input Dims": draw(
+                            st.sampled_from(([[64, 64], [64, 64]], [[4096, 4096], [4096, 4096]]))
+                        ),
                         "Input type": ["float"] * 2,
                     }
                 events.append(inner)
@@ -103,14 +124,20 @@ def programs(draw, on_gpu: bool) -> list[dict]:
                     began = max(now + 3, free[stream]) + draw(st.sampled_from((0, 1, 300)))
                     free[stream] = began + lasts
                     where = {"correlation": number_of_call, "device": 0, "stream": stream}
-                    events.append(event(call, now + 1, 2, "cuda_runtime", correlation=number_of_call))
-                    events.append(event(draw(st.sampled_from(names)), began, lasts, category, **where))
+                    events.append(
+                        event(call, now + 1, 2, "cuda_runtime", correlation=number_of_call)
+                    )
+                    events.append(
+                        event(draw(st.sampled_from(names)), began, lasts, category, **where)
+                    )
                 else:
                     inner["dur"] += draw(long)
                 now += inner["dur"]
             elif kind == "collective" and not on_gpu:
                 lasts = draw(long)
-                events.append(event("c10d::allreduce_", now, 1, **{"External id": 500 + len(events)}))
+                events.append(
+                    event("c10d::allreduce_", now, 1, **{"External id": 500 + len(events)})
+                )
                 events.append(event("gloo:all_reduce", now + 1, lasts, "user_annotation", thread=2))
                 now += 1 + draw(st.sampled_from((0.0, 0.5, 1.0))) * lasts
             if kind in ("data", "optimizer"):
@@ -128,11 +155,16 @@ def launches(draw, longest: float, number: int, when, thread) -> list[dict]:
     if not CALLS[name]:
         return [call]
     kind, names = CALLS[name]
-    where = {"device": draw(st.sampled_from((0, 0, 0, 1))), "stream": draw(st.sampled_from((7, 7, 13)))}
+    where = {
+        "device": draw(st.sampled_from((0, 0, 0, 1))),
+        "stream": draw(st.sampled_from((7, 7, 13))),
+    }
     after, lasts = draw(when)
     skew = draw(st.sampled_from((0, 0, 0, 1, -1)))
     began = start + (0 if skew == 0 else skew * after) + duration / 10
-    kernel = event(draw(st.sampled_from(names)), began, lasts / 4, kind, correlation=number, **where)
+    kernel = event(
+        draw(st.sampled_from(names)), began, lasts / 4, kind, correlation=number, **where
+    )
     return draw(st.sampled_from(([call, kernel], [call, kernel], [call, kernel], [call], [kernel])))
 
 
@@ -140,7 +172,11 @@ def launches(draw, longest: float, number: int, when, thread) -> list[dict]:
 def traces(draw, on_gpu: bool, **metadata) -> dict:
     """One trace, of a program or of accidents alone."""
     device = draw(st.sampled_from(({}, H100_PROPERTIES)))
-    return {"traceEvents": draw(st.one_of(programs(on_gpu), accidents(on_gpu))), **device, **metadata}
+    return {
+        "traceEvents": draw(st.one_of(programs(on_gpu), accidents(on_gpu))),
+        **device,
+        **metadata,
+    }
 
 
 @st.composite
@@ -148,12 +184,18 @@ def runs(draw) -> list[dict]:
     """The traces of one rank, or of several."""
     n = draw(st.sampled_from((1, 1, 1, 2, 3)))
     on_gpu = draw(st.booleans())
-    ranks = [{"distributedInfo": {"rank": rank, "world_size": n}} if n > 1 else {} for rank in range(n)]
+    ranks = [
+        {"distributedInfo": {"rank": rank, "world_size": n}} if n > 1 else {} for rank in range(n)
+    ]
     return [draw(traces(on_gpu, **one)) for one in ranks]
 
 
 def write_run(folder: Path, run: list[dict]) -> list[Path]:
     return [
-        write_trace(folder / f"trace_{i}.json", *one["traceEvents"], **{k: one[k] for k in one if k != "traceEvents"})
+        write_trace(
+            folder / f"trace_{i}.json",
+            *one["traceEvents"],
+            **{k: one[k] for k in one if k != "traceEvents"},
+        )
         for i, one in enumerate(run)
     ]

@@ -1,7 +1,8 @@
-"""Training programs as others write them, by the name of their shape, for tests of profile_program.py: tiny, and each
-prints what must not change.  They know nothing of this project.
+"""Training programs as others write them, by the name of their shape, for tests of
+profile_program.py: tiny, and each prints what must not change.  They know nothing of this project.
 
-SHAPES: those that need torch alone; TRAINERS: those of other packages, by the package; RANKS: for torchrun.
+SHAPES: those that need torch alone; TRAINERS: those of other packages, by the package; RANKS: for
+torchrun.
 """
 
 import textwrap
@@ -70,7 +71,8 @@ SHAPES = {
         """
         from torch.utils.data import DataLoader, TensorDataset
 
-        loader = DataLoader(TensorDataset(torch.randn(8 * STEPS, 16), torch.randint(4, (8 * STEPS,))), 8, shuffle=True)
+        data = TensorDataset(torch.randn(8 * STEPS, 16), torch.randint(4, (8 * STEPS,)))
+        loader = DataLoader(data, 8, shuffle=True)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
         for step, (x, y) in enumerate(loader):
             optimizer.zero_grad(set_to_none=True)
@@ -112,7 +114,8 @@ SHAPES = {
         MODEL,
         """
         generator, critic = Net(), Net()
-        of_critic, of_generator = torch.optim.Adam(critic.parameters()), torch.optim.RMSprop(generator.parameters())
+        of_critic = torch.optim.Adam(critic.parameters())
+        of_generator = torch.optim.RMSprop(generator.parameters())
         to_image = nn.Linear(4, 16).requires_grad_(False)
         for step, (x, y) in enumerate(batches(STEPS)):
             of_critic.zero_grad()
@@ -128,7 +131,8 @@ SHAPES = {
         MODEL,
         """
         generator, critic = Net(), Net()
-        of_critic, of_generator = torch.optim.Adam(critic.parameters()), torch.optim.RMSprop(generator.parameters())
+        of_critic = torch.optim.Adam(critic.parameters())
+        of_generator = torch.optim.RMSprop(generator.parameters())
         to_image = nn.Linear(4, 16).requires_grad_(False)
         for step, (x, y) in enumerate(batches(STEPS)):
             for _ in range(5):
@@ -240,7 +244,9 @@ SHAPES = {
         print("graphs", torch._dynamo.utils.counters["stats"]["unique_graphs"])
         """,
     ),
-    "compiled by Inductor": program(MODEL, TRAIN, "model = torch.compile(model, fullgraph=True)", LOOP),
+    "compiled by Inductor": program(
+        MODEL, TRAIN, "model = torch.compile(model, fullgraph=True)", LOOP
+    ),
     "checkpointing": program(
         MODEL,
         """
@@ -352,8 +358,11 @@ SHAPES = {
 
 
         if __name__ == "__main__":
-            loader = DataLoader(Made(), 4 * STEPS, num_workers=2, multiprocessing_context=sys.argv[2])
-            for x, y in (batch for epoch in range(STEPS // 2) for batch in loader):  # workers start in recorded steps
+            loader = DataLoader(
+                Made(), 4 * STEPS, num_workers=2, multiprocessing_context=sys.argv[2]
+            )
+            # Workers start in recorded steps.
+            for x, y in (batch for epoch in range(STEPS // 2) for batch in loader):
                 F.cross_entropy(model(x), y).backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -440,7 +449,8 @@ SHAPES = {
             F.cross_entropy(model(x), y).backward()
             if step == 6:
                 profiler.stop()
-                print("profiled", any("addmm" in event.key for event in profiler.key_averages()), flush=True)
+                found = any("addmm" in event.key for event in profiler.key_averages())
+                print("profiled", found, flush=True)
             optimizer.step()
             optimizer.zero_grad()
         """,
@@ -486,7 +496,10 @@ SHAPES = {
         model.forgotten, model.unused = forgotten, nn.Linear(4, 4)
         model.head.bias.requires_grad_(False)
         still = {"params": [model.blocks[0].up.weight], "lr": 0.0}
-        given = [p for n, p in model.named_parameters() if not n.startswith("forgotten") and n != "blocks.0.up.weight"]
+        given = [
+            p for n, p in model.named_parameters()
+            if not n.startswith("forgotten") and n != "blocks.0.up.weight"
+        ]
         optimizer = torch.optim.SGD([{"params": given}, still], lr=0.1)
         for x, y in batches(STEPS):
             F.cross_entropy(forgotten(model(x)), y).backward()
@@ -552,7 +565,8 @@ OPTIMIZERS_ON_A_THREAD = program(
         F.cross_entropy(model(x), y).backward()
     """,
 )
-# The first rank evaluates in a recorded step, so it records once more, and needs the other in its later steps.
+# The first rank evaluates in a recorded step, so it records once more, and needs the other in its
+# later steps.
 EVALUATED_BY_ONE_RANK = program(
     MODEL,
     """
@@ -605,11 +619,14 @@ TRAINERS = {
         """
         from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-        sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=64)
+        sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+                     num_attention_heads=2, vocab_size=64)
         model = LlamaForCausalLM(LlamaConfig(**sizes))
         data = [{"input_ids": ids, "labels": ids} for ids in torch.randint(64, (2 * STEPS, 8))]
-        arguments = TrainingArguments("out", per_device_train_batch_size=2, num_train_epochs=1, report_to="none",
-                                      use_cpu=True, logging_steps=1, save_strategy="no", disable_tqdm=True)
+        arguments = TrainingArguments(
+            "out", per_device_train_batch_size=2, num_train_epochs=1, report_to="none",
+            use_cpu=True, logging_steps=1, save_strategy="no", disable_tqdm=True,
+        )
         Trainer(model, arguments, train_dataset=data).train()
         """,
     ),
@@ -621,7 +638,8 @@ TRAINERS = {
         from torch.utils.data import DataLoader, TensorDataset
 
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-        loader = DataLoader(TensorDataset(torch.randn(16 * STEPS, 16), torch.randint(4, (16 * STEPS,))), 8)
+        data = TensorDataset(torch.randn(16 * STEPS, 16), torch.randint(4, (16 * STEPS,)))
+        loader = DataLoader(data, 8)
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         for x, y in loader:
             with accelerator.accumulate(model):
@@ -652,7 +670,8 @@ TRAINERS = {
                 return torch.optim.AdamW(self.parameters())
 
 
-        loader = DataLoader(TensorDataset(torch.randn(8 * STEPS, 16), torch.randint(4, (8 * STEPS,))), 8)
+        data = TensorDataset(torch.randn(8 * STEPS, 16), torch.randint(4, (8 * STEPS,)))
+        loader = DataLoader(data, 8)
         lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False,
                           enable_checkpointing=False, enable_model_summary=False).fit(Lit(), loader)
         """,
@@ -664,9 +683,12 @@ TRAINERS = {
         from ignite.engine import Events, create_supervised_trainer
         from torch.utils.data import DataLoader, TensorDataset
 
-        loader = DataLoader(TensorDataset(torch.randn(8 * STEPS, 16), torch.randint(4, (8 * STEPS,))), 8)
+        data = TensorDataset(torch.randn(8 * STEPS, 16), torch.randint(4, (8 * STEPS,)))
+        loader = DataLoader(data, 8)
         trainer = create_supervised_trainer(model, optimizer, F.cross_entropy)
-        trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda engine: print(engine.state.output, flush=True))
+        trainer.add_event_handler(
+            Events.ITERATION_COMPLETED, lambda engine: print(engine.state.output, flush=True)
+        )
         trainer.run(loader, max_epochs=1)
         """,
     ),

@@ -34,7 +34,9 @@ def with_options(workload, **changes):
 def test_components_add_up_and_without_deepspeed_the_rest_stands():
     workload = resolved("--size", "small")
     rows = by_component(workload)
-    assert sum(row["forward_flops"] + row["backward_flops"] for row in rows) == workload.step_flops()
+    assert (
+        sum(row["forward_flops"] + row["backward_flops"] for row in rows) == workload.step_flops()
+    )
     assert flops_of_step(workload) == (workload.forward_flops(), workload.step_flops())
     assert sum(row["share"] for row in rows) == pytest.approx(1)
     found = reconciliation(workload, "DeepSpeed is missing")
@@ -52,7 +54,8 @@ def test_components_add_up_and_without_deepspeed_the_rest_stands():
 
 
 @pytest.mark.parametrize(
-    "size", [pytest.param(size, marks=[pytest.mark.slow] if "large" in size else []) for size in PUBLISHED]
+    "size",
+    [pytest.param(size, marks=[pytest.mark.slow] if "large" in size else []) for size in PUBLISHED],
 )
 def test_published_sizes(size):
     workload = resolved("--size", size)
@@ -61,7 +64,8 @@ def test_published_sizes(size):
 
 
 def check(workload):
-    """The model's parameters and both passes of it, counted, are those of the formulas; so is what is recomputed."""
+    """The model's parameters and both passes of it, counted, are those of the formulas; so is what
+    is recomputed."""
     with FakeTensorMode():
         parameters = tiny_llama.TinyLlamaModel(workload.config).parameters()
         assert sum(p.numel() for p in parameters) == workload.parameter_count()
@@ -69,7 +73,9 @@ def check(workload):
     assert found["forward_flops"] == workload.forward_flops()
     assert found["forward_flops"] + found["backward_flops"] == workload.step_flops()
     if workload.config.n_layers <= 8:  # the larger have more of the same
-        check_recomputed(with_options(workload, activation_checkpointing=True, attention="sdpa"), found)
+        check_recomputed(
+            with_options(workload, activation_checkpointing=True, attention="sdpa"), found
+        )
 
 
 def check_recomputed(workload, found):
@@ -96,17 +102,25 @@ def test_what_each_recomputes(options):
     batch_size=st.integers(1, 4),
     seq_len=st.integers(1, 20),
 )
-def test_formulas_hold_for_any_shape(kv_heads, group, half_head, layers, intermediate, vocabulary, batch_size, seq_len):
+def test_formulas_hold_for_any_shape(
+    kv_heads, group, half_head, layers, intermediate, vocabulary, batch_size, seq_len
+):
     heads = kv_heads * group
     config = tiny_llama.TinyLlamaConfig(
         vocabulary, 2 * half_head * heads, layers, heads, kv_heads, intermediate, seq_len
     )
-    check(tiny_llama.TinyLlamaWorkload(config, tiny_llama.TrainingConfig(batch_size=batch_size, seq_len=seq_len)))
+    check(
+        tiny_llama.TinyLlamaWorkload(
+            config, tiny_llama.TrainingConfig(batch_size=batch_size, seq_len=seq_len)
+        )
+    )
 
 
 @pytest.mark.slow
 def test_deepspeed_counts_the_same_multiply_adds(train, tmp_path):
-    code, out, _ = train("--enable-deepspeed-flops", "--flops-profile-step", "2", "--output-dir", "run", small=False)
+    code, out, _ = train(
+        "--enable-deepspeed-flops", "--flops-profile-step", "2", "--output-dir", "run", small=False
+    )
     assert code == 0
     assert "the matmul counts agree" in out
     profile = json.loads((tmp_path / "run" / "flops_profile.json").read_text())
@@ -122,7 +136,11 @@ def test_deepspeed_counts_the_same_multiply_adds(train, tmp_path):
     assert 2 * deepspeed["macs"] == 5_892_997_120 == profile["flops_analysis"]["forward_flops"]
     assert deepspeed["flops"] == 5_899_288_576
     assert 0 < profile["efficiency_metrics"]["mfu_percent"] < 100
-    assert "measured here" in profile["efficiency_metrics"]["peak_source"] or torch.cuda.is_available()
+    assert (
+        "measured here" in profile["efficiency_metrics"]["peak_source"] or torch.cuda.is_available()
+    )
     assert (tmp_path / "run" / "flops_profile.txt").stat().st_size > 1000
     summary = json.loads((tmp_path / "run" / "performance_summary.json").read_text())
-    assert summary["performance"]["steps_averaged"] == 1  # of three: not the first, not the counted one
+    assert (
+        summary["performance"]["steps_averaged"] == 1
+    )  # of three: not the first, not the counted one

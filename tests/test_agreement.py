@@ -1,5 +1,5 @@
-"""A document agrees with itself: on recorded traces, on made-up ones with known answers, and on random ones; and each
-contradiction that is planted in one is named."""
+"""A document agrees with itself: on recorded traces, on made-up ones with known answers, and on
+random ones; and each contradiction that is planted in one is named."""
 
 import json
 import math
@@ -40,7 +40,11 @@ from harness.base.errors import UserError
 
 GOLDEN = PROJECT / "tests" / "golden"
 RECORDED = [*sorted(GOLDEN.glob("*.trace.json.gz")), *sorted(REAL.glob("*.json.gz"))]
-SLOW = ("torch1.8_resnet50.pt.trace.json.gz", "mtia_async_collectives.json.gz", "flux_compiled.json.gz")
+SLOW = (
+    "torch1.8_resnet50.pt.trace.json.gz",
+    "mtia_async_collectives.json.gz",
+    "flux_compiled.json.gz",
+)
 
 
 def assert_agreement(documents) -> None:
@@ -50,7 +54,11 @@ def assert_agreement(documents) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [pytest.param(path, marks=[pytest.mark.slow] * (path.name in SLOW), id=path.name) for path in RECORDED]
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.slow] * (path.name in SLOW), id=path.name)
+        for path in RECORDED
+    ],
 )
 def test_recorded_traces(path):
     assert_agreement(document for _, document in analyze_all([path])[0])
@@ -72,15 +80,18 @@ def test_the_traces_of_eight_ranks():
     assert_agreement(document for _, document in found)
 
 
-# ---- Disagreements that were ----------------------------------------------------------------------------------------
+# ---- Disagreements that were ---------------------------------------------------------------------
 
 
 def test_an_all_reduce_through_symmetric_memory_is_communication_everywhere(tmp_path):
-    """Only its operator tells that this kernel communicates: to verdict, tables and opportunities alike."""
+    """Only its operator tells that this kernel communicates: to verdict, tables and opportunities
+    alike."""
     reduce = event("symm_mem::multimem_all_reduce_", 0, 4)
     document = analysis_of(
         trace_of(
-            tmp_path, *gpu_step((LARGE, 20, 500), (reduce, 520, 400, "multimem_all_reduce_kernel")), **H100_PROPERTIES
+            tmp_path,
+            *gpu_step((LARGE, 20, 500), (reduce, 520, 400, "multimem_all_reduce_kernel")),
+            **H100_PROPERTIES,
         )
     )
     assert_agreement([document])
@@ -94,7 +105,12 @@ def test_an_all_reduce_through_symmetric_memory_is_communication_everywhere(tmp_
 def test_autograd_around_a_matmul_is_no_arithmetic_to_narrow(tmp_path):
     """Its node has the matmul's category and inputs, but is overhead in the tables."""
     node = shaped("autograd::engine::evaluate_function: MmBackward0", 500, 400, [[4096, 4096]])
-    events = [step(1, 0, 1000), LARGE | {"ts": 10, "dur": 400}, node, LARGE | {"ts": 600, "dur": 200}]
+    events = [
+        step(1, 0, 1000),
+        LARGE | {"ts": 10, "dur": 400},
+        node,
+        LARGE | {"ts": 600, "dur": 200},
+    ]
     trace = replace(trace_of(tmp_path, *events), target=described(rows_named("H100 PCIe")[0]))
     document = analysis_of(trace)
     assert_agreement([document])
@@ -103,12 +119,16 @@ def test_autograd_around_a_matmul_is_no_arithmetic_to_narrow(tmp_path):
 
 
 def gloo_rank(rank: int, marked: bool) -> tuple[list[dict], dict]:
-    """A rank that computes for 300 us of 1000 and waits for another thread that communicates, with a range around its
-    step or without."""
+    """A rank that computes for 300 us of 1000 and waits for another thread that communicates, with
+    a range around its step or without."""
     begin = event("c10d::allreduce_", 200, 10)
     events = [event("aten::mm", 0, 200), begin, event("aten::add", 900, 100)]
-    events.append(event("gloo:all_reduce", 210 + 10 * rank, 690 - 10 * rank, "user_annotation", thread=2))
-    return [step(1, 0, 1000)] * marked + events, {"distributedInfo": {"rank": rank, "world_size": 2, "backend": "gloo"}}
+    events.append(
+        event("gloo:all_reduce", 210 + 10 * rank, 690 - 10 * rank, "user_annotation", thread=2)
+    )
+    return [step(1, 0, 1000)] * marked + events, {
+        "distributedInfo": {"rank": rank, "world_size": 2, "backend": "gloo"}
+    }
 
 
 @pytest.mark.parametrize("marked", [True, False])
@@ -126,23 +146,35 @@ def test_waiting_for_a_thread_that_communicates_needs_no_range_around_it(tmp_pat
 def copied_to_the_host(memory: str) -> list[dict]:
     """A step whose result is copied to the host, behind a matmul of 800 us."""
     copy = event("cudaMemcpyAsync", 20, 875, kind="cuda_runtime", correlation=2)
-    gpu = event(f"Memcpy DtoH (Device -> {memory})", 880, 10, "gpu_memcpy", correlation=2, device=0, stream=7)
+    gpu = event(
+        f"Memcpy DtoH (Device -> {memory})",
+        880,
+        10,
+        "gpu_memcpy",
+        correlation=2,
+        device=0,
+        stream=7,
+    )
     wait = event("cudaStreamSynchronize", 896, 4, kind="cuda_runtime", correlation=3)
     matmul = on_gpu("gemm", 10, 80, 800, 1, operator=LARGE | {"ts": 9})
     return [step(1, 0, 910), *matmul, event("aten::copy_", 19, 882), copy, gpu, wait]
 
 
 def test_a_copy_to_pageable_memory_makes_the_host_wait(tmp_path):
-    """An asynchronous copy is none then: the host gets on when the copy has ended, and so does the critical path."""
+    """An asynchronous copy is none then: the host gets on when the copy has ended, and so does the
+    critical path."""
     document = analysis_of(trace_of(tmp_path, *copied_to_the_host("Pageable"), **H100_PROPERTIES))
     assert_agreement([document])
     assert document["verdict"]["bound"].startswith("compute")
     where = {
-        name: sum(r["ms"] for r in document["critical_path"]["rows"] if r["where"] == name) for name in ("GPU", "host")
+        name: sum(r["ms"] for r in document["critical_path"]["rows"] if r["where"] == name)
+        for name in ("GPU", "host")
     }
     assert where["GPU"] == pytest.approx(0.81)
     assert where["host"] < 0.1
-    on_host = analysis_of(trace_of(tmp_path, *copied_to_the_host("Pinned"), **H100_PROPERTIES))["critical_path"]
+    on_host = analysis_of(trace_of(tmp_path, *copied_to_the_host("Pinned"), **H100_PROPERTIES))[
+        "critical_path"
+    ]
     assert sum(row["ms"] for row in on_host["rows"] if row["where"] == "GPU") == 0
 
 
@@ -156,10 +188,15 @@ def test_a_copy_to_pageable_memory_makes_the_host_wait(tmp_path):
         ("hipFree", 500, 700, False),
     ],
 )
-def test_a_long_call_that_returns_as_the_gpu_has_ended_waited_for_it(tmp_path, call, us, until, waits):
+def test_a_long_call_that_returns_as_the_gpu_has_ended_waited_for_it(
+    tmp_path, call, us, until, waits
+):
     """Also a copy whose event was not recorded, and a call that frees memory."""
     matmul = on_gpu("gemm", 10, 80, 800, 1, operator=LARGE | {"ts": 9})
-    around = event("aten::copy_", 19, 881), event(call, until - us, us, "cuda_runtime", correlation=2)
+    around = (
+        event("aten::copy_", 19, 881),
+        event(call, until - us, us, "cuda_runtime", correlation=2),
+    )
     links = attributed(trace_of(tmp_path, step(1, 0, 900), *matmul, *around, **H100_PROPERTIES))
     assert links.calls["waits"].tolist() == [False, waits]
     on_gpu_ms = sum(row["ms"] for row in critical_path(links)["rows"] if row["where"] == "GPU")
@@ -167,25 +204,43 @@ def test_a_long_call_that_returns_as_the_gpu_has_ended_waited_for_it(tmp_path, c
 
 
 def test_a_path_on_the_host_beside_a_busy_gpu_says_what_makes_both_true():
-    """Rank 0 launches for 39.9 of the 47.0 ms of step 11, and the GPU works beside it all but 3.97 ms."""
+    """Rank 0 launches for 39.9 of the 47.0 ms of step 11, and the GPU works beside it all but 3.97
+    ms."""
     document = analysis_of(real(f"{EIGHT_RANKS}/rank0-chrome-trace.json.gz"))
     path = document["critical_path"]
     assert path["length_ms"] == pytest.approx(47.0197, abs=1e-3)
-    assert sum(row["ms"] for row in path["rows"] if row["where"] == "host") == pytest.approx(39.885, abs=1e-3)
+    assert sum(row["ms"] for row in path["rows"] if row["where"] == "host") == pytest.approx(
+        39.885, abs=1e-3
+    )
     assert path["gpu_idle_ms"] == pytest.approx(47.0197 - 43.0551, abs=1e-3)
     assert document["verdict"]["shares"]["launch"] == pytest.approx(0.068, abs=1e-3)
-    assert path_title(path).endswith("a faster host alone saves at most the 3.965 ms in which the GPU is idle")
+    assert path_title(path).endswith(
+        "a faster host alone saves at most the 3.965 ms in which the GPU is idle"
+    )
 
 
-# ---- Contradictions that are planted --------------------------------------------------------------------------------
+# ---- Contradictions that are planted -------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory) -> dict[str, dict]:
-    """A document of a GPU with communication, copies and idle time, one of a CPU, and that of a rank of two."""
+    """A document of a GPU with communication, copies and idle time, one of a CPU, and that of a
+    rank of two."""
     folder = tmp_path_factory.mktemp("agreeing")
-    collective = on_gpu("ncclDevKernel_AllReduce_Sum_f32", 300, 400, 200, 8, operator=REDUCE | {"ts": 299}, stream=13)
-    copying = {"kind": "gpu_memcpy", "call": "cudaMemcpyAsync", "operator": event("aten::copy_", 619, 4)}
+    collective = on_gpu(
+        "ncclDevKernel_AllReduce_Sum_f32",
+        300,
+        400,
+        200,
+        8,
+        operator=REDUCE | {"ts": 299},
+        stream=13,
+    )
+    copying = {
+        "kind": "gpu_memcpy",
+        "call": "cudaMemcpyAsync",
+        "operator": event("aten::copy_", 619, 4),
+    }
     copy = on_gpu("Memcpy HtoD (Pinned -> Device)", 620, 700, 50, 9, **copying)
     parts = gpu_step((LARGE, 20, 480), (ADD, 500, 50), length=1000)
     update = event("Optimizer.step#AdamW.step", 800, 150, "user_annotation")
@@ -193,10 +248,15 @@ def documents(tmp_path_factory) -> dict[str, dict]:
     gpu = [*parts, *collective, *copy, update, *last]
     data = event("enumerate(DataLoader)#_Iter.__next__", 0, 200, kind="user_annotation")
     cpu = [step(1, 0, 1000), data, LARGE | {"ts": 200, "dur": 500}, ADD | {"ts": 700, "dur": 200}]
-    found = {"gpu": analysis_of(trace_of(folder, *gpu, **H100_PROPERTIES)), "cpu": analysis_of(trace_of(folder, *cpu))}
+    found = {
+        "gpu": analysis_of(trace_of(folder, *gpu, **H100_PROPERTIES)),
+        "cpu": analysis_of(trace_of(folder, *cpu)),
+    }
     for rank in (0, 1):
         events = [one | {"ts": one["ts"] + 20 * rank} for one in gpu]
-        write_trace(folder / f"t_rank{rank}.json", *events, distributedInfo={"rank": rank, "world_size": 2})
+        write_trace(
+            folder / f"t_rank{rank}.json", *events, distributedInfo={"rank": rank, "world_size": 2}
+        )
     found["ranks"] = analyze_all(sorted(folder.glob("t_rank*")))[0][0][1]
     return found
 
@@ -223,7 +283,12 @@ PLANTED = (  # document, place in it, what is added there, and what is told
     ("gpu", "gpu_timeline idle_of_step_ms launch", 0.1, "idle time by cause is"),
     ("gpu", "gpu_timeline idle_by_cause 0 ms", 0.1, "idle time by cause, in all, is"),
     ("gpu", "gpu_timeline busy_ms", 0.1, "busy time of the GPU is"),
-    ("gpu", "gpu_timeline devices 0 streams 0 idle_ms", 0.1, "busy and idle time of device 0, stream 7 is"),
+    (
+        "gpu",
+        "gpu_timeline devices 0 streams 0 idle_ms",
+        0.1,
+        "busy and idle time of device 0, stream 7 is",
+    ),
     ("gpu", "integrity unexplained_share", 0.1, "unexplained idle time is"),
     ("gpu", "integrity gpu_events", 1, "the number of GPU events is"),
     ("gpu", "integrity launches_without_kernel", 1, "launches without kernel"),
@@ -235,12 +300,32 @@ PLANTED = (  # document, place in it, what is added there, and what is told
     ("cpu", "steps mean_ms", 0.1, "the mean of the steps is"),
     ("cpu", "steps rows 0 duration_ms", 0.1, "the step of the tables is"),
     ("gpu", "step_timeline length_ms", -0.5, "step 1 is"),
-    ("cpu", "opportunities prefetch+data share", -0.1, "data of the verdict, beside its proposal, is"),
-    ("gpu", "opportunities reduce+or+overlap+communication share", 0.1, "the share of reduce or overlap"),
+    (
+        "cpu",
+        "opportunities prefetch+data share",
+        -0.1,
+        "data of the verdict, beside its proposal, is",
+    ),
+    (
+        "gpu",
+        "opportunities reduce+or+overlap+communication share",
+        0.1,
+        "the share of reduce or overlap",
+    ),
     ("gpu", "opportunities fused+optimizer share", 0.9, "the share of fused optimizer is"),
     ("gpu", "opportunities CUDA+graphs saves_ms", 0.1, "what CUDA graphs saves is"),
-    ("gpu", "opportunities CUDA+graphs share", -0.1, "waiting for launches, beside its proposal, is"),
-    ("gpu", "opportunities fused+optimizer speedup_bound", 9.0, "the speedup of fused optimizer is"),
+    (
+        "gpu",
+        "opportunities CUDA+graphs share",
+        -0.1,
+        "waiting for launches, beside its proposal, is",
+    ),
+    (
+        "gpu",
+        "opportunities fused+optimizer speedup_bound",
+        9.0,
+        "the speedup of fused optimizer is",
+    ),
     ("ranks", "ranks rows 0 ms_per_step", 0.1, "ms_per_step of rank 0"),
     ("ranks", "ranks rows 0 exposed_comm_ms", 0.1, "exposed_comm_ms of rank 0"),
     ("ranks", "ranks rows 0 waiting_ms", 0.1, "waiting_ms of rank 0"),
@@ -249,7 +334,9 @@ PLANTED = (  # document, place in it, what is added there, and what is told
 )
 
 
-@pytest.mark.parametrize(("name", "place", "added", "told"), PLANTED, ids=[f"{one[1]}: {one[3]}" for one in PLANTED])
+@pytest.mark.parametrize(
+    ("name", "place", "added", "told"), PLANTED, ids=[f"{one[1]}: {one[3]}" for one in PLANTED]
+)
 def test_what_is_planted_is_named(documents, name, place, added, told):
     document = deepcopy(documents[name])
     *path, last = place.split()
@@ -258,12 +345,16 @@ def test_what_is_planted_is_named(documents, name, place, added, told):
         if isinstance(inner, dict):
             inner = inner[key]
         else:  # a row of a list, by number or name
-            inner = inner[int(key)] if key.isdigit() else next(r for r in inner if r["name"] == key.replace("+", " "))
+            inner = (
+                inner[int(key)]
+                if key.isdigit()
+                else next(r for r in inner if r["name"] == key.replace("+", " "))
+            )
     inner[last] += added
     assert any(told in line for line in contradictions(document)), contradictions(document)
 
 
-# ---- Any trace ------------------------------------------------------------------------------------------------------
+# ---- Any trace -----------------------------------------------------------------------------------
 
 
 def numbers_in(value) -> list[float]:
@@ -275,7 +366,8 @@ def numbers_in(value) -> list[float]:
 
 
 def check_run(folder, run) -> int:
-    """Analyze the traces; the number of documents, none for traces that are refused with a reason."""
+    """Analyze the traces; the number of documents, none for traces that are refused with a
+    reason."""
     try:
         found, _ = analyze_all(write_run(folder, run))
     except UserError:

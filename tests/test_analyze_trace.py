@@ -1,4 +1,5 @@
-"""A trace alone: the command for it, what it lacks, and how the next one is recorded so that it does not."""
+"""A trace alone: the command for it, what it lacks, and how the next one is recorded so that it
+does not."""
 
 import contextlib
 import html
@@ -17,7 +18,7 @@ from analysis.commands.analyze_traces import missing_from
 from analysis.trust.missing_from_trace import ALL, lacking, recording_section
 from harness.base.sections import as_markdown
 
-# ---- The command ---------------------------------------------------------------------------------------------------
+# ---- The command ---------------------------------------------------------------------------------
 
 
 def test_a_trace_alone_is_analyzed_into_a_folder_of_its_own(command, tmp_path):
@@ -30,7 +31,9 @@ def test_a_trace_alone_is_analyzed_into_a_folder_of_its_own(command, tmp_path):
     assert f" -m tensorboard.main --logdir {folder.name};" in lines
     flags = ["--analyze-existing", str(trace), "--generate-report", "--output-dir", "other"]
     assert command(run_pytorch_profiler, *flags)[0] == 0
-    documents = [(one / "operator_analysis.json").read_text() for one in (folder, tmp_path / "other")]
+    documents = [
+        (one / "operator_analysis.json").read_text() for one in (folder, tmp_path / "other")
+    ]
     assert documents[0] == documents[1]
 
 
@@ -40,7 +43,9 @@ def test_without_pytorch_there_is_the_answer(command, without, tmp_path):
     without("torch")
     code, out, err = command(analyze_trace, str(trace), "--output-dir", "out")
     assert code == 0, err
-    assert [one.name for one in (tmp_path / "out").iterdir()] == ["operator_analysis.json"] and "Verdict:" in out
+    assert [one.name for one in (tmp_path / "out").iterdir()] == [
+        "operator_analysis.json"
+    ] and "Verdict:" in out
     code, _, err = command(analyze_trace, str(trace), "--generate-report")
     assert (code, err.count("\n")) == (1, 1) and "a report needs torch" in err
 
@@ -68,16 +73,21 @@ def test_help_has_groups_and_commands_to_copy(command):
     assert len(out.splitlines()) < 100
     titles = re.findall(r"^(\S.*):$", out, re.M)
     assert len({*titles}) == len(titles) >= 5
-    examples = [line for line in out.splitlines() if line.startswith("python3 run_pytorch_profiler.py")]
+    examples = [
+        line for line in out.splitlines() if line.startswith("python3 run_pytorch_profiler.py")
+    ]
     assert len(examples) in (4, 5) and any("needs no other flag" in line for line in examples)
     assert "python3 tiny_llama_v1.py --help" in out and "--hidden-dim" not in out
     parser = run_pytorch_profiler.parser_for_training()
-    assert parser.parse_args(["--hidden-dim", "64", "--include-memory", "--top-n", "3"]).hidden_dim == 64
+    assert (
+        parser.parse_args(["--hidden-dim", "64", "--include-memory", "--top-n", "3"]).hidden_dim
+        == 64
+    )
     _, out, _ = command(analyze_trace, "--help")
     assert len(re.findall(r"^  python3 analyze_trace.py", out, re.M)) >= 2 and "--redact" in out
 
 
-# ---- The next recording --------------------------------------------------------------------------------------------
+# ---- The next recording --------------------------------------------------------------------------
 
 
 def without(*parts, **trust) -> dict:
@@ -92,9 +102,14 @@ def test_only_what_is_missing_and_slows_the_program_is_asked_for():
     assert recording(without()) == []
     shapes, everything = recording(without("shapes")), recording(without(*ALL))
     assert len(shapes) < len(everything) == 5 and max(map(len, everything)) <= 120
-    assert "with_stack" not in "".join(shapes) and "with_stack" in "".join(recording(without("parts of the model")))
+    assert "with_stack" not in "".join(shapes) and "with_stack" in "".join(
+        recording(without("parts of the model"))
+    )
     assert any("batch = next(batches)" in line for line in recording(without("waiting for data")))
-    assert all("record_shapes=True" in "".join(lines) and "activities" not in "".join(lines) for lines in (shapes,))
+    assert all(
+        "record_shapes=True" in "".join(lines) and "activities" not in "".join(lines)
+        for lines in (shapes,)
+    )
 
 
 def test_the_lines_run_and_their_trace_lacks_nothing(tmp_path, monkeypatch):
@@ -123,5 +138,11 @@ def test_terminal_and_report_show_the_lines_whole_and_the_answer_where_they_are(
     assert code == 0, out
     section = recording_section(without(*ALL))
     page = html.unescape((tmp_path / "out" / "report.html").read_text())
-    assert section.code in out and section.code in page and section.code in "\n".join(as_markdown(section))
-    assert re.search(r"^Not recorded: .*--verbose: what that costs, and the lines", profiler(*flags)[1], re.M)
+    assert (
+        section.code in out
+        and section.code in page
+        and section.code in "\n".join(as_markdown(section))
+    )
+    assert re.search(
+        r"^Not recorded: .*--verbose: what that costs, and the lines", profiler(*flags)[1], re.M
+    )

@@ -11,10 +11,26 @@ from test_prove_changes import one_run, proof, tool
 from torch import nn
 
 from analysis.commands.proof import Proof
-from analysis.comparison.applied import ALREADY, APPLIED, NO_SIGN, effect_of, effects_together, without_effect
+from analysis.comparison.applied import (
+    ALREADY,
+    APPLIED,
+    NO_SIGN,
+    effect_of,
+    effects_together,
+    without_effect,
+)
 from harness.model.changes import CHANGES, change_of
 from harness.program.hooks.changes import SWITCHES, compiled, is_skipped
-from harness.program.hooks.signs import ATTENTION, FORMAT, GRAPHS, LOW, OPTIMIZER, RECOMPUTED, THREADS, Signs
+from harness.program.hooks.signs import (
+    ATTENTION,
+    FORMAT,
+    GRAPHS,
+    LOW,
+    OPTIMIZER,
+    RECOMPUTED,
+    THREADS,
+    Signs,
+)
 from harness.program.trials import Trial
 
 
@@ -104,7 +120,9 @@ MODULES = {
 def test_what_is_said_to_be_compiled_is_compiled(name, monkeypatch):
     make, skipped = MODULES[name]
     backend = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda call, mode=None: backend(call, backend="aot_eager"))
+    monkeypatch.setattr(
+        torch, "compile", lambda call, mode=None: backend(call, backend="aot_eager")
+    )
     torch._dynamo.reset()
     module, x = make(), torch.randn(2, 8)
     trial = SimpleNamespace(kept={}, trial={}, results={"graphs": []})
@@ -120,7 +138,13 @@ EFFECTS = [
     ("bf16", {LOW: 7}, {LOW: 2}, APPLIED, "operators of a step in low precision: 7, 2 without it"),
     ("bf16", {LOW: 2}, {LOW: 2}, ALREADY, "operators of a step in low precision: 2 without it"),
     ("bf16", {}, {}, NO_SIGN, "no operator ran in low precision"),
-    ("bf16", {GRAPHS: 1}, {GRAPHS: 1}, NO_SIGN, "what it does cannot be seen inside the program's compiled graphs"),
+    (
+        "bf16",
+        {GRAPHS: 1},
+        {GRAPHS: 1},
+        NO_SIGN,
+        "what it does cannot be seen inside the program's compiled graphs",
+    ),
     ("compile", {GRAPHS: 1}, {GRAPHS: 1}, ALREADY, "compiled graphs run in a step: 1 without it"),
     ("threads=2", {THREADS: 2}, {THREADS: 4}, APPLIED, "threads: 2, 4 without it"),
     ("threads=2", {THREADS: 2}, {THREADS: 2}, ALREADY, "threads: 2"),
@@ -139,7 +163,9 @@ def test_the_sign_decides(change, changed, plain, verdict, text):
 def test_the_sign_has_to_be_in_every_timed_turn():
     fused = CHANGES["fused"]
     assert without_effect(fused, [{OPTIMIZER: 1}, {OPTIMIZER: 1}], [{}, {}]) == ""
-    assert without_effect(fused, [{OPTIMIZER: 1}, {}], [{}, {}]).startswith("in the timed steps: no fused kernel")
+    assert without_effect(fused, [{OPTIMIZER: 1}, {}], [{}, {}]).startswith(
+        "in the timed steps: no fused kernel"
+    )
     assert without_effect(fused, [{OPTIMIZER: 1}], [{OPTIMIZER: 1}])  # the change was never undone
     assert not without_effect(CHANGES["threads"], [{THREADS: 1}], [{THREADS: 2}, {THREADS: 2}])
 
@@ -147,11 +173,14 @@ def test_the_sign_has_to_be_in_every_timed_turn():
 def test_what_is_inside_compiled_graphs_has_shown_its_sign_alone():
     both = [CHANGES["compile"], CHANGES["bf16"]]
     assert effects_together(both, {GRAPHS: 1}, {}).verdict == APPLIED
-    assert effects_together([*both, CHANGES["fused"]], {GRAPHS: 1}, {}).text.startswith("fused: no fused kernel")
+    assert effects_together([*both, CHANGES["fused"]], {GRAPHS: 1}, {}).text.startswith(
+        "fused: no fused kernel"
+    )
 
 
 def test_a_model_that_refuses_the_implementation_is_left_as_it_is():
-    """As transformers does with networks of convolutions: the change does not apply, and nothing fails."""
+    """As transformers does with networks of convolutions: the change does not apply, and nothing
+    fails."""
 
     class Refuses(nn.Module):
         config = SimpleNamespace(_attn_implementation="eager")
@@ -160,27 +189,37 @@ def test_a_model_that_refuses_the_implementation_is_left_as_it_is():
             raise ValueError(f"no {name}")
 
     notes = []
-    trial = SimpleNamespace(models={Refuses(): "model@train.py:1"}, kept={}, note=lambda *a, **more: notes.append(a))
+    trial = SimpleNamespace(
+        models={Refuses(): "model@train.py:1"}, kept={}, note=lambda *a, **more: notes.append(a)
+    )
     SWITCHES["sdpa"](trial, True, None)
     assert notes == []
 
 
-# ---- What is known is kept ----------------------------------------------------------------------------------------
+# ---- What is known is kept -----------------------------------------------------------------------
 
 
 def result_of(changes, gradient: float = 1.0, **signs: int) -> dict:
     """What a run told of a model with one weight."""
     notes = [
-        {"change": change, "name": "model", "where": "t.py:1", "already": False, "way": "line"} for change in changes
+        {"change": change, "name": "model", "where": "t.py:1", "already": False, "way": "line"}
+        for change in changes
     ]
     weight = {"weight": [gradient, 2.0]}
-    numbers = {"losses": [1.0, 0.9], "gradients": weight, "moves": weight, "times_ms": [1.0] * 4, "steps": 4}
+    numbers = {
+        "losses": [1.0, 0.9],
+        "gradients": weight,
+        "moves": weight,
+        "times_ms": [1.0] * 4,
+        "steps": 4,
+    }
     same = {"settings": [], "in_training": 1, "trainer": "", "peak_bytes": None, "modules": {}}
     return {"state": "recorded", "signs": signs, "notes": notes, **numbers, **same}
 
 
 class CannedTrials:
-    """Runs that end at once; ends: by change, the error with which it ends, or the exit code of a signal."""
+    """Runs that end at once; ends: by change, the error with which it ends, or the exit code of a
+    signal."""
 
     def __init__(self, ends: dict):
         self.ends = ends
@@ -192,12 +231,18 @@ class CannedTrials:
         if end:
             return Trial({}, 1.0, end)
         moved = 1e-6 * any(change.startswith("nudge") for change in changes)
-        return Trial(result_of(changes, 1.0 + moved, **{CHANGES[c].sign: 1 for c in changes if c in CHANGES}), 1.0)
+        return Trial(
+            result_of(
+                changes, 1.0 + moved, **{CHANGES[c].sign: 1 for c in changes if c in CHANGES}
+            ),
+            1.0,
+        )
 
 
 @pytest.mark.parametrize("end", ["exit code 1: boom", 130])
 def test_what_is_known_of_other_changes_is_kept(end):
-    """Of a change that fails, the others have their results; after Ctrl-C, those that were tried before."""
+    """Of a change that fails, the others have their results; after Ctrl-C, those that were tried
+    before."""
     kept = []
     trials, changes = CannedTrials({"bf16": end}), ["fused", "bf16", "sdpa"]
     proof = Proof(trials, changes, 4, True, lambda document: kept.append(len(document["rows"])))
@@ -218,7 +263,7 @@ def test_other_data_is_a_bound_and_passes_no_audit():
     assert row["audit_reason"].startswith("it trains on other data")
 
 
-# ---- Programs ------------------------------------------------------------------------------------------------------
+# ---- Programs ------------------------------------------------------------------------------------
 
 INSIDE = """
 class Inside(nn.Module):
@@ -251,7 +296,9 @@ class Masked(nn.Module):
 model = Masked()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 """
-CHECKPOINTED = MODEL.replace("x = block(x)", "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)")
+CHECKPOINTED = MODEL.replace(
+    "x = block(x)", "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
+)
 CASES = {
     "autocast inside": (MODEL + INSIDE + LOOP, "bf16", ALREADY),
     "autocast takes effect": (PLAIN, "bf16", APPLIED),
@@ -269,7 +316,9 @@ def test_a_change_without_an_effect_is_told(scratch, case):
     source = source.replace("import torch\n", "import torch\nimport torch.utils.checkpoint\n", 1)
     plain, changed = one_run(source), one_run(source, change)
     assert not plain.error + changed.error
-    assert effect_of(CHANGES[change], changed.found["signs"], plain.found["signs"]).verdict == verdict
+    assert (
+        effect_of(CHANGES[change], changed.found["signs"], plain.found["signs"]).verdict == verdict
+    )
 
 
 TWO_OPTIMIZERS = """
@@ -286,18 +335,23 @@ for step, (x, y) in enumerate(batches(40)):
 
 @pytest.mark.slow
 def test_two_optimizers_are_audited(scratch):
-    """Parameters of the same name in two models are told apart, and all are followed from the first step of both."""
+    """Parameters of the same name in two models are told apart, and all are followed from the first
+    step of both."""
     trial = one_run(MODEL + TRAIN + TWO_OPTIMIZERS % "0.0", "bf16")
     assert not trial.error
     names = set(trial.found["gradients"])
-    assert {"head.weight", "own.head.weight"} <= names or {"head.weight", "other.head.weight"} <= names
+    assert {"head.weight", "own.head.weight"} <= names or {
+        "head.weight",
+        "other.head.weight",
+    } <= names
     assert set(trial.found["moves"]) == names
     assert trial.found["signs"][LOW] > 0
 
 
 @pytest.mark.slow
 def test_a_gradient_that_is_missing_is_told_and_written(scratch):
-    """It is infinitely far off, which JSON has no number for; the other change has its results beside it."""
+    """It is infinitely far off, which JSON has no number for; the other change has its results
+    beside it."""
     lost = "self.head(x.detach() if torch.is_autocast_enabled('cpu') else x)"
     Path("train.py").write_text(PLAIN.replace("self.head(x)", lost))
     ended = tool("--audit-only", "--try", "bf16,fused", "--", "train.py")

@@ -18,7 +18,8 @@ from studies.engine import isolation
 from tiny_llama_v1 import eager_attention, fused_attention
 
 CPU = torch.device("cpu")
-# Bytes in use before the backward pass, published for another GPU: batch 8, one head, by (d_head, sequence length).
+# Bytes in use before the backward pass, published for another GPU: batch 8, one head, by (d_head,
+# sequence length).
 PUBLISHED = {
     (16, 256): 13_369_344,
     (16, 1024): 86_769_664,
@@ -53,7 +54,9 @@ def test_published_measurements(shape, measured):
 def test_predictions_are_the_sizes_of_the_tensors(dtype, causal):
     b, s, e, size = 2, 32, 16, {"fp32": 4, "bf16": 2}[dtype]
     wide, square, mask = b * s * e * size, b * s * s * size, causal * s * s * size
-    softmax = b * s * s * 4 + (square if dtype == "bf16" else 0)  # in float32, and a copy where that is not the type
+    softmax = b * s * s * 4 + (
+        square if dtype == "bf16" else 0
+    )  # in float32, and a copy where that is not the type
     expected = {
         "manual": 5 * wide + 2 * square + b * s * size + mask + 8,
         "eager": 6 * wide + softmax + mask + 8,
@@ -68,7 +71,9 @@ def test_predictions_are_the_sizes_of_the_tensors(dtype, causal):
 
 @pytest.mark.slow
 def test_compiled_attention_keeps_no_more_than_eager():
-    eager, compiled = (predicted_tensors(spec(name, seq_len=64), CPU) for name in ("eager", "compiled"))
+    eager, compiled = (
+        predicted_tensors(spec(name, seq_len=64), CPU) for name in ("eager", "compiled")
+    )
     assert 0 < compiled["predicted_memory_bytes"] <= eager["predicted_memory_bytes"]
 
 
@@ -84,19 +89,26 @@ def test_measured_memory_is_as_predicted(implementation, causal):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("implementation", ["manual", "eager", "compiled", "sdpa-flash", "sdpa-efficient", "sdpa-math"])
+@pytest.mark.parametrize(
+    "implementation", ["manual", "eager", "compiled", "sdpa-flash", "sdpa-efficient", "sdpa-math"]
+)
 def test_gpu_memory_is_as_predicted(implementation):
     """Within the allocator's rounding, 512 bytes a tensor."""
     one = spec(implementation, d_head=64, seq_len=512, dtype="bf16", batch_size=8)
     expected = predicted_tensors(one, torch.device("cuda"))
     status, found = isolation.in_fresh_process(measure_attention, one, "cuda", 3, 1)
     assert status == "ok", found
-    assert abs(found["memory_bytes"] - expected["predicted_memory_bytes"]) <= 512 * len(expected["tensors"])
+    assert abs(found["memory_bytes"] - expected["predicted_memory_bytes"]) <= 512 * len(
+        expected["tensors"]
+    )
 
 
 def tensors(kv_heads: int, dtype=torch.float32):
     torch.manual_seed(0)
-    return [torch.randn(2, heads, 24, 8, dtype=dtype, requires_grad=True) for heads in (4, kv_heads, kv_heads)]
+    return [
+        torch.randn(2, heads, 24, 8, dtype=dtype, requires_grad=True)
+        for heads in (4, kv_heads, kv_heads)
+    ]
 
 
 def output_and_gradients(function, inputs):
@@ -124,9 +136,12 @@ FUNCTIONS = {
     ],
 )
 def test_all_implementations_agree(name, kv_heads, dtype, tolerance):
-    """Outputs and gradients of eager attention, with shared key/value heads too; errors relative to the largest."""
+    """Outputs and gradients of eager attention, with shared key/value heads too; errors relative to
+    the largest."""
     inputs = tensors(kv_heads, dtype)
-    expected = output_and_gradients(lambda q, k, v: eager_attention(q, k, v, MASK.to(q.dtype)), inputs)
+    expected = output_and_gradients(
+        lambda q, k, v: eager_attention(q, k, v, MASK.to(q.dtype)), inputs
+    )
     for ours, theirs in zip(output_and_gradients(FUNCTIONS[name], inputs), expected, strict=True):
         assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
 
@@ -155,14 +170,24 @@ def test_a_sweep_and_its_resumption(scratch, capfd):
     assert [row["status"] for row in document["rows"]] == ["ok"] * 4
     for row in document["rows"]:
         assert row["memory_bytes"] == row["predicted_memory_bytes"]
-        assert {"implementation", "dtype", "batch_size", "d_head", "seq_len", "forward_ms", "backward_ms"} <= set(row)
+        assert {
+            "implementation",
+            "dtype",
+            "batch_size",
+            "d_head",
+            "seq_len",
+            "forward_ms",
+            "backward_ms",
+        } <= set(row)
         assert row["compile_s_reason"]
     table = " ".join((scratch / "run" / "attention_benchmark.md").read_text().split())
     assert "| eager | fp32 | 2 | 8 | 16 |" in table
     assert (scratch / "run" / "attention_benchmark.png").stat().st_size > 10_000
 
     broken = document | {
-        "rows": [row | {"status": "failed"} if row["seq_len"] == 32 else row for row in document["rows"]]
+        "rows": [
+            row | {"status": "failed"} if row["seq_len"] == 32 else row for row in document["rows"]
+        ]
     }
     (scratch / "run" / "attention_benchmark.json").write_text(json.dumps(broken))
     assert bench(*flags, "--resume", "run") == 0
@@ -171,19 +196,35 @@ def test_a_sweep_and_its_resumption(scratch, capfd):
     assert "2 of 2:" in out
     again = document_in(scratch / "run")["rows"]
     assert [row["status"] for row in again] == ["ok"] * 4
-    assert [row for row in again if row["seq_len"] == 16] == [row for row in document["rows"] if row["seq_len"] == 16]
+    assert [row for row in again if row["seq_len"] == 16] == [
+        row for row in document["rows"] if row["seq_len"] == 16
+    ]
 
     before = {file: file.read_bytes() for file in (scratch / "run").rglob("*") if file.is_file()}
     assert bench(*flags, "--causal", "--resume", "run") == 2
     assert "started with causal False, not True" in capfd.readouterr().err
-    assert before == {file: file.read_bytes() for file in (scratch / "run").rglob("*") if file.is_file()}
-    assert bench(*flags, "--output-dir", "run", "--dry-run") == 0  # another sweep into the folder moves this one
+    assert before == {
+        file: file.read_bytes() for file in (scratch / "run").rglob("*") if file.is_file()
+    }
+    assert (
+        bench(*flags, "--output-dir", "run", "--dry-run") == 0
+    )  # another sweep into the folder moves this one
     (earlier,) = (scratch / "run").glob("earlier_*")
     assert "attention_benchmark.json" in {file.name for file in earlier.iterdir()}
 
 
 def test_breakdown_of_a_row_that_does_not_fit(scratch, capfd):
-    flags = [*TINY, "--implementations", "manual", "--dry-run", "--device-memory", "0.26", "--seq-lens", "64", "1024"]
+    flags = [
+        *TINY,
+        "--implementations",
+        "manual",
+        "--dry-run",
+        "--device-memory",
+        "0.26",
+        "--seq-lens",
+        "64",
+        "1024",
+    ]
     assert bench(*flags, "--verbose", "--output-dir", "run") == 0
     out = capfd.readouterr().out
     small, large = document_in(scratch / "run")["rows"]
@@ -200,7 +241,9 @@ def test_breakdown_of_a_row_that_does_not_fit(scratch, capfd):
 def test_out_of_memory_and_failure_are_rows(scratch, monkeypatch, capfd, status, code):
     answers = iter([(status, "why it did")])
     real = isolation.in_fresh_process
-    monkeypatch.setattr(isolation, "in_fresh_process", lambda *work, **options: next(answers, None) or real(*work))
+    monkeypatch.setattr(
+        isolation, "in_fresh_process", lambda *work, **options: next(answers, None) or real(*work)
+    )
     assert bench(*TINY, "--implementations", "eager", "--output-dir", "run") == code
     rows = document_in(scratch / "run")["rows"]
     assert [row["status"] for row in rows] == [status, "ok"]
@@ -274,7 +317,9 @@ def test_processes_of_rows():
 
 @pytest.mark.slow
 def test_an_interrupted_sweep_keeps_its_rows(tmp_path):
-    flags = "--batch-size 2 --d-heads 8 --seq-lens 16 2048 --implementations eager --repetitions 2000".split()
+    flags = (
+        "--batch-size 2 --d-heads 8 --seq-lens 16 2048 --implementations eager --repetitions 2000"
+    ).split()
     process = start(
         sys.executable,
         str(PROJECT / "run_attention_benchmark.py"),

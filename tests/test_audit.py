@@ -21,7 +21,13 @@ from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import StepRecord
 from harness.program.hooks.audit import StepAudit
 from studies.timing.methods import Step
-from tiny_llama_v1 import RMSNorm, TinyLlamaConfig, TinyLlamaModel, TinyLlamaWorkload, TrainingConfig
+from tiny_llama_v1 import (
+    RMSNorm,
+    TinyLlamaConfig,
+    TinyLlamaModel,
+    TinyLlamaWorkload,
+    TrainingConfig,
+)
 
 CPU = torch.device("cpu")
 CONFIG = TinyLlamaConfig(100, 32, 2, 4, 2, 64, 16)
@@ -30,7 +36,9 @@ NO_LIMIT = RateLimit(math.inf, "none")
 PARAMETERS = 2 * 9 + 3
 
 
-def audited(model, optimizer=None, loss=lambda model, batch: model(*batch)[1], scaler=None) -> FirstStep:
+def audited(
+    model, optimizer=None, loss=lambda model, batch: model(*batch)[1], scaler=None
+) -> FirstStep:
     """The first step of a model of ours with any optimizer and loss."""
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3)
     audit = FirstStepAudit(model, scaler or torch.amp.GradScaler("cpu", enabled=False))
@@ -45,7 +53,9 @@ def audited(model, optimizer=None, loss=lambda model, batch: model(*batch)[1], s
     return audit.result
 
 
-def details(first: FirstStep, records=(), first_loss=None, workload=WORKLOAD, limit=NO_LIMIT) -> dict[str, str]:
+def details(
+    first: FirstStep, records=(), first_loss=None, workload=WORKLOAD, limit=NO_LIMIT
+) -> dict[str, str]:
     document = audit_document(first, list(records), first_loss, workload, limit)
     assert document["ok"] == (not document["findings"])
     return {finding["check"]: finding["detail"] for finding in document["findings"]}
@@ -87,7 +97,9 @@ def test_a_sound_step_has_no_finding():
 def test_a_kernel_without_a_gradient_is_named(monkeypatch):
     monkeypatch.setattr(RMSNorm, "forward", without_gradient)
     found = details(audited(model()))
-    assert found == {"missing_gradient": f"{PARAMETERS - 1} of {PARAMETERS} parameters have no gradient"}
+    assert found == {
+        "missing_gradient": f"{PARAMETERS - 1} of {PARAMETERS} parameters have no gradient"
+    }
 
 
 def test_frozen_parameters_have_no_gradient_unless_they_are_not_meant_to_be_trained():
@@ -106,11 +118,17 @@ def test_frozen_parameters_have_no_gradient_unless_they_are_not_meant_to_be_trai
 def test_zero_and_non_finite_gradients_are_named():
     silent = model()
     silent.lm_head.weight.register_hook(lambda gradient: 0 * gradient)
-    assert details(audited(silent)) == {"zero_gradient": f"1 of {PARAMETERS} parameters have a gradient of zeros alone"}
+    assert details(audited(silent)) == {
+        "zero_gradient": f"1 of {PARAMETERS} parameters have a gradient of zeros alone"
+    }
     broken = model()
-    broken.norm.weight.register_hook(lambda gradient: gradient.clone().index_fill_(0, torch.tensor([3]), math.nan))
+    broken.norm.weight.register_hook(
+        lambda gradient: gradient.clone().index_fill_(0, torch.tensor([3]), math.nan)
+    )
     found = details(audited(broken))
-    assert found == {"non_finite_gradient": f"1 of {PARAMETERS} parameters have a gradient that is not finite"}
+    assert found == {
+        "non_finite_gradient": f"1 of {PARAMETERS} parameters have a gradient that is not finite"
+    }
     # Attention over a single token: nothing to choose from.
     first = FirstStep(norms={"q": 0.0}, zero=["q"])
     assert details(first, workload=WORKLOAD.with_settings(seq_len=1)) == {}
@@ -118,9 +136,13 @@ def test_zero_and_non_finite_gradients_are_named():
 
 def test_parameters_that_the_optimizer_does_not_move_are_named():
     one = model()
-    optimizer = torch.optim.SGD([p for name, p in one.named_parameters() if "mlp" not in name], lr=0.1)
+    optimizer = torch.optim.SGD(
+        [p for name, p in one.named_parameters() if "mlp" not in name], lr=0.1
+    )
     found = details(audited(one, optimizer))
-    assert found["unmoved_parameter"].startswith(f"8 of {PARAMETERS} parameters have a gradient, but the optimizer")
+    assert found["unmoved_parameter"].startswith(
+        f"8 of {PARAMETERS} parameters have a gradient, but the optimizer"
+    )
 
 
 def test_a_skipped_update_of_fp16_is_no_fault():
@@ -130,7 +152,9 @@ def test_a_skipped_update_of_fp16_is_no_fault():
     first = audited(one, scaler=scaler)
     document = audit_document(first, [], None, WORKLOAD, NO_LIMIT)
     assert document["ok"]
-    assert {"non_finite_gradient", "unmoved_parameter"} <= {row["check"] for row in document["not_checked"]}
+    assert {"non_finite_gradient", "unmoved_parameter"} <= {
+        row["check"] for row in document["not_checked"]
+    }
 
 
 @pytest.mark.parametrize("vocab_size", [2, 100, 50_000])
@@ -180,12 +204,17 @@ def test_a_memory_tracker_sees_nothing_of_it():
         audit = FirstStepAudit(step.state.model, step.state.scaler)
         with audit if audits else trace_range("nothing"), tracker:
             step()
-        sizes.append((len(tracker.timeline.allocations), int(tracker.timeline.live_bytes_at_allocations().max())))
+        sizes.append(
+            (
+                len(tracker.timeline.allocations),
+                int(tracker.timeline.live_bytes_at_allocations().max()),
+            )
+        )
         assert (audit.result is not None) == audits
     assert sizes[0] == sizes[1]
 
 
-# ---- Whole runs ----------------------------------------------------------------------------------------------------
+# ---- Whole runs ----------------------------------------------------------------------------------
 
 
 def test_a_run_prints_and_stores_its_audit(train, tmp_path):
@@ -194,7 +223,10 @@ def test_a_run_prints_and_stores_its_audit(train, tmp_path):
     assert "\nAudit: ok\n" in out
     audit = json.loads((tmp_path / "run" / "performance_summary.json").read_text())["audit"]
     assert (audit["ok"], audit["findings"]) == (True, [])
-    assert {row["check"] for row in audit["not_checked"]} == {"backward_time", "rate"}  # of three steps
+    assert {row["check"] for row in audit["not_checked"]} == {
+        "backward_time",
+        "rate",
+    }  # of three steps
     assert {"embedding", "lm_head", "attention.q_proj", "mlp_norm"} <= set(audit["gradient_norms"])
 
 
@@ -230,14 +262,29 @@ def test_no_false_alarm(train, tmp_path, flags):
     assert "\nAudit: ok\n" in out
 
 
-# ---- What rounding explains ----------------------------------------------------------------------------------------
+# ---- What rounding explains ----------------------------------------------------------------------
 
 
 def summary(precision="fp32", audit=None, **training) -> dict:
-    settings = {"batch_size": 8, "world_size": 1, "seq_len": 16, "learning_rate": 1e-4, "data": "synthetic", "seed": 42}
-    config = {"model": {"hidden_dim": 32}, "training": settings | {"precision": precision} | training}
+    settings = {
+        "batch_size": 8,
+        "world_size": 1,
+        "seq_len": 16,
+        "learning_rate": 1e-4,
+        "data": "synthetic",
+        "seed": 42,
+    }
+    config = {
+        "model": {"hidden_dim": 32},
+        "training": settings | {"precision": precision} | training,
+    }
     return {"config": config, "training": {"completed_steps": 20}, "loss": {"first": 4.6}} | (
-        {"audit": {"ok": not audit, "findings": [{"check": "missing_gradient", "detail": audit}] if audit else []}}
+        {
+            "audit": {
+                "ok": not audit,
+                "findings": [{"check": "missing_gradient", "detail": audit}] if audit else [],
+            }
+        }
     )
 
 
@@ -245,7 +292,9 @@ def test_a_difference_beyond_rounding_is_another_training():
     check = training_check(summary(), summary(), 1e-6)
     assert check["not_the_same"] is None
     assert 1e-5 < check["loss_bound"] < 1e-3
-    assert "the losses differ by 5.0e-03" in training_check(summary(), summary(), 5e-3)["not_the_same"]
+    assert (
+        "the losses differ by 5.0e-03" in training_check(summary(), summary(), 5e-3)["not_the_same"]
+    )
     assert training_check(summary("bf16"), summary(), 5e-3)["not_the_same"] is None
     for other in ({"seed": 7}, {"batch_size": 16}, {"learning_rate": 1e-3}):
         check = training_check(summary(**other), summary(), 0.5)
@@ -253,12 +302,16 @@ def test_a_difference_beyond_rounding_is_another_training():
     two_ranks = summary(batch_size=4, world_size=2)
     assert training_check(two_ranks, summary(), 1e-6)["loss_bound"]
     failed = training_check(summary(audit="19 of 20 parameters have no gradient"), summary(), 1e-6)
-    assert (failed["audit_ok"], failed["not_the_same"]) == (False, "19 of 20 parameters have no gradient")
+    assert (failed["audit_ok"], failed["not_the_same"]) == (
+        False,
+        "19 of 20 parameters have no gradient",
+    )
     assert "baseline fails" in training_check(summary(), summary(audit="x"), 0.0)["not_the_same"]
 
 
 class Reordered(TinyLlamaWorkload):
-    """The same samples in another order within each batch: the same training, whose sums are rounded otherwise."""
+    """The same samples in another order within each batch: the same training, whose sums are
+    rounded otherwise."""
 
     def batches(self, device, rank=0):
         for batch in super().batches(device, rank):
@@ -297,16 +350,28 @@ def test_another_order_of_additions_stays_far_within_the_bound(precision, learni
     assert distance(losses(Reordered(CONFIG, training))) < bound / 10
     assert distance(losses(HalfOfTheTokens(CONFIG, training))) > bound
     if precision == "bf16":
-        assert distance(losses(replace(WORKLOAD, training=replace(training, precision="fp32")))) < bound / 10
+        assert (
+            distance(losses(replace(WORKLOAD, training=replace(training, precision="fp32"))))
+            < bound / 10
+        )
     else:
         assert distance(losses(replace(WORKLOAD, training=training), torch.float64)) < bound / 10
         assert distance(losses(TinyLlamaWorkload(CONFIG, replace(training, seed=7)))) > 10 * bound
 
 
-# ---- Exercise 12 ---------------------------------------------------------------------------------------------------
+# ---- Exercise 12 ---------------------------------------------------------------------------------
 
-MODEL = [*SMALL_MODEL, "--hidden-dim", "128", "--seq-len", "64"]  # phases far longer than a clock is read in
-FAULTS = {"variant_b": {"backward_time"}, "variant_c": {"missing_gradient"}}  # the others pass the audit
+MODEL = [
+    *SMALL_MODEL,
+    "--hidden-dim",
+    "128",
+    "--seq-len",
+    "64",
+]  # phases far longer than a clock is read in
+FAULTS = {
+    "variant_b": {"backward_time"},
+    "variant_c": {"missing_gradient"},
+}  # the others pass the audit
 
 
 @pytest.mark.slow
@@ -315,10 +380,18 @@ def test_variants_of_the_exercise_are_what_its_answers_say(scratch, capfd, monke
     monkeypatch.syspath_prepend(str(PROJECT / "exercises" / "audit"))
     train = importlib.import_module("train")
     names = ("baseline", *train.VARIANTS)
-    monkeypatch.setattr(sys, "argv", ["train.py", *names, *MODEL, "--num-steps", "5", "--learning-rate", "0.01"])
+    monkeypatch.setattr(
+        sys, "argv", ["train.py", *names, *MODEL, "--num-steps", "5", "--learning-rate", "0.01"]
+    )
     train.main()
-    assert "Read on: python3 compare_runs.py exercise12_baseline exercise12_variant_a" in capfd.readouterr().out
-    runs = [json.loads(Path(f"exercise12_{name}/performance_summary.json").read_text()) for name in names]
+    assert (
+        "Read on: python3 compare_runs.py exercise12_baseline exercise12_variant_a"
+        in capfd.readouterr().out
+    )
+    runs = [
+        json.loads(Path(f"exercise12_{name}/performance_summary.json").read_text())
+        for name in names
+    ]
     for name, run in zip(names, runs, strict=True):
         checks = {finding["check"] for finding in run["audit"]["findings"]} - {"rate"}
         assert checks == FAULTS.get(name, set()), name
@@ -327,15 +400,20 @@ def test_variants_of_the_exercise_are_what_its_answers_say(scratch, capfd, monke
     apart = [
         name
         for name, run in zip(names, runs, strict=True)
-        if max(abs(a - b) for a, b in zip(run["steps"]["loss"], runs[0]["steps"]["loss"], strict=True)) > bound
+        if max(
+            abs(a - b) for a, b in zip(run["steps"]["loss"], runs[0]["steps"]["loss"], strict=True)
+        )
+        > bound
     ]
     assert apart == ["variant_a", "variant_c", "variant_e"]
     monkeypatch.setattr(sys, "argv", ["train.py", "variant_z", "--num-steps", "5"])
-    with pytest.raises(UserError, match="variant_z: give one or more of baseline, repeat, variant_a"):
+    with pytest.raises(
+        UserError, match="variant_z: give one or more of baseline, repeat, variant_a"
+    ):
         train.main()
 
 
-# ---- What rounding keeps ---------------------------------------------------------------------------------------------
+# ---- What rounding keeps -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD))
@@ -364,7 +442,9 @@ class Stuck(torch.optim.AdamW):
         kept = [p.detach().clone() for group in self.param_groups for p in group["params"]]
         super().step(closure)
         with torch.no_grad():
-            for p, before in zip((p for group in self.param_groups for p in group["params"]), kept, strict=True):
+            for p, before in zip(
+                (p for group in self.param_groups for p in group["params"]), kept, strict=True
+            ):
                 p.copy_(before)
 
 
@@ -389,9 +469,14 @@ class Unknown(torch.optim.Optimizer):
 
 def test_what_an_unknown_optimizer_adds_is_not_judged_in_a_narrow_type():
     narrow = model().bfloat16()
-    document = audit_document(audited(narrow, Unknown(narrow.parameters())), [], None, WORKLOAD, NO_LIMIT)
+    document = audit_document(
+        audited(narrow, Unknown(narrow.parameters())), [], None, WORKLOAD, NO_LIMIT
+    )
     assert document["ok"]
-    assert "in bf16 did not move, perhaps by rounding: what this optimizer adds to them is not" in audit_text(document)
+    assert (
+        "in bf16 did not move, perhaps by rounding: what this optimizer adds to them is not"
+        in audit_text(document)
+    )
     assert "unmoved_parameter" in {row["check"] for row in document["not_checked"]}
 
 
@@ -404,7 +489,8 @@ def audited_by_hooks(parameter, optimizer) -> dict:
 
 
 def test_a_program_whose_data_has_a_column_of_zeros_is_not_stuck():
-    """The first pixel of digits is always black.  Of [512, 784], each 1568th element is in its column."""
+    """The first pixel of digits is always black.  Of [512, 784], each 1568th element is in its
+    column."""
     weight = torch.nn.Parameter(torch.randn(512, 784))
     weight.grad = torch.randn(512, 784)
     weight.grad[:, 0] = 0.0

@@ -23,7 +23,9 @@ def moved(work) -> dict[str, int]:
 
 
 def small_workload(config=SMALL, **options) -> tiny_llama.TinyLlamaWorkload:
-    return tiny_llama.TinyLlamaWorkload(config, tiny_llama.TrainingConfig(**{"batch_size": 8, "seq_len": 16} | options))
+    return tiny_llama.TinyLlamaWorkload(
+        config, tiny_llama.TrainingConfig(**{"batch_size": 8, "seq_len": 16} | options)
+    )
 
 
 def small_step(config=SMALL, on_gpu=False, **options) -> WorkCounter:
@@ -42,11 +44,23 @@ FEW = torch.tensor([3, 3])
     ("work", "expected"),
     [
         (lambda: torch.mm(a, b).view(15).t(), {"aten::mm": MM}),  # views are free
-        (lambda: torch.mm(a, b, out=torch.empty(3, 5)), {"aten::mm": MM}),  # neither allocated nor read
-        (lambda: a.clone().add_(1), {"aten::clone": 4 * 24, "aten::add_": 4 * 24}),  # in place: read and written
+        (
+            lambda: torch.mm(a, b, out=torch.empty(3, 5)),
+            {"aten::mm": MM},
+        ),  # neither allocated nor read
+        (
+            lambda: a.clone().add_(1),
+            {"aten::clone": 4 * 24, "aten::add_": 4 * 24},
+        ),  # in place: read and written
         (lambda: torch.empty(3, 4).copy_(a), {"aten::copy_": 4 * 24}),  # the target is not read
-        (lambda: torch.ones(4).expand(100, 4) + 1, {"aten::ones": 16, "aten::add": 16 + 1600}),  # a repeated row once
-        (lambda: F.embedding(FEW, rows), {"aten::embedding": 2 * 8 + 2 * 64}),  # the rows looked up, not the table
+        (
+            lambda: torch.ones(4).expand(100, 4) + 1,
+            {"aten::ones": 16, "aten::add": 16 + 1600},
+        ),  # a repeated row once
+        (
+            lambda: F.embedding(FEW, rows),
+            {"aten::embedding": 2 * 8 + 2 * 64},
+        ),  # the rows looked up, not the table
         (
             lambda: torch._foreach_add_([a.clone(), a.clone()], 1),
             {"aten::clone": 4 * 48, "aten::_foreach_add_": 4 * 48},
@@ -66,7 +80,11 @@ def test_a_loss_reads_one_logit_of_each_token_and_its_gradient_none():
 
 @pytest.mark.slow
 def test_a_step():
-    fp32, bf16, split = bytes_of(), bytes_of(precision="bf16"), bytes_of(gradient_accumulation_steps=2)
+    fp32, bf16, split = (
+        bytes_of(),
+        bytes_of(precision="bf16"),
+        bytes_of(gradient_accumulation_steps=2),
+    )
     assert bf16["aten::mm"] == fp32["aten::mm"] / 2
     assert bf16["aten::_to_copy"] > fp32.get("aten::_to_copy", 0)
     assert split["aten::addcdiv_"] == fp32["aten::addcdiv_"]  # the optimizer steps once
@@ -104,7 +122,9 @@ def test_elements_are_counted_for_what_calculates_without_matmuls():
 
 def test_lists_of_tensors_move_what_they_hold():
     one_by_one, lists = (small_step(on_gpu=on_gpu) for on_gpu in (False, True))
-    calls = [work.table().groupby("class")["calls"].sum()["optimizer"] for work in (one_by_one, lists)]
+    calls = [
+        work.table().groupby("class")["calls"].sum()["optimizer"] for work in (one_by_one, lists)
+    ]
     assert calls[1] < calls[0] / 4
     sums = [work.table().groupby("class")["bytes"].sum() for work in (one_by_one, lists)]
     assert sums[1]["optimizer"] == pytest.approx(sums[0]["optimizer"], rel=1e-4)
@@ -117,7 +137,9 @@ def test_the_least_possible_is_what_the_step_finds_and_leaves():
     kept = (
         2 * 3 * 4 * SMALL.parameter_count() + 2 * 4 * tensors
     )  # weights, two moments and step counts, read and written
-    found = 2 * 8 * 8 * 16 + 4 * 16 * 16 + 2 * 4 * 16 * 8  # tokens of forward and backward, mask, cosines and sines
+    found = (
+        2 * 8 * 8 * 16 + 4 * 16 * 16 + 2 * 4 * 16 * 8
+    )  # tokens of forward and backward, mask, cosines and sines
     assert work.minimum() == kept + found
     phases = work.minimum_by_phase()
     # Weights, gradients and two moments come in; all but the gradients go out.
@@ -132,8 +154,12 @@ def test_the_least_possible_is_what_the_step_finds_and_leaves():
 @pytest.mark.slow
 def test_micro_batches_are_alike_but_for_the_first():
     """Two that are counted tell of any number: against a count of all."""
-    table = small_step(gradient_accumulation_steps=4).table().set_index(["phase", "operator"])["bytes"]
-    every = fake_step(small_workload(gradient_accumulation_steps=4), False, lambda *model: WorkCounter())
+    table = (
+        small_step(gradient_accumulation_steps=4).table().set_index(["phase", "operator"])["bytes"]
+    )
+    every = fake_step(
+        small_workload(gradient_accumulation_steps=4), False, lambda *model: WorkCounter()
+    )
     assert table.to_dict() == every.table().set_index(["phase", "operator"])["bytes"].to_dict()
     assert small_step(gradient_accumulation_steps=4).minimum_by_phase() == every.minimum_by_phase()
 
@@ -143,28 +169,48 @@ def test_no_phase_moves_less_than_it_must():
     config = tiny_llama.TinyLlamaConfig(30_000, 32, 1, 2, 2, 64, 8)
     work = small_step(config, batch_size=1, seq_len=8)
     moved = work.table().groupby("phase")["bytes"].sum()
-    assert all(work.minimum_by_phase()[phase] <= moved[phase] for phase in ("forward", "backward", "optimizer"))
+    assert all(
+        work.minimum_by_phase()[phase] <= moved[phase]
+        for phase in ("forward", "backward", "optimizer")
+    )
 
 
 @pytest.mark.parametrize(
-    ("intensity", "bound"), [(9.9, "memory_bound"), (10, "mixed"), (100, "mixed"), (100.1, "compute_bound")]
+    ("intensity", "bound"),
+    [(9.9, "memory_bound"), (10, "mixed"), (100, "mixed"), (100.1, "compute_bound")],
 )
 def test_thresholds(intensity, bound):
     assert bound_by_thresholds(intensity) == bound
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 4}, {"activation_checkpointing": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"gradient_accumulation_steps": 4}, {"activation_checkpointing": True}]
+)
 def test_fused_causal_attention_may_skip_the_masked_scores(options):
-    """By hand: two matmuls forward, five backward, of 16 x 16 scores, of which 15 x 8 are above the diagonal."""
+    """By hand: two matmuls forward, five backward, of 16 x 16 scores, of which 15 x 8 are above the
+    diagonal."""
     forward = 2 if not options.get("activation_checkpointing") else 4
     one = 2 * 2 * 8 * 16 * 32 * (15 * 8)  # two layers, eight sequences, 4 heads of 8
-    assert small_step(attention="sdpa", **options).table()["masked_flops"].sum() == (forward + 5) * one // 16
-    assert small_step(**options).table()["masked_flops"].sum() == 0  # eager attention computes and masks them
+    assert (
+        small_step(attention="sdpa", **options).table()["masked_flops"].sum()
+        == (forward + 5) * one // 16
+    )
+    assert (
+        small_step(**options).table()["masked_flops"].sum() == 0
+    )  # eager attention computes and masks them
     workload = small_workload(attention="sdpa", **options)
     assert unmasked_flops(workload, workload.step_flops()) == workload.step_flops() - 6 * one // 16
 
 
 def test_the_roof_is_above_what_a_kernel_must_do():
     roofs = {"compute": [{"rate": 100.0}], "bandwidth": [{"rate": 1000.0}]}
-    row = {"class": "attention", "flops": 160, "masked_flops": 80, "element_operations": 0, "bytes": 1}
-    assert point(row, roofs, 1000.0, 1000.0, "")["share_of_roof"] == 0.8  # of the full scores it would be 1.6
+    row = {
+        "class": "attention",
+        "flops": 160,
+        "masked_flops": 80,
+        "element_operations": 0,
+        "bytes": 1,
+    }
+    assert (
+        point(row, roofs, 1000.0, 1000.0, "")["share_of_roof"] == 0.8
+    )  # of the full scores it would be 1.6

@@ -32,21 +32,27 @@ def test_what_others_use_on_a_gpu_is_no_capacity(monkeypatch):
     Gpu(monkeypatch)
     assert memory_of_a_rank(torch.device("cuda")) == (64 * 2**30, 20 * 2**30)
     monkeypatch.setattr(
-        "analysis.prediction.capacity.describe_environment", lambda device: {"device": {"name": "a GPU"}}
+        "analysis.prediction.capacity.describe_environment",
+        lambda device: {"device": {"name": "a GPU"}},
     )
-    monkeypatch.setattr("analysis.prediction.capacity.cache.measured", lambda *arguments, **options: None)
+    monkeypatch.setattr(
+        "analysis.prediction.capacity.cache.measured", lambda *arguments, **options: None
+    )
     assert capacity_of(torch.device("cuda")).for_tensors() == 44 * 2**30 - RESERVES["cuda"].least
 
 
 def test_a_context_and_the_workspaces_count_once(monkeypatch):
-    """A context is part of the memory in use, and measured workspaces are no part of the reserve."""
+    """A context is part of the memory in use, and measured workspaces are no part of the
+    reserve."""
     Gpu(monkeypatch)
     monkeypatch.setattr(
-        "analysis.prediction.capacity.describe_environment", lambda device: {"device": {"name": "a GPU"}}
+        "analysis.prediction.capacity.describe_environment",
+        lambda device: {"device": {"name": "a GPU"}},
     )
     known = {"bf16": types.SimpleNamespace(rate=64 * 2**20)}
     monkeypatch.setattr(
-        "analysis.prediction.capacity.cache.measured", lambda about, precision, *_, **options: known.get(precision)
+        "analysis.prediction.capacity.cache.measured",
+        lambda about, precision, *_, **options: known.get(precision),
     )
     here, there = capacity_of(torch.device("cuda")), capacity_elsewhere(64 * 2**30)
     assert here.for_tensors("fp32") == there.for_tensors("fp32") - (here.in_use - CONTEXT.least)
@@ -54,17 +60,29 @@ def test_a_context_and_the_workspaces_count_once(monkeypatch):
     assert here.reserve("bf16") == 0 < here.reserve("fp32") == there.reserve("bf16")
 
 
-def host(tmp_path, monkeypatch, available_kb: int, limit: str = "max", current: int = 0, file: int = 0, v=2):
+def host(
+    tmp_path,
+    monkeypatch,
+    available_kb: int,
+    limit: str = "max",
+    current: int = 0,
+    file: int = 0,
+    v=2,
+):
     """A machine's /proc and the cgroup of a Slurm job, of version 1 or 2."""
     job = tmp_path / "sys/fs/cgroup" / ("memory" if v == 1 else "") / "slurm/job_7"
     job.mkdir(parents=True)
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable: {available_kb} kB\n")
-    entries = "3:cpu,cpuacct:/\n5:memory:/slurm/job_7/step_0\n" if v == 1 else "0::/slurm/job_7/step_0\n"
+    entries = (
+        "3:cpu,cpuacct:/\n5:memory:/slurm/job_7/step_0\n" if v == 1 else "0::/slurm/job_7/step_0\n"
+    )
     (tmp_path / "proc/self/cgroup").write_text(entries)
     (job / ("memory.limit_in_bytes" if v == 1 else "memory.max")).write_text(limit)
     (job / ("memory.usage_in_bytes" if v == 1 else "memory.current")).write_text(str(current))
-    (job / "memory.stat").write_text(f"cache 0\ntotal_cache {file}\n" if v == 1 else f"anon 1\nfile {file}\n")
+    (job / "memory.stat").write_text(
+        f"cache 0\ntotal_cache {file}\n" if v == 1 else f"anon 1\nfile {file}\n"
+    )
     monkeypatch.setattr(host_limits, "ROOT", tmp_path)
 
 
@@ -81,9 +99,13 @@ def test_what_is_available_on_a_host(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_job_has_what_its_cgroup_allows(tmp_path, monkeypatch, version):
-    host(tmp_path, monkeypatch, 2**22, limit=str(3 * 2**20), current=2 * 2**20, file=2**20, v=version)
+    host(
+        tmp_path, monkeypatch, 2**22, limit=str(3 * 2**20), current=2 * 2**20, file=2**20, v=version
+    )
     assert host_limits.host_memory_bytes() == 3 * 2**20
-    assert host_limits.available_host_memory() == 2 * 2**20  # what is cached from files can be reclaimed
+    assert (
+        host_limits.available_host_memory() == 2 * 2**20
+    )  # what is cached from files can be reclaimed
 
 
 def test_without_proc_only_this_process_is_counted(tmp_path, monkeypatch):
@@ -119,15 +141,25 @@ def test_a_fit_that_may_be_spoiled_is_told():
     ("error", "words"),
     [
         (
-            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            RuntimeError(
+                "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+            ),
             "the GPU has 65,536",
         ),
-        (RuntimeError("hipErrorOutOfMemory: out of memory"), "the GPU has 65,536 MB, 40,960 MB of them free"),
+        (
+            RuntimeError("hipErrorOutOfMemory: out of memory"),
+            "the GPU has 65,536 MB, 40,960 MB of them free",
+        ),
         (
             torch.OutOfMemoryError("HIP out of memory. Tried to allocate 2 GiB. GPU 0 has 64 GiB"),
             "GPU 0 has 64 GiB; lower",
         ),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."), "the machine has"),
+        (
+            RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
+            ),
+            "the machine has",
+        ),
         (MemoryError(), "the machine has"),
     ],
 )
@@ -141,26 +173,37 @@ def test_out_of_memory_names_the_memory_of_the_device_that_ran_out(monkeypatch, 
 
 def test_what_fits_by_prediction_is_not_told_to_be_too_large():
     """'a step needs 56,445 MB, cuda has 65,536 MB; lower --size' helps nobody."""
-    document = memory_prediction(workload_of(TINY), torch.device("cpu"), capacity_elsewhere(64 * 2**30))
+    document = memory_prediction(
+        workload_of(TINY), torch.device("cpu"), capacity_elsewhere(64 * 2**30)
+    )
     assert "other processes took the rest" in what_fits(document)
     assert "--size" not in what_fits(document)
 
 
 def test_what_others_leave_no_room_for_is_not_told_to_be_too_large(monkeypatch):
-    monkeypatch.setattr("analysis.prediction.capacity.memory_of_a_rank", lambda device: (64 * 2**30, 64 * 2**30))
+    monkeypatch.setattr(
+        "analysis.prediction.capacity.memory_of_a_rank", lambda device: (64 * 2**30, 64 * 2**30)
+    )
     line = what_fits(memory_prediction(workload_of(TINY), torch.device("cpu")))
-    assert "has 0 MB for it (65,536 MB are in use); it would fit without other processes: stop those, or" in line
+    assert (
+        "has 0 MB for it (65,536 MB are in use); it would fit without other processes: stop"
+        " those, or" in line
+    )
 
 
 @pytest.mark.slow
 def test_a_size_that_cannot_fit_is_refused_with_what_would(train, tmp_path, monkeypatch):
-    monkeypatch.setattr("analysis.prediction.preflight.memory_of_a_rank", lambda device: (80 * 2**20, 0))
+    monkeypatch.setattr(
+        "analysis.prediction.preflight.memory_of_a_rank", lambda device: (80 * 2**20, 0)
+    )
     memory = 80 * 2**20 + RESERVES["cpu"].least
     monkeypatch.setattr("analysis.prediction.capacity.memory_of_a_rank", lambda device: (memory, 0))
     code, out, err = train("--output-dir", "run", small=False)
     assert (code, err.count("\n")) == (1, 1)
     assert "Step 1/" not in out
-    batch = int(re.search(r"lower to --batch-size (\d+) or --seq-len \d+; --force trains anyway", err)[1])
+    batch = int(
+        re.search(r"lower to --batch-size (\d+) or --seq-len \d+; --force trains anyway", err)[1]
+    )
     assert "a step needs 136 MB (activations 95," in err
     assert read(tmp_path / "run" / "performance_summary.json")["status"] == "failed"
     assert train("--batch-size", str(batch), small=False)[0] == 0
@@ -170,7 +213,9 @@ def test_a_size_that_cannot_fit_is_refused_with_what_would(train, tmp_path, monk
 @pytest.mark.slow
 def test_running_out_of_memory_is_told_with_the_prediction(train, tmp_path, monkeypatch):
     def fails(*arguments):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB")
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB"
+        )
 
     monkeypatch.setattr(tiny_llama.StepMeter, "add_loss", fails)
     code, _, err = train("--output-dir", "run", small=False)

@@ -20,15 +20,24 @@ bench = functools.partial(run_command, run_collective_benchmark)
 DEVICE = {"name": "A card", "type": "cuda"}
 
 
-def made_up(kind="all_reduce", world_size=4, alpha_us=20.0, gb_per_sec=10.0, sizes=(1 << 10, 1 << 20, 1 << 30)):
-    rows = [{"kind": kind, "world_size": world_size, "bytes": size, "status": "ok"} for size in sizes]
+def made_up(
+    kind="all_reduce",
+    world_size=4,
+    alpha_us=20.0,
+    gb_per_sec=10.0,
+    sizes=(1 << 10, 1 << 20, 1 << 30),
+):
+    rows = [
+        {"kind": kind, "world_size": world_size, "bytes": size, "status": "ok"} for size in sizes
+    ]
     for row in rows:
         row["time_us"] = alpha_us + sent_bytes([row], world_size) / gb_per_sec / 1e3
     return rows
 
 
 def test_latency_and_bandwidth_are_found_again():
-    """All-reduce of n bytes on 4 ranks sends 2 x 3/4 n: half of the time is latency at alpha x beta sent bytes."""
+    """All-reduce of n bytes on 4 ranks sends 2 x 3/4 n: half of the time is latency at alpha x beta
+    sent bytes."""
     found = fitted(made_up())
     assert (found["alpha_us"], found["beta_gb_per_sec"]) == pytest.approx((20, 10))
     assert found["half_bytes"] == pytest.approx(20e-6 * 10e9)
@@ -36,14 +45,21 @@ def test_latency_and_bandwidth_are_found_again():
 
 
 def test_a_fit_is_never_negative():
-    falling = [row | {"time_us": 30.0 - i} for i, row in enumerate(made_up())]  # nothing but latency
+    falling = [
+        row | {"time_us": 30.0 - i} for i, row in enumerate(made_up())
+    ]  # nothing but latency
     assert fitted(falling)["beta_gb_per_sec"] > 0 < fitted(falling)["alpha_us"]
     rising = [row | {"time_us": row["bytes"] ** 1.2} for row in made_up()]  # no latency to be seen
     assert fitted(rising)["alpha_us"] == 0 < fitted(rising)["beta_gb_per_sec"]
 
 
 def test_fits_by_kind_and_ranks_and_a_common_one():
-    rows = made_up() + made_up("all_gather", alpha_us=40) + made_up(world_size=2) + made_up("broadcast", gb_per_sec=99)
+    rows = (
+        made_up()
+        + made_up("all_gather", alpha_us=40)
+        + made_up(world_size=2)
+        + made_up("broadcast", gb_per_sec=99)
+    )
     assert [(row["kind"], row["world_size"], round(row["alpha_us"])) for row in fit_rows(rows)] == [
         ("all_reduce", 4, 20),
         ("all_gather", 4, 40),
@@ -61,19 +77,27 @@ def test_the_slowest_rank_counts():
     ranks = [{("all_gather", 4000): [1.0, 2.0, 9.0]}, {("all_gather", 4000): [2.0, 1.0, 3.0]}]
     found = measured_columns(row, ranks)
     assert found["time_us"] == 2.0
-    assert (found["algorithm_bandwidth_gb_per_sec"], found["bus_bandwidth_gb_per_sec"]) == (2.0, 1.0)
+    assert (found["algorithm_bandwidth_gb_per_sec"], found["bus_bandwidth_gb_per_sec"]) == (
+        2.0,
+        1.0,
+    )
 
 
-@pytest.mark.parametrize(("size", "world_size", "expected"), [(1024, 2, 1024), (1024, 3, 1020), (5, 4, 16)])
+@pytest.mark.parametrize(
+    ("size", "world_size", "expected"), [(1024, 2, 1024), (1024, 3, 1020), (5, 4, 16)]
+)
 def test_ranks_share_a_size_evenly(size, world_size, expected):
     assert size_on_ranks(size, world_size) == expected
 
 
-# ---- --network -----------------------------------------------------------------------------------------------------
+# ---- --network -----------------------------------------------------------------------------------
 
 
 def test_time_of_a_network():
-    rows = [{"kind": "all_reduce", "calls": 3, "bytes": 10**9}, {"kind": "all_gather", "calls": 2, "bytes": 10**6}]
+    rows = [
+        {"kind": "all_reduce", "calls": 3, "bytes": 10**9},
+        {"kind": "all_gather", "calls": 2, "bytes": 10**6},
+    ]
     assert Network(50.0, "given").time_ms(rows, 4) == pytest.approx(30.0 + 0.015)
     measured = Network(50.0, "measured", 10.0, {"all_gather": (100.0, 1.0)})
     assert measured.time_ms(rows, 4) == pytest.approx(30.0 + 0.03 + 0.75 + 0.2)
@@ -92,12 +116,19 @@ def test_what_was_measured_is_kept_for_predictions(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     here = {"device": DEVICE, "host": "node1"}
     assert measured_network(here) is None
-    nothing = r"nothing is measured for A card \| nccl on node1; run run_collective_benchmark.sh here first"
+    nothing = (
+        r"nothing is measured for A card \| nccl on node1; run run_collective_benchmark.sh here"
+        r" first"
+    )
     with pytest.raises(UserError, match=nothing):
         network_of("measured", here)
     keep_network(DEVICE, kept_of("node1", 10.0))
     found = network_of("measured", here)
-    assert (found.gb_per_sec, found.latency_us, found.by_kind) == (10.0, 20.0, {"broadcast": (20.0, 10.0)})
+    assert (found.gb_per_sec, found.latency_us, found.by_kind) == (
+        10.0,
+        20.0,
+        {"broadcast": (20.0, 10.0)},
+    )
     assert found.source == "measured with nccl on 4 ranks of node1, 2026-01-01 12:00, DISTURBED"
     with pytest.raises(UserError, match="for another device give GB/s"):
         network_of("measured", here, elsewhere=True)
@@ -110,7 +141,10 @@ def test_hosts_that_share_a_home_each_have_their_own_network(tmp_path, monkeypat
     keep_network(DEVICE, kept_of("login", 1.0))
     assert network_of("measured", {"device": DEVICE, "host": "node1"}).gb_per_sec == 10.0
     assert network_of("measured", {"device": DEVICE, "host": "login"}).gb_per_sec == 1.0
-    only = r"on node2, only on login, node1, whose network may be another; run run_collective_benchmark.sh here first"
+    only = (
+        r"on node2, only on login, node1, whose network may be another; run"
+        r" run_collective_benchmark.sh here first"
+    )
     with pytest.raises(UserError, match=only):
         network_of("measured", {"device": DEVICE, "host": "node2"})
 
@@ -127,14 +161,17 @@ def test_a_network_measured_on_fewer_ranks_says_so(tmp_path, monkeypatch):
     assert Network(3.0, "--network").source_for(8) == "--network"
 
 
-# ---- The benchmark -------------------------------------------------------------------------------------------------
+# ---- The benchmark -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         ("--min-bytes 2M --max-bytes 1M", "--min-bytes 2097152: is more than --max-bytes 1048576"),
-        ("--max-bytes 1X", "--max-bytes: 1X is not a number of bytes; use e.g. 1024, 1K, 16M or 1G"),
+        (
+            "--max-bytes 1X",
+            "--max-bytes: 1X is not a number of bytes; use e.g. 1024, 1K, 16M or 1G",
+        ),
         ("--world-sizes 1", "--world-sizes 1: a collective needs two ranks"),
         ("--kinds all_to_all", "invalid choice: 'all_to_all'"),
     ],
@@ -148,17 +185,27 @@ def test_wrong_input(scratch, capfd, flags, words):
 
 
 def test_a_launch_that_fails_is_in_its_rows(scratch, capfd, monkeypatch):
-    monkeypatch.setattr("studies.engine.ranks.on_ranks", lambda *work, **options: ("failed", "rank 1: it broke"))
-    assert bench("--device", "cpu", "--max-bytes", "4K", "--world-sizes", "2", "--output-dir", "run") == 1
+    monkeypatch.setattr(
+        "studies.engine.ranks.on_ranks", lambda *work, **options: ("failed", "rank 1: it broke")
+    )
+    assert (
+        bench("--device", "cpu", "--max-bytes", "4K", "--world-sizes", "2", "--output-dir", "run")
+        == 1
+    )
     rows = json.loads((scratch / "run" / "collective_benchmark.json").read_text())["rows"]
-    assert len(rows) == 2 * len(COLLECTIVES) and {row["reason"] for row in rows} == {"rank 1: it broke"}
+    assert len(rows) == 2 * len(COLLECTIVES) and {row["reason"] for row in rows} == {
+        "rank 1: it broke"
+    }
     assert "No fit" in capfd.readouterr().out
 
 
 @pytest.mark.slow
 def test_two_ranks_and_a_prediction_from_them(scratch, capfd, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(scratch / "cache"))
-    flags = "--device cpu --world-sizes 2 --max-bytes 64K --repetitions 2 --warmup-steps 1 --output-dir run".split()
+    flags = (
+        "--device cpu --world-sizes 2 --max-bytes 64K --repetitions 2 --warmup-steps 1"
+        " --output-dir run".split()
+    )
     assert bench(*flags) == 0
     assert "Kept for tiny_llama_v1.py --dry-run --world-size W --network measured." in " ".join(
         capfd.readouterr().out.split()
@@ -167,12 +214,22 @@ def test_two_ranks_and_a_prediction_from_them(scratch, capfd, monkeypatch):
     assert [row["bytes"] for row in document["rows"]] == [1 << 10, 1 << 12, 1 << 14, 1 << 16] * 4
     for row in document["rows"]:
         assert not mismatches(row, documents.CollectiveBenchmarkRow, "row")
-        assert row["bus_bandwidth_gb_per_sec"] == pytest.approx(sent_bytes([row], 2) / row["time_us"] / 1e3)
+        assert row["bus_bandwidth_gb_per_sec"] == pytest.approx(
+            sent_bytes([row], 2) / row["time_us"] / 1e3
+        )
     assert not mismatches(document, documents.CollectiveBenchmark, "document")
     assert {"alpha_us", "beta_gb_per_sec"} < document["fit"].keys()
     assert (scratch / "run" / "collective_benchmark.png").stat().st_size > 10_000
     assert unregistered(scratch / "run") == []
-    script = [sys.executable, str(PROJECT / "tiny_llama_v1.py"), "--dry-run", "--device", "cpu", "--seq-len", "8"]
+    script = [
+        sys.executable,
+        str(PROJECT / "tiny_llama_v1.py"),
+        "--dry-run",
+        "--device",
+        "cpu",
+        "--seq-len",
+        "8",
+    ]
     command = [*script, "--world-size", "2", "--network", "measured", "--output-dir", "predicted"]
     code, out = finish(start(*command))
     assert code == 0, out

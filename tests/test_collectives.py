@@ -1,4 +1,5 @@
-"""Collectives of a trace: which, how many bytes, exposed and hidden, transfer and waiting; on a GPU and on gloo."""
+"""Collectives of a trace: which, how many bytes, exposed and hidden, transfer and waiting; on a GPU
+and on gloo."""
 
 import errno
 import json
@@ -44,16 +45,28 @@ def test_kinds_by_name(name, kind):
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests():
-    assert [sent_share(kind, 8) for kind in ("all_reduce", "all_gather", "broadcast")] == [1.75, 0.875, 1.0]
+    assert [sent_share(kind, 8) for kind in ("all_reduce", "all_gather", "broadcast")] == [
+        1.75,
+        0.875,
+        1.0,
+    ]
     assert sent_share("barrier", 8) is None
 
 
-# ---- On a GPU ------------------------------------------------------------------------------------------------------
+# ---- On a GPU ------------------------------------------------------------------------------------
 
 
-def collective(name, launched, start, duration, number, *, stream=20, kernel="ncclDevKernel_Generic", **noted):
-    """An operator of c10d, PyTorch's note within it, and its kernel; all_gather_base of 2 x 1 MB by default."""
-    noted = {"Collective name": name, "dtype": "Float", "In msg nelems": MB // 4, "Out msg nelems": 2 * MB // 4} | noted
+def collective(
+    name, launched, start, duration, number, *, stream=20, kernel="ncclDevKernel_Generic", **noted
+):
+    """An operator of c10d, PyTorch's note within it, and its kernel; all_gather_base of 2 x 1 MB by
+    default."""
+    noted = {
+        "Collective name": name,
+        "dtype": "Float",
+        "In msg nelems": MB // 4,
+        "Out msg nelems": 2 * MB // 4,
+    } | noted
     noted = {"Process Group Name": "0", "Process Group Description": "dp", "Group size": 2} | noted
     operators = [
         event(f"c10d::{name}_", launched - 2, 8, **{"External id": 2 * number}),
@@ -75,28 +88,44 @@ def test_a_collective_is_one_call_of_operator_note_and_kernel(tmp_path):
     [row] = analysis["collectives"]
     about = (row["kind"], row["group"], row["group_size"], row["calls"], row["bytes"])
     assert about == ("all_gather", "dp", 2, 1, 2 * MB)
-    assert (row["time_ms"], row["exposed_ms"]) == pytest.approx((0.3, 0.2))  # until 300 us a matmul runs
+    assert (row["time_ms"], row["exposed_ms"]) == pytest.approx(
+        (0.3, 0.2)
+    )  # until 300 us a matmul runs
     assert row["algorithm_bandwidth_gb_per_sec"] == pytest.approx(2 * MB / 300e3)
     assert row["bus_bandwidth_gb_per_sec"] == pytest.approx(MB / 300e3)
     assert (row["waiting_ms"], row["waiting_ms_reason"]) == (None, "needs the traces of all ranks")
     found = analysis["communication"]
-    assert (found["time_ms"], found["exposed_ms"], found["hidden_ms"]) == pytest.approx((0.3, 0.2, 0.1))
-    assert analysis["gpu_timeline"]["of_steps"]["exposed_comm_ms"] == pytest.approx(found["exposed_ms"])
-    assert "Bus bandwidth as nccl-tests define it, with waiting" in communication_section(analysis).note
+    assert (found["time_ms"], found["exposed_ms"], found["hidden_ms"]) == pytest.approx(
+        (0.3, 0.2, 0.1)
+    )
+    assert analysis["gpu_timeline"]["of_steps"]["exposed_comm_ms"] == pytest.approx(
+        found["exposed_ms"]
+    )
+    assert (
+        "Bus bandwidth as nccl-tests define it, with waiting"
+        in communication_section(analysis).note
+    )
 
 
 def test_waiting_is_what_other_ranks_do_not_need(tmp_path):
-    """Rank 1 arrives 250 us later: rank 0 waits so long, 150 us of it exposed, as a matmul hides the first 100."""
+    """Rank 1 arrives 250 us later: rank 0 waits so long, 150 us of it exposed, as a matmul hides
+    the first 100."""
     rank_trace(tmp_path, 0, 200, 300)
     rank_trace(tmp_path, 1, 450, 50)
     [(_, first), (_, second)], _ = analyze_all(find_traces(tmp_path))
-    assert [one["collectives"][0]["waiting_ms"] for one in (first, second)] == pytest.approx([0.15, 0.0])
+    assert [one["collectives"][0]["waiting_ms"] for one in (first, second)] == pytest.approx(
+        [0.15, 0.0]
+    )
     rates = [one["collectives"][0]["bus_bandwidth_gb_per_sec"] for one in (first, second)]
     assert rates == pytest.approx([MB / 50e3] * 2)  # of the transfer alone
     assert first["communication"]["transfer_ms"] == pytest.approx(0.05)
     assert [row["waiting_ms"] for row in first["ranks"]["rows"]] == pytest.approx([0.15, 0.0])
     add_prediction(first, [{"kind": "all_gather", "group_size": 2, "calls": 1, "bytes": 2 * MB}])
-    types = {"collectives": list[MeasuredCollectiveRow], "communication": StepCommunication, "ranks": Ranks}
+    types = {
+        "collectives": list[MeasuredCollectiveRow],
+        "communication": StepCommunication,
+        "ranks": Ranks,
+    }
     for name, kind in types.items():
         assert mismatches(json.loads(json.dumps(first[name], allow_nan=False)), kind, name) == []
     assert first["communication"]["predicted"][0]["bytes"] == 2 * MB
@@ -107,22 +136,33 @@ def test_the_slices_of_all_ranks_are_one_table(tmp_path, profiler, name):
     (tmp_path / "run").mkdir()
     for rank, times in enumerate([(200, 300), (450, 50)]):
         rank_trace(tmp_path / "run", rank, *times)
-    code, out = profiler("--analyze-existing", str(tmp_path / "run"), "--slices", str(tmp_path / name))
+    code, out = profiler(
+        "--analyze-existing", str(tmp_path / "run"), "--slices", str(tmp_path / name)
+    )
     assert (code, f"{name}, " in out) == (0, True)
     slices = pd.read_csv(tmp_path / name)
     assert not slices.drop(columns="step").isna().any(axis=None)  # a group-by would leave them out
     slices = slices.dropna(subset="step")
-    # On rank 1 the GPU is idle for 150 us before the first event of a stream, launched long ago: not recorded time.
+    # On rank 1 the GPU is idle for 150 us before the first event of a stream, launched long ago:
+    # not recorded time.
     assert slices.groupby(["rank", "step"])["us"].sum().to_dict() == {(0, 1): 1000, (1, 1): 850}
     assert slices[slices["cause"] == "ranks"].groupby("rank")["us"].sum().to_dict() == {0: 150}
     (_, document), *_ = analyze_all(find_traces(tmp_path / "run"))[0]
     bounds = slices[slices["rank"] == 0].groupby("bound")["us"].sum() / 1000  # of the step
-    assert bounds.to_dict() == pytest.approx({name: n for name, n in document["verdict"]["shares"].items() if n})
+    assert bounds.to_dict() == pytest.approx(
+        {name: n for name, n in document["verdict"]["shares"].items() if n}
+    )
     hidden = slices[slices["overlaps"] == "communication"]
-    assert (hidden["us"].sum(), {*hidden["event"]}, {*hidden["operator"]}) == (100, {"gemm"}, {"aten::mm"})
+    assert (hidden["us"].sum(), {*hidden["event"]}, {*hidden["operator"]}) == (
+        100,
+        {"gemm"},
+        {"aten::mm"},
+    )
 
 
-def test_a_file_for_slices_that_cannot_be_written_is_refused_at_once(tmp_path, profiler, monkeypatch):
+def test_a_file_for_slices_that_cannot_be_written_is_refused_at_once(
+    tmp_path, profiler, monkeypatch
+):
     monkeypatch.setattr("analysis.commands.analyze_traces.find_spec", lambda name: None)
     trace = str(rank_trace(tmp_path, 0, 200, 300))
     (tmp_path / "folder.csv").mkdir()
@@ -139,7 +179,9 @@ def test_a_file_for_slices_that_cannot_be_written_is_refused_at_once(tmp_path, p
     found, out = profiler("--analyze-existing", str(itself), "--slices", str(itself))
     assert (found, "is the trace itself" in out, out.count("\n")) == (2, True, 1)
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    found, out = profiler("--analyze-existing", str(itself), "--slices", str(tmp_path / "slices.csv"))
+    found, out = profiler(
+        "--analyze-existing", str(itself), "--slices", str(tmp_path / "slices.csv")
+    )
     assert (found, "cannot be written" in out, out.count("\n")) == (1, True, 1)
 
 
@@ -150,78 +192,116 @@ def test_a_disk_that_fills_leaves_the_answer(tmp_path, profiler, monkeypatch):
     trace = str(rank_trace(tmp_path, 0, 200, 300))
     monkeypatch.setattr("os.fsync", full)
     code, out = profiler("--analyze-existing", trace, "--slices", str(tmp_path / "slices.csv"))
-    assert (code, "Verdict:" in out, "No space left on device" in out.splitlines()[-1]) == (1, True, True)
+    assert (code, "Verdict:" in out, "No space left on device" in out.splitlines()[-1]) == (
+        1,
+        True,
+        True,
+    )
     assert not (tmp_path / "slices.csv").exists()
 
 
 def test_slices_are_read_as_the_page_does(tmp_path, profiler, monkeypatch):
-    """Ranks without a common step, each divided by its own steps; what is written adds up to the step."""
+    """Ranks without a common step, each divided by its own steps; what is written adds up to the
+    step."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     for rank, numbers in enumerate([(1, 2), (3, 4)]):
         marks = [step(number, 1000 * i, 1000) for i, number in enumerate(numbers)]
-        thirds = [event("aten::mm", 1000 * i + n / 3 + n, 1 / 3) for i in (0, 1) for n in range(500)]
+        thirds = [
+            event("aten::mm", 1000 * i + n / 3 + n, 1 / 3) for i in (0, 1) for n in range(500)
+        ]
         write_trace(tmp_path / "run" / f"trace_rank{rank}.json", *marks, *thirds)
     assert profiler("--analyze-existing", "run", "--slices", "slices.csv")[0] == 0
     text = (PROJECT / "docs" / "files.md").read_text().split("## Slices")[1]
     found = {}
-    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1].replace("print(", "found = ("), found)
+    exec(
+        re.search(r"```python\n(.*?)```", text, re.DOTALL)[1].replace("print(", "found = ("), found
+    )
     assert found["found"].groupby("trace").sum().to_dict() == pytest.approx(
         {f"trace_rank{rank}.json": 1000 for rank in (0, 1)}, abs=1e-3
     )
 
 
 def test_groups_are_compared_each_among_its_ranks(tmp_path):
-    """Four ranks, two in each tensor-parallel group: a group's collective is nothing to the ranks outside of it."""
+    """Four ranks, two in each tensor-parallel group: a group's collective is nothing to the ranks
+    outside of it."""
     for rank in range(4):
-        group = {"Process Group Name": f"tp{rank // 2}", "Process Group Description": f"tp{rank // 2}"}
+        group = {
+            "Process Group Name": f"tp{rank // 2}",
+            "Process Group Description": f"tp{rank // 2}",
+        }
         events = [step(1, 0, 1000), event("aten::mm", 5, 5)]
-        for i in range(3):  # the launch of the first is not in the trace: its stream tells the group
+        for i in range(
+            3
+        ):  # the launch of the first is not in the trace: its stream tells the group
             late = 20 * (rank % 2) * (1 + rank // 2)
-            one = collective("allreduce", 40 + 9 * i, 100 * (i + 1) + late, 50 - late, i + 1, stream=31, **group)
+            one = collective(
+                "allreduce", 40 + 9 * i, 100 * (i + 1) + late, 50 - late, i + 1, stream=31, **group
+            )
             events += one[3:] if i == 0 else one
-        events += collective("allreduce", 90, 600, 10, 9, **{"Group size": 4, "Process Group Description": "all"})
+        events += collective(
+            "allreduce", 90, 600, 10, 9, **{"Group size": 4, "Process Group Description": "all"}
+        )
         world = {"distributedInfo": {"rank": rank, "world_size": 4}, "baseTimeNanoseconds": 0}
         write_trace(tmp_path / f"t_rank{rank}.json", *events, **world)
     analyses, _ = analyze_all(find_traces(tmp_path))
     waits = [{row["group"]: row["waiting_ms"] for row in one["collectives"]} for _, one in analyses]
-    assert [one[f"tp{rank // 2}"] for rank, one in enumerate(waits)] == pytest.approx([0.04, 0, 0.08, 0])
+    assert [one[f"tp{rank // 2}"] for rank, one in enumerate(waits)] == pytest.approx(
+        [0.04, 0, 0.08, 0]
+    )
     assert [one["all"] for one in waits] == [0.0] * 4
-    assert analyses[0][1]["ranks"]["collectives_compared"] == 1  # of all ranks; only these align the clocks
+    assert (
+        analyses[0][1]["ranks"]["collectives_compared"] == 1
+    )  # of all ranks; only these align the clocks
 
 
 def test_without_a_note_the_shapes_of_the_operator_tell_the_bytes(tmp_path):
-    shapes = {"Input Dims": [[8, 64], [4, 64], []], "Input type": ["c10::BFloat16", "c10::BFloat16", ""]}
+    shapes = {
+        "Input Dims": [[8, 64], [4, 64], []],
+        "Input type": ["c10::BFloat16", "c10::BFloat16", ""],
+    }
     operator = event("c10d::_allgather_base_", 19, 4, **shapes)
     info = {"pg_config": [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": 2, "ranks": [0, 1]}]}
     kernel = on_gpu("ncclDevKernel_AllGather", 20, 100, 50, 1, operator=operator)
-    [row] = analysis_of(trace_of(tmp_path, step(1, 0, 500), *kernel, distributedInfo=info))["collectives"]
+    [row] = analysis_of(trace_of(tmp_path, step(1, 0, 500), *kernel, distributedInfo=info))[
+        "collectives"
+    ]
     assert (row["bytes"], row["group"], row["group_size"]) == (8 * 64 * 2, "default_pg", 2)
 
 
-# ---- On gloo -------------------------------------------------------------------------------------------------------
+# ---- On gloo -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("operator", ["record_param_comms", "All2All_Pooled_Req", None])
 def test_the_range_of_the_backend_tells_what_a_kernel_does_not(tmp_path, operator):
-    """NCCL's kernel of an all_to_all is named SendRecv; older versions note nothing, but the range has its inputs."""
+    """NCCL's kernel of an all_to_all is named SendRecv; older versions note nothing, but the range
+    has its inputs."""
     inputs = {"Input Dims": [[256], [512]], "Input type": ["float", "float"]}
     events = [event("nccl:all_to_all", 40, 20, "user_annotation", **inputs), step(1, 0, 1000)]
     events += [event(operator, 38, 30, **{"External id": 5})] if operator else []
-    events += [event("aten::mm", 10, 8), *on_gpu("ncclKernel_SendRecv_RING_SIMPLE", 45, 100, 50, 1, stream=20)]
+    events += [
+        event("aten::mm", 10, 8),
+        *on_gpu("ncclKernel_SendRecv_RING_SIMPLE", 45, 100, 50, 1, stream=20),
+    ]
     [row] = analysis_of(trace_of(tmp_path, *events))["collectives"]
     assert (row["kind"], row["calls"], row["bytes"]) == ("all_to_all", 1, 4 * 512)
 
 
 def test_the_arguments_of_a_kernel_tell_what_its_name_does_not(tmp_path):
     """Where neither its operator nor a range was recorded."""
-    launch, kernel = on_gpu("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 45, 100, 50, 1, stream=20)
+    launch, kernel = on_gpu(
+        "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 45, 100, 50, 1, stream=20
+    )
     kernel["args"] |= {"Collective name": "all_to_allv", "External id": 7}
-    [row] = analysis_of(trace_of(tmp_path, step(1, 0, 1000), event("aten::mm", 10, 8), launch, kernel))["collectives"]
+    [row] = analysis_of(
+        trace_of(tmp_path, step(1, 0, 1000), event("aten::mm", 10, 8), launch, kernel)
+    )["collectives"]
     assert (row["kind"], row["calls"]) == ("all_to_all", 1)
 
 
-@pytest.mark.parametrize("name", ["vllm::all_reduce", "symm_mem::multimem_all_reduce_", "_C_custom_ar::all_reduce"])
+@pytest.mark.parametrize(
+    "name", ["vllm::all_reduce", "symm_mem::multimem_all_reduce_", "_C_custom_ar::all_reduce"]
+)
 def test_all_reduces_of_inference_engines_have_bytes(tmp_path, name):
     inputs = {"Input Dims": [[64, 32], []], "Input type": ["c10::BFloat16", ""], "External id": 5}
     events = [step(1, 0, 1000), event(name, 38, 30, **inputs)]
@@ -231,12 +311,20 @@ def test_all_reduces_of_inference_engines_have_bytes(tmp_path, name):
 
 
 def gloo(kind, issued, start, duration, sizes, *, backend_kind=None, thread=9):
-    """An operator of the thread of the steps, and the range that a thread of the backend opens for it."""
+    """An operator of the thread of the steps, and the range that a thread of the backend opens for
+    it."""
     inputs = {"Input Dims": [[size] for size in sizes], "Input type": ["float"] * len(sizes)}
     sent = {"Input Dims": [[sizes[-1]]], "Input type": ["float"]}
     return [
         event(f"c10d::{kind}_", issued, 5, **inputs),
-        event(f"gloo:{backend_kind or kind}", start, duration, kind="user_annotation", thread=thread, **sent),
+        event(
+            f"gloo:{backend_kind or kind}",
+            start,
+            duration,
+            kind="user_annotation",
+            thread=thread,
+            **sent,
+        ),
     ]
 
 
@@ -263,15 +351,21 @@ def test_ranges_of_gloo_belong_to_the_operators_that_issued_them(tmp_path):
 
 def test_prediction_beside_measurement():
     measured = {"group_size": 2, "calls": 6, "time_ms": 4.0, "bus_bandwidth_gb_per_sec": 0.5}
-    rows = [measured | {"kind": "all_reduce", "bytes": 2000}, measured | {"kind": "broadcast", "bytes": None}]
-    predicted = [{"kind": kind, "group_size": 2, "calls": 3, "bytes": 1000} for kind in ("all_reduce", "all_gather")]
+    rows = [
+        measured | {"kind": "all_reduce", "bytes": 2000},
+        measured | {"kind": "broadcast", "bytes": None},
+    ]
+    predicted = [
+        {"kind": kind, "group_size": 2, "calls": 3, "bytes": 1000}
+        for kind in ("all_reduce", "all_gather")
+    ]
     reduce, gather = predicted_beside(predicted, rows, 2)
     assert (reduce["calls"], reduce["bytes"], reduce["time_ms"]) == (3, 1000, 2.0)
     assert reduce["bus_bandwidth_gb_per_sec"] == pytest.approx(0.5)
     assert (gather["calls"], gather["bytes"], gather["bus_bandwidth_gb_per_sec"]) == (0, 0, None)
 
 
-# ---- By difference -------------------------------------------------------------------------------------------------
+# ---- By difference -------------------------------------------------------------------------------
 
 
 def test_communication_by_difference_is_the_median_of_pairs():
@@ -285,7 +379,10 @@ def test_communication_by_difference_is_the_median_of_pairs():
     ("parallel", "words"),
     [
         (ParallelConfig(), "this run has one rank, which reduces nothing"),
-        (ParallelConfig("fsdp", world_size=2), "every pass gathers parameters: no step does without"),
+        (
+            ParallelConfig("fsdp", world_size=2),
+            "every pass gathers parameters: no step does without",
+        ),
     ],
 )
 def test_steps_without_reduction_are_refused_where_they_compare_nothing(parallel, words):
@@ -294,12 +391,13 @@ def test_steps_without_reduction_are_refused_where_they_compare_nothing(parallel
     assert refused.value.exit_code == 2
 
 
-# ---- A real run ----------------------------------------------------------------------------------------------------
+# ---- A real run ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_collectives_of_eight_real_ranks():
-    """The transfer takes as long on every rank, so bus bandwidths agree; rank 1 waits least, as it is waited for."""
+    """The transfer takes as long on every rank, so bus bandwidths agree; rank 1 waits least, as it
+    is waited for."""
     analyses = [one for _, one in analyze_all(find_traces(real_path("nanogpt_8_ranks")))[0]]
     first = analyses[0]
     rows = {(row["kind"], row["phase"]): row for row in first["collectives"]}
@@ -330,7 +428,9 @@ def test_collectives_of_eight_real_ranks():
         "mori::moe::EpCombineIntraNodeKernel",
     ],
 )
-def test_expert_parallelism_is_communication_and_takes_no_time_from_what_it_overlaps(tmp_path, name):
+def test_expert_parallelism_is_communication_and_takes_no_time_from_what_it_overlaps(
+    tmp_path, name
+):
     """It begins before a matmul and ends after it: the matmul's time is its own."""
     events = [step(1, 0, 2000), *on_gpu(name, 10, 100, 1000, 1, stream=20)]
     matmul = shaped("aten::mm", 19, 4, [[4096, 4096], [4096, 4096]])
@@ -343,5 +443,9 @@ def test_expert_parallelism_is_communication_and_takes_no_time_from_what_it_over
 
 
 def test_combining_the_parts_of_attention_is_no_communication():
-    for name in ("flash_fwd_splitkv_combine_kernel", "deep_ep::layout::get_dispatch_layout<256>", "moe::dispatch_rows"):
+    for name in (
+        "flash_fwd_splitkv_combine_kernel",
+        "deep_ep::layout::get_dispatch_layout<256>",
+        "moe::dispatch_rows",
+    ):
         assert gpu_meaning(name).named_category != "communication"

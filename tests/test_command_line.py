@@ -17,18 +17,18 @@ def resolved(*flags: str):
 
 
 FLAGS = {  # every flag that users rely on; a change here is a change of what was promised
-    "--batch-size --seq-len --num-steps --learning-rate --device --vocab-size --hidden-dim --n-layers --num-layers "
-    "--n-heads --num-heads --n-kv-heads --intermediate-dim --size --data --seed --deterministic "
-    "--gradient-accumulation-steps --precision --attention --compile --activation-checkpointing "
-    "--optimizer-impl --use-amp --enable-pytorch-profiler --profile-dir --profile-steps --warmup-steps "
-    "--profile-memory --enable-memory-profiling --profile-stacks "
-    "--profile-operators --gzip --memory-snapshot --system-profiler "
-    "--enable-deepspeed-flops --flops-profile-step --peak "
-    "--enable-all-profiling --output-dir --log-interval --validate-setup --dry-run --device-memory --force "
-    "--target-device --parallel --bucket-mb --gradient-as-bucket-view --no-gradient-as-bucket-view --param-precision "
-    "--fsdp-reshard --no-fsdp-reshard --fsdp-wrap --reduce-precision "
-    "--world-size --network --no-sync-steps --verbose --optimize --fused-projections --fused-norm --fused-rope "
-    "--kernels --fused-loss --compile-mode --cuda-graphs --workload --grad-clip"
+    "--batch-size --seq-len --num-steps --learning-rate --device --vocab-size --hidden-dim"
+    " --n-layers --num-layers --n-heads --num-heads --n-kv-heads --intermediate-dim --size --data"
+    " --seed --deterministic --gradient-accumulation-steps --precision --attention --compile"
+    " --activation-checkpointing --optimizer-impl --use-amp --enable-pytorch-profiler --profile-dir"
+    " --profile-steps --warmup-steps --profile-memory --enable-memory-profiling --profile-stacks"
+    " --profile-operators --gzip --memory-snapshot --system-profiler --enable-deepspeed-flops"
+    " --flops-profile-step --peak --enable-all-profiling --output-dir --log-interval"
+    " --validate-setup --dry-run --device-memory --force --target-device --parallel --bucket-mb"
+    " --gradient-as-bucket-view --no-gradient-as-bucket-view --param-precision --fsdp-reshard"
+    " --no-fsdp-reshard --fsdp-wrap --reduce-precision --world-size --network --no-sync-steps"
+    " --verbose --optimize --fused-projections --fused-norm --fused-rope --kernels --fused-loss"
+    " --compile-mode --cuda-graphs --workload --grad-clip"
 }
 
 
@@ -40,11 +40,30 @@ def test_all_flags_are_there():
 def test_defaults():
     workload, profiling = resolved()
     config, training = workload.config, workload.training
-    assert (config.vocab_size, config.hidden_dim, config.n_layers, config.n_heads) == (1000, 256, 4, 8)
+    assert (config.vocab_size, config.hidden_dim, config.n_layers, config.n_heads) == (
+        1000,
+        256,
+        4,
+        8,
+    )
     assert (config.n_kv_heads, config.intermediate_dim, config.max_seq_len) == (4, 512, 128)
-    assert (training.batch_size, training.seq_len, training.num_steps, training.learning_rate) == (8, 128, 50, 1e-4)
-    assert (training.seed, training.precision, training.device, training.log_interval) == (42, "fp32", "auto", 1)
-    assert (profiling.profile_steps, profiling.warmup_steps, profiling.flops_profile_step) == (5, 5, 10)
+    assert (training.batch_size, training.seq_len, training.num_steps, training.learning_rate) == (
+        8,
+        128,
+        50,
+        1e-4,
+    )
+    assert (training.seed, training.precision, training.device, training.log_interval) == (
+        42,
+        "fp32",
+        "auto",
+        1,
+    )
+    assert (profiling.profile_steps, profiling.warmup_steps, profiling.flops_profile_step) == (
+        5,
+        5,
+        10,
+    )
     assert not profiling.enabled
 
 
@@ -54,16 +73,28 @@ def test_defaults():
         ("--num-layers 3 --num-heads 4", {"n_layers": 3, "n_heads": 4, "n_kv_heads": 2}),
         ("--n-heads 1", {"n_kv_heads": 1}),
         ("--hidden-dim 512", {"intermediate_dim": 1024}),
-        ("--size small", {"hidden_dim": 512, "intermediate_dim": 1104, "seq_len": 256, "num_steps": 50}),
-        ("--size med --seq-len 64", {"hidden_dim": 1024, "n_layers": 12, "seq_len": 64, "batch_size": 16}),
+        (
+            "--size small",
+            {"hidden_dim": 512, "intermediate_dim": 1104, "seq_len": 256, "num_steps": 50},
+        ),
+        (
+            "--size med --seq-len 64",
+            {"hidden_dim": 1024, "n_layers": 12, "seq_len": 64, "batch_size": 16},
+        ),
         ("--size xl", {"hidden_dim": 4096}),
         ("--size verylarge --n-layers 1", {"hidden_dim": 4096, "n_layers": 1}),
         ("--use-amp", {"precision": "bf16"}),
         ("--num-steps 120", {"log_interval": 3}),  # 50 lines at most
-        ("--num-steps 21 --profile-memory", {"log_interval": 2}),  # beside what the instruments print, 20
+        (
+            "--num-steps 21 --profile-memory",
+            {"log_interval": 2},
+        ),  # beside what the instruments print, 20
         ("--num-steps 120 --log-interval 1", {"log_interval": 1}),
         ("--enable-memory-profiling", {"profile_memory": True}),
-        ("--enable-all-profiling", {"profile_memory": True, "enable_deepspeed_flops": True, "profile_stacks": True}),
+        (
+            "--enable-all-profiling",
+            {"profile_memory": True, "enable_deepspeed_flops": True, "profile_stacks": True},
+        ),
         ("--learning-rate=3e-4", {"learning_rate": 3e-4}),
     ],
 )
@@ -168,7 +199,9 @@ def test_no_gpu(train, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", ["--flops-profile-step 99", "--flops-profile-step 3 --num-steps 2"])
+@pytest.mark.parametrize(
+    "flags", ["--flops-profile-step 99", "--flops-profile-step 3 --num-steps 2"]
+)
 def test_flops_step_beyond_the_run_is_moved(train, flags):
     code, out, _ = train("--enable-deepspeed-flops", *flags.split())
     assert code == 0
@@ -238,7 +271,10 @@ def test_sizes_in_the_texts_are_those_of_the_code(text, sizes):
         workload, _ = resolved("--size", name)
         cells = [
             name,
-            *(f"{row[k]:,}" for k in ("hidden_dim", "n_layers", "n_heads", "n_kv_heads", "intermediate_dim")),
+            *(
+                f"{row[k]:,}"
+                for k in ("hidden_dim", "n_layers", "n_heads", "n_kv_heads", "intermediate_dim")
+            ),
         ]
         cells += [f"{row[k]:,}" for k in ("seq_len", "batch_size", "num_steps")]
         cells += [f"{workload.parameter_count():,}", f"{workload.forward_flops():,}"]

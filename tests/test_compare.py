@@ -47,7 +47,8 @@ from harness.base.units import MB
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two profiled runs that differ in batch size, and one that was not profiled and differs in model."""
+    """Two profiled runs that differ in batch size, and one that was not profiled and differs in
+    model."""
     folder = tmp_path_factory.mktemp("runs")
 
     def train(name, *flags):
@@ -67,7 +68,9 @@ def copy_of(folder, target, times=None, **changes):
         (target / file.name).write_bytes(file.read_bytes())
     summary = json.loads((target / "performance_summary.json").read_text())
     if times is not None:
-        summary["steps"] = {name: (len(times) * column)[: len(times)] for name, column in summary["steps"].items()}
+        summary["steps"] = {
+            name: (len(times) * column)[: len(times)] for name, column in summary["steps"].items()
+        }
         summary["steps"] |= {
             "step": list(range(1, len(times) + 1)),
             "time_ms": times,
@@ -86,7 +89,12 @@ def test_memory_is_compared_only_with_the_same_quantity(runs, tmp_path):
     rss = {"peak_mb": 600.0, "average_mb": 500.0, "source": "resident set size"}
     tracked = {"peak_mb": 100.0, "average_mb": 50.0, "source": "bytes of live tensors"}
     memories = {"a": rss, "b": tracked, "c": rss | {"peak_mb": 900.0}}
-    comparison = compare([copy_of(runs / "wide", tmp_path / name, memory=memory) for name, memory in memories.items()])
+    comparison = compare(
+        [
+            copy_of(runs / "wide", tmp_path / name, memory=memory)
+            for name, memory in memories.items()
+        ]
+    )
     assert [row["peak_ratio"] for row in comparison["runs"]] == [1.0, None, 1.5]
     assert comparison["runs"][1]["peak_ratio_reason"] == "another quantity than the baseline's"
     text = " ".join(" ".join(lines_of(comparison)).split())
@@ -123,10 +131,22 @@ def test_real_runs(runs):
 def test_an_edited_file_of_a_workload_is_no_repeat_but_the_same_training(runs, tmp_path):
     config = json.loads((runs / "small_batch" / "performance_summary.json").read_text())["config"]
     folders = []
-    for file, ms, parameters in (("before/net.py", 100.0, 9), ("after/net.py", 80.0, 9), ("other/net.py", 80.0, 11)):
-        model = {"file": file, "source_sha256": file, "function": "workload", "model": "Net", "parameters": parameters}
+    for file, ms, parameters in (
+        ("before/net.py", 100.0, 9),
+        ("after/net.py", 80.0, 9),
+        ("other/net.py", 80.0, 11),
+    ):
+        model = {
+            "file": file,
+            "source_sha256": file,
+            "function": "workload",
+            "model": "Net",
+            "parameters": parameters,
+        }
         changed = config | {"model": model}
-        folders.append(copy_of(runs / "small_batch", tmp_path / file[:5].strip("/"), [ms] * 4, config=changed))
+        folders.append(
+            copy_of(runs / "small_batch", tmp_path / file[:5].strip("/"), [ms] * 4, config=changed)
+        )
     comparison = compare(folders)
     assert comparison["repeats"] is None
     assert [row["difference"] for row in comparison["runs"]] == [BASELINE, "faster", "faster"]
@@ -161,14 +181,24 @@ def test_noise_is_called_noise(runs, tmp_path):
         ]
         assert [row["difference"] for row in compare(both)["runs"]] == [BASELINE, REPEAT]
     # Other code is no repeat, even with the same settings.
-    about = json.loads((base / "performance_summary.json").read_text())["environment"] | {"commit": "0" * 40}
-    changed = copy_of(runs / "small_batch", tmp_path / "changed", [120.0, 121, 119, 120], environment=about)
+    about = json.loads((base / "performance_summary.json").read_text())["environment"] | {
+        "commit": "0" * 40
+    }
+    changed = copy_of(
+        runs / "small_batch", tmp_path / "changed", [120.0, 121, 119, 120], environment=about
+    )
     assert compare([base, changed])["runs"][1]["difference"] == "slower"
 
 
 def test_a_difference_that_a_disturbance_explains_is_undecided(runs, tmp_path):
     def disturbed(lost_share: float) -> dict:
-        waited = {"disturbed": True, "waited_share": 0.3, "lost_share": lost_share, "load_before": 2.0, "cores": 2}
+        waited = {
+            "disturbed": True,
+            "waited_share": 0.3,
+            "lost_share": lost_share,
+            "load_before": 2.0,
+            "cores": 2,
+        }
         return {"disturbance": waited | {"reasons": ["30% of thread time waited for a core"]}}
 
     times, slow_times = [100.0, 101, 99, 100, 102, 98], [200.0, 201, 199, 200, 202, 198]
@@ -186,7 +216,8 @@ def test_a_difference_that_a_disturbance_explains_is_undecided(runs, tmp_path):
     last = "\n".join(comparison_answer(comparison, "comparison.md"))
     assert (
         f"  {AGAIN}; 30% of" in last
-        and "slow is 0.50x as fast as base (95%: 0.48 to 0.52), undecided: disturbed: 200.0 ms" in last
+        and "slow is 0.50x as fast as base (95%: 0.48 to 0.52), undecided: disturbed: 200.0 ms"
+        in last
     )
     assert comparison["runs"][3]["disturbed_reason"]
     # The other way round: the baseline was disturbed, and may have been as fast.
@@ -194,7 +225,8 @@ def test_a_difference_that_a_disturbance_explains_is_undecided(runs, tmp_path):
     assert words == {"slow": BASELINE, "base": UNDECIDED}
     # With too few steps for an interval the ratio is a single figure, and no more certain.
     few = [
-        copy_of(runs / "large_batch", tmp_path / f"few{lost}", [200.0, 201], **disturbed(lost)) for lost in (0.6, 0.4)
+        copy_of(runs / "large_batch", tmp_path / f"few{lost}", [200.0, 201], **disturbed(lost))
+        for lost in (0.6, 0.4)
     ]
     words = {row["name"]: row["difference"] for row in compare([base, *few])["runs"]}
     assert words == {"base": BASELINE, "few0.6": UNDECIDED, "few0.4": SPREAD_UNKNOWN}
@@ -236,7 +268,11 @@ def test_the_mfu_of_a_run_is_the_one_that_it_printed(runs, tmp_path):
 def test_a_run_that_does_not_train_is_no_speedup(runs, tmp_path):
     base = copy_of(runs / "small_batch", tmp_path / "base", [100.0, 101, 99, 100, 102, 98])
     detail = "19 of 20 parameters have no gradient"
-    audit = {"ok": False, "findings": [{"check": "missing_gradient", "detail": detail}], "not_checked": []}
+    audit = {
+        "ok": False,
+        "findings": [{"check": "missing_gradient", "detail": detail}],
+        "not_checked": [],
+    }
     fast = copy_of(runs / "small_batch", tmp_path / "fast", [50.0, 51, 49, 50, 52, 48], audit=audit)
     comparison = compare([base, fast])
     row = comparison["runs"][1]
@@ -244,19 +280,32 @@ def test_a_run_that_does_not_train_is_no_speedup(runs, tmp_path):
     assert (row["audit_ok"], row["largest_loss_difference"]) == (False, 0)
     told = " ".join(" ".join(comparison_answer(comparison, "here")).split())
     assert f"fast: no speedup, not the same training: {detail} (50.00 ms against 100.0 ms)" in told
-    assert f"Not the same training: fast: {detail}" in " ".join(" ".join(lines_of(comparison)).split())
+    assert f"Not the same training: fast: {detail}" in " ".join(
+        " ".join(lines_of(comparison)).split()
+    )
 
 
 def test_of_many_runs_those_that_train_the_same_are_told_first(runs, tmp_path):
     base = copy_of(runs / "small_batch", tmp_path / "base", [100.0, 101, 99, 100, 102, 98])
-    audit = {"ok": False, "findings": [{"check": "rate", "detail": "too fast " * 20}], "not_checked": []}
-    others = [copy_of(runs / "large_batch", tmp_path / name, [50.0, 51, 49, 50], audit=audit) for name in "abc"]
+    audit = {
+        "ok": False,
+        "findings": [{"check": "rate", "detail": "too fast " * 20}],
+        "not_checked": [],
+    }
+    others = [
+        copy_of(runs / "large_batch", tmp_path / name, [50.0, 51, 49, 50], audit=audit)
+        for name in "abc"
+    ]
     others.append(copy_of(runs / "wide", tmp_path / "sound", [80.0, 81, 79, 80]))
     comparison = compare([base, *others])
     told = comparison_answer(comparison, "here")
     assert "sound is 1.25x as fast as base" in told[0]
-    assert any(line.strip().startswith("a: no speedup, not the same training: too fast") for line in told)
-    assert any(line.endswith("and 1 more run in the table, not the same training: c") for line in told)
+    assert any(
+        line.strip().startswith("a: no speedup, not the same training: too fast") for line in told
+    )
+    assert any(
+        line.endswith("and 1 more run in the table, not the same training: c") for line in told
+    )
     assert next(line for line in told if line.startswith("Largest reason:")).endswith(": sound")
     table = lines_of(comparison)
     assert sum(" not the same training " in line for line in table) == 3  # and the reasons below it
@@ -286,7 +335,9 @@ def test_unprofiled_and_failed_runs_are_compared_as_far_as_they_go(runs, tmp_pat
     assert "Not compared by component" in text
     # What a run without a trace can be compared by is compared, and it is said what cannot.
     headline = comparison_headline(compare([runs / "small_batch", runs / "wide"]))
-    assert "wide is 0." in headline and headline.endswith("parts are not compared: there is no trace of wide")
+    assert "wide is 0." in headline and headline.endswith(
+        "parts are not compared: there is no trace of wide"
+    )
 
 
 def test_the_command(runs, tmp_path, command, monkeypatch):
@@ -300,7 +351,10 @@ def test_the_command(runs, tmp_path, command, monkeypatch):
     _, out, _ = command(compare_runs, *flags, "--verbose")
     assert max(map(len, out.splitlines())) <= COLUMNS
     assert "| mlp.up_proj |" in (tmp_path / "c" / "comparison.md").read_text()
-    assert json.loads((tmp_path / "c" / "comparison.json").read_text())["schema_version"] == SCHEMA_VERSION
+    assert (
+        json.loads((tmp_path / "c" / "comparison.json").read_text())["schema_version"]
+        == SCHEMA_VERSION
+    )
     assert (tmp_path / "c" / "comparison.png").stat().st_size > 10_000
     for flags, expected, words in (
         (("small_batch",), 2, "two runs or more"),
@@ -319,7 +373,10 @@ def profile_of(source, components, classes, step_ms=100.0):
     """What a comparison needs of an operator_analysis.json."""
 
     def rows(kind, parts):
-        return [{kind: name, "ms_per_step": ms, "std_ms": 0.1, "share": ms / step_ms} for name, ms in parts.items()]
+        return [
+            {kind: name, "ms_per_step": ms, "std_ms": 0.1, "share": ms / step_ms}
+            for name, ms in parts.items()
+        ]
 
     return {
         "integrity": {},
@@ -337,9 +394,15 @@ CLASSES = {"matmul": 60.0, "element-wise": 40.0}
 
 
 def test_parts_are_compared_where_both_runs_have_them():
-    before, after = profile_of(NAMED_RANGES, EAGER, CLASSES), profile_of(NAMED_RANGES, SDPA, CLASSES, 80.0)
+    before, after = (
+        profile_of(NAMED_RANGES, EAGER, CLASSES),
+        profile_of(NAMED_RANGES, SDPA, CLASSES, 80.0),
+    )
     found = compare_profiles("b", before, after, 0.0)
-    rows = {row["component"]: (row["baseline_ms"], row["ms"], row["difference"]) for row in found["components"]}
+    rows = {
+        row["component"]: (row["baseline_ms"], row["ms"], row["difference"])
+        for row in found["components"]
+    }
     assert rows == {
         "attention: scores, softmax -> sdpa": (30.0, 12.0, "less"),
         "in one run only: old, new": (5.0, 2.0, "less"),
@@ -352,7 +415,11 @@ def test_parts_are_compared_where_both_runs_have_them():
 @pytest.mark.parametrize(
     ("source", "components", "reason"),
     [
-        (OPERATOR_KINDS, CLASSES, "b: components are named ranges in one run, kinds of operators in the other"),
+        (
+            OPERATOR_KINDS,
+            CLASSES,
+            "b: components are named ranges in one run, kinds of operators in the other",
+        ),
         (
             NAMED_RANGES,
             {"mlp.up_proj": 10.0, "forward": 90.0},
@@ -361,7 +428,10 @@ def test_parts_are_compared_where_both_runs_have_them():
     ],
 )
 def test_without_parts_in_common_classes_are_compared(source, components, reason):
-    before, after = profile_of(NAMED_RANGES, EAGER, CLASSES), profile_of(source, components, CLASSES | {"copy": 3.0})
+    before, after = (
+        profile_of(NAMED_RANGES, EAGER, CLASSES),
+        profile_of(source, components, CLASSES | {"copy": 3.0}),
+    )
     found = compare_profiles("b", before, after, 0.0)
     assert (found["components"], found["components_reason"]) == ([], reason)
     assert {row["class"]: row["difference"] for row in found["classes"]} == {
@@ -388,9 +458,10 @@ def test_what_another_profiler_adds_is_no_change_of_the_code(runs, tmp_path):
     text, answer = (" ".join(" ".join(lines).split()) for lines in texts)
     assert "By another profiler: a part may differ by what the profilers add" in text
     for told in (text, answer):
-        assert re.search(r"Profiler overhead: torch\.profiler [\d.]+x \(small_batch\), nsys 1\.50x \(nsys\)", told), (
-            told
-        )
+        assert re.search(
+            r"Profiler overhead: torch\.profiler [\d.]+x \(small_batch\), nsys 1\.50x \(nsys\)",
+            told,
+        ), told
     drawn = " ".join(one.get_text() for one in draw_comparison(comparison).findobj(Text))
     assert "nsys 1.50x (nsys)" in drawn and OTHER_PROFILER in drawn
     comparison["runs"][1]["difference"] = "slower"  # with other settings
@@ -401,7 +472,12 @@ def test_what_another_profiler_adds_is_no_change_of_the_code(runs, tmp_path):
 
 def test_the_answer_names_the_difference_and_its_largest_reason(runs, tmp_path):
     base = copy_of(runs / "small_batch", tmp_path / "a", [100.0, 101, 99, 100, 102, 98, 100, 101])
-    runs_of = {"same": [101.0, 99, 100, 102], "fast": [80.0, 81, 79, 80, 82], "other": [90.0] * 4, "more": [95.0] * 4}
+    runs_of = {
+        "same": [101.0, 99, 100, 102],
+        "fast": [80.0, 81, 79, 80, 82],
+        "other": [90.0] * 4,
+        "more": [95.0] * 4,
+    }
     others = [
         copy_of(runs / ("wide" if name == "same" else "large_batch"), tmp_path / name, times)
         for name, times in runs_of.items()
@@ -410,34 +486,62 @@ def test_the_answer_names_the_difference_and_its_largest_reason(runs, tmp_path):
     assert_answer("\n\n" + "\n".join(lines))
     text = "\n".join(lines)
     assert "same is 1.00x as fast as a (95%: 0." in text
-    assert ", within noise: 100.5 ms against 100.0 ms; whether it trains the same is not known" in " ".join(
-        text.split()
+    assert (
+        ", within noise: 100.5 ms against 100.0 ms; whether it trains the same is not known"
+        in " ".join(text.split())
     )
     assert "fast is 1.25x as fast as a (95%: 1.2" in text
     assert "beyond noise: 80.00 ms against 100.0 ms; " in text
     assert "and 1 more run in the table" in text
     assert "Scaling:" in text
-    assert "batch_size 4 -> 32 (fast, other, more); " in text and "more in the table" in " ".join(text.split())
+    assert "batch_size 4 -> 32 (fast, other, more); " in text and "more in the table" in " ".join(
+        text.split()
+    )
     assert next(line for line in lines if line.startswith("Largest reason:")).endswith(": fast")
 
 
-LAUNCHED = [f"performance_results_{size}_20261122_08262{n}" for n, size in enumerate(("tiny", "small", "medium"))]
+LAUNCHED = [
+    f"performance_results_{size}_20261122_08262{n}"
+    for n, size in enumerate(("tiny", "small", "medium"))
+]
 
 
 @pytest.mark.parametrize("names", [LAUNCHED[:2], LAUNCHED])
 def test_names_of_launchers_cut_no_answer(runs, tmp_path, names):
-    waited = {"disturbed": True, "waited_share": 0.3, "lost_share": 0.01, "load_before": 2.0, "cores": 2}
+    waited = {
+        "disturbed": True,
+        "waited_share": 0.3,
+        "lost_share": 0.01,
+        "load_before": 2.0,
+        "cores": 2,
+    }
     disturbance = waited | {"reasons": ["30% of thread time waited for a core"]}
-    copies = [copy_of(runs / "small_batch", tmp_path / names[0], [100.0, 101, 99, 100], disturbance=disturbance)]
-    copies += [copy_of(runs / "large_batch", tmp_path / name, [120.0, 121, 119, 120]) for name in names[1:]]
+    copies = [
+        copy_of(
+            runs / "small_batch",
+            tmp_path / names[0],
+            [100.0, 101, 99, 100],
+            disturbance=disturbance,
+        )
+    ]
+    copies += [
+        copy_of(runs / "large_batch", tmp_path / name, [120.0, 121, 119, 120]) for name in names[1:]
+    ]
     comparison = compare(copies)
-    lines = comparison_answer(comparison, f"comparison_20261122_082730/{'x' * 20}.md; docs/optimizations.md")
+    lines = comparison_answer(
+        comparison, f"comparison_20261122_082730/{'x' * 20}.md; docs/optimizations.md"
+    )
     assert_answer("\n\n" + "\n".join(lines))
     text = "\n".join(lines)
     assert "…" not in text
-    assert "small is 0.83x as fast as tiny (95%: 0.8" in text and "beyond noise: 120.0 ms against 100.0 ms" in text
+    assert (
+        "small is 0.83x as fast as tiny (95%: 0.8" in text
+        and "beyond noise: 120.0 ms against 100.0 ms" in text
+    )
     assert "30% of thread time waited for a core: tiny" in text
-    assert re.search(r"Largest reason: .*: small\n.*Peak memory: .* MB tiny, .* MB small", text, re.DOTALL)
+    assert re.search(
+        r"Largest reason: .*: small\n.*Peak memory: .* MB tiny, .* MB small", text, re.DOTALL
+    )
     screen = lines_of(comparison)
     assert max(map(len, screen)) <= COLUMNS
     assert "Components of small against tiny, ms per profiled step" in screen
@@ -449,7 +553,10 @@ def test_names_of_launchers_cut_no_answer(runs, tmp_path, names):
     ("names", "short"),
     [
         (LAUNCHED, ["tiny", "small", "medium"]),
-        ([LAUNCHED[0], LAUNCHED[0][:-1] + "9", LAUNCHED[1]], ["tiny_20261122_082620", "tiny_20261122_082629", "small"]),
+        (
+            [LAUNCHED[0], LAUNCHED[0][:-1] + "9", LAUNCHED[1]],
+            ["tiny_20261122_082620", "tiny_20261122_082629", "small"],
+        ),
         ([LAUNCHED[0], f"{LAUNCHED[0]}_2"], ["tiny", "tiny_2"]),
         (["base", "base_sdpa"], ["base", "base_sdpa"]),
         (["small_batch", "large_batch"], ["small_batch", "large_batch"]),
@@ -462,8 +569,14 @@ def test_short_names_differ(names, short):
 
 def test_a_table_shortens_titles_where_they_differ():
     columns = [column("setting", "setting", left=True)]
-    columns += [column(f"exercise3_profile_{name}_{'x' * 50}", name, left=True) for name in ("before", "after")]
-    rows = [{"setting": "a", "before": f"{'y' * 70}1", "after": "z"}, {"setting": "b", "before": f"{'y' * 70}2"}]
+    columns += [
+        column(f"exercise3_profile_{name}_{'x' * 50}", name, left=True)
+        for name in ("before", "after")
+    ]
+    rows = [
+        {"setting": "a", "before": f"{'y' * 70}1", "after": "z"},
+        {"setting": "b", "before": f"{'y' * 70}2"},
+    ]
     titles, *texts = narrow_table(columns, rows)
     assert max(map(len, (titles, *texts))) <= COLUMNS
     assert "before" in titles and "after" in titles and texts[0].split()[1] != texts[1].split()[1]
@@ -496,26 +609,47 @@ def test_traces_of_other_programs_are_compared(tmp_path, command):
     for name, part in zip("ab", parts, strict=True):
         write_trace(tmp_path / f"{name}.json", *gpu_step(*part))
     (tmp_path / "b").mkdir()
-    write_part(tmp_path / "b" / "operator_analysis.json", analysis_of(read_trace(tmp_path / "b.json")))
-    code, out, _ = command(compare_runs, "a.json", "b.json", "b", "--output-dir", "out", "--verbose")
+    write_part(
+        tmp_path / "b" / "operator_analysis.json", analysis_of(read_trace(tmp_path / "b.json"))
+    )
+    code, out, _ = command(
+        compare_runs, "a.json", "b.json", "b", "--output-dir", "out", "--verbose"
+    )
     assert code == 0, out
     document = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    assert [row["change_ms"] for row in document["classes"] if row["class"] == "matmul"] == [pytest.approx(-0.12)] * 2
+    assert [row["change_ms"] for row in document["classes"] if row["class"] == "matmul"] == [
+        pytest.approx(-0.12)
+    ] * 2
     assert {row["tokens_per_sec_reason"] for row in document["runs"]} == {"not in a trace"}
-    assert document["repeats"] is None  # nothing tells the settings of a trace, even if two have the same name
-    bars = draw_comparison(document).axes[0].patches  # of the entire step: a trace does not tell phases
-    assert [bar.get_width() for bar in bars] == [row["mean_ms"] for row in document["runs"]] and bars[0].get_width() > 0
+    assert (
+        document["repeats"] is None
+    )  # nothing tells the settings of a trace, even if two have the same name
+    bars = (
+        draw_comparison(document).axes[0].patches
+    )  # of the entire step: a trace does not tell phases
+    assert [bar.get_width() for bar in bars] == [
+        row["mean_ms"] for row in document["runs"]
+    ] and bars[0].get_width() > 0
     for name, total in (("c", 64 * MB), ("d", 48 * MB)):  # with profile_memory
         arguments = {"Total Allocated": total, "Bytes": 64, "Device Type": 1, "Device Id": 0}
-        memory = event("[memory]", 10, 0) | {"ph": "i", "cat": "cpu_instant_event", "args": arguments}
+        memory = event("[memory]", 10, 0) | {
+            "ph": "i",
+            "cat": "cpu_instant_event",
+            "args": arguments,
+        }
         write_trace(tmp_path / f"{name}.json", *gpu_step(*parts[0]), memory)
-    peaks = [(row["peak_mb"], row["peak_ratio"]) for row in compare([tmp_path / "c.json", tmp_path / "d.json"])["runs"]]
+    peaks = [
+        (row["peak_mb"], row["peak_ratio"])
+        for row in compare([tmp_path / "c.json", tmp_path / "d.json"])["runs"]
+    ]
     assert peaks == [(64, 1.0), (48, 0.75)]
     (tmp_path / "ranks").mkdir()
     for i in range(2):
         write_trace(tmp_path / "ranks" / f"rank{i}.json", *gpu_step(*parts[1]))
     from_folder = compare([tmp_path / "a.json", tmp_path / "ranks"])["classes"]
-    assert [row["change_ms"] for row in from_folder if row["class"] == "matmul"] == [pytest.approx(-0.12)]
+    assert [row["change_ms"] for row in from_folder if row["class"] == "matmul"] == [
+        pytest.approx(-0.12)
+    ]
     (tmp_path / "no_trace.json").write_text("{}")
     code, _, error = command(compare_runs, "a.json", "no_trace.json")
     assert (code, error.count("\n")) == (1, 1)
@@ -532,7 +666,10 @@ def test_traces_of_other_programs_are_compared(tmp_path, command):
     ],
 )
 def test_the_overhead_of_a_profiler_is_told_as_its_profile_does(ratio, text):
-    assert profilers_text([{"name": "a", "profiler": "torch.profiler", "profiler_overhead": ratio}]) == text
+    assert (
+        profilers_text([{"name": "a", "profiler": "torch.profiler", "profiler_overhead": ratio}])
+        == text
+    )
     if ratio == 0.36:
         assert overhead_text({"ratio": ratio}).startswith("not measurable")
 

@@ -14,33 +14,73 @@ from harness.base.errors import UserError
 
 
 def as_on_a_gpu(document: dict) -> dict:
-    """A CPU's trace as a GPU's would be: work becomes kernels on a stream, the backward pass another thread's."""
+    """A CPU's trace as a GPU's would be: work becomes kernels on a stream, the backward pass
+    another thread's."""
     events = document["traceEvents"]
     backward = [
-        (e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == "backward" and e.get("cat") == "user_annotation"
+        (e["ts"], e["ts"] + e["dur"])
+        for e in events
+        if e["name"] == "backward" and e.get("cat") == "user_annotation"
     ]
     operators = sorted((e for e in events if e.get("cat") == "cpu_op"), key=lambda e: e["ts"])
     free_at, launches = 0.0, []
     for number, operator in enumerate(operators, 1):
         if any(first <= operator["ts"] < last for first, last in backward):
             operator["tid"] = 99
-        if not is_view_or_metadata_op(operator["name"]) and operator["name"] not in ("aten::linear", "aten::matmul"):
-            call = {"name": "hipLaunchKernel", "ts": operator["ts"] + 0.2 * operator["dur"], "dur": 0.1}
+        if not is_view_or_metadata_op(operator["name"]) and operator["name"] not in (
+            "aten::linear",
+            "aten::matmul",
+        ):
+            call = {
+                "name": "hipLaunchKernel",
+                "ts": operator["ts"] + 0.2 * operator["dur"],
+                "dur": 0.1,
+            }
             free_at = max(free_at, call["ts"] + 5) + 0.5 * operator["dur"]
-            kernel = {"name": f"kernel_{number}", "ts": free_at - 0.5 * operator["dur"], "dur": 0.5 * operator["dur"]}
+            kernel = {
+                "name": f"kernel_{number}",
+                "ts": free_at - 0.5 * operator["dur"],
+                "dur": 0.5 * operator["dur"],
+            }
             ids = {"correlation": number}
             launches.append(
-                {"ph": "X", "cat": "cuda_runtime", "pid": operator["pid"], "tid": operator["tid"], "args": ids} | call
+                {
+                    "ph": "X",
+                    "cat": "cuda_runtime",
+                    "pid": operator["pid"],
+                    "tid": operator["tid"],
+                    "args": ids,
+                }
+                | call
             )
             launches.append(
-                {"ph": "X", "cat": "kernel", "pid": 0, "tid": 7, "args": ids | {"device": 0, "stream": 7}} | kernel
+                {
+                    "ph": "X",
+                    "cat": "kernel",
+                    "pid": 0,
+                    "tid": 7,
+                    "args": ids | {"device": 0, "stream": 7},
+                }
+                | kernel
             )
     return document | {"traceEvents": events + launches}
 
 
 def test_our_ranges_on_a_gpu(train, tmp_path):
-    """Kernels find their component through the launch call, the operator around it and autograd's numbers."""
-    assert train("--enable-pytorch-profiler", "--profile-dir", "p", "--num-steps", "8", "--profile-steps", "3")[0] == 0
+    """Kernels find their component through the launch call, the operator around it and autograd's
+    numbers."""
+    assert (
+        train(
+            "--enable-pytorch-profiler",
+            "--profile-dir",
+            "p",
+            "--num-steps",
+            "8",
+            "--profile-steps",
+            "3",
+        )[0]
+        == 0
+    )
     [path] = (tmp_path / "p").glob("trace_*")
     path.write_text(json.dumps(as_on_a_gpu(json.loads(path.read_text()))))
     analysis = analysis_of(read_trace(path))
@@ -52,7 +92,14 @@ def test_our_ranges_on_a_gpu(train, tmp_path):
     assert analysis["integrity"]["kernels_linked_to_an_operator"] == 1
     assert analysis["integrity"]["trustworthy"]
     assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
-    for part in ("attention.q_proj", "attention.scores", "mlp.down_proj", "norm", "lm_head", "loss"):
+    for part in (
+        "attention.q_proj",
+        "attention.scores",
+        "mlp.down_proj",
+        "norm",
+        "lm_head",
+        "loss",
+    ):
         assert {(part, "forward"), (part, "backward")} <= set(rows), part
     assert ("optimizer", "optimizer") in rows
     assert ("idle", "idle") in rows
@@ -113,13 +160,22 @@ def test_kinds_of_operators_of_a_foreign_program(tmp_path):
     analysis = analysis_of(foreign_trace(tmp_path / "t.json"))
     assert analysis["attribution"]["source"] == "kinds of operators"
     components = {row["component"] for row in analysis["components"]}
-    assert {"matmul", "normalization", "element-wise", "optimizer", "framework overhead"} <= components
+    assert {
+        "matmul",
+        "normalization",
+        "element-wise",
+        "optimizer",
+        "framework overhead",
+    } <= components
     assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
-    assert not any("--" in (row["flag"] or "") for row in analysis["opportunities"])  # our flags are not for it
+    assert not any(
+        "--" in (row["flag"] or "") for row in analysis["opportunities"]
+    )  # our flags are not for it
 
 
 def test_recomputed_forward_work_is_backward(tmp_path):
-    """Activation checkpointing runs the forward pass again inside the backward one, on sequence numbers of its own."""
+    """Activation checkpointing runs the forward pass again inside the backward one, on sequence
+    numbers of its own."""
     module = "nn.Module: Linear_0"
     trace = trace_of(
         tmp_path,
@@ -146,7 +202,8 @@ def test_recomputed_forward_work_is_backward(tmp_path):
 def test_gpu_only_traces(tmp_path):
     steps = [event(f"ProfilerStep#{i}", 100 * i, 90, kind="gpu_user_annotation") for i in range(3)]
     kernels = [
-        event("Cijk_Ailk_Bljk", 100 * i + 10, 50, kind="kernel", correlation=i, device=0, stream=0) for i in range(3)
+        event("Cijk_Ailk_Bljk", 100 * i + 10, 50, kind="kernel", correlation=i, device=0, stream=0)
+        for i in range(3)
     ]
     analysis = analysis_of(trace_of(tmp_path, *steps, *kernels))
     assert [row["kernels"] for row in analysis["steps"]["rows"]] == [1, 1, 1]
@@ -157,15 +214,21 @@ def test_gpu_only_traces(tmp_path):
 
 
 def foreign_program(*between, gpu=False):
-    """A step of 1000 us: 800 of fetching data with operators, 100 forward, then 60 backward and 30 of SGD."""
+    """A step of 1000 us: 800 of fetching data with operators, 100 forward, then 60 backward and 30
+    of SGD."""
     work = [
         event("enumerate(DataLoader)#_Iter.__next__", 0, 800, kind="user_annotation"),
         event("aten::sin", 10, 700, **{"Sequence number": 3}),
         event("aten::mm", 805, 90, **{"Sequence number": 4}),
-        event("autograd::engine::evaluate_function: MmBackward0", 905, 50, **{"Sequence number": 4}),
+        event(
+            "autograd::engine::evaluate_function: MmBackward0", 905, 50, **{"Sequence number": 4}
+        ),
         event("aten::mm", 906, 40),
         event("Optimizer.step#SGD.step", 960, 35, kind="user_annotation"),
-        *(event(f"aten::_foreach_{name}_", 961 + 10 * i, 10) for i, name in enumerate(("add", "mul", "div"))),
+        *(
+            event(f"aten::_foreach_{name}_", 961 + 10 * i, 10)
+            for i, name in enumerate(("add", "mul", "div"))
+        ),
     ]
     kernels = on_gpu("gemm", 880, 890, 10, 1) + on_gpu("gemm", 910, 920, 20, 2) if gpu else []
     return [step(1, 0, 1000), *between, *work, *kernels]
@@ -190,7 +253,10 @@ def test_data_loading_of_a_foreign_program(tmp_path, monkeypatch, gpu, named):
 
 
 def test_inference_without_stacks_is_a_forward_pass(tmp_path):
-    model, x = torch.nn.Sequential(Block(), Block()), torch.randn(4096, 64)  # work enough to be most of a step
+    model, x = (
+        torch.nn.Sequential(Block(), Block()),
+        torch.randn(4096, 64),
+    )  # work enough to be most of a step
     with torch.no_grad(), torch.profiler.profile() as profile:
         for _ in range(2):
             model(x)
@@ -205,14 +271,22 @@ def test_a_backward_pass_on_another_thread_is_not_overhead(tmp_path):
     events = [
         step(1, 0, 1000),
         event("aten::mm", 10, 300, **{"Sequence number": 5}),
-        event("autograd::engine::evaluate_function: MmBackward0", 330, 640, thread=2, **{"Sequence number": 5}),
+        event(
+            "autograd::engine::evaluate_function: MmBackward0",
+            330,
+            640,
+            thread=2,
+            **{"Sequence number": 5},
+        ),
         event("aten::mm", 340, 600, thread=2),
     ]
     analysis = analysis_of(trace_of(tmp_path, *events))
     phases = {row["phase"]: row["ms_per_step"] for row in analysis["phases"]}
     assert phases["backward"] == pytest.approx(0.64)
     assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
-    assert analysis["verdict"]["shares"]["launch"] == pytest.approx(0.1)  # the gaps, and the node's own 40 us
+    assert analysis["verdict"]["shares"]["launch"] == pytest.approx(
+        0.1
+    )  # the gaps, and the node's own 40 us
 
 
 def test_classes_of_operators_add_up_to_the_step(train, tmp_path):
@@ -223,15 +297,20 @@ def test_classes_of_operators_add_up_to_the_step(train, tmp_path):
     assert sum(row["share"] for row in analysis["classes"]) == pytest.approx(1)
     phases = {row["phase"]: row["ms_per_step"] for row in analysis["phases"]}
     assert 0 < classes["optimizer"] <= phases["optimizer"]
-    books = sum(row["self_cpu_us"] for row in analysis["operators"] if is_view_or_metadata_op(row["name"]))
+    books = sum(
+        row["self_cpu_us"] for row in analysis["operators"] if is_view_or_metadata_op(row["name"])
+    )
     assert classes["framework overhead"] >= 0.9 * books / 1e3 / analysis["attribution"]["steps"]
     names = ("aten::mm", "aten::bmm", "aten::matmul", "aten::linear")
     matmuls = sum(row["self_cpu_us"] for row in analysis["operators"] if row["name"] in names)
-    assert classes["matmul"] == pytest.approx(matmuls / 1e3 / analysis["attribution"]["steps"], rel=0.1)
+    assert classes["matmul"] == pytest.approx(
+        matmuls / 1e3 / analysis["attribution"]["steps"], rel=0.1
+    )
 
 
 def test_asynchronous_collectives_are_not_their_callers_time(tmp_path):
-    """A collective that goes on while its thread does other work: it counts where the thread waits."""
+    """A collective that goes on while its thread does other work: it counts where the thread
+    waits."""
     trace = trace_of(
         tmp_path,
         step(1, 0, 100),
@@ -243,16 +322,25 @@ def test_asynchronous_collectives_are_not_their_callers_time(tmp_path):
     analysis = analysis_of(trace)
     assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
     shares = {row["component"]: row["share"] for row in analysis["components"]}
-    # The thread is in no operator from 0 to 10, 20 to 25 and 55 to 60; during the latter two the collective runs.
-    # The call that starts it, from 10 to 15, is overhead.
+    # The thread is in no operator from 0 to 10, 20 to 25 and 55 to 60; during the latter two the
+    # collective runs.  The call that starts it, from 10 to 15, is overhead.
     assert shares == pytest.approx(
-        {"communication": 0.15, "matmul": 0.3, "element-wise": 0.4, "framework overhead": 0.15, "unattributed": 0}
+        {
+            "communication": 0.15,
+            "matmul": 0.3,
+            "element-wise": 0.4,
+            "framework overhead": 0.15,
+            "unattributed": 0,
+        }
     )
 
 
 def test_an_accelerator_of_meta(tmp_path):
     """Its categories are its own; what it copies by itself carries no number."""
-    mm = event("aten::mm", 10, 9), event("runFunction - submit", 12, 5, "mtia_runtime", correlation=7)
+    mm = (
+        event("aten::mm", 10, 9),
+        event("runFunction - submit", 12, 5, "mtia_runtime", correlation=7),
+    )
     fc = event("fc-dtype_Float", 20, 60, "mtia_ccp_events", correlation=7, stream=1)
     copy = event("dma_request", 70, 20, "mtia_ccp_events", stream=1)
     analysis = analysis_of(trace_of(tmp_path, step(1, 0, 100), *mm, fc, copy))
@@ -267,9 +355,12 @@ def test_an_accelerator_of_meta(tmp_path):
 
 def test_events_of_an_unknown_accelerator_are_named(tmp_path):
     unknown = [event("gemm", 5 * i, 4, "tpu_op", stream=1) for i in range(3)]
-    problems = analysis_of(trace_of(tmp_path, event("aten::mm", 0, 9), *unknown))["integrity"]["problems"]
+    problems = analysis_of(trace_of(tmp_path, event("aten::mm", 0, 9), *unknown))["integrity"][
+        "problems"
+    ]
     assert problems == [
-        "3 events of an accelerator are in a category that is not known here, tpu_op, and are missing below"
+        "3 events of an accelerator are in a category that is not known here, tpu_op, and are"
+        " missing below"
     ]
     with pytest.raises(UserError, match="3 events of an accelerator, tpu_op, are not known here"):
         trace_of(tmp_path, *unknown)
@@ -289,10 +380,14 @@ def test_a_real_trace_of_an_accelerator_of_meta():
 
 @pytest.mark.parametrize(("second", "source"), [(10, "nn.Module calls"), (40, "named ranges")])
 def test_a_range_around_nearly_everything_leaves_the_parts_to_modules(tmp_path, second, source):
-    """Of the time in ranges the first has 80 us, in two modules; a second range of 40 us makes them worth telling."""
+    """Of the time in ranges the first has 80 us, in two modules; a second range of 40 us makes them
+    worth telling."""
     events = [step(1, 0, 200), event("execute", 2, 90, kind="user_annotation")]
     for i, name in enumerate(("Linear_0", "Norm_0")):
         events.append(event(f"nn.Module: {name}", 3 + 42 * i, 41, kind="python_function"))
         events.append(event("aten::mm", 4 + 42 * i, 40))
-    events += [event("decode", 100, second + 2, kind="user_annotation"), event("aten::mm", 101, second)]
+    events += [
+        event("decode", 100, second + 2, kind="user_annotation"),
+        event("aten::mm", 101, second),
+    ]
     assert analysis_of(trace_of(tmp_path, *events))["attribution"]["source"] == source

@@ -1,7 +1,8 @@
 """Everything that the workshop's source documents teach has a place here.
 
-The documents are not part of this repository.  Each row names one of their sections in our words, the section of ours
-that covers it, and a word or phrase that has to be there.  If a section moves, its row moves with it.
+The documents are not part of this repository.  Each row names one of their sections in our words,
+the section of ours that covers it, and a word or phrase that has to be there.  If a section moves,
+its row moves with it.
 """
 
 import re
@@ -23,17 +24,32 @@ START, PAPER, REFERENCE, ONE, TWO, THREE = (
 )
 FOUR, FIVE, SIX, SEVEN, EIGHT = (
     f"exercises/exercise_{name}.md"
-    for name in ("4_comparative_analysis", "5_training_benchmark", "6_attention", "7_mixed_precision", "8_compilation")
+    for name in (
+        "4_comparative_analysis",
+        "5_training_benchmark",
+        "6_attention",
+        "7_mixed_precision",
+        "8_compilation",
+    )
 )
 TEN, TEN_ANSWERS, ELEVEN, ELEVEN_ANSWERS = (
     f"exercises/{name}.md"
-    for name in ("exercise_10_data_parallel", "answers/exercise_10", "exercise_11_sharding", "answers/exercise_11")
+    for name in (
+        "exercise_10_data_parallel",
+        "answers/exercise_10",
+        "exercise_11_sharding",
+        "answers/exercise_11",
+    )
 )
 TROUBLE, OWN = "docs/troubleshooting.md", "docs/your_own_model.md"
 
 # The long walkthrough: section, where it is covered, a phrase.
 WALKTHROUGH = [
-    ("note: numbers differ by machine", f"{REFERENCE}#results-by-machine", "another machine are not a target"),
+    (
+        "note: numbers differ by machine",
+        f"{REFERENCE}#results-by-machine",
+        "another machine are not a target",
+    ),
     ("letters", f"{PAPER}#notation", "key/value heads"),
     ("units, growth", f"{REFERENCE}#units", "O(S^2)"),
     ("contents", "README.md#exercises", "1. Baseline analysis"),
@@ -67,7 +83,11 @@ WALKTHROUGH = [
     ("2.5 why not LayerNorm", f"{PAPER}#rmsnorm", "Why not LayerNorm"),
     ("2.6 FLOPs of a layer, shares", f"{PAPER}#flops", "*sum of mlp*"),
     ("2.7 memory by part", f"{PAPER}#memory", "quadratic, MB"),
-    ("2.7 which part is limited by what", f"{PAPER}#what-limits-each-part", "Always limited by memory"),
+    (
+        "2.7 which part is limited by what",
+        f"{PAPER}#what-limits-each-part",
+        "Always limited by memory",
+    ),
     ("3.1 structure of the script", f"{REFERENCE}#how-the-script-is-built", "InstrumentSchedule"),
     ("3.2 flags", f"{REFERENCE}#all-flags", "--flops-profile-step"),
     ("3.3 profiler in a script", f"{OWN}#a-whole-script", "with profile("),
@@ -84,8 +104,16 @@ WALKTHROUGH = [
     ),
     ("4.1 objective", f"{ONE}#exercise-1-baseline-analysis", "Objective"),
     ("4.2 baseline, first step", f"{ONE}#step-1-a-run-without-a-profiler", "one-time costs"),
-    ("4.2 profiler, overhead, files", f"{ONE}#step-2-the-same-run-with-the-profiler", "operator_analysis.json"),
-    ("4.2 memory of the profiler", f"{ONE}#step-2-the-same-run-with-the-profiler", "memory does the profiler need"),
+    (
+        "4.2 profiler, overhead, files",
+        f"{ONE}#step-2-the-same-run-with-the-profiler",
+        "operator_analysis.json",
+    ),
+    (
+        "4.2 memory of the profiler",
+        f"{ONE}#step-2-the-same-run-with-the-profiler",
+        "memory does the profiler need",
+    ),
     ("4.2 TensorBoard", f"{ONE}#step-3-tensorboard", "6006"),
     ("4.2 without TensorBoard", f"{ONE}#step-4-the-same-answers-without-tensorboard", "json.tool"),
     ("4.2 patterns", f"{ONE}#step-5-patterns", "Matrix multiplications or everything else"),
@@ -96,12 +124,24 @@ WALKTHROUGH = [
     ),
     ("4.4 out of memory, files, ports", f"{ONE}#troubleshooting", "--port 6007"),
     ("4.4 ports in use", f"{TROUBLE}#tensorboard-and-the-profiler", "ss -ltn"),
-    ("4.4 watching the GPU", f"{TROUBLE}#the-gpu-is-idle-or-slower-than-expected", "watch -n 1 rocm-smi"),
-    ("4.4 unsteady times", f"{TROUBLE}#the-gpu-is-idle-or-slower-than-expected", "vary between runs"),
+    (
+        "4.4 watching the GPU",
+        f"{TROUBLE}#the-gpu-is-idle-or-slower-than-expected",
+        "watch -n 1 rocm-smi",
+    ),
+    (
+        "4.4 unsteady times",
+        f"{TROUBLE}#the-gpu-is-idle-or-slower-than-expected",
+        "vary between runs",
+    ),
     ("4.5 questions", f"{ONE}#questions", "being fused"),
     ("4.6 takeaways, next steps", f"{ONE}#key-takeaways", "What next"),
     ("5.1 objective", f"{TWO}#exercise-2-memory-analysis", "Objective"),
-    ("5.2 why memory matters", f"{TWO}#exercise-2-memory-analysis", "Memory decides what can be trained"),
+    (
+        "5.2 why memory matters",
+        f"{TWO}#exercise-2-memory-analysis",
+        "Memory decides what can be trained",
+    ),
     ("5.3 batch sizes", f"{TWO}#step-3-watch-it-grow", "up to a batch of 16"),
     ("5.3 timeline", f"{TWO}#step-2-measure", "memory_timeline.png"),
     ("5.3 sequence lengths", f"{TWO}#step-3-watch-it-grow", "512 tokens"),
@@ -112,14 +152,22 @@ WALKTHROUGH = [
     ("5.4 scaling", f"{TWO}#step-3-watch-it-grow", "constant + linear B S + quadratic B S^2"),
     ("5.4 signs of each limit", f"{PAPER}#the-signs-of-each", "GPU utilization"),
     ("5.5 ranking, with fusion", f"{TWO}#step-4-what-would-reduce-it", "fusing operators"),
-    ("5.6 results", "exercises/answers/exercise_2.md#answers-to-exercise-2-memory-analysis", "exercise_2.json"),
+    (
+        "5.6 results",
+        "exercises/answers/exercise_2.md#answers-to-exercise-2-memory-analysis",
+        "exercise_2.json",
+    ),
     ("5.7 out of memory", f"{TWO}#troubleshooting", "out of memory"),
     ("5.7 allocator", f"{TROUBLE}#memory-runs-out-although-it-should-fit", "max_split_size_mb"),
     ("5.8 questions", f"{TWO}#questions", "fragmentation"),
     ("5.9 takeaways", f"{TWO}#key-takeaways", "Between linear and quadratic"),
     ("6.1 objective", f"{THREE}#exercise-3-bottleneck-identification", "Objective"),
     ("6.2 sizes", "README.md#sizes", "very_large"),
-    ("6.2 expected time by size", f"{THREE}#step-3-sizes-that-do-not-run-here", "peak rate of the datasheet"),
+    (
+        "6.2 expected time by size",
+        f"{THREE}#step-3-sizes-that-do-not-run-here",
+        "peak rate of the datasheet",
+    ),
     ("6.3 running sizes", f"{THREE}#step-1-sizes", "./launch_performance_study.sh tiny"),
     ("6.3 comparing sizes", f"{THREE}#step-2-side-by-side", "Throughput:"),
     ("6.4 scaling patterns", f"{THREE}#step-2-side-by-side", "grows with"),
@@ -131,7 +179,11 @@ WALKTHROUGH = [
     ),
     ("6.6 components across sizes", f"{THREE}#step-2-side-by-side", "exercise3_components"),
     ("6.7 troubleshooting", f"{THREE}#troubleshooting", "Permission denied"),
-    ("6.8 recommended batch, largest model, best size", f"{THREE}#questions", "Which batch would you choose"),
+    (
+        "6.8 recommended batch, largest model, best size",
+        f"{THREE}#questions",
+        "Which batch would you choose",
+    ),
     ("6.8 utilization by size", f"{THREE}#questions", "GPU utilization change"),
     ("6.9 takeaways, what to do next", f"{THREE}#key-takeaways", "What next"),
 ]
@@ -147,7 +199,11 @@ PAGES = [
     ("opportunities: projections as one matmul", f"{PAPER}#attention", "one matmul"),
     ("links", f"{REFERENCE}#further-reading", "flops-profiler"),
     ("first exercise: record a baseline", f"{ONE}#worksheet", "loss after the last step"),
-    ("first exercise: kinds of kernels", f"{ONE}#step-4-the-same-answers-without-tensorboard", "different kernels"),
+    (
+        "first exercise: kinds of kernels",
+        f"{ONE}#step-4-the-same-answers-without-tensorboard",
+        "different kernels",
+    ),
     ("first exercise: transfers", f"{ONE}#step-5-patterns", "Memcpy"),
     ("first exercise: memory layout", f"{ONE}#questions", "memory layout"),
     ("first exercise: utilization", f"{ONE}#step-1-a-run-without-a-profiler", "GPU utilization"),
@@ -155,8 +211,16 @@ PAGES = [
     ("first exercise: done when", f"{ONE}#done-when", "spread"),
     ("second exercise: memory by batch", f"{TWO}#step-3-watch-it-grow", "average_bytes"),
     ("second exercise: memory per token", f"{TWO}#step-3-watch-it-grow", "per token"),
-    ("second exercise: bandwidth from the file", f"{TWO}#step-5-bytes-moved", "memory_bandwidth_used_gb_per_sec"),
-    ("second exercise: utilization of the bandwidth", f"{TWO}#questions", "Utilization of the memory bandwidth"),
+    (
+        "second exercise: bandwidth from the file",
+        f"{TWO}#step-5-bytes-moved",
+        "memory_bandwidth_used_gb_per_sec",
+    ),
+    (
+        "second exercise: utilization of the bandwidth",
+        f"{TWO}#questions",
+        "Utilization of the memory bandwidth",
+    ),
     ("second exercise: thresholds", f"{TWO}#step-5-bytes-moved", "below 10 FLOPs/byte"),
     ("second exercise: bottleneck", f"{TWO}#worksheet", "ridge point of this device"),
     ("second exercise: done when", f"{TWO}#done-when", "ranked"),
@@ -165,56 +229,140 @@ PAGES = [
 COURSE = [
     ("times by size", f"{FIVE}#step-1-the-parts-of-a-step-across-sizes", "standard deviation"),
     ("warm-up", f"{FIVE}#step-2-effect-of-warm-up", "sqrt(n)"),
-    ("forward pass in a system profiler", f"{FIVE}#step-5-the-forward-pass-seen-from-outside", "nsys"),
+    (
+        "forward pass in a system profiler",
+        f"{FIVE}#step-5-the-forward-pass-seen-from-outside",
+        "nsys",
+    ),
     ("data types under autocast", f"{SEVEN}#step-1-which-tensor-has-which-dtype", "ToyModel"),
     ("norms in 16 bits", f"{SEVEN}#step-2-range-and-precision", "65,504"),
     ("a step in bf16 that was slower", f"{SEVEN}#questions", "many times slower"),
     ("memory over a step", f"{FIVE}#questions", "recognize the backward"),
-    ("peak by sequence length", f"{FIVE}#step-3-peak-memory-by-sequence-length", "--memory-snapshot"),
+    (
+        "peak by sequence length",
+        f"{FIVE}#step-3-peak-memory-by-sequence-length",
+        "--memory-snapshot",
+    ),
     ("memory in 16 bits", f"{SEVEN}#step-5-what-it-saves", "never halved"),
-    ("size of the residual stream", f"{FIVE}#step-4-does-a-large-model-fit-in-24-gb", "residual stream"),
+    (
+        "size of the residual stream",
+        f"{FIVE}#step-4-does-a-large-model-fit-in-24-gb",
+        "residual stream",
+    ),
     ("largest allocations", f"{FIVE}#questions", "largest activation"),
     ("a model that does not fit", f"{FIVE}#step-4-does-a-large-model-fit-in-24-gb", "4 x 4 P"),
     ("attention by length", f"{SIX}#step-1-three-ways-to-compute-the-same-thing", "--seq-lens"),
-    ("head dimensions 16 to 128", f"{SIX}#step-3-a-configuration-that-runs-out-of-memory", "--d-heads 16 32 64 128"),
+    (
+        "head dimensions 16 to 128",
+        f"{SIX}#step-3-a-configuration-that-runs-out-of-memory",
+        "--d-heads 16 32 64 128",
+    ),
     ("an outlier in a table", f"{SIX}#questions", "256 tokens uses more memory"),
-    ("accounting for out of memory", "exercises/answers/exercise_6.md#answers-to-exercise-6-attention", "2^33"),
+    (
+        "accounting for out of memory",
+        "exercises/answers/exercise_6.md#answers-to-exercise-6-attention",
+        "2^33",
+    ),
     ("memory of the backward pass", f"{SIX}#questions", "grow with S^2"),
-    ("fused attention", "exercises/answers/exercise_6.md#answers-to-exercise-6-attention", "running maximum"),
+    (
+        "fused attention",
+        "exercises/answers/exercise_6.md#answers-to-exercise-6-attention",
+        "running maximum",
+    ),
     ("compiled attention", f"{EIGHT}#step-1-attention", "compiled"),
     ("compiled training", f"{EIGHT}#step-2-a-training-step", "break-even"),
     ("why small models gain little or much", f"{EIGHT}#questions", "small model's forward pass"),
 ]
 # The part of that course for several GPUs, question by question.
 SEVERAL_GPUS = [
-    ("all-reduce by size", f"{TEN}#step-1-the-network-alone", "each size four times the one before"),
+    (
+        "all-reduce by size",
+        f"{TEN}#step-1-the-network-alone",
+        "each size four times the one before",
+    ),
     ("all-reduce by number of processes", f"{TEN}#questions", "with the number of ranks"),
-    ("backends", f"{TEN_ANSWERS}#answers-to-exercise-10-data-parallel-training", "gloo copies through host memory"),
-    ("naive data parallel training", f"{TEN}#step-2-four-ways-to-reduce-gradients", "an all-reduce for each parameter"),
+    (
+        "backends",
+        f"{TEN_ANSWERS}#answers-to-exercise-10-data-parallel-training",
+        "gloo copies through host memory",
+    ),
+    (
+        "naive data parallel training",
+        f"{TEN}#step-2-four-ways-to-reduce-gradients",
+        "an all-reduce for each parameter",
+    ),
     ("its step, and the share of communication", f"{TEN}#worksheet", "step, naive"),
-    ("one flat all-reduce", f"{TEN}#step-2-four-ways-to-reduce-gradients", "copied into a flat tensor"),
+    (
+        "one flat all-reduce",
+        f"{TEN}#step-2-four-ways-to-reduce-gradients",
+        "copied into a flat tensor",
+    ),
     ("flat and naive compared", f"{TEN}#questions", "Flat and naive send the same bytes"),
-    ("overlap, parameter by parameter or in buckets", f"{TEN}#worksheet", "bytes begun in the backward pass"),
+    (
+        "overlap, parameter by parameter or in buckets",
+        f"{TEN}#worksheet",
+        "bytes begun in the backward pass",
+    ),
     ("traces with and without overlap", f"{TEN}#questions", "one with overlap and one without"),
-    ("bucket sizes of 1 to 1000 MB", f"{TEN}#step-4-on-paper-the-best-size-of-a-bucket", "--bucket-mbs 1 10 100 1000"),
-    ("overhead by number of buckets", f"{TEN}#step-4-on-paper-the-best-size-of-a-bucket", "n alpha + s / (n beta)"),
-    ("best size of a bucket", f"{TEN}#step-4-on-paper-the-best-size-of-a-bucket", "sqrt(s alpha beta)"),
-    ("where that model fails", f"{TEN_ANSWERS}#answers-to-exercise-10-data-parallel-training", "fails in every"),
-    ("memory with a sharded optimizer, three moments", f"{ELEVEN}#questions", "after the model is built"),
+    (
+        "bucket sizes of 1 to 1000 MB",
+        f"{TEN}#step-4-on-paper-the-best-size-of-a-bucket",
+        "--bucket-mbs 1 10 100 1000",
+    ),
+    (
+        "overhead by number of buckets",
+        f"{TEN}#step-4-on-paper-the-best-size-of-a-bucket",
+        "n alpha + s / (n beta)",
+    ),
+    (
+        "best size of a bucket",
+        f"{TEN}#step-4-on-paper-the-best-size-of-a-bucket",
+        "sqrt(s alpha beta)",
+    ),
+    (
+        "where that model fails",
+        f"{TEN_ANSWERS}#answers-to-exercise-10-data-parallel-training",
+        "fails in every",
+    ),
+    (
+        "memory with a sharded optimizer, three moments",
+        f"{ELEVEN}#questions",
+        "after the model is built",
+    ),
     ("the same by category", f"{ELEVEN}#worksheet", "optimizer state at the peak"),
     ("time with a sharded optimizer", f"{ELEVEN}#worksheet", "zero1: step"),
-    ("how it differs from ZeRO stage 1", f"{ELEVEN}#questions", "The paper by which ZeRO-1 is known"),
-    ("memory of the largest model on one device", f"{ELEVEN}#step-1-on-paper-what-a-rank-keeps", "8 P of optimizer"),
+    (
+        "how it differs from ZeRO stage 1",
+        f"{ELEVEN}#questions",
+        "The paper by which ZeRO-1 is known",
+    ),
+    (
+        "memory of the largest model on one device",
+        f"{ELEVEN}#step-1-on-paper-what-a-rank-keeps",
+        "8 P of optimizer",
+    ),
     ("memory by number of ranks, and the fewest", f"{ELEVEN}#worksheet", "fewest ranks that fit"),
-    ("batch at which the step is bound by arithmetic", f"{ELEVEN}#worksheet", "tokens on a rank for which both are"),
+    (
+        "batch at which the step is bound by arithmetic",
+        f"{ELEVEN}#worksheet",
+        "tokens on a rank for which both are",
+    ),
     (
         "whether the gathers finish in time",
         f"{ELEVEN}#step-4-how-many-gpus-does-the-largest-model-need",
         "1.5 F / beta",
     ),
     ("most ranks for a global batch", f"{ELEVEN}#questions", "global batch of 2,048 samples"),
-    ("a smaller batch at the same speed", f"{ELEVEN_ANSWERS}#answers-to-exercise-11-sharding", "Tensor parallelism"),
-    ("resharding, prefetching", f"{ELEVEN}#step-3-gather-twice-or-keep", "gathers it again for the backward"),
+    (
+        "a smaller batch at the same speed",
+        f"{ELEVEN_ANSWERS}#answers-to-exercise-11-sharding",
+        "Tensor parallelism",
+    ),
+    (
+        "resharding, prefetching",
+        f"{ELEVEN}#step-3-gather-twice-or-keep",
+        "gathers it again for the backward",
+    ),
 ]
 # What ours adds to all of them, and must not lose either.
 EVERY_EXERCISE = ("Worksheet", "Questions", "Troubleshooting", "Key takeaways", "Done when")
@@ -232,8 +380,12 @@ def section(text: str, anchor: str) -> str:
         fenced ^= line.startswith("```")
         heading = None if fenced else re.match(r"#+(?= )", line)
         lines.append((line, len(heading[0]) if heading else 99))
-    start = next(i for i, (line, level) in enumerate(lines) if level < 99 and anchor in headings(line))
-    end = next((i for i in range(start + 1, len(lines)) if lines[i][1] <= lines[start][1]), len(lines))
+    start = next(
+        i for i, (line, level) in enumerate(lines) if level < 99 and anchor in headings(line)
+    )
+    end = next(
+        (i for i in range(start + 1, len(lines)) if lines[i][1] <= lines[start][1]), len(lines)
+    )
     return "\n".join(line for line, _ in lines[start:end])
 
 
@@ -247,7 +399,20 @@ def test_a_section_of_the_documents_has_its_place(row):
 
 
 @pytest.mark.parametrize(
-    "path", [ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN, EIGHT, "exercises/exercise_9_measuring_well.md", TEN, ELEVEN]
+    "path",
+    [
+        ONE,
+        TWO,
+        THREE,
+        FOUR,
+        FIVE,
+        SIX,
+        SEVEN,
+        EIGHT,
+        "exercises/exercise_9_measuring_well.md",
+        TEN,
+        ELEVEN,
+    ],
 )
 def test_an_exercise_has_all_its_sections(path):
     titles = re.findall(r"^## (.+)$", outside_of_blocks((PROJECT / path).read_text()), re.M)

@@ -1,4 +1,5 @@
-"""Documents that are damaged, partial, or of another version: what does not need them goes on without, and says so."""
+"""Documents that are damaged, partial, or of another version: what does not need them goes on
+without, and says so."""
 
 import copy
 import json
@@ -29,10 +30,14 @@ SUMMARY, ANALYSIS = "performance_summary.json", "operator_analysis.json"
 TRACE = "trace_step_1_2.pt.trace.json"
 ALL = (ANALYSIS, *DOCUMENT_FILES.values())
 SECTIONS = {
-    SUMMARY: "status config environment training performance memory loss steps ranks disturbance audit".split(),
-    ANALYSIS: "trace integrity headline verdict steps attribution phases components classes opportunities".split()
-    + "not_here gpu_timeline collectives operators operators_by_shape kernels shape_rates".split()
-    + "step_timeline memory".split(),
+    SUMMARY: (
+        "status config environment training performance memory loss steps ranks disturbance audit"
+    ).split(),
+    ANALYSIS: (
+        "trace integrity headline verdict steps attribution phases components classes opportunities"
+        " not_here gpu_timeline collectives operators operators_by_shape kernels shape_rates"
+        " step_timeline memory"
+    ).split(),
 }
 # Of a whole file: what becomes of its text.
 OF_FILE = {
@@ -44,11 +49,18 @@ OF_FILE = {
     "in another encoding": lambda text: "\ufeff" + text,
 }
 # Of a section: what takes its place; None: it is missing.
-OF_SECTION = {"missing": None, "null": "null", "a list": "[]", "a number": "7", "an infinite number": "1e999"}
+OF_SECTION = {
+    "missing": None,
+    "null": "null",
+    "a list": "[]",
+    "a number": "7",
+    "an infinite number": "1e999",
+}
 
 
 def with_section(document: dict, section: str, damage: str) -> str:
-    """The text of the document with one section damaged.  A list is no damage of one that is a list."""
+    """The text of the document with one section damaged.  A list is no damage of one that is a
+    list."""
     damaged = copy.deepcopy(document)
     kept = damaged.pop(section)
     text = json.dumps(damaged)
@@ -92,7 +104,7 @@ def test_the_sound_documents_are_read(sound):
     assert Tab(sound).page(".")["not_read"] == []
 
 
-# ---- The types ------------------------------------------------------------------------------------------------------
+# ---- The types -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [SUMMARY, ANALYSIS])
@@ -139,8 +151,16 @@ def test_only_what_is_needed_has_to_fit(part, why):
         ("steps", {"loss": [1.0]}, "steps.loss: has 1 entries, and step has "),
         ("steps", {"time_ms": "x"}, "steps.time_ms: is a text, not a list"),
         ("environment", {"packages": {}}, "environment.packages.torch: is missing"),
-        ("performance", {"tokens_per_sec": None}, "performance.tokens_per_sec: is null, and samples_per_sec is not"),
-        ("performance", {"steps_averaged": True}, "performance.steps_averaged: is true or false, not a whole number"),
+        (
+            "performance",
+            {"tokens_per_sec": None},
+            "performance.tokens_per_sec: is null, and samples_per_sec is not",
+        ),
+        (
+            "performance",
+            {"steps_averaged": True},
+            "performance.steps_averaged: is true or false, not a whole number",
+        ),
         ("config", {"training": {}}, "config.training.batch_size: is missing"),
     ],
 )
@@ -150,7 +170,7 @@ def test_values_that_do_not_go_together(sound, section, changes, why):
     assert misfit(document, kind_of(SUMMARY).document).startswith(why)
 
 
-# ---- Beside a trace -------------------------------------------------------------------------------------------------
+# ---- Beside a trace ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("damage", OF_FILE)
@@ -184,7 +204,10 @@ def test_analyze_trace_goes_on_without(run_folder, command, name):
     document = json.loads((run_folder.parent / "out" / ANALYSIS).read_text())
     assert "Verdict: " in out and document["components"]
     if name == "memory_timeline.json":
-        assert f"{name}: damaged, or of an earlier version" in (run_folder.parent / "out" / "report.html").read_text()
+        assert (
+            f"{name}: damaged, or of an earlier version"
+            in (run_folder.parent / "out" / "report.html").read_text()
+        )
     else:
         told = out[out.index("Not read:") :].splitlines()[1]
         assert f"{name}: damaged, or of an earlier version: " in told
@@ -192,7 +215,7 @@ def test_analyze_trace_goes_on_without(run_folder, command, name):
         assert any(note.startswith("not read: ") for note in document["integrity"]["notes"])
 
 
-# ---- A page ---------------------------------------------------------------------------------------------------------
+# ---- A page --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("damage", OF_FILE)
@@ -232,7 +255,7 @@ def test_where_nothing_is_left_the_lines_are_the_error(run_folder):
         assert all(line in str(raised.value) and line in page["error"] for line in lines)
 
 
-# ---- A comparison ---------------------------------------------------------------------------------------------------
+# ---- A comparison --------------------------------------------------------------------------------
 
 
 def compared(sound, run_folder) -> dict:
@@ -251,7 +274,9 @@ def test_runs_are_compared_without(sound, run_folder, name, damage):
     document = compared(sound, run_folder)
     [line] = document["not_read"]
     assert line.startswith(begin) and "\n" not in line
-    assert document["runs"][1]["median_ms"] and line in "\n".join(comparison_section(document).parts[0].note)
+    assert document["runs"][1]["median_ms"] and line in "\n".join(
+        comparison_section(document).parts[0].note
+    )
 
 
 @pytest.mark.parametrize("name", [SUMMARY, ANALYSIS])
@@ -270,7 +295,7 @@ def test_compare_runs_names_what_it_left_out(sound, run_folder, command):
     assert f"Not read:\n  {run_folder / SUMMARY}: cannot be read as JSON" in out
 
 
-# ---- A sweep that is resumed ----------------------------------------------------------------------------------------
+# ---- A sweep that is resumed ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -279,7 +304,11 @@ def test_compare_runs_names_what_it_left_out(sound, run_folder, command):
         ("config.json", "{", "config.json: cannot be read as JSON"),
         ("config.json", f'{{"schema_version": {SCHEMA_VERSION}}}', "environment: is missing"),
         ("memory_study.json", f'{{"schema_version": {SCHEMA_VERSION}}}', "rows: is missing"),
-        ("memory_study.json", f'{{"schema_version": {SCHEMA_VERSION}, "rows": [{{}}]}}', "rows[0].status: is missing"),
+        (
+            "memory_study.json",
+            f'{{"schema_version": {SCHEMA_VERSION}, "rows": [{{}}]}}',
+            "rows[0].status: is missing",
+        ),
         ("memory_study.json", "[]", "the folder has no memory_study.json and config.json"),
     ],
 )

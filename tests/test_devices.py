@@ -23,7 +23,11 @@ from harness.machine.hardware_seen import accelerator, unreachable_hardware, uns
 from harness.ranks import distributed, parallel
 from harness.ranks.rendezvous import shared_gpu
 
-MI250X = {"name": "AMD Instinct MI250X", "gcnArchName": "gfx90a:sramecc+:xnack-", "total_memory": 2**36}
+MI250X = {
+    "name": "AMD Instinct MI250X",
+    "gcnArchName": "gfx90a:sramecc+:xnack-",
+    "total_memory": 2**36,
+}
 
 
 def write(path, text: str = "") -> None:
@@ -33,11 +37,14 @@ def write(path, text: str = "") -> None:
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """gpus(n): PyTorch sees n GPUs, but counts none until it is initialized; returns the index that is chosen."""
+    """gpus(n): PyTorch sees n GPUs, but counts none until it is initialized; returns the index that
+    is chosen."""
 
     def pretend(visible: int, **properties):
         chosen, ready = [], []
-        gpu = types.SimpleNamespace(**{**MI250X, "uuid": "66383837-6633-3139-6366-313263636339", **properties})
+        gpu = types.SimpleNamespace(
+            **{**MI250X, "uuid": "66383837-6633-3139-6366-313263636339", **properties}
+        )
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "init", lambda: ready.append(True))
         monkeypatch.setattr(torch.cuda, "device_count", lambda: visible if ready else 0)
@@ -48,7 +55,7 @@ def gpus(monkeypatch):
     return pretend
 
 
-# ---- Choice --------------------------------------------------------------------------------------------------------
+# ---- Choice --------------------------------------------------------------------------------------
 
 
 def test_gpus_are_counted_after_initialization(gpus, monkeypatch):
@@ -74,7 +81,7 @@ def test_two_ranks_on_one_gpu_are_named(gpus):
     assert told.endswith(" of a; start one process per GPU")
 
 
-# ---- Hardware that PyTorch does not see ------------------------------------------------------------------------------
+# ---- Hardware that PyTorch does not see ----------------------------------------------------------
 
 
 @pytest.fixture
@@ -106,7 +113,10 @@ def put_amd_gpu(root, version: int = 90010, devices: bool = True) -> None:
 
 
 def put_nvidia_gpu(root, driver: str = "580.65.06", devices: bool = True) -> None:
-    text = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release Build\nGCC version: gcc 13.2.0"
+    text = (
+        f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release Build\nGCC"
+        " version: gcc 13.2.0"
+    )
     write(root / "proc/driver/nvidia/version", text)
     write(root / "proc/driver/nvidia/gpus/0000:c1:00.0/information")
     if devices:
@@ -195,7 +205,9 @@ def test_a_container_without_the_devices(node, hip):
     root = node(hip=hip)
     put_amd_gpu(root, devices=False)
     assert "/dev/kfd is missing; start a container with --device=/dev/kfd" in unseen_hardware(root)
-    assert unreachable_hardware(root).startswith("this machine has an AMD GPU (gfx90a), but /dev/kfd is missing; ")
+    assert unreachable_hardware(root).startswith(
+        "this machine has an AMD GPU (gfx90a), but /dev/kfd is missing; "
+    )
     root = node(cuda="13.0")
     (root / "sys/class/kfd/kfd/topology/nodes/1/properties").unlink()
     put_nvidia_gpu(root, devices=False)
@@ -216,7 +228,10 @@ def test_a_driver_too_old_for_this_build(node):
     root = node(cuda="13.0")
     put_nvidia_gpu(root, driver="535.183.01")
     found = unseen_hardware(root)
-    assert "its CUDA 13.0 needs driver 580 or newer, but 535.183.01 is installed; install a build for CUDA 12" in found
+    assert (
+        "its CUDA 13.0 needs driver 580 or newer, but 535.183.01 is installed; install a build for"
+        " CUDA 12" in found
+    )
 
 
 def test_a_job_without_gpus(node, monkeypatch):
@@ -229,10 +244,13 @@ def test_a_job_without_gpus(node, monkeypatch):
 def test_what_pytorch_says_itself_is_the_last_resort(node, monkeypatch):
     root = node(hip="7.1.0")
     put_amd_gpu(root)
-    monkeypatch.setattr(torch.cuda, "init", lambda: (_ for _ in ()).throw(RuntimeError("No HIP GPUs are available")))
+    monkeypatch.setattr(
+        torch.cuda, "init", lambda: (_ for _ in ()).throw(RuntimeError("No HIP GPUs are available"))
+    )
     monkeypatch.setitem(sys.modules, "amdsmi", types.ModuleType("amdsmi"))
     assert unseen_hardware(root).endswith(
-        "No HIP GPUs are available; the package amdsmi can hide GPUs (pytorch issue 186516): pip uninstall amdsmi"
+        "No HIP GPUs are available; the package amdsmi can hide GPUs (pytorch issue 186516): pip"
+        " uninstall amdsmi"
     )
 
 
@@ -254,9 +272,16 @@ def unseen(monkeypatch):
     import harness.machine.environment
     import harness.machine.setup_checks
 
-    asking = (devices, harness.machine.environment, harness.machine.setup_checks, analysis.prediction.dry_run)
+    asking = (
+        devices,
+        harness.machine.environment,
+        harness.machine.setup_checks,
+        analysis.prediction.dry_run,
+    )
     for module in asking:
-        monkeypatch.setattr(module, "unseen_hardware", lambda: "this machine has a GPU, but: the cause")
+        monkeypatch.setattr(
+            module, "unseen_hardware", lambda: "this machine has a GPU, but: the cause"
+        )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
@@ -265,7 +290,9 @@ def test_auto_trains_on_the_cpu_with_a_warning(train, unseen, tmp_path):
     assert code == 0
     assert "Using device: cpu" in out
     assert "Warning: this machine has a GPU, but: the cause\n" in out
-    assert '"this machine has a GPU, but: the cause"' in (tmp_path / "run" / "config.json").read_text()
+    assert (
+        '"this machine has a GPU, but: the cause"' in (tmp_path / "run" / "config.json").read_text()
+    )
     assert "Warning: this machine has a GPU, but: the cause" in train("--dry-run")[1]
 
 
@@ -284,25 +311,33 @@ def test_cuda_and_validate_setup_end_with_the_cause(train, unseen):
 
 def test_as_a_command(node, monkeypatch):
     code, out = finish(
-        start(sys.executable, "-m", "harness.machine.hardware_seen", cwd=PROJECT, env={"PATH": "/nonexistent"})
+        start(
+            sys.executable,
+            "-m",
+            "harness.machine.hardware_seen",
+            cwd=PROJECT,
+            env={"PATH": "/nonexistent"},
+        )
     )
     assert (code, out) == (0, "") or (code == 1 and out.startswith("error: this machine has a"))
 
 
-# ---- Utilization -----------------------------------------------------------------------------------------------------
+# ---- Utilization ---------------------------------------------------------------------------------
 
 
 def test_missing_utilization_has_a_reason(gpus, monkeypatch):
     gpus(1)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 7)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(f"{name}: not found")))
+    monkeypatch.setattr(
+        ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(f"{name}: not found"))
+    )
     sampler = DeviceSampler(torch.device("cuda", 0))
     sampler.sample()
     assert sampler.utilization_reason == "the driver does not tell: libnvidia-ml.so.1: not found"
     assert (sampler.utilization_percent, sampler.memory_bytes) == ([], [7])
 
 
-# ---- Ranks -----------------------------------------------------------------------------------------------------------
+# ---- Ranks ---------------------------------------------------------------------------------------
 
 STEP = {
     "SLURM_JOB_ID": "4711",
@@ -340,7 +375,12 @@ def test_ranks_of_a_job_step():
     ],
 )
 def test_no_ranks_of_slurm(changes):
-    assert slurm_ranks({name: value for name, value in {**STEP, **changes}.items() if value is not None}) == {}
+    assert (
+        slurm_ranks(
+            {name: value for name, value in {**STEP, **changes}.items() if value is not None}
+        )
+        == {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -369,7 +409,11 @@ def test_the_node_of_each_rank():
 
 @pytest.mark.parametrize(
     ("variables", "count"),
-    [({"SLURM_NTASKS_PER_NODE": "8"}, 8), ({}, 11), ({"SLURM_STEP_TASKS_PER_NODE": "6,5", "SLURM_NODEID": "1"}, 5)],
+    [
+        ({"SLURM_NTASKS_PER_NODE": "8"}, 8),
+        ({}, 11),
+        ({"SLURM_STEP_TASKS_PER_NODE": "6,5", "SLURM_NODEID": "1"}, 5),
+    ],
 )
 def test_tasks_of_node(variables, count):
     assert tasks_of_node(variables, 11) == count
@@ -381,7 +425,8 @@ import analysis.commands.run_explanations
 analysis.commands.run_explanations.SHARED_FOLDER_WAIT_S = 0.5
 destroy = torch.distributed.destroy_process_group
 def checked():  # see process_group()
-    assert "DistributedDataParallel" not in {type(one).__name__ for one in gc.get_objects()}, "outlives its group"
+    alive = {type(one).__name__ for one in gc.get_objects()}
+    assert "DistributedDataParallel" not in alive, "outlives its group"
     destroy()
 torch.distributed.destroy_process_group = checked
 """
@@ -390,9 +435,22 @@ torch.distributed.destroy_process_group = checked
 @pytest.mark.slow
 def test_two_processes_with_slurm_variables_train_together(tmp_path):
     """Rank 1 has another working directory, as on a node that does not share the folder."""
-    flags = [*SMALL_MODEL, "--num-steps", "6", "--device", "cpu", "--enable-pytorch-profiler", "--profile-dir", "p"]
+    flags = [
+        *SMALL_MODEL,
+        "--num-steps",
+        "6",
+        "--device",
+        "cpu",
+        "--enable-pytorch-profiler",
+        "--profile-dir",
+        "p",
+    ]
     command = [sys.executable, str(PROJECT / "tiny_llama_v1.py"), *flags, "--validate-setup"]
-    step = STEP | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost"}
+    step = STEP | {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_STEP_NODELIST": "localhost",
+    }
     step |= {"SLURM_NODEID": "0", "SLURM_JOB_ID": str(os.getpid()), "OMP_NUM_THREADS": "1"}
     processes = []
     for rank in (0, 1):
@@ -414,7 +472,9 @@ def test_two_processes_with_slurm_variables_train_together(tmp_path):
 
 
 def test_wrapping_a_model_warns_of_nothing():
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -447,14 +507,18 @@ def test_every_rank_makes_its_folder(tmp_path):
     assert (tmp_path / "a" / "b").is_dir()
 
 
-@pytest.mark.parametrize(("wrote", "says"), [(None, "wrote no file; is the folder there"), ("[1,", "the disk full?")])
+@pytest.mark.parametrize(
+    ("wrote", "says"), [(None, "wrote no file; is the folder there"), ("[1,", "the disk full?")]
+)
 def test_a_missing_folder_is_no_full_disk(tmp_path, wrote, says):
-    profile = types.SimpleNamespace(export_chrome_trace=lambda name: wrote and write(tmp_path / name, wrote))
+    profile = types.SimpleNamespace(
+        export_chrome_trace=lambda name: wrote and write(tmp_path / name, wrote)
+    )
     with pytest.raises(UserError, match=says):
         recorder(tmp_path).export(profile)
 
 
-# ---- Memory ----------------------------------------------------------------------------------------------------------
+# ---- Memory --------------------------------------------------------------------------------------
 
 
 def labels(tracker) -> list[str]:
@@ -462,7 +526,8 @@ def labels(tracker) -> list[str]:
 
 
 def test_labels_of_a_backward_pass_in_a_thread_of_its_own():
-    """As on a GPU, where that thread has sequence numbers of its own, and recomputes checkpointed blocks."""
+    """As on a GPU, where that thread has sequence numbers of its own, and recomputes checkpointed
+    blocks."""
     import tiny_llama_v1 as tiny_llama
     from harness.base.ranges import trace_range
     from harness.instruments.memory_tracker import MemoryTracker
@@ -500,7 +565,12 @@ def test_labels_of_a_backward_pass_in_a_thread_of_its_own():
     "variables",
     [
         {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"},
-        {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "x", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
+        {
+            "SLURM_STEP_ID": "0",
+            "SLURM_STEP_NUM_TASKS": "x",
+            "SLURM_PROCID": "0",
+            "SLURM_LOCALID": "0",
+        },
         {"SLURM_STEP_ID": "batch", "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
     ],
 )

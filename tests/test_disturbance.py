@@ -1,4 +1,5 @@
-"""Disturbed measurements are named, with figures; quiet ones are not accused; what is not known is not zero."""
+"""Disturbed measurements are named, with figures; quiet ones are not accused; what is not known is
+not zero."""
 
 import copy
 import itertools
@@ -43,8 +44,12 @@ class MadeUpSystem:
         (self.proc / "self/task" / name).rmdir()
 
     def machine(self, busy: int, stolen: int, pressure_us: int):
-        (self.proc / "stat").write_text(f"cpu  {busy} 0 0 900 0 0 0 {stolen} 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n")
-        (self.proc / "pressure/cpu").write_text(f"some avg10=0.00 total={pressure_us}\nfull avg10=0.00 total=0\n")
+        (self.proc / "stat").write_text(
+            f"cpu  {busy} 0 0 900 0 0 0 {stolen} 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n"
+        )
+        (self.proc / "pressure/cpu").write_text(
+            f"some avg10=0.00 total={pressure_us}\nfull avg10=0.00 total=0\n"
+        )
 
     def meter(self) -> DisturbanceMeter:
         return DisturbanceMeter(CPU, Counters(self.proc, self.cgroups))
@@ -85,7 +90,7 @@ def steps(system, *waits_ms: tuple[float, float]) -> DisturbanceMeter:
     return meter
 
 
-# ---- Threads that wait ---------------------------------------------------------------------------------------------
+# ---- Threads that wait ---------------------------------------------------------------------------
 
 
 def test_a_quiet_run_is_not_accused(system):
@@ -95,7 +100,9 @@ def test_a_quiet_run_is_not_accused(system):
     assert found["reasons"] == []
     assert found["steps_disturbed"] == 0
     assert found["waited_share"] == pytest.approx(5.6 / 800)
-    assert disturbance_text(found) == "none seen"  # a load of 3.8 may be that of an earlier run of the same user
+    assert (
+        disturbance_text(found) == "none seen"
+    )  # a load of 3.8 may be that of an earlier run of the same user
 
 
 def test_waiting_is_named_with_its_figures(system):
@@ -106,20 +113,27 @@ def test_waiting_is_named_with_its_figures(system):
     assert found["lost_share"] == pytest.approx(0.62)
     assert found["steps_disturbed"] == 4
     cure = "close other programs or take a node of your own, then repeat"
-    assert disturbance_text(found) == f"31% of thread time waited for a core; times may be up to 163% too long; {cure}"
+    assert (
+        disturbance_text(found)
+        == f"31% of thread time waited for a core; times may be up to 163% too long; {cure}"
+    )
 
 
 def test_steps_are_marked_one_by_one(system):
     meter = steps(system, *[(0.1, 0.1)] * 30, (30, 1), (0.1, 0.1))
     assert [is_disturbed(one) for one in meter.intervals].index(True) == 30
     found = meter.document()
-    assert (found["steps_disturbed"], found["disturbed"]) == (1, False)  # one in 32 changes no median
+    assert (found["steps_disturbed"], found["disturbed"]) == (
+        1,
+        False,
+    )  # one in 32 changes no median
     meter = steps(system, *[(0.1, 0.1)] * 16, (9, 1), (8, 8))
     assert disturbance_text(meter.document()).startswith("2 of 18 steps waited for a core")
 
 
 def test_one_thread_of_many_holds_up_the_step(system, monkeypatch):
-    """Beside one busy process, 64 threads wait for less than 1% of their time, but every step for one of them."""
+    """Beside one busy process, 64 threads wait for less than 1% of their time, but every step for
+    one of them."""
     monkeypatch.setattr(disturbance.torch, "get_num_threads", lambda: 64)
     monkeypatch.setattr(disturbance, "usable_cores", lambda: range(64))
     for i in range(64):
@@ -131,7 +145,10 @@ def test_one_thread_of_many_holds_up_the_step(system, monkeypatch):
             system.thread(str(i), 1100 - 50 * (i == 5), 50 * (i == 5))
     found = meter.document()
     assert found["waited_share"] < 0.01
-    assert "1% of thread time waited for a core, one thread for 50% of the steps" in disturbance_text(found)
+    assert (
+        "1% of thread time waited for a core, one thread for 50% of the steps"
+        in disturbance_text(found)
+    )
 
 
 def test_threads_that_begin_or_end_in_a_step(system):
@@ -179,10 +196,10 @@ def test_what_the_system_does_not_tell_is_unknown(system, tmp_path, kernel):
         assert value is not None or found[f"{name}_reason"], name
 
 
-# ---- Page faults ---------------------------------------------------------------------------------------------------
+# ---- Page faults ---------------------------------------------------------------------------------
 
 
-# ---- Quotas, steal, pressure, affinity -----------------------------------------------------------------------------
+# ---- Quotas, steal, pressure, affinity -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -191,7 +208,9 @@ def test_a_quota_that_is_used_up(system, version):
     mount = system.cgroups / ("cpu" if version == 1 else "")
     job, step = mount / "job", mount / "job" / "step"
     step.mkdir(parents=True)
-    (system.proc / "self/cgroup").write_text("3:cpu:/job/step\n2:memory:/x\n" if version == 1 else "0::/job/step\n")
+    (system.proc / "self/cgroup").write_text(
+        "3:cpu:/job/step\n2:memory:/x\n" if version == 1 else "0::/job/step\n"
+    )
     for folder, quota in ((job, "150000"), (step, "-1" if version == 1 else "max")):
         if version == 1:
             (folder / "cpu.cfs_quota_us").write_text(quota)
@@ -207,7 +226,10 @@ def test_a_quota_that_is_used_up(system, version):
     found = meter.document()
     assert found["quota_cores"] == 1.5
     assert found["throttled_share"] == pytest.approx(0.3)
-    assert found["reasons"] == ["2 threads on a CPU quota of 1.5 cores", "CPU quota used up in 30% of its periods"]
+    assert found["reasons"] == [
+        "2 threads on a CPU quota of 1.5 cores",
+        "CPU quota used up in 30% of its periods",
+    ]
 
 
 def test_a_container_sees_its_group_at_the_mount(system):
@@ -257,32 +279,41 @@ def test_more_threads_than_cores(system, monkeypatch):
 
 
 def test_threads_of_all_ranks_count_where_ranks_share_cores(monkeypatch):
-    """On a node of 64 cores: ranks that are bound to their own, ranks that are not, and under a quota."""
+    """On a node of 64 cores: ranks that are bound to their own, ranks that are not, and under a
+    quota."""
     monkeypatch.setattr(disturbance.os, "cpu_count", lambda: 64)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert disturbance.crowding(7, 7, None) == []  # srun -c7
     assert disturbance.crowding(8, 7, None) == ["8 threads on 7 cores"]
     assert disturbance.crowding(8, 64, None) == []
     assert disturbance.crowding(64, 64, None) == ["64 threads in each of 8 ranks on 64 cores"]
-    assert disturbance.crowding(1, 64, 4.0) == ["1 thread in each of 8 ranks on a CPU quota of 4 cores"]
-    assert disturbance.crowding(1, 1, 4.0) == ["1 thread in each of 8 ranks on a CPU quota of 4 cores"]
+    assert disturbance.crowding(1, 64, 4.0) == [
+        "1 thread in each of 8 ranks on a CPU quota of 4 cores"
+    ]
+    assert disturbance.crowding(1, 1, 4.0) == [
+        "1 thread in each of 8 ranks on a CPU quota of 4 cores"
+    ]
     assert disturbance.crowding(7, 7, 60.0) == []
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     assert disturbance.crowding(1, 2, 0.5) == ["1 thread on a CPU quota of 0.5 cores"]
 
 
-# ---- The GPU -------------------------------------------------------------------------------------------------------
+# ---- The GPU -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def on_gpu(system, monkeypatch):
-    """The document of a quiet interval on a GPU: on_gpu(processes=function or error of the driver, used=GB)."""
+    """The document of a quiet interval on a GPU: on_gpu(processes=function or error of the driver,
+    used=GB)."""
     run_ms = itertools.count(2000, 1000)
 
     def measure(processes, used: int = 1) -> dict:
         silent = isinstance(processes, OSError)
         driver = SimpleNamespace(
-            processes=processes, clock_mhz=lambda: 1000, max_clock_mhz=lambda: 2000, slowdowns=lambda: Slowdowns()
+            processes=processes,
+            clock_mhz=lambda: 1000,
+            max_clock_mhz=lambda: 2000,
+            slowdowns=lambda: Slowdowns(),
         )
 
         def find(device):
@@ -291,7 +322,9 @@ def on_gpu(system, monkeypatch):
             return driver
 
         monkeypatch.setattr(gpu_watch, "gpu_driver", find)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: ((80 - used) * 2**30, 80 * 2**30))
+        monkeypatch.setattr(
+            torch.cuda, "mem_get_info", lambda device: ((80 - used) * 2**30, 80 * 2**30)
+        )
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
         meter = DisturbanceMeter(torch.device("cuda", 0), Counters(system.proc, system.cgroups))
         with meter.long_interval():
@@ -313,7 +346,10 @@ def test_what_a_gpu_does_is_part_of_the_document(on_gpu, others):
 def test_a_gpu_whose_driver_tells_nothing(on_gpu):
     unknown = OSError("no such library")
     found = on_gpu(unknown)
-    assert (found["disturbed"], disturbance_text(found)) == (False, "none seen; GPU: not known here")
+    assert (found["disturbed"], disturbance_text(found)) == (
+        False,
+        "none seen; GPU: not known here",
+    )
     found = on_gpu(unknown, used=14)
     assert found["reasons"] == ["14,336 MB of the GPU in use before the run, own context included"]
     assert found["lost_share"] == 1  # as with another process
@@ -327,16 +363,23 @@ def test_the_rank_that_was_disturbed_most_speaks_for_all(system):
     assert over_ranks([quiet]) == over_ranks([quiet, quiet]) == quiet
     assert over_ranks([longer]) == longer
     found = over_ranks([quiet, longer])
-    assert disturbance_text(found).startswith("rank 1: 30% of thread time waited for a core; times may be")
+    assert disturbance_text(found).startswith(
+        "rank 1: 30% of thread time waited for a core; times may be"
+    )
     found = over_ranks([shorter, quiet, longer])
     assert found["reasons"] == ["rank 2 (of 2 disturbed): 30% of thread time waited for a core"]
     assert found["lost_share"] == pytest.approx(0.81)  # one after the other, at worst
-    unknown = quiet | {"disturbed": None, "disturbed_reason": "no /proc", "lost_share": None, "lost_share_reason": "?"}
+    unknown = quiet | {
+        "disturbed": None,
+        "disturbed_reason": "no /proc",
+        "lost_share": None,
+        "lost_share_reason": "?",
+    }
     assert over_ranks([quiet, unknown])["disturbed"] is None
     assert over_ranks([unknown, longer])["lost_share_reason"] == "?"
 
 
-# ---- This machine --------------------------------------------------------------------------------------------------
+# ---- This machine --------------------------------------------------------------------------------
 
 needs_linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
 
@@ -379,7 +422,9 @@ def test_a_disturbed_run_says_so(tmp_path, one_core):
     command = [sys.executable, str(PROJECT / "tiny_llama_v1.py"), *SMALL_MODEL, "--num-steps", "10"]
     with busy_processes(1) as processes:
         os.sched_setaffinity(processes[0].pid, {one_core})
-        code, out = finish(start(*command, "--output-dir", str(tmp_path), env={"OMP_NUM_THREADS": "2"}))
+        code, out = finish(
+            start(*command, "--output-dir", str(tmp_path), env={"OMP_NUM_THREADS": "2"})
+        )
     assert code == 0, out
     summary = json.loads((tmp_path / "performance_summary.json").read_text())
     found = summary["disturbance"]
@@ -390,7 +435,7 @@ def test_a_disturbed_run_says_so(tmp_path, one_core):
     assert all(0 <= share <= 1 for share in summary["steps"]["waited_share"])
 
 
-# ---- Sweeps --------------------------------------------------------------------------------------------------------
+# ---- Sweeps --------------------------------------------------------------------------------------
 
 
 def spin(seconds: float) -> float:
@@ -422,11 +467,16 @@ def test_rows_of_a_sweep_are_marked(command, monkeypatch):
         return answer
 
     monkeypatch.setattr(isolation, "in_fresh_process", disturbed)
-    flags = "--seq-lens 16 --d-heads 8 --batch-size 1 --implementations manual --repetitions 2 --device cpu".split()
+    flags = (
+        "--seq-lens 16 --d-heads 8 --batch-size 1 --implementations manual --repetitions 2"
+        " --device cpu".split()
+    )
     code, out, err = command(run_attention_benchmark, *flags, "--verbose")
     assert code == 0, err
     [row] = json.loads(Path("attention_benchmark/attention_benchmark.json").read_text())["rows"]
     assert row["disturbed"] is True
     assert row["disturbance"] == "31% of thread time waited for a core"
-    assert out.count("; disturbed: 31% of thread time waited for a core") == 1  # the line of the row
+    assert (
+        out.count("; disturbed: 31% of thread time waited for a core") == 1
+    )  # the line of the row
     assert "ok; disturbed\n" in out  # the table, which has the width of a screen

@@ -26,12 +26,25 @@ from tools.texts.file_reference import document_types
 def run_folders(tmp_path_factory):
     """A run with every profiler, a prediction, and the limits of a run."""
     folder = tmp_path_factory.mktemp("runs")
-    small = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --seq-len 16 --batch-size 4".split()
+    small = (
+        "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --seq-len 16 --batch-size 4"
+    ).split()
     argv = sys.argv
     try:
         flags = [*small, "--num-steps", "9", "--include-memory", "--peak", "1"]
-        assert run_command(run_pytorch_profiler, *flags, "--profile-dir", str(folder / "profiled")) == 0
-        flags = [*small, "--num-steps", "8", "--peak", "1", "--computational-intensity", "--generate-roofline"]
+        assert (
+            run_command(run_pytorch_profiler, *flags, "--profile-dir", str(folder / "profiled"))
+            == 0
+        )
+        flags = [
+            *small,
+            "--num-steps",
+            "8",
+            "--peak",
+            "1",
+            "--computational-intensity",
+            "--generate-roofline",
+        ]
         assert run_command(run_deepspeed_flops, *flags, "--output-dir", str(folder / "limits")) == 0
         flags = [*small, "--dry-run", "--peak", "1", "--output-dir", str(folder / "predicted")]
         assert run_command(run_pytorch_profiler, *flags) == 0
@@ -94,7 +107,9 @@ def test_every_field_has_a_meaning_and_every_null_a_reason():
     for kind in document_types():
         for name, one in fields_of(kind).items():
             assert one.meaning, f"{kind.__name__}.{name}"
-            assert one.null or type(None) not in get_args(one.type), f"{kind.__name__}.{name}: why is it null?"
+            assert one.null or type(None) not in get_args(one.type), (
+                f"{kind.__name__}.{name}: why is it null?"
+            )
 
 
 class Inner(Document):
@@ -110,12 +125,22 @@ class Outer(Document):
 
 
 def test_reasons_come_from_the_type_unless_they_are_told(monkeypatch):
-    inner, told = {"known": None, "class": "a"}, {"known": None, "known_reason": "told", "class": "b"}
-    document = {"rows": [inner, told], "by_name": {"x": {"known": 1, "known_reason": "stale", "class": "c"}}}
+    inner, told = (
+        {"known": None, "class": "a"},
+        {"known": None, "known_reason": "told", "class": "b"},
+    )
+    document = {
+        "rows": [inner, told],
+        "by_name": {"x": {"known": 1, "known_reason": "stale", "class": "c"}},
+    }
     document |= {"absent": None, "anything": {"y": None}}
     found = explained(document, Outer)
     assert found == explained(found, Outer)
-    assert list(found["rows"][0].items()) == [("known", None), ("known_reason", "by default"), ("class", "a")]
+    assert list(found["rows"][0].items()) == [
+        ("known", None),
+        ("known_reason", "by default"),
+        ("class", "a"),
+    ]
     assert found["rows"][1]["known_reason"] == "told"
     assert found["by_name"] == {"x": {"known": 1, "class": "c"}}
     assert (found["absent_reason"], found["anything"]) == ("too short", {"y": None})
@@ -163,11 +188,15 @@ def test_every_reader_refuses_an_older_document(tmp_path, file, command):
     folder = tmp_path
     summary = {"schema_version": SCHEMA_VERSION, "steps": {"exclusion_reason": []}}
     (folder / "performance_summary.json").write_text(json.dumps(summary))
-    (folder / file).write_text('{"schema_version": 1, "trace": "a", "sweep": "a", "key": [], "rows": []}')
+    (folder / file).write_text(
+        '{"schema_version": 1, "trace": "a", "sweep": "a", "key": [], "rows": []}'
+    )
     module, function = command.split(":")
     read = getattr(importlib.import_module(module), function)
     argument = {"compare": [folder], "read_flops_profile": folder / file}.get(function, folder)
-    with pytest.raises(UserError, match=f"{file}: has schema version 1, but this workshop reads version") as refused:
+    with pytest.raises(
+        UserError, match=f"{file}: has schema version 1, but this workshop reads version"
+    ) as refused:
         read(argument)
     assert "\n" not in str(refused.value)
 

@@ -1,4 +1,5 @@
-"""Every command of the project once, as a process, as small as it can be: it ends well and leaves its file."""
+"""Every command of the project once, as a process, as small as it can be: it ends well and leaves
+its file."""
 
 import json
 import sys
@@ -11,13 +12,16 @@ from traces import SMALL, write_trace
 
 TINY = "--size tiny --batch-size 1 --seq-len 8 --repetitions 2 --warmup-steps 1".split()
 STEPS = ["--num-steps", "3"]
-# Its flags, and a file that it leaves in the folder `out`; {here}: where prepared() puts what it reads.
+# Its flags, and a file that it leaves in the folder `out`; {here}: where prepared() puts what it
+# reads.
 COMMANDS = {
     "tiny_llama_v1.py": ([*SMALL_MODEL, *STEPS], "performance_summary.json"),
     "run_pytorch_profiler.py": ([*SMALL_MODEL, "--num-steps", "6"], "report.html"),
     "run_deepspeed_flops.py": ([*SMALL_MODEL, "--num-steps", "4"], "flops_profile.json"),
     "launch_performance_study.py": (["tiny", *SMALL_MODEL, *STEPS], "performance_summary.json"),
-    "run_memory_study.py": ([*SMALL_MODEL[:8], *STEPS, "--batch-sizes", "2", "--seq-lens", "16"], "memory_study.json"),
+    "run_memory_study.py": (
+        [*SMALL_MODEL[:8], *STEPS, "--batch-sizes", "2", "--seq-lens", "16"], "memory_study.json",
+    ),
     "run_timing_study.py": (
         [*TINY, "--wrong-method-repetitions", "2", "--change=--attention sdpa"],
         "timing_study.json",
@@ -28,18 +32,23 @@ COMMANDS = {
         "attention_benchmark.json",
     ),
     "run_training_benchmark.py": (
-        "--batch-size 1 --repetitions 2 --sizes tiny --seq-lens 8 --modes train --precisions fp32".split(),
+        ("--batch-size 1 --repetitions 2 --sizes tiny --seq-lens 8 --modes train"
+         " --precisions fp32").split(),
         "training_benchmark.json",
     ),
     "run_optimization_study.py": (
-        "--sizes tiny --batch-size 1 --seq-len 8 --repetitions 2 --rungs sdpa --no-reference".split(),
+        ("--sizes tiny --batch-size 1 --seq-len 8 --repetitions 2 --rungs sdpa"
+         " --no-reference").split(),
         "optimization_study.json",
     ),
     "run_scaling_study.py": (
-        "--batch-size 1 --seq-len 8 --repetitions 1 --world-sizes 1 2 --parallel-modes ddp --scalings weak".split(),
+        ("--batch-size 1 --seq-len 8 --repetitions 1 --world-sizes 1 2 --parallel-modes ddp"
+         " --scalings weak").split(),
         "scaling_study.json",
     ),
-    "run_collective_benchmark.py": (["--world-sizes", "2", "--max-bytes", "1024"], "collective_benchmark.json"),
+    "run_collective_benchmark.py": (
+        ["--world-sizes", "2", "--max-bytes", "1024"], "collective_benchmark.json",
+    ),
     "compare_runs.py": (["{here}/one", "{here}/other"], "comparison.json"),
     "analyze_trace.py": (["{here}/trace.json"], "operator_analysis.json"),
     "profile_program.py": (["--", "{here}/train.py"], "program.json"),

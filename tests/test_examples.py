@@ -1,4 +1,5 @@
-"""The workloads in examples/ and tests/workloads/: each ends with the right answer, or with the right refusal."""
+"""The workloads in examples/ and tests/workloads/: each ends with the right answer, or with the
+right refusal."""
 
 import importlib
 import json
@@ -28,7 +29,8 @@ def example(name: str) -> UserWorkload:
 
 
 def measured_peak(workload: UserWorkload) -> int:
-    """Bytes of live tensors at the peak of the second step: from then on the optimizer has its state."""
+    """Bytes of live tensors at the peak of the second step: from then on the optimizer has its
+    state."""
     state, stream = workload.build(CPU), workload.batches(CPU)
     workload.train(state, stream, 1, NullMeter(), NullMeter())
     tracker = MemoryTracker(state.model, state.optimizer)
@@ -39,17 +41,23 @@ def measured_peak(workload: UserWorkload) -> int:
 NAMES = ["convolutional_network.py", "gpt.py", "starving_loader.py", "dynamic_shapes.py:padded"]
 
 
-@pytest.mark.parametrize("name", [*NAMES, pytest.param("transformers_model.py", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", [*NAMES, pytest.param("transformers_model.py", marks=pytest.mark.slow)]
+)
 def test_the_predicted_peak_is_the_measured_one_to_the_byte(name):
     workload = example(name)
-    assert fake_step(workload, False, MemoryTracker).timeline.document()["peak_bytes"] == measured_peak(workload)
+    assert fake_step(workload, False, MemoryTracker).timeline.document()[
+        "peak_bytes"
+    ] == measured_peak(workload)
 
 
 def test_flops_are_those_of_the_formulas():
     workload = example("gpt.py")
     gpt = importlib.import_module("gpt")
     tokens, width = gpt.BATCH * gpt.LENGTH, gpt.WIDTH
-    per_layer = 2 * 12 * width**2 + 2 * 2 * gpt.LENGTH * width  # of a token: projections and feed-forward, attention
+    per_layer = (
+        2 * 12 * width**2 + 2 * 2 * gpt.LENGTH * width
+    )  # of a token: projections and feed-forward, attention
     forward = tokens * (gpt.LAYERS * per_layer + 2 * gpt.VOCABULARY * width)
     assert flops_of_step(workload) == (forward, 3 * forward)
     assert workload.parameter_count() == sum(p.numel() for p in gpt.GPT().parameters())
@@ -68,14 +76,19 @@ def test_flops_of_convolutions_are_those_of_the_formula():
         convolutions(8, 64, 32 * 9, 64 * 9, 32),
     ]
     forward = first + sum(blocks) + 2 * 16 * 64 * 10
-    assert flops_of_step(example("convolutional_network.py")) == (forward, 3 * forward - first)  # images: no gradient
+    assert flops_of_step(example("convolutional_network.py")) == (
+        forward,
+        3 * forward - first,
+    )  # images: no gradient
 
 
 def test_changing_shapes_are_refused_where_they_change():
     workload = example("dynamic_shapes.py")
     workload.build(CPU)
     stream = workload.batches(CPU)
-    with pytest.raises(UserError, match=r"^dynamic_shapes\.py:\d+: batch \d+ is .*; expected the same shapes"):
+    with pytest.raises(
+        UserError, match=r"^dynamic_shapes\.py:\d+: batch \d+ is .*; expected the same shapes"
+    ):
         for _ in range(50):
             next(stream)
 
@@ -91,7 +104,9 @@ def test_a_missing_library_is_named_in_one_line(tmp_path, without):
     without("transformers")
     copied = tmp_path / "transformers_model.py"  # not imported before
     copied.write_text((PROJECT / "tests" / "workloads" / copied.name).read_text())
-    with pytest.raises(UserError, match=r"^transformers_model\.py:\d+: No module named 'transformers'; install it"):
+    with pytest.raises(
+        UserError, match=r"^transformers_model\.py:\d+: No module named 'transformers'; install it"
+    ):
         user_workload(str(copied), TrainingConfig(), {})
 
 
@@ -99,7 +114,9 @@ def test_a_missing_library_is_named_in_one_line(tmp_path, without):
 def test_a_loader_that_starves_is_called_so(profiler, scratch):
     """A worker sleeps 160 ms for a batch, a hundred times as long as the step needs for it."""
     path = PROJECT / "tests" / "workloads" / "starving_loader.py"
-    flags = "--num-steps 6 --warmup-steps 2 --profile-steps 3 --no-generate-report --profile-dir run".split()
+    flags = (
+        "--num-steps 6 --warmup-steps 2 --profile-steps 3 --no-generate-report --profile-dir run"
+    ).split()
     code, out = profiler("--workload", str(path), *flags)
     assert code == 0, out
     analysis = json.loads((scratch / "run" / "operator_analysis.json").read_text())

@@ -52,10 +52,14 @@ def test_a_kernel_takes_its_arithmetic_or_its_traffic():
     assert kernel_seconds(replace(matmul, dtype=torch.float32), RATES, False) == pytest.approx(0.1)
     assert kernel_seconds(replace(matmul, dtype=torch.float32), RATES, True) == pytest.approx(0.02)
     convolution = replace(matmul, dtype=torch.float32, name="convolution")
-    assert kernel_seconds(convolution, RATES, False) == pytest.approx(0.02)  # cuDNN multiplies in TF32
+    assert kernel_seconds(convolution, RATES, False) == pytest.approx(
+        0.02
+    )  # cuDNN multiplies in TF32
     attention = operator("attention", flops=10**12, shape=(1, 8, 4096, 64))
     assert kernel_seconds(attention, RATES, False) == pytest.approx(0.02)
-    assert kernel_seconds(replace(attention, shape=(1, 8, 512, 64)), RATES, False) == pytest.approx(0.02 * 4**0.2)
+    assert kernel_seconds(replace(attention, shape=(1, 8, 512, 64)), RATES, False) == pytest.approx(
+        0.02 * 4**0.2
+    )
     in_float32 = replace(attention, dtype=torch.float32)  # no kernel of it has TF32
     assert kernel_seconds(in_float32, RATES, True) == pytest.approx(0.1)
 
@@ -77,7 +81,9 @@ def test_the_parts_of_a_step_add_up_and_follow_the_clock():
     """The GPU is busy: the host runs ahead, and its launches cost nothing."""
     parts = parts_of(*[operator("matmul", flops=10**11)] * 20)
     assert parts == pytest.approx(dict.fromkeys(CLASSES, 0.0) | {"matmul": 20})
-    short = parts_of(*[operator("matmul", flops=1), operator(moved=3 * 10**7)] * 20)  # with what the host runs ahead by
+    short = parts_of(
+        *[operator("matmul", flops=1), operator(moved=3 * 10**7)] * 20
+    )  # with what the host runs ahead by
     assert short["matmul"] == pytest.approx(20 * MATMUL / 1e3)
     # Kernels shorter than a launch: the GPU waits for the rest of it.
     parts = parts_of(*[operator(moved=3 * 10**6)] * 100)
@@ -101,20 +107,29 @@ def test_collectives_run_beside_kernels_until_they_are_needed():
     exposed = parts_of(backward, backward, gradients, update, network=network)
     assert exposed["exposed_communication"] == pytest.approx(10 + COLLECTIVE / 1e3)
     # FSDP's gathers: the first one is before anything else, the second one beside a matmul.
-    gather, copy = operator("all_gather", moved=2 * 10**9), operator(name="split_with_sizes_copy", moved=1)
+    gather, copy = (
+        operator("all_gather", moved=2 * 10**9),
+        operator(name="split_with_sizes_copy", moved=1),
+    )
     parts = parts_of(gather, copy, backward, gather, copy, backward, update, network=network)
-    assert parts["exposed_communication"] == pytest.approx(10, rel=0.05)  # and the second one is hidden
+    assert parts["exposed_communication"] == pytest.approx(
+        10, rel=0.05
+    )  # and the second one is hidden
     assert parts_of(backward, copy, network=network)["exposed_communication"] == 0
 
 
-SMALL = "--dry-run --hidden-dim 256 --n-layers 2 --batch-size 4 --seq-len 256 --vocab-size 4000 --attention sdpa"
+SMALL = (
+    "--dry-run --hidden-dim 256 --n-layers 2 --batch-size 4 --seq-len 256 --vocab-size 4000"
+    " --attention sdpa"
+)
 
 
 def test_the_operators_of_a_step_do_its_flops():
     workload = resolved(SMALL)
     eager = operators_of(workload, True)
     by_kind = {kind: sum(one.flops for one in eager if one.kind == kind) for kind in CLASSES}
-    # Of each layer two matmuls forward and, as the scores are computed again, five backward, over what is not masked.
+    # Of each layer two matmuls forward and, as the scores are computed again, five backward, over
+    # what is not masked.
     one = 2 * 2 * 4 * 256  # FLOPs of one of them for each pair of a query and a key
     assert by_kind["attention"] == 7 * one * (256 * 257 // 2)
     assert by_kind["matmul"] == workload.step_flops() - 6 * one * 256**2
@@ -122,12 +137,16 @@ def test_the_operators_of_a_step_do_its_flops():
     compiled = operators_of(resolved(f"{SMALL} --compile"), True)
     assert len(compiled) < len(eager) / 2
     assert sum(one.flops for one in compiled) == sum(one.flops for one in eager)
-    moved = [sum(one.bytes for one in ops if one.kind == "other_kernels") for ops in (eager, compiled)]
+    moved = [
+        sum(one.bytes for one in ops if one.kind == "other_kernels") for ops in (eager, compiled)
+    ]
     assert moved[1] < 0.7 * moved[0]
 
 
 def test_micro_batches_are_repeated():
-    one, four = (operators_of(resolved(f"{SMALL} --gradient-accumulation-steps {n}"), True) for n in (1, 4))
+    one, four = (
+        operators_of(resolved(f"{SMALL} --gradient-accumulation-steps {n}"), True) for n in (1, 4)
+    )
     attention = [sum(op.kind == "attention" for op in ops) for ops in (one, four)]
     assert attention == [4, 16]
     flops = [sum(op.flops for op in ops) for ops in (one, four)]
@@ -141,7 +160,9 @@ def test_a_rank_moves_its_shard_only():
     moved = {}
     for ranks in (2, 8):
         log = operators_of(resolved(f"{SMALL} --world-size {ranks} --parallel fsdp"), True)
-        moved[ranks] = sum(op.bytes for op in log if op.phase == "optimizer" and op.kind == "other_kernels")
+        moved[ranks] = sum(
+            op.bytes for op in log if op.phase == "optimizer" and op.kind == "other_kernels"
+        )
         assert {"all_gather", "reduce_scatter"} <= {op.kind for op in log}
     assert moved[2] == pytest.approx(4 * moved[8], rel=0.05)
 
@@ -151,16 +172,24 @@ def test_a_rank_moves_its_shard_only():
 
 @pytest.mark.slow
 def test_a_dry_run_says_what_to_expect(train, tmp_path):
-    flags = "--dry-run --size small --attention sdpa --precision bf16 --target-device H100 --output-dir run"
+    flags = (
+        "--dry-run --size small --attention sdpa --precision bf16 --target-device H100"
+        " --output-dir run"
+    )
     code, out, _ = train(*flags.split(), small=False)
     assert code == 0
     found = json.loads((tmp_path / "run" / "prediction.json").read_text())["expected_step_time_ms"]
     assert sum(found["by_class"].values()) == pytest.approx(found["median"])
     assert [*found["by_class"]] == [*CLASSES]
-    assert (found["low"], found["high"]) == pytest.approx((LOW * found["median"], HIGH * found["median"]))
+    assert (found["low"], found["high"]) == pytest.approx(
+        (LOW * found["median"], HIGH * found["median"])
+    )
     assert 1 < found["high"] / found["low"] <= 1.5
     line = re.search(r"^Expected: +(.*(?:\n +.*)*)", out, re.M)[1]
-    assert f"{found['tokens_per_sec']:,.0f} tokens/s, MFU {found['mfu_percent']:.0f}%; {found['bound']}-bound" in line
+    assert (
+        f"{found['tokens_per_sec']:,.0f} tokens/s, MFU {found['mfu_percent']:.0f}%;"
+        f" {found['bound']}-bound" in line
+    )
     assert f"{found['launches']:,} launches take" in re.sub(r"\s+", " ", line)
     assert found["bound"] == "launch" and "waiting for host" in line
 
@@ -168,7 +197,11 @@ def test_a_dry_run_says_what_to_expect(train, tmp_path):
 @pytest.mark.parametrize(
     ("device", "flags", "reason"),
     [
-        ("AMD Instinct MI300A", "", "no published or measured step time confirms what this device reaches"),
+        (
+            "AMD Instinct MI300A",
+            "",
+            "no published or measured step time confirms what this device reaches",
+        ),
         ("NVIDIA H100 80GB HBM3", "--world-size 16 --parallel fsdp", "no --network was given"),
     ],
 )
@@ -189,7 +222,9 @@ def test_a_run_is_compared_with_what_was_expected(train, tmp_path, monkeypatch):
     monkeypatch.setattr("analysis.prediction.expected_time.rates_of", lambda *arguments: rates)
     code, out, _ = train("--profile-memory", "--num-steps", "3", "--output-dir", "run")
     assert code == 0
-    performance = json.loads((tmp_path / "run" / "performance_summary.json").read_text())["performance"]
+    performance = json.loads((tmp_path / "run" / "performance_summary.json").read_text())[
+        "performance"
+    ]
     expected = performance["expected_step_time_ms"]
     assert sum(expected["by_class"].values()) == pytest.approx(expected["median"])
     assert re.search(r"^Step time: expected [\d.,]+ ms, measured [\d.,]+$", out, re.M)
@@ -201,7 +236,12 @@ def test_a_run_is_compared_with_what_was_expected(train, tmp_path, monkeypatch):
 def test_a_given_card_has_the_rest_of_its_name():
     row = given_row("h100:memory=95,bandwidth=2.4")
     h100 = next(one for one in DATASHEETS if one.name == "NVIDIA H100 80GB HBM3")
-    assert (row.memory_mb, row.bandwidth, row.bf16, row.arch) == (95 * 1024, 2400, h100.bf16, h100.arch)
+    assert (row.memory_mb, row.bandwidth, row.bf16, row.arch) == (
+        95 * 1024,
+        2400,
+        h100.bf16,
+        h100.arch,
+    )
     assert datasheet(described(row)) == (row, 1.0)
     assert rows_named(row.name) == [row]
     known, given = achievable_rates(h100), achievable_rates(row)
@@ -210,7 +250,13 @@ def test_a_given_card_has_the_rest_of_its_name():
     half = achievable_rates(given_row(f"h100:bf16={h100.bf16 / 2}"))
     assert half.matmul["bf16"] == pytest.approx(known.matmul["bf16"] / 2)
     new = given_row("XT9000:memory=80,bandwidth=2.4,bf16=989")
-    assert (new.memory_mb, new.bandwidth, new.bf16, new.fp32, achievable_rates(new)) == (81920, 2400, 989, None, None)
+    assert (new.memory_mb, new.bandwidth, new.bf16, new.fp32, achievable_rates(new)) == (
+        81920,
+        2400,
+        989,
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -220,7 +266,10 @@ def test_a_given_card_has_the_rest_of_its_name():
         ("h100:memory", "memory= is no figure"),
         ("h100:memory=0", "memory=0 is no figure"),
         ("h100:", "= is no figure"),
-        ("XT9000:memory=80", "no datasheet has XT9000; give its memory, its bandwidth and bf16 or fp32"),
+        (
+            "XT9000:memory=80",
+            "no datasheet has XT9000; give its memory, its bandwidth and bf16 or fp32",
+        ),
     ],
 )
 def test_a_card_that_is_given_by_halves(text, words):
@@ -238,10 +287,14 @@ PUBLISHED.read(PROJECT / "benchmarks" / "published.ini", encoding="utf-8")
 def test_every_device_with_rates_has_published_steps():
     devices = {PUBLISHED[name]["device"] for name in PUBLISHED.sections()}
     for row in DATASHEETS:
-        assert achievable_rates(row) is None or any(row.name.split("-")[0] in name for name in devices), row.name
+        assert achievable_rates(row) is None or any(
+            row.name.split("-")[0] in name for name in devices
+        ), row.name
 
 
-@pytest.mark.parametrize("figures", ["memory=64,bandwidth=1.6,bf16=312", "memory=64,bandwidth=1.6,fp32=19.5"])
+@pytest.mark.parametrize(
+    "figures", ["memory=64,bandwidth=1.6,bf16=312", "memory=64,bandwidth=1.6,fp32=19.5"]
+)
 def test_a_card_whose_name_only_begins_as_that_of_another_is_another(figures):
     card = rows_named(f"NVIDIA A100-SXM4-64GB:{figures}")[0]
     assert achievable_rates(card) is None and achievable_rates(card, confirmed=False) is None

@@ -1,5 +1,5 @@
-"""What an expert reads off traces without shapes, off the host's work and off several ranks, on steps made so that the
-answer is known; each beside a step that differs in what tells it."""
+"""What an expert reads off traces without shapes, off the host's work and off several ranks, on
+steps made so that the answer is known; each beside a step that differs in what tells it."""
 
 import json
 from dataclasses import replace
@@ -59,20 +59,25 @@ def host_step(*before, n=20, length=20_000):
         out += [one | {"ts": one["ts"] + start} for one in before]
         for i in range(n):
             correlation, at = correlation + 1, start + 12_010 + 350 * i
-            out += on_gpu(GEMM, at, at + 10, 300, correlation, operator=event("aten::mm", at - 1, 5))
+            out += on_gpu(
+                GEMM, at, at + 10, 300, correlation, operator=event("aten::mm", at - 1, 5)
+            )
     return out
 
 
-# ---- Kernels without shapes ----------------------------------------------------------------------------------------
+# ---- Kernels without shapes ----------------------------------------------------------------------
 
 SHORT, ATTENTION = ("nvjet_tst_64x8_64x16_4x1_v_bz_TNT", 12), ("_fwd_grouped_kernel_stage1", 15)
 
 
 @pytest.mark.parametrize("norm_us", [3, 20])
 def test_experts_of_a_decoding_server_read_weights(tmp_path, norm_us):
-    """With a pass of 20 us there may be many rows: what is no short tile may be limited by arithmetic."""
+    """With a pass of 20 us there may be many rows: what is no short tile may be limited by
+    arithmetic."""
     norm, experts = ("void rms_norm_kernel", norm_us), ("fused_moe_kernel", 60)
-    verdict = analysis_of(trace_of(tmp_path, *replays(SHORT, ATTENTION, norm, experts), **H100_PROPERTIES))["verdict"]
+    verdict = analysis_of(
+        trace_of(tmp_path, *replays(SHORT, ATTENTION, norm, experts), **H100_PROPERTIES)
+    )["verdict"]
     if norm_us == 3:
         assert (verdict["bound"], verdict["strength"]) == ("memory", "is")
         assert verdict["unclassified_share"] < 0.01
@@ -81,27 +86,43 @@ def test_experts_of_a_decoding_server_read_weights(tmp_path, norm_us):
 
 
 def test_attention_of_a_few_queries_is_told_by_its_name(tmp_path):
-    for name in ("fmhaSm100fKernel_QkvBfloat16OBfloat16H128PagedKvForGen", "kernel_unified_attention_3d", ATTENTION[0]):
-        analysis = analysis_of(trace_of(tmp_path, *replays(SHORT, (name, 25), ("void rms_norm_kernel", 3))))
+    for name in (
+        "fmhaSm100fKernel_QkvBfloat16OBfloat16H128PagedKvForGen",
+        "kernel_unified_attention_3d",
+        ATTENTION[0],
+    ):
+        analysis = analysis_of(
+            trace_of(tmp_path, *replays(SHORT, (name, 25), ("void rms_norm_kernel", 3)))
+        )
         assert analysis["verdict"]["unclassified_share"] < 0.01, name
 
 
 def test_misaligned_matmuls_are_told_where_all_are(tmp_path):
-    kernel = "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_nn_align1>"
+    kernel = (
+        "void cutlass::Kernel2<"
+        "cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_nn_align1>"
+    )
     operator = shaped("aten::mm", 0, 4, [[4096, 4096], [4096, 4097]], ["c10::BFloat16"] * 2)
-    analysis = analysis_of(trace_of(tmp_path, *gpu_step((operator, 5, 994, kernel)), **H100_PROPERTIES))
+    analysis = analysis_of(
+        trace_of(tmp_path, *gpu_step((operator, 5, 994, kernel)), **H100_PROPERTIES)
+    )
     [found] = [row for row in analysis["opportunities"] if row["name"] == "aligned matmuls"]
     at_peak = 2 * 4096**2 * 4097 / 989.4e12 * 1e6  # us
     assert found["saves_ms"] == pytest.approx((994 - at_peak / 0.7) / 1e3, rel=0.01)
     # Its tile is that of what loads two bytes at a time, and tells nothing of the shape.
-    bare = analysis_of(trace_of(tmp_path, *gpu_step((event("aten::mm", 0, 4), 5, 994, kernel)), **H100_PROPERTIES))
+    bare = analysis_of(
+        trace_of(tmp_path, *gpu_step((event("aten::mm", 0, 4), 5, 994, kernel)), **H100_PROPERTIES)
+    )
     assert bare["verdict"]["shares"]["memory"] < 0.01
 
 
 def test_generated_kernels_are_fused_already(tmp_path):
     names = {"triton_poi_fused_silu_mul_0": "already fused by the compiler", "silu_kernel": None}
     for kernel, reason in names.items():
-        parts = ((event(f"aten::{name}", 0, 4), 20 + 300 * i, 300, kernel) for i, name in enumerate(("silu", "mul")))
+        parts = (
+            (event(f"aten::{name}", 0, 4), 20 + 300 * i, 300, kernel)
+            for i, name in enumerate(("silu", "mul"))
+        )
         gate = (event("aten::mm", 0, 4), 5, 10, GEMM)
         analysis = analysis_of(trace_of(tmp_path, *gpu_step(gate, *parts), **H100_PROPERTIES))
         refused = {row["name"]: row["reason"] for row in analysis["not_here"]}
@@ -112,21 +133,44 @@ def test_counters_are_read_by_the_tool_of_the_maker(tmp_path):
     """Of a program of one's own, and of a kernel alone: not of a collective, nor of a copy."""
     for call, tool, device in (
         ("cudaLaunchKernel", "ncu --set full", {"name": "NVIDIA H100 80GB HBM3", "arch": "sm_90"}),
-        ("hipLaunchKernel", "rocprof-compute profile -n kernel -k 'long'", {"name": "MI300X", "arch": "gfx942"}),
+        (
+            "hipLaunchKernel",
+            "rocprof-compute profile -n kernel -k 'long'",
+            {"name": "MI300X", "arch": "gfx942"},
+        ),
     ):
-        names = {"short": 5, "long": 60, "ncclDevKernel_SendRecv": 90, "__amd_rocclr_copyBuffer": 80}
+        names = {
+            "short": 5,
+            "long": 60,
+            "ncclDevKernel_SendRecv": 90,
+            "__amd_rocclr_copyBuffer": 80,
+        }
         events = []
         for i, (name, lasts) in enumerate(names.items()):
             events += on_gpu(name, 10 + 3 * i, 30 + 100 * i, lasts, i + 1, call=call)
-        events += on_gpu("Memcpy DtoD (Device -> Device)", 25, 500, 99, 9, kind="gpu_memcpy", call="hipMemcpyAsync")
+        events += on_gpu(
+            "Memcpy DtoD (Device -> Device)",
+            25,
+            500,
+            99,
+            9,
+            kind="gpu_memcpy",
+            call="hipMemcpyAsync",
+        )
         trace = trace_of(tmp_path, step(1, 0, 600), *events)
         found = counters(attributed(trace), own_program("train.py", **device))["counters"]
         assert found.startswith(tool) and "long" in found and found.endswith("train.py")
         assert analysis_of(trace)["counters"] is None  # of a file that somebody sent
         only = [one for one in events if one["name"] not in ("short", "long")]
-        found = counters(attributed(trace_of(tmp_path, step(1, 0, 600), *only)), own_program("train.py", **device))
+        found = counters(
+            attributed(trace_of(tmp_path, step(1, 0, 600), *only)),
+            own_program("train.py", **device),
+        )
         assert found["counters"] is None and found["counters_reason"]
-    assert analysis_of(trace_of(tmp_path, step(1, 0, 100), event("aten::mm", 5, 50)))["counters"] is None
+    assert (
+        analysis_of(trace_of(tmp_path, step(1, 0, 100), event("aten::mm", 5, 50)))["counters"]
+        is None
+    )
 
 
 def test_an_element_wise_output_has_the_broadcast_shape():
@@ -134,7 +178,7 @@ def test_an_element_wise_output_has_the_broadcast_shape():
     assert two_sided.bytes == 4 * (4096 + 4096 + 4096**2)
 
 
-# ---- What the host does --------------------------------------------------------------------------------------------
+# ---- What the host does --------------------------------------------------------------------------
 
 
 def test_many_short_operators_of_the_host_are_its_code(tmp_path):
@@ -154,7 +198,11 @@ def test_code_that_takes_most_of_a_step_is_named_by_its_range(tmp_path):
     long = "x" * 1000
     events = host_step(event(long, 5, 11_900, kind="user_annotation"))
     headline = analysis_of(trace_of(tmp_path, *events, **H100_PROPERTIES))["headline"]
-    assert long[:50] in headline["finding"] and len(headline["finding"]) < 200 and len(headline["next"]) < 200
+    assert (
+        long[:50] in headline["finding"]
+        and len(headline["finding"]) < 200
+        and len(headline["next"]) < 200
+    )
 
 
 def test_stacks_that_were_recorded_are_not_asked_for(tmp_path):
@@ -167,13 +215,21 @@ def test_stacks_that_were_recorded_are_not_asked_for(tmp_path):
 @pytest.mark.parametrize(("seconds", "cause"), [(13.0, "start_up"), (0.5, "host_code")])
 def test_a_long_time_before_anything_runs_is_start_up(tmp_path, seconds, cause):
     us = int(seconds * 1e6)
-    first = [event("aten::empty", 1, 1), *on_gpu("add_kernel", us, us + 5, 3, 1, operator=ADD | {"ts": us - 1})]
-    shares = analysis_of(trace_of(tmp_path, step(1, 0, us + 100), *first, **H100_PROPERTIES))["verdict"]["shares"]
+    first = [
+        event("aten::empty", 1, 1),
+        *on_gpu("add_kernel", us, us + 5, 3, 1, operator=ADD | {"ts": us - 1}),
+    ]
+    shares = analysis_of(trace_of(tmp_path, step(1, 0, us + 100), *first, **H100_PROPERTIES))[
+        "verdict"
+    ]["shares"]
     assert shares[cause] > 0.99
 
 
 def test_what_to_record_is_the_host_where_launches_are_missing(tmp_path):
-    kernels = [event("add_kernel", 1000 * i, 100, "kernel", correlation=i, device=0, stream=7) for i in range(1, 40)]
+    kernels = [
+        event("add_kernel", 1000 * i, 100, "kernel", correlation=i, device=0, stream=7)
+        for i in range(1, 40)
+    ]
     analysis = analysis_of(trace_of(tmp_path, *kernels))
     if analysis["verdict"]["strength"] == "undecided":
         assert "ProfilerActivity.CPU" in analysis["verdict"]["because"]
@@ -181,16 +237,23 @@ def test_what_to_record_is_the_host_where_launches_are_missing(tmp_path):
     assert "kernels that the host launches" in names["CUDA graphs"]
 
 
-# ---- Ranks ---------------------------------------------------------------------------------------------------------
+# ---- Ranks ---------------------------------------------------------------------------------------
 
 
 def ranks(tmp_path):
     """Of two, the second works for longer: the first waits for it."""
     for rank, lasts in enumerate((100, 800)):
-        events = [step(1, 0, 1000), *on_gpu("add_kernel", 4, 10, lasts, 1, operator=event("aten::add", 3, 4))]
+        events = [
+            step(1, 0, 1000),
+            *on_gpu("add_kernel", 4, 10, lasts, 1, operator=event("aten::add", 3, 4)),
+        ]
         reduce = event("c10d::allreduce_", 7, 4)
         events += on_gpu("ncclDevKernel_AllReduce", 8, 10 + lasts, 970 - lasts, 2, operator=reduce)
-        write_trace(tmp_path / f"t_rank{rank}.json", *events, distributedInfo={"rank": rank, "world_size": 2})
+        write_trace(
+            tmp_path / f"t_rank{rank}.json",
+            *events,
+            distributedInfo={"rank": rank, "world_size": 2},
+        )
     return analyze_all(sorted(tmp_path.glob("t_rank*.json")))[0]
 
 
@@ -211,14 +274,17 @@ def test_ranks_have_their_figure_and_no_stray_word(tmp_path):
 
 
 def test_long_names_of_parts_have_a_bar_each(tmp_path):
-    parts = [event(f"{'layer' * 20}.{end}", 5 + 450 * i, 440, kind="user_annotation") for i, end in enumerate("ab")]
+    parts = [
+        event(f"{'layer' * 20}.{end}", 5 + 450 * i, 440, kind="user_annotation")
+        for i, end in enumerate("ab")
+    ]
     work = [event("aten::mm", 10 + 450 * i, 430) for i in range(2)]
     figure = breakdown_chart(analysis_of(trace_of(tmp_path, step(1, 0, 1000), *parts, *work)), NONE)
     names = [name for name in figure["data"][0]["y"] if name.startswith("layer")]
     assert len(names) == len({*names}) == 2 and max(map(len, names)) <= 44
 
 
-# ---- Trust ---------------------------------------------------------------------------------------------------------
+# ---- Trust ---------------------------------------------------------------------------------------
 
 
 def test_trust_in_a_word_lacks_only_what_decides(tmp_path):
@@ -226,12 +292,14 @@ def test_trust_in_a_word_lacks_only_what_decides(tmp_path):
     assert "memory" in [row["part"] for row in analysis["integrity"]["not_recorded"]]
     assert trust_text(analysis) == trust_in(analysis, None) == "complete"
     analysis["integrity"]["not_recorded"] = [{"part": "shapes"}]
-    assert trust_text(analysis) == trust_in(analysis, None) == "complete"  # the verdict is sure without
+    assert (
+        trust_text(analysis) == trust_in(analysis, None) == "complete"
+    )  # the verdict is sure without
     analysis["verdict"]["strength"] = "probably"
     assert trust_text(analysis) == "incomplete: not recorded, and might decide: shapes"
 
 
-# ---- Comparisons and stored results --------------------------------------------------------------------------------
+# ---- Comparisons and stored results --------------------------------------------------------------
 
 
 def test_runs_repeat_each_other_only_with_the_same_changes(train, tmp_path):
@@ -241,7 +309,10 @@ def test_runs_repeat_each_other_only_with_the_same_changes(train, tmp_path):
     digests = {(None, None): True, ("1", "1"): True, ("1", "2"): False, (None, "1"): False}
     for pair, same in digests.items():
         changed = [
-            replace(run, summary=run.summary | {"environment": run.environment | {"changes_sha256": one}})
+            replace(
+                run,
+                summary=run.summary | {"environment": run.environment | {"changes_sha256": one}},
+            )
             for run, one in zip(runs, pair, strict=True)
         ]
         assert bool(repeated(changed)) == same, pair

@@ -1,4 +1,5 @@
-"""Every figure, from fixed documents: no text overlaps another or leaves the canvas, no axes are empty."""
+"""Every figure, from fixed documents: no text overlaps another or leaves the canvas, no axes are
+empty."""
 
 import itertools
 import math
@@ -34,18 +35,25 @@ def flaws(figure) -> list[str]:
     canvas.draw()
     found, boxes = [], []
     every = [one for axes in figure.axes for one in (axes, *axes.child_axes)]
-    for text in [one for one in figure.findobj(Text) if one.get_visible() and one.get_text().strip()]:
+    for text in [
+        one for one in figure.findobj(Text) if one.get_visible() and one.get_text().strip()
+    ]:
         box, words = text.get_window_extent(), text.get_text()
         if "$" in words or "\\" in words:
             found.append(f"source text: {words}")
-        axis = next((one for axes in every for one in (axes.xaxis, axes.yaxis) if text in ticks(one)), None)
+        axis = next(
+            (one for axes in every for one in (axes.xaxis, axes.yaxis) if text in ticks(one)), None
+        )
         if axis and not drawn(axis, text):
             continue
         if box.x0 < -1 or box.y0 < -1 or box.x1 > figure.bbox.x1 + 1 or box.y1 > figure.bbox.y1 + 1:
             found.append(f"outside of the canvas: {words}")
         boxes.append((words, box))
     for (a, one), (b, other) in itertools.combinations(boxes, 2):
-        width, height = min(one.x1, other.x1) - max(one.x0, other.x0), min(one.y1, other.y1) - max(one.y0, other.y0)
+        width, height = (
+            min(one.x1, other.x1) - max(one.x0, other.x0),
+            min(one.y1, other.y1) - max(one.y0, other.y0),
+        )
         if width > 1 and height > 1:
             found.append(f"overlap: {a!r}, {b!r}")
     legends = [*figure.legends, *filter(None, (axes.get_legend() for axes in figure.axes))]
@@ -56,13 +64,20 @@ def flaws(figure) -> list[str]:
 
 
 def ticks(axis) -> list:
-    return [label for tick in (*axis.majorTicks, *axis.minorTicks) for label in (tick.label1, tick.label2)]
+    return [
+        label
+        for tick in (*axis.majorTicks, *axis.minorTicks)
+        for label in (tick.label1, tick.label2)
+    ]
 
 
 def drawn(axis, text) -> bool:
-    """Whether a tick's label is within the limits of its axis: others keep their text, but are not drawn."""
+    """Whether a tick's label is within the limits of its axis: others keep their text, but are not
+    drawn."""
     low, high = sorted(axis.get_view_interval())
-    at = next(tick for tick in (*axis.majorTicks, *axis.minorTicks) if text in (tick.label1, tick.label2)).get_loc()
+    at = next(
+        tick for tick in (*axis.majorTicks, *axis.minorTicks) if text in (tick.label1, tick.label2)
+    ).get_loc()
     return low <= at <= high
 
 
@@ -75,37 +90,59 @@ def flaws_of_axes(axes) -> list[str]:
         found.append(f"no label below {name}")
     for axis in (axes.xaxis, axes.yaxis):
         low, high = axis.get_view_interval()
-        shown = [label.get_text() for label in axis.get_ticklabels() if label.get_text() and drawn(axis, label)]
+        shown = [
+            label.get_text()
+            for label in axis.get_ticklabels()
+            if label.get_text() and drawn(axis, label)
+        ]
         if axis.get_scale() == "log":
             if len(shown) < 3 and high / low > 3:
                 found.append(f"{len(shown)} ticks on a logarithmic axis: {name}")
             if any("e" in text for text in shown):
                 found.append(f"no plain numbers: {shown}")
             lowest = min(axis.get_data_interval())
-            given = not (axes.get_autoscalex_on() if axis is axes.xaxis else axes.get_autoscaley_on())
-            if not given and not any(low <= at <= lowest * 1.001 for at in axis.get_majorticklocs()):
+            given = not (
+                axes.get_autoscalex_on() if axis is axes.xaxis else axes.get_autoscaley_on()
+            )
+            if not given and not any(
+                low <= at <= lowest * 1.001 for at in axis.get_majorticklocs()
+            ):
                 found.append(f"points below the lowest tick: {shown}")
-        if axes.get_xlabel() == "step" and axis is axes.xaxis and (any("." in text for text in shown) or low < 0.5):
+        if (
+            axes.get_xlabel() == "step"
+            and axis is axes.xaxis
+            and (any("." in text for text in shown) or low < 0.5)
+        ):
             found.append(f"no steps: {low}, {shown}")
     if legend := axes.get_legend():
         box = legend.get_window_extent()
-        data = [line.get_window_extent() for line in (*axes.lines, *axes.patches) if line.get_visible()]
+        data = [
+            line.get_window_extent() for line in (*axes.lines, *axes.patches) if line.get_visible()
+        ]
         if any(box.overlaps(one) for one in data if one.width and one.height):
             found.append(f"legend over data: {name}")
     for container in axes.containers:
         if hasattr(container, "has_xerr") and container.has_xerr:
-            ends = [point for bars in container[2] for segment in bars.get_segments() for point in segment[:, 0]]
+            ends = [
+                point
+                for bars in container[2]
+                for segment in bars.get_segments()
+                for point in segment[:, 0]
+            ]
             if max(ends) > axes.get_xlim()[1]:
                 found.append(f"error bars beyond the axes: {name}")
     return found
 
 
-# ---- Documents -----------------------------------------------------------------------------------------------------
+# ---- Documents -----------------------------------------------------------------------------------
 
 
 def memory_document() -> dict:
     events = [0, 1, 2, 3, 4, 3, 2, 1]
-    series = {f"{name}_bytes": [(k + 1) * MB * (1 + n) for n in events] for k, name in enumerate(MEMORY_COLORS)}
+    series = {
+        f"{name}_bytes": [(k + 1) * MB * (1 + n) for n in events]
+        for k, name in enumerate(MEMORY_COLORS)
+    }
     total = [sum(values) for values in zip(*series.values(), strict=True)]
     phases = [("data", 0, 0.4), ("forward", 0.4, 3), ("backward", 3, 6), ("optimizer", 6, 7)]
     return {
@@ -125,18 +162,25 @@ def memory_document() -> dict:
 def roofline_document(*, roofs: bool = True) -> dict:
     def point(name, intensity, ms, share, rate):
         return {
-            "name": name, "operations": 1 if intensity else 0, "bytes": 5e8, "operations_per_byte": intensity,
-            "time_ms": ms, "share_of_time": share, "operations_per_sec": rate,
-            "bytes_per_sec": ms and 5e8 / ms * 1e3, "share_of_roof": 0.4 if roofs and rate else None,
+            "name": name, "operations": 1 if intensity else 0, "bytes": 5e8,
+            "operations_per_byte": intensity, "time_ms": ms, "share_of_time": share,
+            "operations_per_sec": rate, "bytes_per_sec": ms and 5e8 / ms * 1e3,
+            "share_of_roof": 0.4 if roofs and rate else None,
         }  # fmt: skip
 
     points = [point("matmul", 34.0, 20.0, 0.5, 9e10), point("element-wise", 0.1, 12.0, 0.3, 1e9)]
     points += [point("optimizer", 0.1, 6.0, 0.15, 1.1e9), point("copy", 0.0, 2.0, 0.05, None)]
-    compute = [{"kind": "datasheet", "rate": 4e11}, {"kind": "measured", "rate": 1.8e11}] if roofs else []
-    bandwidth = [{"kind": "datasheet", "rate": 4e10}, {"kind": "measured", "rate": 9e9}] if roofs else []
+    compute = (
+        [{"kind": "datasheet", "rate": 4e11}, {"kind": "measured", "rate": 1.8e11}] if roofs else []
+    )
+    bandwidth = (
+        [{"kind": "datasheet", "rate": 4e10}, {"kind": "measured", "rate": 9e9}] if roofs else []
+    )
     return {
-        "device": "some CPU", "precision": "fp32", "points": points, "step": point("step", 12.0, 40.0, 1.0, 5e10),
-        "roofs": {"compute": compute, "bandwidth": bandwidth}, "ridges": [{"operations_per_byte": 20.0}] * roofs,
+        "device": "some CPU", "precision": "fp32", "points": points,
+        "step": point("step", 12.0, 40.0, 1.0, 5e10),
+        "roofs": {"compute": compute, "bandwidth": bandwidth},
+        "ridges": [{"operations_per_byte": 20.0}] * roofs,
     }  # fmt: skip
 
 
@@ -144,23 +188,34 @@ WORKLOADS = [
     TinyLlamaWorkload(TinyLlamaConfig(), TrainingConfig(**options))
     for options in ({}, {"attention": "sdpa", "fused_projections": True})
 ]
-OUR_PARTS = sorted({part for workload in WORKLOADS for part in workload.formulas.kept_for_backward()})
+OUR_PARTS = sorted(
+    {part for workload in WORKLOADS for part in workload.formulas.kept_for_backward()}
+)
 WRONG = "not the same training: the losses differ by 7.9e-02, and rounding explains 1.3e-04"
 
 
 def comparison_document(names, step_flops) -> dict:
     rows = [
         {
-            "name": name, "phases_ms": {"data": 0.2, "forward": 20.0 * k, "backward": 30.0 * k, "optimizer": 5.0},
-            "std_ms": 20.0 * k, "ratio": 1.0 / k, "difference": WRONG if k == 3 else "slower", "peak_mb": 100.0 * k,
-            "peak_ratio": k if k < 3 else None, "peak_ratio_reason": "another quantity than the baseline's",
-            "memory_source": RSS, "profiler": "nsys", "profiler_overhead": 1.5,
-            "median_ms": 55.0 * k**2, "step_flops": flops,
+            "name": name,
+            "phases_ms": {
+                "data": 0.2, "forward": 20.0 * k, "backward": 30.0 * k, "optimizer": 5.0,
+            },
+            "std_ms": 20.0 * k, "ratio": 1.0 / k, "difference": WRONG if k == 3 else "slower",
+            "peak_mb": 100.0 * k, "peak_ratio": k if k < 3 else None,
+            "peak_ratio_reason": "another quantity than the baseline's", "memory_source": RSS,
+            "profiler": "nsys", "profiler_overhead": 1.5, "median_ms": 55.0 * k**2,
+            "step_flops": flops,
         }
         for k, (name, flops) in enumerate(zip(names, step_flops, strict=True), 1)
     ]  # fmt: skip
     changes = [
-        {"run": names[1], "component": part, "change_ms": 3.0 - k, "difference": "within noise" if k == 3 else "less"}
+        {
+            "run": names[1],
+            "component": part,
+            "change_ms": 3.0 - k,
+            "difference": "within noise" if k == 3 else "less",
+        }
         for k, part in enumerate(one for one in OUR_PARTS if "." in one)
     ]
     scaling = {"exponent": 0.93} if len(set(step_flops)) > 1 else None
@@ -171,17 +226,26 @@ def comparison_document(names, step_flops) -> dict:
 def attention_rows(lengths, *, measured: bool) -> list[dict]:
     return [
         {
-            "implementation": name, "seq_len": length, "forward_ms": k * length**2 / 1e4 if measured else None,
-            "backward_ms": k * length**2 / 4e3 if measured else None, "predicted_memory_bytes": 16 * length**2,
+            "implementation": name, "seq_len": length,
+            "forward_ms": k * length**2 / 1e4 if measured else None,
+            "backward_ms": k * length**2 / 4e3 if measured else None,
+            "predicted_memory_bytes": 16 * length**2,
             "memory_bytes": 16 * length**2 if measured else None,
         }
-        for k, name in enumerate(("manual", "eager", "compiled", "sdpa-flash", "sdpa-efficient", "sdpa-math"), 1)
+        for k, name in enumerate(
+            ("manual", "eager", "compiled", "sdpa-flash", "sdpa-efficient", "sdpa-math"), 1
+        )
         for length in lengths
     ]  # fmt: skip
 
 
 def phase_row(**more) -> dict:
-    times = {"forward_mean_ms": 13.0, "backward_mean_ms": 25.0, "optimizer_mean_ms": 4.0, "step_mean_ms": 42.0}
+    times = {
+        "forward_mean_ms": 13.0,
+        "backward_mean_ms": 25.0,
+        "optimizer_mean_ms": 4.0,
+        "step_mean_ms": 42.0,
+    }
     return {**times, "step_std_ms": 20.0, **more}
 
 
@@ -190,7 +254,8 @@ def memory_rows() -> list[dict]:
     parts = {name: 3 * MB for name in MEMORY_COLORS}
     keys = ("batch_size", "seq_len", "peak_bytes")
     return [
-        dict(zip(keys, (b, s, (33 + b * s / 8) * MB), strict=True)) | {"bytes_by_category": parts} for b, s in sizes
+        dict(zip(keys, (b, s, (33 + b * s / 8) * MB), strict=True)) | {"bytes_by_category": parts}
+        for b, s in sizes
     ]
 
 
@@ -202,21 +267,30 @@ def optimization_rows(bound: float | None) -> list[dict]:
     alone["transformers 5.23.0 LlamaForCausalLM: sdpa, fused AdamW, compiled"] = 0.8
     return [
         {
-            "flags": flags, "ladder": place, "ratio": ratio, "ratio_low": ratio * 0.95, "ratio_high": ratio * 1.1,
-            "bound": bound and ratio * bound,
+            "flags": flags, "ladder": place, "ratio": ratio, "ratio_low": ratio * 0.95,
+            "ratio_high": ratio * 1.1, "bound": bound and ratio * bound,
         }
         for some, climbs in ((ladder, True), (alone, False))
-        for place, (flags, ratio) in ((n if climbs else None, one) for n, one in enumerate(some.items()))
+        for place, (flags, ratio) in (
+            (n if climbs else None, one) for n, one in enumerate(some.items())
+        )
     ]  # fmt: skip
 
 
 def scaling_rows() -> list[dict]:
     modes = [("ddp", 1.0), ("ddp", 25.0), ("zero1", 1.0), ("zero1", 25.0), ("fsdp", None)]
-    base = {"parallel": None, "bucket_mb": None, "world_size": 1, "efficiency": 1.0, "efficiency_95": None}
+    base = {
+        "parallel": None,
+        "bucket_mb": None,
+        "world_size": 1,
+        "efficiency": 1.0,
+        "efficiency_95": None,
+    }
     rows = [base | {"predicted_efficiency": None}] + [
         {
-            "parallel": mode, "bucket_mb": bucket_mb, "world_size": world_size, "efficiency": 0.9 - k / 20,
-            "efficiency_95": [0.7 - k / 20, 1.1], "predicted_efficiency": [0.8, 0.95],
+            "parallel": mode, "bucket_mb": bucket_mb, "world_size": world_size,
+            "efficiency": 0.9 - k / 20, "efficiency_95": [0.7 - k / 20, 1.1],
+            "predicted_efficiency": [0.8, 0.95],
         }
         for k, (mode, bucket_mb) in enumerate(modes)
         for world_size in (2, 4)
@@ -226,34 +300,66 @@ def scaling_rows() -> list[dict]:
 
 RSS = "resident set size of the process, libraries included (--profile-memory counts only tensors)"
 LAUNCHED = ["performance_results_tiny_20261122_082620", "performance_results_small_20261122_082625"]
-METHODS = ("right", "no synchronization", "no warm-up", "profiler left on", "one run", "mean with an outlier")
+METHODS = (
+    "right",
+    "no synchronization",
+    "no warm-up",
+    "profiler left on",
+    "one run",
+    "mean with an outlier",
+)
 FIT = {"rows": 9, "constant_bytes": 33 * MB, "linear_bytes": MB / 8, "quadratic_bytes": 1.0}
 FIGURES = {
     "memory_timeline": lambda: draw_memory_timeline(memory_document(), ABOUT),
     "roofline": lambda: draw_roofline(roofline_document(), ABOUT),
     "roofline_of_unknown_device": lambda: draw_roofline(roofline_document(roofs=False), ABOUT),
-    "comparison": lambda: draw_comparison(with_short_names(comparison_document(["baseline", "a_run"], [17e9] * 2))),
-    "comparison_of_sizes": lambda: draw_comparison(with_short_names(comparison_document(LAUNCHED, [1.8e10, 2.8e11]))),
-    "comparison_of_long_names": lambda: draw_comparison(comparison_document(LAUNCHED, [1.8e10, 2.8e11])),
-    "comparison_of_near_sizes": lambda: draw_comparison(comparison_document(["a", "b", "c" * 60], [8e9, 1e10, 1.8e10])),
-    "training": lambda: training_figure([phase_row() for _ in METHODS], [f"tiny {name}" for name in METHODS], ABOUT),
+    "comparison": lambda: draw_comparison(
+        with_short_names(comparison_document(["baseline", "a_run"], [17e9] * 2))
+    ),
+    "comparison_of_sizes": lambda: draw_comparison(
+        with_short_names(comparison_document(LAUNCHED, [1.8e10, 2.8e11]))
+    ),
+    "comparison_of_long_names": lambda: draw_comparison(
+        comparison_document(LAUNCHED, [1.8e10, 2.8e11])
+    ),
+    "comparison_of_near_sizes": lambda: draw_comparison(
+        comparison_document(["a", "b", "c" * 60], [8e9, 1e10, 1.8e10])
+    ),
+    "training": lambda: training_figure(
+        [phase_row() for _ in METHODS], [f"tiny {name}" for name in METHODS], ABOUT
+    ),
     "memory_study": lambda: memory_figure(memory_rows(), FIT, ABOUT),
     "attention": lambda: attention_figure(attention_rows((256, 512, 1024), measured=True), ABOUT),
-    "attention_long": lambda: attention_figure(attention_rows([2**k for k in range(7, 15)], measured=True), ABOUT),
-    "attention_dry_run": lambda: attention_figure(attention_rows((8192, 16384), measured=False), ABOUT),
-    "attention_of_one_length": lambda: attention_figure(attention_rows((1024,), measured=True), ABOUT),
-    "timing": lambda: timing_figure(
-        [{"method": name, "ratio": 0.9 + 0.02 * k} for k, name in enumerate(METHODS)], (0.88, 0.93), "--compile", ABOUT
+    "attention_long": lambda: attention_figure(
+        attention_rows([2**k for k in range(7, 15)], measured=True), ABOUT
     ),
-    "optimizations": lambda: optimization_figure({"tiny 8 x 128 fp32": optimization_rows(0.8)}, ABOUT),
+    "attention_dry_run": lambda: attention_figure(
+        attention_rows((8192, 16384), measured=False), ABOUT
+    ),
+    "attention_of_one_length": lambda: attention_figure(
+        attention_rows((1024,), measured=True), ABOUT
+    ),
+    "timing": lambda: timing_figure(
+        [{"method": name, "ratio": 0.9 + 0.02 * k} for k, name in enumerate(METHODS)],
+        (0.88, 0.93),
+        "--compile",
+        ABOUT,
+    ),
+    "optimizations": lambda: optimization_figure(
+        {"tiny 8 x 128 fp32": optimization_rows(0.8)}, ABOUT
+    ),
     "optimizations_of_sizes": lambda: optimization_figure(
-        {f"{size} 8 x 128 fp32": optimization_rows(bound) for size, bound in (("tiny", None), ("small", 0.9))}, ABOUT
+        {
+            f"{size} 8 x 128 fp32": optimization_rows(bound)
+            for size, bound in (("tiny", None), ("small", 0.9))
+        },
+        ABOUT,
     ),
     "scaling": lambda: scaling_figure(scaling_rows(), f"{ABOUT}; base: 1 rank"),
 }
 
 
-# ---- Tests ---------------------------------------------------------------------------------------------------------
+# ---- Tests ---------------------------------------------------------------------------------------
 
 
 def test_every_rung_has_its_interval():
@@ -285,7 +391,9 @@ def test_colors_are_fixed_and_families_differ():
     assert color_of("optimizer") == PHASE_COLORS["optimizer"] == MEMORY_COLORS["optimizer"]
 
 
-@pytest.mark.parametrize(("low", "high"), [(1e-8, 1), (6, 7), (8, 18), (3, 40), (0.01, 2000), (9e9, 2e10)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(1e-8, 1), (6, 7), (8, 18), (3, 40), (0.01, 2000), (9e9, 2e10)]
+)
 def test_logarithmic_axes_have_three_ticks_or_more(low, high):
     axes = Figure().subplots()
     axes.plot([low, high], [1, 2])
@@ -293,4 +401,7 @@ def test_logarithmic_axes_have_three_ticks_or_more(low, high):
     shown = [at for at in axes.get_xticks() if low <= at <= high]
     assert 3 <= len(shown) <= 8
     assert axes.get_xticks()[0] <= low
-    assert all(math.isfinite(float(axes.xaxis.get_major_formatter()(at, 0).replace(",", ""))) for at in shown)
+    assert all(
+        math.isfinite(float(axes.xaxis.get_major_formatter()(at, 0).replace(",", "")))
+        for at in shown
+    )

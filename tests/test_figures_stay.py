@@ -1,22 +1,26 @@
-"""No figure moves: what the commands count, predict, measure and read from a trace stays what it was, to the digit.
+"""No figure moves: what the commands count, predict, measure and read from a trace stays what it
+was, to the digit.
 
-`golden/` holds recorded figures: losses of deterministic runs, parameters and FLOPs, predicted and measured bytes, the
-bytes that a step moves, the predictions of the sweeps, and what is read from two fixed traces.  Each test runs a
-command in this process and compares the JSON documents that it writes with them.  No time of this machine is recorded.
+`golden/` holds recorded figures: losses of deterministic runs, parameters and FLOPs, predicted and
+measured bytes, the bytes that a step moves, the predictions of the sweeps, and what is read from
+two fixed traces.  Each test runs a command in this process and compares the JSON documents that it
+writes with them.  No time of this machine is recorded.
 
-Numbers must be equal; `tolerance()` has the exceptions.  Losses depend on the CPU and on the version of PyTorch, which
-are stored beside them: on another machine they may differ by one part in ten thousand.  Bytes and calls of operators
-may change with PyTorch too, so a failure says which version recorded them.
+Numbers must be equal; `tolerance()` has the exceptions.  Losses depend on the CPU and on the
+version of PyTorch, which are stored beside them: on another machine they may differ by one part in
+ten thousand.  Bytes and calls of operators may change with PyTorch too, so a failure says which
+version recorded them.
 
-When a figure is meant to change, or for another version of PyTorch, record anew from the working tree and read the
-difference in git:
+When a figure is meant to change, or for another version of PyTorch, record anew from the working
+tree and read the difference in git:
 
     python tests/test_figures_stay.py --record                 all of golden/
     python tests/test_figures_stay.py --record losses memory   some files of it
 
-When a field of a document is renamed, change the line below that reads it; when a name that is data is renamed (a
-component, a class of operators), add it to RENAMED.  The two traces in golden/ are input and are never recorded anew:
-one is of two training steps on a CPU, the other was made from such a trace by inventing kernels, copies, collectives.
+When a field of a document is renamed, change the line below that reads it; when a name that is data
+is renamed (a component, a class of operators), add it to RENAMED.  The two traces in golden/ are
+input and are never recorded anew: one is of two training steps on a CPU, the other was made from
+such a trace by inventing kernels, copies, collectives.
 """
 
 import argparse
@@ -77,7 +81,10 @@ def run(program: str, flags: str, folder: Path) -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(False)
     try:
-        with mock.patch.object(sys, "argv", command), mock.patch(PEAK_MEASUREMENT, return_value=None):
+        with (
+            mock.patch.object(sys, "argv", command),
+            mock.patch(PEAK_MEASUREMENT, return_value=None),
+        ):
             exit_code = module.main()
     except SystemExit as stop:
         exit_code = stop.code
@@ -92,17 +99,22 @@ def read(path: Path) -> dict:
 
 
 def by_name(rows: list[dict], name: str, *fields: str) -> dict:
-    """Rows of a document by the field that names them; several fields as a dictionary, a single one as it is."""
-    table = {row[name]: {field: row[field] for field in fields} if fields[1:] else row[fields[0]] for row in rows}
+    """Rows of a document by the field that names them; several fields as a dictionary, a single one
+    as it is."""
+    table = {
+        row[name]: {field: row[field] for field in fields} if fields[1:] else row[fields[0]]
+        for row in rows
+    }
     assert len(table) == len(rows), f"two rows have the same {name}"
     return table
 
 
-# ---- The figures: each function runs one command and returns what is compared --------------------------------------
+# ---- The figures: each function runs one command and returns what is compared --------------------
 
 
 def prediction(flags: str, folder: Path) -> dict:
-    """A dry run for a GPU of 80 GB and 1 GB of reserve: these figures do not depend on the machine."""
+    """A dry run for a GPU of 80 GB and 1 GB of reserve: these figures do not depend on the
+    machine."""
     run("tiny_llama_v1.py", f"--dry-run --device cpu --device-memory 81 {flags}", folder)
     document = read(folder / "prediction.json")
     return {
@@ -112,7 +124,9 @@ def prediction(flags: str, folder: Path) -> dict:
         "peak_memory_mb": document["peak_memory_mb"],
         "memory_by_category_mb": document["memory_by_category_mb"],
         "largest_tensors_bytes": [tensor["bytes"] for tensor in document["largest_tensors"]],
-        "kept_for_backward": by_name(document["kept_for_backward"], "component", "mb", "quadratic_mb"),
+        "kept_for_backward": by_name(
+            document["kept_for_backward"], "component", "mb", "quadratic_mb"
+        ),
         "fits": document["fits"],
         "max_batch_size": document["max_batch_size"],
         "max_seq_len": document["max_seq_len"],
@@ -121,20 +135,28 @@ def prediction(flags: str, folder: Path) -> dict:
 
 
 def losses(flags: str, folder: Path) -> dict:
-    """Deterministic steps, at a learning rate that makes the last loss depend on every part of the model."""
+    """Deterministic steps, at a learning rate that makes the last loss depend on every part of the
+    model."""
     folder.mkdir(parents=True, exist_ok=True)
     text = folder / "numbers.txt"
     text.write_text(" ".join(map(str, range(1000))))
     flags = flags.replace("TEXT", shlex.quote(str(text)))
     run("tiny_llama_v1.py", f"--device cpu --deterministic --seed 42 {flags}", folder)
     document = read(folder / "performance_summary.json")
-    return {"first": document["loss"]["first"], "final": document["loss"]["final"], "steps": document["steps"]["loss"]}
+    return {
+        "first": document["loss"]["first"],
+        "final": document["loss"]["final"],
+        "steps": document["steps"]["loss"],
+    }
 
 
 def memory(flags: str, folder: Path) -> dict:
     """The tensors of the second of three steps, counted, and what was predicted for them."""
     run("tiny_llama_v1.py", f"--device cpu --num-steps 3 --profile-memory {flags}", folder)
-    summary, document = read(folder / "performance_summary.json"), read(folder / "memory_timeline.json")
+    summary, document = (
+        read(folder / "performance_summary.json"),
+        read(folder / "memory_timeline.json"),
+    )
     peak, largest, predicted = document["peak"], document["largest_tensor"], document["predicted"]
     return {
         "peak_mb": summary["memory"]["peak_mb"],
@@ -144,8 +166,13 @@ def memory(flags: str, folder: Path) -> dict:
         "peak_bytes_by_category": peak["bytes_by_category"],
         "largest_tensors_at_peak_bytes": [tensor["bytes"] for tensor in peak["largest_tensors"]],
         "allocations": document["allocations"],
-        "largest_tensor": {name: largest[name] for name in ("bytes", "dtype", "shape", "where", "phase", "category")},
-        "phases": [{"phase": row["name"], "peak_bytes": row["peak_bytes"]} for row in document["phases"]],
+        "largest_tensor": {
+            name: largest[name]
+            for name in ("bytes", "dtype", "shape", "where", "phase", "category")
+        },
+        "phases": [
+            {"phase": row["name"], "peak_bytes": row["peak_bytes"]} for row in document["phases"]
+        ],
         "predicted_peak_bytes": predicted["peak_bytes"],
         "predicted_bytes_by_category": predicted["bytes_by_category"],
         "kept_for_backward": by_name(
@@ -156,8 +183,15 @@ def memory(flags: str, folder: Path) -> dict:
 
 def flops(flags: str, folder: Path) -> dict:
     """FLOPs of a step by formula and by both counters; the bytes that it moves."""
-    run("run_deepspeed_flops.py", f"--device cpu --num-steps 3 --computational-intensity {flags}", folder)
-    profile, traffic = read(folder / "flops_profile.json"), read(folder / "computational_intensity.json")
+    run(
+        "run_deepspeed_flops.py",
+        f"--device cpu --num-steps 3 --computational-intensity {flags}",
+        folder,
+    )
+    profile, traffic = (
+        read(folder / "flops_profile.json"),
+        read(folder / "computational_intensity.json"),
+    )
     analysis = profile["flops_analysis"]
     counts, deepspeed = analysis["reconciliation"], analysis["deepspeed"] or {}
     return {
@@ -168,9 +202,16 @@ def flops(flags: str, folder: Path) -> dict:
         "flops_per_parameter": analysis["flops_per_parameter"],
         "flops_per_token": analysis["flops_per_token"],
         "by_component": by_name(
-            analysis["by_component"], "component", "forward_flops", "backward_flops", "forward_flops_per_layer", "share"
+            analysis["by_component"],
+            "component",
+            "forward_flops",
+            "backward_flops",
+            "forward_flops_per_layer",
+            "share",
         ),
-        "by_counter": by_name(counts["rows"], "counter", "forward_flops", "backward_flops", "beyond_matmuls"),
+        "by_counter": by_name(
+            counts["rows"], "counter", "forward_flops", "backward_flops", "beyond_matmuls"
+        ),
         "by_module": counts["forward_flops_by_module"],
         "deepspeed_macs_by_module": deepspeed.get("macs_by_module"),
         "traffic": {
@@ -179,7 +220,9 @@ def flops(flags: str, folder: Path) -> dict:
             "minimum_step_bytes": traffic["minimum_step_bytes"],
             "arithmetic_intensity_flops_per_byte": traffic["arithmetic_intensity_flops_per_byte"],
             "intensity_at_minimum_flops_per_byte": traffic["intensity_at_minimum_flops_per_byte"],
-            "classes": by_name(traffic["classes"], "class", "calls", "flops", "element_operations", "bytes"),
+            "classes": by_name(
+                traffic["classes"], "class", "calls", "flops", "element_operations", "bytes"
+            ),
             "phases": by_name(traffic["phases"], "phase", "flops", "bytes", "minimum_bytes"),
         },
     }
@@ -189,7 +232,8 @@ def attention_benchmark(flags: str, folder: Path) -> dict:
     """The predicted rows of the sweep over implementations, head dimensions and lengths."""
     run("run_attention_benchmark.py", f"--dry-run --device cpu --device-memory 80 {flags}", folder)
     return {
-        f"{row['implementation']} {row['dtype']} {row['batch_size']}x{row['seq_len']} d_head {row['d_head']}": {
+        f"{row['implementation']} {row['dtype']} {row['batch_size']}x{row['seq_len']}"
+        f" d_head {row['d_head']}": {
             "predicted_memory_bytes": row["predicted_memory_bytes"],
             "predicted_peak_bytes": row["predicted_peak_bytes"],
             "tensors": len(row["tensors"]),
@@ -240,21 +284,46 @@ def trace(name: str, folder: Path) -> dict:
     run("run_pytorch_profiler.py", f"--analyze-existing {shlex.quote(str(GOLDEN / name))}", folder)
     document = read(folder / "operator_analysis.json")
     timeline = document["gpu_timeline"]
-    times = ("total_ms", "computation_ms", "exposed_comm_ms", "exposed_memcpy_ms", "busy_ms", "idle_ms")
+    times = (
+        "total_ms",
+        "computation_ms",
+        "exposed_comm_ms",
+        "exposed_memcpy_ms",
+        "busy_ms",
+        "idle_ms",
+    )
     return {
-        "steps": {name: document["steps"][name] for name in ("count", "mean_ms", "median_ms", "min_ms", "max_ms")},
+        "steps": {
+            name: document["steps"][name]
+            for name in ("count", "mean_ms", "median_ms", "min_ms", "max_ms")
+        },
         "ms_per_step": document["attribution"]["ms_per_step"],
         "unattributed_share": document["attribution"]["unattributed_share"],
         "verdict_shares": document["verdict"]["shares"],
         "phases": by_name(document["phases"], "phase", "ms_per_step", "share"),
-        "components": by_name(document["components"], "component", "ms_per_step", "std_ms", "share", "phases_ms"),
+        "components": by_name(
+            document["components"], "component", "ms_per_step", "std_ms", "share", "phases_ms"
+        ),
         "classes": by_name(document["classes"], "class", "ms_per_step", "share"),
-        "operators": by_name(document["operators"], "name", "calls", "self_cpu_us", "self_device_us", "flops", "bytes"),
+        "operators": by_name(
+            document["operators"],
+            "name",
+            "calls",
+            "self_cpu_us",
+            "self_device_us",
+            "flops",
+            "bytes",
+        ),
         "kernels": by_name(document["kernels"], "name", "count", "total_us", "p95_us"),
         "gpu_timeline": {name: timeline[name] for name in times},
-        "idle_by_cause": timeline["idle_by_cause"] and by_name(timeline["idle_by_cause"], "cause", "ms"),
+        "idle_by_cause": (
+            timeline["idle_by_cause"] and by_name(timeline["idle_by_cause"], "cause", "ms")
+        ),
         "opportunities": [
-            {name: row[name] for name in ("share", "ms_per_step", "speedup_bound", "speedup_estimate")}
+            {
+                name: row[name]
+                for name in ("share", "ms_per_step", "speedup_bound", "speedup_estimate")
+            }
             for row in document["opportunities"]
         ],
     }
@@ -269,22 +338,35 @@ KINDS: dict[str, tuple[Callable[[str, Path], dict], dict[str, str]]] = {
     ),
     "losses": (
         losses,
-        {name: f"{SMALL} --num-steps 6 --learning-rate 1e-3 {flags}" for name, flags in VARIANTS.items()}
+        {
+            name: f"{SMALL} --num-steps 6 --learning-rate 1e-3 {flags}"
+            for name, flags in VARIANTS.items()
+        }
         | {"text": f"{SMALL} --num-steps 12 --learning-rate 1e-2 --data TEXT"},
     ),
     "memory": (memory, {name: f"{SMALL} {VARIANTS[name]}" for name in COUNTED_VARIANTS}),
-    "flops": (flops, {name: f"{SMALL} {VARIANTS[name]}" for name in COUNTED_VARIANTS} | {"size tiny": "--size tiny"}),
+    "flops": (
+        flops,
+        {name: f"{SMALL} {VARIANTS[name]}" for name in COUNTED_VARIANTS}
+        | {"size tiny": "--size tiny"},
+    ),
     "attention_benchmark": (
         attention_benchmark,
-        {"fp32": "--dtypes fp32", "bf16 causal": "--dtypes bf16 --causal --implementations eager sdpa"},
+        {
+            "fp32": "--dtypes fp32",
+            "bf16 causal": "--dtypes bf16 --causal --implementations eager sdpa",
+        },
     ),
     "training_benchmark": (training_benchmark, {"fp32": "--sizes tiny small gpt2-small"}),
-    "memory_study": (memory_study, {"small model": f"{SMALL_MODEL} --batch-sizes 4 --seq-lens 8 16 24"}),
+    "memory_study": (
+        memory_study,
+        {"small model": f"{SMALL_MODEL} --batch-sizes 4 --seq-lens 8 16 24"},
+    ),
     "traces": (trace, {"CPU": "cpu.pt.trace.json.gz", "GPU": "gpu.pt.trace.json.gz"}),
 }
 
 
-# ---- Recorded and compared ------------------------------------------------------------------------------------------
+# ---- Recorded and compared -----------------------------------------------------------------------
 
 
 def processor() -> str:
@@ -342,9 +424,17 @@ def differences(recorded, found, allowed: float, path: str = "") -> Iterator[str
 
 
 # One case of each kind, and both traces, are enough while working.
-FAST = {("predictions", "default fp32"), ("losses", "fp32"), ("losses", "sdpa"), ("memory", "fp32"), ("flops", "fp32")}
+FAST = {
+    ("predictions", "default fp32"),
+    ("losses", "fp32"),
+    ("losses", "sdpa"),
+    ("memory", "fp32"),
+    ("flops", "fp32"),
+}
 CASES = [
-    pytest.param(kind, case, marks=() if (kind, case) in FAST or kind == "traces" else pytest.mark.slow)
+    pytest.param(
+        kind, case, marks=() if (kind, case) in FAST or kind == "traces" else pytest.mark.slow
+    )
     for kind, (_, cases) in KINDS.items()
     for case in cases
 ]
@@ -354,7 +444,10 @@ CASES = [
 def test_no_figure_moves(kind, case, tmp_path):
     golden = read(GOLDEN / f"{kind}.json")
     figures_of, cases = KINDS[kind]
-    recorded, found = named_as_today(golden["figures"][case]), figures_of(cases[case], tmp_path / "run")
+    recorded, found = (
+        named_as_today(golden["figures"][case]),
+        figures_of(cases[case], tmp_path / "run"),
+    )
     moved = list(differences(recorded, found, tolerance(kind, golden["recorded_with"])))
     here, there = machine(), golden["recorded_with"]
     note = "" if here == there else f"\nRecorded with {there}, this is {here}"
@@ -369,7 +462,9 @@ def test_every_recorded_case_is_compared():
 def test_a_moved_figure_is_found():
     recorded = {"bytes": 10, "rows": [{"ms": 1.0}], "matrix product": {"calls": 2}}
     assert not list(differences(recorded, json.loads(json.dumps(recorded)), 0.0))
-    assert list(differences(recorded, recorded | {"bytes": 11}, 1e-4)) == ["bytes: 10 was recorded, now it is 11"]
+    assert list(differences(recorded, recorded | {"bytes": 11}, 1e-4)) == [
+        "bytes: 10 was recorded, now it is 11"
+    ]
     assert list(differences(recorded, recorded | {"rows": [{"ms": 1.0 + 1e-15}]}, 0.0))
     assert not list(differences(recorded, recorded | {"rows": [{"ms": 1.0 + 1e-15}]}, 1e-12))
     assert list(differences(recorded, {"bytes": 10, "rows": []}, 0.0)) == [
@@ -381,7 +476,14 @@ def test_a_moved_figure_is_found():
 def text_of(document: dict) -> str:
     """JSON with sorted keys, in which a row of numbers is one line."""
     text = json.dumps(document, indent=1, sort_keys=True, allow_nan=False)
-    return re.sub(r"([\[{])([^\[\]{}]+)([\]}])", lambda row: row[1] + " ".join(row[2].split()) + row[3], text) + "\n"
+    return (
+        re.sub(
+            r"([\[{])([^\[\]{}]+)([\]}])",
+            lambda row: row[1] + " ".join(row[2].split()) + row[3],
+            text,
+        )
+        + "\n"
+    )
 
 
 def record(kinds: list[str]) -> None:
@@ -389,7 +491,9 @@ def record(kinds: list[str]) -> None:
     for kind in kinds:
         figures_of, cases = KINDS[kind]
         with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stdout(io.StringIO()):
-            figures = {case: figures_of(flags, Path(scratch) / case) for case, flags in cases.items()}
+            figures = {
+                case: figures_of(flags, Path(scratch) / case) for case, flags in cases.items()
+            }
         document = {"recorded_with": machine(), "figures": figures}
         file = GOLDEN / f"{kind}.json"
         file.write_text(text_of(document))
@@ -398,6 +502,8 @@ def record(kinds: list[str]) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(PROJECT))
-    parser = argparse.ArgumentParser(description="Record the figures of the working tree in golden/.")
+    parser = argparse.ArgumentParser(
+        description="Record the figures of the working tree in golden/."
+    )
     parser.add_argument("--record", nargs="*", choices=list(KINDS), required=True, metavar="FILE")
     record(parser.parse_args().record or [*KINDS])

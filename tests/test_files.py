@@ -1,4 +1,5 @@
-"""The registry of files: what commands leave is in it, and everything that must know a run's files follows it."""
+"""The registry of files: what commands leave is in it, and everything that must know a run's files
+follows it."""
 
 import fnmatch
 import json
@@ -41,40 +42,71 @@ def ran(outcome: tuple[int, str, str]) -> None:
     assert code == 0, err
 
 
-# ---- What commands leave -------------------------------------------------------------------------------------------
+# ---- What commands leave -------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_runs_their_analysis_and_a_comparison(command, tmp_path):
     first, second = "profiler_results_1", "profiler_results_2"
     ran(command(run_pytorch_profiler, *SMALL_RUN, "--include-memory", "--profile-dir", first))
-    ran(command(run_pytorch_profiler, *SMALL_RUN, "--gzip", "--no-generate-report", "--profile-dir", second))
+    ran(
+        command(
+            run_pytorch_profiler,
+            *SMALL_RUN,
+            "--gzip",
+            "--no-generate-report",
+            "--profile-dir",
+            second,
+        )
+    )
     ran(command(compare_runs, first, second))
     flags = ["--analyze-existing", first, "--generate-report", "--output-dir", "trace_analysis"]
     ran(command(run_pytorch_profiler, *flags))
-    ran(command(run_pytorch_profiler, *SMALL_RUN, "--dry-run", "--output-dir", first))  # moves the first run
+    ran(
+        command(run_pytorch_profiler, *SMALL_RUN, "--dry-run", "--output-dir", first)
+    )  # moves the first run
     assert unregistered(tmp_path) == []
     (earlier,) = (tmp_path / first).glob("earlier_*")
     assert names_in(tmp_path / first) == {"prediction.json", earlier.name}
-    assert {"config.json", "report.html", "memory_timeline.png", "operator_analysis.json"} <= names_in(earlier)
+    assert {
+        "config.json",
+        "report.html",
+        "memory_timeline.png",
+        "operator_analysis.json",
+    } <= names_in(earlier)
     assert len(list(tmp_path.glob("*/**/trace_step_*"))) == 2
 
 
 @pytest.mark.slow
 def test_all_that_a_script_writes_with_deepspeed(command, tmp_path):
-    flags = [*SMALL_RUN, "--computational-intensity", "--generate-roofline", "--output-dir", "flops_results_1"]
+    flags = [
+        *SMALL_RUN,
+        "--computational-intensity",
+        "--generate-roofline",
+        "--output-dir",
+        "flops_results_1",
+    ]
     ran(command(run_deepspeed_flops, *flags))
-    assert {"flops_profile.txt", "roofline.png", "computational_intensity.json"} <= names_in(tmp_path / flags[-1])
+    assert {"flops_profile.txt", "roofline.png", "computational_intensity.json"} <= names_in(
+        tmp_path / flags[-1]
+    )
     ran(command(launch_performance_study, "tiny", *SMALL_RUN, "--enable-profilers"))
     assert names_in(tmp_path) == {"flops_results_1", "performance_results_tiny"}
-    assert unregistered(tmp_path / "flops_results_1") == unregistered(tmp_path / "performance_results_tiny") == []
+    assert (
+        unregistered(tmp_path / "flops_results_1")
+        == unregistered(tmp_path / "performance_results_tiny")
+        == []
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "flags"),
     [
-        (run_memory_study, [*SMALL_MODEL[:8], "--num-steps", "3", "--batch-sizes", "1", "2", "--seq-lens", "8"]),
+        (
+            run_memory_study,
+            [*SMALL_MODEL[:8], "--num-steps", "3", "--batch-sizes", "1", "2", "--seq-lens", "8"],
+        ),
         (run_training_benchmark, [*ONE_ROW, "--sizes", "tiny", "--modes", "forward", "--dry-run"]),
         (run_attention_benchmark, [*ONE_ROW, "--implementations", "eager", "--d-heads", "8"]),
         (run_precision_study, [*ONE_STEP, "--size", "tiny", "--precisions", "fp32", "bf16"]),
@@ -90,7 +122,7 @@ def test_a_sweep(command, tmp_path, module, flags):
     assert unregistered(tmp_path) == []
 
 
-# ---- What follows from the registry --------------------------------------------------------------------------------
+# ---- What follows from the registry --------------------------------------------------------------
 
 
 def test_moving_a_run_aside_moves_what_is_registered(tmp_path, monkeypatch):
@@ -118,9 +150,14 @@ def test_an_empty_folder_and_one_without_a_run_stay_as_they_are(tmp_path):
 
 
 def test_a_folder_is_read_for_traces_alone(profiler, tmp_path):
-    """Whatever else our commands write as JSON is passed over; a trace of another program has any name."""
-    documents = [name for name in names_of_kinds().values() if name.endswith(".json") and "trace" not in name]
-    assert {"memory_study.json", "training_benchmark.json", "answers_1.json", "config.json"} <= set(documents)
+    """Whatever else our commands write as JSON is passed over; a trace of another program has any
+    name."""
+    documents = [
+        name for name in names_of_kinds().values() if name.endswith(".json") and "trace" not in name
+    ]
+    assert {"memory_study.json", "training_benchmark.json", "answers_1.json", "config.json"} <= set(
+        documents
+    )
     for name in documents:
         (tmp_path / name).write_text(json.dumps({"schema_version": SCHEMA_VERSION}))
     for name in ("worker.json", "trace_step_5_10.pt.trace.json"):
@@ -137,17 +174,20 @@ def test_a_folder_is_read_for_traces_alone(profiler, tmp_path):
 
 
 def test_every_pattern_is_its_own():
-    """No name is taken by a pattern before its own, so that each file is described as what it is."""
+    """No name is taken by a pattern before its own, so that each file is described as what it
+    is."""
     for pattern, name in names_of_kinds().items():
         assert kind_of(name).pattern == pattern
 
 
-# ---- What git does not see -----------------------------------------------------------------------------------------
+# ---- What git does not see -----------------------------------------------------------------------
 
 
 def test_gitignore_lists_the_folders():
     text = (PROJECT / ".gitignore").read_text()
-    listed = re.search(r"^# FOLDERS of harness/base/files.py\n(.*?)^# end of FOLDERS$", text, re.M | re.S)[1]
+    listed = re.search(
+        r"^# FOLDERS of harness/base/files.py\n(.*?)^# end of FOLDERS$", text, re.M | re.S
+    )[1]
     assert listed.split() == FOLDERS
 
 
@@ -166,17 +206,19 @@ def folders_of_texts() -> list[str]:
 
 
 DEFAULTS = (  # of the commands, where no folder is named
-    "pytorch_profiles performance_results_tiny comparison_20260101_000000 analysis_20260101_000000 memory_study "
-    "training_benchmark attention_benchmark precision_study timing_study optimization_study scaling_study "
-    "collective_benchmark "
-    "exercise_1_results_20260101_000000 exercise_all_results_20260101_000000"
+    "pytorch_profiles performance_results_tiny comparison_20260101_000000 analysis_20260101_000000"
+    " memory_study training_benchmark attention_benchmark precision_study timing_study"
+    " optimization_study scaling_study collective_benchmark exercise_1_results_20260101_000000"
+    " exercise_all_results_20260101_000000"
 ).split()
 
 
 def test_what_commands_write_is_ignored_by_git():
     assert len(folders_of_launchers()) == 13
     assert len(folders_of_texts()) > 50
-    paths = [f"{name}/config.json" for name in (*DEFAULTS, *folders_of_launchers(), *folders_of_texts())]
+    paths = [
+        f"{name}/config.json" for name in (*DEFAULTS, *folders_of_launchers(), *folders_of_texts())
+    ]
     command = ["git", "-C", str(PROJECT), "check-ignore", "--no-index", "--stdin"]
     done = subprocess.run(command, input="\n".join(paths), capture_output=True, text=True)
     if "not a git repository" in done.stderr:
@@ -185,5 +227,11 @@ def test_what_commands_write_is_ignored_by_git():
 
 
 def test_no_pattern_of_folders_is_left_over():
-    names = [*DEFAULTS, *folders_of_launchers(), *(name.split("/")[0] for name in folders_of_texts())]
-    assert [pattern for pattern in FOLDERS if not any(fnmatch.fnmatch(f"{n}/", pattern) for n in names)] == []
+    names = [
+        *DEFAULTS,
+        *folders_of_launchers(),
+        *(name.split("/")[0] for name in folders_of_texts()),
+    ]
+    assert [
+        pattern for pattern in FOLDERS if not any(fnmatch.fnmatch(f"{n}/", pattern) for n in names)
+    ] == []

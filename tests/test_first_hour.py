@@ -1,4 +1,5 @@
-"""The matrix of docs/gpu_nodes.md: in each situation, made up here, a command says what its row quotes."""
+"""The matrix of docs/gpu_nodes.md: in each situation, made up here, a command says what its row
+quotes."""
 
 import os
 import re
@@ -19,8 +20,17 @@ from harness.ranks.failures import explain_error
 
 GB = 2**30
 DEVICE = torch.device("cuda", 0)
-GCD = {"name": "AMD Instinct MI250X", "gcnArchName": "gfx90a:sramecc+:xnack-", "total_memory": 64 * GB}
-SLICE = {"type": "cuda", "name": "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "arch": "sm_90", "compute_units": 16}
+GCD = {
+    "name": "AMD Instinct MI250X",
+    "gcnArchName": "gfx90a:sramecc+:xnack-",
+    "total_memory": 64 * GB,
+}
+SLICE = {
+    "type": "cuda",
+    "name": "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+    "arch": "sm_90",
+    "compute_units": 16,
+}
 SLICE |= {"memory_bytes": 81079 * 2**20 // 8}
 
 
@@ -68,8 +78,13 @@ class Unusual:
     def no_space_in_tmp(self):
         usage = shutil.disk_usage
         full = SimpleNamespace(free=12 * 2**20)
-        self.patch.setattr(shutil, "disk_usage", lambda path: full if str(path) == "/tmp" else usage(path))
-        caches = {name: str(self.folder) for name in ("XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")}
+        self.patch.setattr(
+            shutil, "disk_usage", lambda path: full if str(path) == "/tmp" else usage(path)
+        )
+        caches = {
+            name: str(self.folder)
+            for name in ("XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+        }
         writable, space = cache_checks(caches, self.folder)
         assert writable.result == "writable"
         return space.result, space.fix
@@ -81,7 +96,9 @@ class Unusual:
         self.patch.setattr(torch.cuda, "mem_get_info", lambda device: (63 * GB, gpu.total_memory))
         self.patch.setattr(torch.cuda, "device_count", lambda: count)
         self.patch.setattr(torch.cuda, "get_arch_list", lambda: [])
-        self.patch.setattr(setup_checks, "gpu_driver", lambda device: SimpleNamespace(power_limits_w=lambda: watts))
+        self.patch.setattr(
+            setup_checks, "gpu_driver", lambda device: SimpleNamespace(power_limits_w=lambda: watts)
+        )
         return gpu_checks(DEVICE)
 
     def eight_gcds_of_four_mi250x(self):
@@ -103,19 +120,29 @@ class Unusual:
         return told
 
     def a_mig_slice(self):
-        peaks = compute_ceilings(SLICE, "bf16", measure="never") + bandwidth_ceilings(SLICE, measure="never")
+        peaks = compute_ceilings(SLICE, "bf16", measure="never") + bandwidth_ceilings(
+            SLICE, measure="never"
+        )
         assert peaks[1].rate == pytest.approx(3350e9 / 8, rel=0.01)
         return tuple(one.label for one in peaks)
 
     def a_gpu_in_exclusive_mode__in_use(self):
-        said = "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nCompile with `TORCH_USE_CUDA_DSA`"
+        said = (
+            "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nCompile with"
+            " `TORCH_USE_CUDA_DSA`"
+        )
         line, code = explain_error(RuntimeError(said))
         assert code == 1
         return line
 
     def another_process_on_the_gpu__during_a_run(self):
         gpu = {"other_processes": 1, "memory_in_use_mb": 600.0, "lowered_by": {}}
-        found = {"disturbed": True, "reasons": ["1 other process on the GPU"], "lost_share": 1.0, "gpu": gpu}
+        found = {
+            "disturbed": True,
+            "reasons": ["1 other process on the GPU"],
+            "lost_share": 1.0,
+            "gpu": gpu,
+        }
         assert "take turns" not in disturbance_text(found | {"gpu": gpu | {"other_processes": 0}})
         assert "take turns" not in disturbance_text(found | {"gpu": None})
         return disturbance_text(found)
@@ -125,27 +152,40 @@ class Unusual:
         return check.result, check.fix
 
     def a_power_cap(self):
-        *_, check = self.gpu(1, (300.0, 700.0), hip=None, name="NVIDIA H100", major=9, minor=0, total_memory=80 * GB)
+        *_, check = self.gpu(
+            1, (300.0, 700.0), hip=None, name="NVIDIA H100", major=9, minor=0, total_memory=80 * GB
+        )
         assert check == power_check(300.0, 700.0) and "--peak measured" in check.fix
         return check.result
 
 
 def matrix() -> dict[str, list[str]]:
     """What a row quotes, by its situation."""
-    text = (PROJECT / "docs/gpu_nodes.md").read_text().split("## The first hour", 1)[1].split("\n\n**")[0]
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
+    text = (
+        (PROJECT / "docs/gpu_nodes.md")
+        .read_text()
+        .split("## The first hour", 1)[1]
+        .split("\n\n**")[0]
+    )
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][
+        2:
+    ]
     name = str.maketrans({" ": "_", ",": "_", "`": "", "/": ""})
     return {row[0].lower().translate(name): re.findall("`([^`]+)`", row[1]) for row in rows}
 
 
 def test_every_situation_has_a_row():
-    assert sorted(matrix()) == sorted(name for name in vars(Unusual) if name[0] != "_" and name != "gpu")
+    assert sorted(matrix()) == sorted(
+        name for name in vars(Unusual) if name[0] != "_" and name != "gpu"
+    )
 
 
 SLOW = ("one_home_for_several_clusters", "a_module_with_pytorch")
 
 
-@pytest.mark.parametrize("situation", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in matrix()])
+@pytest.mark.parametrize(
+    "situation", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in matrix()]
+)
 def test_a_command_says_what_its_row_quotes(tmp_path, monkeypatch, situation):
     said = getattr(Unusual(tmp_path, monkeypatch), situation)()
     for quoted in matrix()[situation]:
@@ -175,12 +215,14 @@ def test_two_variables_that_number_gpus(monkeypatch, rocr, others, hides):
 
 
 def test_the_lock_by_which_learners_take_turns(tmp_path):
-    """A folder may be locked by who cannot write to it, which a file of another user in /tmp may not."""
+    """A folder may be locked by who cannot write to it, which a file of another user in /tmp may
+    not."""
     if not shutil.which("flock"):
         pytest.skip("no flock")
     order = tmp_path / "order"
     first, second = (
-        f"flock {tmp_path} sh -c 'echo {n} >>{order}; sleep {s}; echo {n} >>{order}'" for n, s in ((1, 0.5), (2, 0))
+        f"flock {tmp_path} sh -c 'echo {n} >>{order}; sleep {s}; echo {n} >>{order}'"
+        for n, s in ((1, 0.5), (2, 0))
     )
     assert os.system(f"{first} & sleep 0.2; {second}; wait") == 0
     assert order.read_text().split() == ["1", "1", "2", "2"]
@@ -199,7 +241,10 @@ def test_power_limits_of_both_makers(tmp_path, monkeypatch):
     (folder / "power1_cap_default").write_text("0\n")
     assert amd.power_limits_w() == ()  # the second half of a card has none of its own
     nvidia = gpu_driver.NvidiaDriver.__new__(gpu_driver.NvidiaDriver)
-    watts = {"nvmlDeviceGetEnforcedPowerLimit": 300_000, "nvmlDeviceGetPowerManagementDefaultLimit": 700_000}
+    watts = {
+        "nvmlDeviceGetEnforcedPowerLimit": 300_000,
+        "nvmlDeviceGetPowerManagementDefaultLimit": 700_000,
+    }
     monkeypatch.setattr(nvidia, "_number", lambda function: watts[function], raising=False)
     assert nvidia.power_limits_w() == (300.0, 700.0)
 

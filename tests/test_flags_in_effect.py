@@ -1,4 +1,5 @@
-"""What was asked for takes effect in every step of every command, and in both arms of every comparison."""
+"""What was asked for takes effect in every step of every command, and in both arms of every
+comparison."""
 
 import functools
 import importlib
@@ -44,7 +45,8 @@ def test_every_flag_that_trains_is_in_the_table():
 
 
 def test_every_flag_that_trains_a_step_in_a_file_is_in_its_table():
-    # Those of ranks are the same code for any model; graphs and kernels are refused for another model than ours.
+    # Those of ranks are the same code for any model; graphs and kernels are refused for another
+    # model than ours.
     of_ranks = {one.name for one in fields(ParallelConfig)} - {"parallel"}
     assert {*USED} - NOT_OF_A_STEP - of_ranks - {"device"} == WITH_A_FILE.keys()
 
@@ -52,7 +54,11 @@ def test_every_flag_that_trains_a_step_in_a_file_is_in_its_table():
 @pytest.fixture(scope="module")
 def filled_in():
     done = subprocess.run(
-        [sys.executable, "flags_in_effect.py"], cwd=FOLDER, capture_output=True, text=True, check=False
+        [sys.executable, "flags_in_effect.py"],
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -62,13 +68,17 @@ def filled_in():
 def test_every_flag_that_trains_takes_effect_in_the_step(filled_in):
     """And is not there without it: the table would find it everywhere otherwise."""
     both = ((TABLE, ""), (WITH_A_FILE, OF_A_FILE))
-    of_table = [(name, kind, row) for table, kind in both for name, rows in table.items() for row in rows]
+    of_table = [
+        (name, kind, row) for table, kind in both for name, rows in table.items() for row in rows
+    ]
     in_order = sorted(of_table, key=lambda entry: entry[2].on_gpu)  # as they are filled in
     wrong = []
     for (name, kind, row), answer in zip(in_order, filled_in["rows"], strict=True):
         assert (answer["flag"], answer["of"], answer["flags"]) == (name, kind, row.flags)
         seen, without = answer["seen"], answer["without"]
-        right = seen != without if row.found == OTHER else (seen, without) == (row.found, row.without)
+        right = (
+            seen != without if row.found == OTHER else (seen, without) == (row.found, row.without)
+        )
         if not right:
             wrong.append((name, row.flags, f"seen {seen}, without it {without}"))
     assert not wrong
@@ -80,16 +90,24 @@ def test_graphs_are_captured_in_the_arm_that_has_them(filled_in):
     assert filled_in["captured_in_studies"] == {"timing": arms, "optimization": arms}
 
 
-# ---- Studies and commands hand it on -------------------------------------------------------------------------------
+# ---- Studies and commands hand it on -------------------------------------------------------------
 
 TINY = ["--size", "tiny", "--batch-size", "2", "--seq-len", "8"]
 # As many flags as a step takes at once: a command that loses one of them is seen.
 ASKED = (
-    "--n-layers 1 --hidden-dim 32 --deterministic --seed 7 --grad-clip 0.5 --precision bf16 --learning-rate 0.01 "
-    "--gradient-accumulation-steps 2 --attention sdpa --fused-projections --fused-norm --fused-rope --fused-loss "
-    "--activation-checkpointing 2 --optimizer-impl fused"
+    "--n-layers 1 --hidden-dim 32 --deterministic --seed 7 --grad-clip 0.5 --precision bf16"
+    " --learning-rate 0.01 --gradient-accumulation-steps 2 --attention sdpa --fused-projections"
+    " --fused-norm --fused-rope --fused-loss --activation-checkpointing 2 --optimizer-impl fused"
 )
-SET_BY_COMMANDS = {"num_steps", "log_interval", "output_dir", "force", "device", "batch_size", "seq_len"}
+SET_BY_COMMANDS = {
+    "num_steps",
+    "log_interval",
+    "output_dir",
+    "force",
+    "device",
+    "batch_size",
+    "seq_len",
+}
 
 
 class Enough(UserError):
@@ -98,8 +116,8 @@ class Enough(UserError):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """Of every call that trains or infers: its workload, and the settings of the process then.  Each row of a study is
-    measured in this process, and its ranks are one rank."""
+    """Of every call that trains or infers: its workload, and the settings of the process then.
+    Each row of a study is measured in this process, and its ranks are one rank."""
     seen = []
 
     def watched(function):
@@ -124,7 +142,9 @@ def steps(monkeypatch):
     monkeypatch.setattr(isolation, "in_fresh_process", here)
     monkeypatch.setattr(ranks, "on_ranks", on_one_rank)
     before = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
     yield seen
     torch.distributed.destroy_process_group()
     torch.use_deterministic_algorithms(before[1])
@@ -145,7 +165,9 @@ def of_steps(training) -> dict:
 
 
 def asked_for(flags: str) -> dict:
-    return of_steps(workload_of(flags.split(), size="tiny", batch_size=2, seq_len=8, device="cpu").training)
+    return of_steps(
+        workload_of(flags.split(), size="tiny", batch_size=2, seq_len=8, device="cpu").training
+    )
 
 
 def arms_of(steps) -> list[dict]:
@@ -162,24 +184,32 @@ COMMANDS = {  # those that take all flags of the script
     "tiny_llama_v1": [*ALL_OF_THEM, "--num-steps", "1"],
     "run_pytorch_profiler": [*ALL_OF_THEM, "--num-steps", "3", "--profile-dir", "run"],
     "run_deepspeed_flops": [*ALL_OF_THEM, "--num-steps", "3", "--output-dir", "run"],
-    "launch_performance_study": ["tiny", *ALL_OF_THEM[2:], "--num-steps", "1", "--output-dir", "run"],
+    "launch_performance_study": [
+        "tiny",
+        *ALL_OF_THEM[2:],
+        "--num-steps",
+        "1",
+        "--output-dir",
+        "run",
+    ],
 }
 STUDIES = {  # command -> its flags, and those of each arm
     "run_memory_study": (
         f"--size tiny --batch-sizes 2 --seq-lens 8 --num-steps 3 {ASKED} --device cpu", [ASKED],
     ),
     "run_timing_study": (
-        f"{' '.join(TINY)} --repetitions 2 --wrong-method-repetitions 2 --warmup-steps 1 --device cpu",
+        f"{' '.join(TINY)} --repetitions 2 --wrong-method-repetitions 2 --warmup-steps 1 "
+        "--device cpu",
         ["", ASKED],
     ),
     "run_scaling_study": (
-        f"{' '.join(TINY)} --world-sizes 1 2 --scalings weak --parallel-modes ddp --repetitions 1 --num-steps 1 "
-        "--warmup-steps 1 --device cpu",
+        f"{' '.join(TINY)} --world-sizes 1 2 --scalings weak --parallel-modes ddp --repetitions 1 "
+        "--num-steps 1 --warmup-steps 1 --device cpu",
         [ASKED, f"{ASKED} --parallel ddp --world-size 2 --dry-run"],
     ),
     "run_optimization_study": (
-        "--sizes tiny --batch-size 2 --seq-len 8 --precisions bf16 --rungs sdpa checkpointing --no-reference "
-        "--repetitions 1 --warmup-steps 0 --device cpu",
+        "--sizes tiny --batch-size 2 --seq-len 8 --precisions bf16 --rungs sdpa checkpointing "
+        "--no-reference --repetitions 1 --warmup-steps 0 --device cpu",
         [
             "--precision bf16",
             "--precision bf16 --activation-checkpointing",
@@ -187,20 +217,28 @@ STUDIES = {  # command -> its flags, and those of each arm
         ],
     ),
     "run_training_benchmark": (
-        "--sizes tiny --batch-size 2 --seq-lens 8 --precisions bf16 --optimizer-impl fused --compile --warmups 0 "
-        "--repetitions 1 --device cpu",
-        ["--precision bf16 --optimizer-impl fused", "--precision bf16 --optimizer-impl fused --compile"],
+        "--sizes tiny --batch-size 2 --seq-lens 8 --precisions bf16 --optimizer-impl fused "
+        "--compile --warmups 0 --repetitions 1 --device cpu",
+        ["--precision bf16 --optimizer-impl fused",
+         "--precision bf16 --optimizer-impl fused --compile"],
     ),
     "run_precision_study": (
         f"{' '.join(TINY)} --precisions fp32 bf16 --repetitions 1 --warmup-steps 0 --device cpu",
         ["", "--precision bf16"],
     ),
 }  # fmt: skip
-TRAINS_NOTHING = {"run_exercise", "run_attention_benchmark", "run_collective_benchmark"}  # or runs other commands
+TRAINS_NOTHING = {
+    "run_exercise",
+    "run_attention_benchmark",
+    "run_collective_benchmark",
+}  # or runs other commands
 
 
 def test_every_command_that_trains_is_here():
-    commands = {path.stem for path in PROJECT.glob("run_*.py")} | {"tiny_llama_v1", "launch_performance_study"}
+    commands = {path.stem for path in PROJECT.glob("run_*.py")} | {
+        "tiny_llama_v1",
+        "launch_performance_study",
+    }
     assert commands == {*COMMANDS, *STUDIES, *TRAINS_NOTHING}
 
 
@@ -231,13 +269,19 @@ def test_commands_hand_every_flag_on(command, steps, scratch, monkeypatch, capfd
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", STUDIES)
-def test_studies_hand_every_flag_on_in_both_arms(command, steps, scratch, traced_graphs, monkeypatch, capfd):
+def test_studies_hand_every_flag_on_in_both_arms(
+    command, steps, scratch, traced_graphs, monkeypatch, capfd
+):
     flags, arms = STUDIES[command]
     option = {"run_timing_study": "--change", "run_scaling_study": "--flags"}.get(command)
     given = [*flags.split(), *([f"{option}={ASKED}"] if option else [])]
     monkeypatch.setattr("studies.optimization.turns.matmul_rate", lambda device, precision: None)
-    monkeypatch.setattr("studies.optimization.study.OptimizationStudy.profile_of", lambda study, baseline: None)
-    assert run_command(importlib.import_module(command), *given, "--output-dir", "run") == 0, capfd.readouterr()
+    monkeypatch.setattr(
+        "studies.optimization.study.OptimizationStudy.profile_of", lambda study, baseline: None
+    )
+    assert run_command(importlib.import_module(command), *given, "--output-dir", "run") == 0, (
+        capfd.readouterr()
+    )
     expected = [asked_for(arm) for arm in arms]
     seen = arms_of(steps)
     assert len(seen) == len(expected)
@@ -253,7 +297,10 @@ def test_both_arms_of_a_timing_study_run_under_their_own_settings(steps, flags):
     methods.interleaved(baseline, changed, 2, 2, 1)
     assert {workload for workload, _, _ in steps} == {baseline, changed}
     assert_in_force(steps)
-    assert (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()) == ("highest", False)
+    assert (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()) == (
+        "highest",
+        False,
+    )
 
 
 def test_a_step_that_fails_leaves_no_settings_behind():
@@ -262,4 +309,7 @@ def test_a_step_that_fails_leaves_no_settings_behind():
     with pytest.raises(ValueError, match="a step"), workload.step_settings():
         assert torch.are_deterministic_algorithms_enabled()
         raise ValueError("a step that fails")
-    assert (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()) == before
+    assert (
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+    ) == before

@@ -14,7 +14,12 @@ from analysis.hardware.ceilings import bandwidth_ceilings
 from analysis.hardware.measuring import Measurement
 from analysis.limits.roofline import NO_TRACE
 from analysis.report.roofline_figure import draw_roofline
-from analysis.work.sections import detail_sections, intensity_section, roofline_section, run_sections
+from analysis.work.sections import (
+    detail_sections,
+    intensity_section,
+    roofline_section,
+    run_sections,
+)
 from harness.ranks.failures import exit_code_of
 
 SUMMARY = "performance_summary"
@@ -22,7 +27,8 @@ SUMMARY = "performance_summary"
 
 @pytest.fixture
 def flops(tmp_path, monkeypatch, capfd):
-    """The command in this process, in a scratch folder: flops(flags) -> (exit code, stdout, stderr)."""
+    """The command in this process, in a scratch folder: flops(flags) -> (exit code, stdout,
+    stderr)."""
     monkeypatch.chdir(tmp_path)
 
     def run(*flags: str):
@@ -62,18 +68,24 @@ def test_one_run_tells_all(flops, documents, tmp_path):
     reasons = summary["steps"]["exclusion_reason"]
     assert reasons.count("FLOPs counted") == 1
     assert profile["performance_metrics"]["steps_averaged"] == reasons.count(None)
-    rate = profile["flops_analysis"]["step_flops"] / (profile["performance_metrics"]["avg_step_time_ms"] / 1e3)
+    rate = profile["flops_analysis"]["step_flops"] / (
+        profile["performance_metrics"]["avg_step_time_ms"] / 1e3
+    )
     efficiency = profile["efficiency_metrics"]
     assert profile["performance_metrics"]["flops_per_sec"] == pytest.approx(rate)
     assert efficiency["mfu_percent"] == pytest.approx(100 * rate / efficiency["device_peak_flops"])
     assert efficiency["hfu_percent"] is None
     assert efficiency["hfu_percent_reason"]
-    samples = profile["config"]["training"]["batch_size"] / (profile["performance_metrics"]["avg_step_time_ms"] / 1e3)
+    samples = profile["config"]["training"]["batch_size"] / (
+        profile["performance_metrics"]["avg_step_time_ms"] / 1e3
+    )
     assert profile["performance_metrics"]["throughput_samples_per_sec"] == pytest.approx(samples)
     assert intensity["step_bytes"] == sum(row["bytes"] for row in intensity["classes"])
     assert intensity["step_bytes"] == sum(row["bytes"] for row in intensity["phases"])
     assert intensity["step_bytes"] == sum(row["bytes"] for row in intensity["operators"])
-    assert sum(row["flops"] for row in intensity["classes"]) == profile["flops_analysis"]["step_flops"]
+    assert (
+        sum(row["flops"] for row in intensity["classes"]) == profile["flops_analysis"]["step_flops"]
+    )
     ridge = efficiency["device_peak_flops"] / (1e9 * intensity["memory_bandwidth_peak_gb_per_sec"])
     assert intensity["ridge_point_flops_per_byte"] == pytest.approx(ridge)
     thresholds = trace["verdict"]["thresholds"]
@@ -82,12 +94,19 @@ def test_one_run_tells_all(flops, documents, tmp_path):
     flat = " ".join(out.split())  # long lines are wrapped
     assert f"side of {ridge:.1f} FLOPs/byte (" in flat
     assert roof["step"]["operations_per_sec"] == pytest.approx(rate)
-    times = [row["time_ms"] for row in roof["points"]] + [row["ms_per_step"] for row in roof["time_elsewhere"]]
+    times = [row["time_ms"] for row in roof["points"]] + [
+        row["ms_per_step"] for row in roof["time_elsewhere"]
+    ]
     assert sum(filter(None, times)) == pytest.approx(trace["attribution"]["ms_per_step"])
     for row in roof["points"]:
-        level = min(efficiency["device_peak_flops"], row["operations_per_byte"] * roof["roofs"]["bandwidth"][0]["rate"])
+        level = min(
+            efficiency["device_peak_flops"],
+            row["operations_per_byte"] * roof["roofs"]["bandwidth"][0]["rate"],
+        )
         assert row["roof_operations_per_sec"] == pytest.approx(level)
-        assert not row["operations"] or row["share_of_roof"] == pytest.approx(row["operations_per_sec"] / level)
+        assert not row["operations"] or row["share_of_roof"] == pytest.approx(
+            row["operations_per_sec"] / level
+        )
     page = (tmp_path / "flops_analysis" / "report.html").read_text()
     assert 'id="flops-and-utilization"' in page
     assert 'id="roofline"' in page
@@ -103,7 +122,9 @@ def test_a_report_without_a_trace(flops, tmp_path):
     assert 'id="operators"' not in page
     assert 'id="trust"' not in page
     # The same results from steps and a peak that were disturbed.
-    profile, summary = (json.loads((tmp_path / "run" / f"{n}.json").read_text()) for n in ("flops_profile", SUMMARY))
+    profile, summary = (
+        json.loads((tmp_path / "run" / f"{n}.json").read_text()) for n in ("flops_profile", SUMMARY)
+    )
     answer = flops_answer(profile, {}, tmp_path, None)
     assert not any("NOT trustworthy" in line for line in answer)
     assert any("FlopCounterMode agree;" in line or "DeepSpeed agree;" in line for line in answer)
@@ -112,7 +133,9 @@ def test_a_report_without_a_trace(flops, tmp_path):
     limits, run = run_sections(documents)
     assert (limits.title, limits.warning, run.title) == ("FLOPs and utilization", "", "The run")
     assert "FLOPs per token" in limits.facts and "tokens/s" in run.facts["Throughput"]
-    summary["training"]["sequence_length"] = profile["flops_analysis"]["reconciliation"]["sequence_length"] = 1
+    summary["training"]["sequence_length"] = profile["flops_analysis"]["reconciliation"][
+        "sequence_length"
+    ] = 1
     summary["disturbance"]["disturbed"] = True
     limits, run = run_sections(documents)  # of images, disturbed
     assert "FLOPs per sample" in limits.facts and "tokens" not in run.facts["Throughput"]
@@ -120,8 +143,14 @@ def test_a_report_without_a_trace(flops, tmp_path):
     for row in profile["flops_analysis"]["reconciliation"]["rows"]:
         if row["counter"] != "FlopCounterMode":
             row["forward_flops"] = None
-    assert any("counted by FlopCounterMode alone;" in line for line in flops_answer(profile, {}, tmp_path, None))
-    summary["disturbance"] |= {"disturbed": True, "reasons": ["77% of thread time waited for a core"]}
+    assert any(
+        "counted by FlopCounterMode alone;" in line
+        for line in flops_answer(profile, {}, tmp_path, None)
+    )
+    summary["disturbance"] |= {
+        "disturbed": True,
+        "reasons": ["77% of thread time waited for a core"],
+    }
     (tmp_path / "run" / f"{SUMMARY}.json").write_text(json.dumps(summary))
     profile["efficiency_metrics"]["peaks"][0]["disturbed"] = True
     answer = " ".join(" ".join(flops_answer(profile, {}, tmp_path / "run", None)).split())
@@ -159,7 +188,9 @@ def test_without_deepspeed_the_rest_is_given(flops, documents, monkeypatch, with
 @pytest.mark.slow
 def test_recomputation_counts_for_the_hardware_alone(flops, documents):
     flags = ("--activation-checkpointing", "--gradient-accumulation-steps", "2", "--num-steps", "8")
-    code, out, _ = flops(*SMALL_MODEL, *flags, "--computational-intensity", "--generate-roofline", "--verbose")
+    code, out, _ = flops(
+        *SMALL_MODEL, *flags, "--computational-intensity", "--generate-roofline", "--verbose"
+    )
     assert code == 0
     assert "Hardware utilization:" in out
     profile, intensity, roof, _ = documents()
@@ -169,19 +200,28 @@ def test_recomputation_counts_for_the_hardware_alone(flops, documents):
     ratio = 1 + counts["recomputed_flops"] / counts["step_flops"]
     assert efficiency["hfu_percent"] / efficiency["mfu_percent"] == pytest.approx(ratio)
     done = counts["step_flops"] + counts["recomputed_flops"]
-    assert sum(row["flops"] for row in intensity["classes"]) == sum(row["flops"] for row in intensity["phases"]) == done
+    assert (
+        sum(row["flops"] for row in intensity["classes"])
+        == sum(row["flops"] for row in intensity["phases"])
+        == done
+    )
     assert intensity["step_flops"] == roof["step"]["operations"] == done
     assert "recomputation counted" in intensity["convention"]["flops"]
 
 
 @pytest.mark.slow
 def test_a_given_peak_stands_first_and_others_beside(flops, documents):
-    code, out, _ = flops(*SMALL_MODEL, "--num-steps", "3", "--peak", "2.5", "--generate-roofline", "--verbose")
+    code, out, _ = flops(
+        *SMALL_MODEL, "--num-steps", "3", "--peak", "2.5", "--generate-roofline", "--verbose"
+    )
     assert code == 0
     assert "given     --peak 2.5" in out
     profile, intensity, roof, _ = documents()
     assert profile["efficiency_metrics"]["device_peak_flops"] == 2.5e12
-    assert [one["kind"] for one in profile["efficiency_metrics"]["peaks"]][:2] == ["given", "measured"]
+    assert [one["kind"] for one in profile["efficiency_metrics"]["peaks"]][:2] == [
+        "given",
+        "measured",
+    ]
     assert intensity["device_peak_flops"] == roof["roofs"]["compute"][0]["rate"] == 2.5e12
 
 
@@ -221,7 +261,12 @@ def test_plotting_again_overwrites_no_other_run(flops, tmp_path):
     flops(*SMALL_MODEL, "--num-steps", "3", "--output-dir", "a")
     flops(*SMALL_MODEL, "--num-steps", "3", "--output-dir", "b", "--computational-intensity")
     before = (tmp_path / "b" / "computational_intensity.json").read_bytes()
-    assert flops("--analyze-results", "a/flops_profile.json", "--generate-roofline", "--output-dir", "b")[0] == 0
+    assert (
+        flops(
+            "--analyze-results", "a/flops_profile.json", "--generate-roofline", "--output-dir", "b"
+        )[0]
+        == 0
+    )
     (moved,) = (tmp_path / "b").glob("earlier_*/computational_intensity.json")
     assert moved.read_bytes() == before
 
@@ -257,7 +302,9 @@ def test_a_trace_not_to_be_trusted_is_said_so(flops, documents, tmp_path):
 def test_an_earlier_run_printed_and_plotted_again(flops, documents, tmp_path):
     flops(*SMALL_MODEL, "--num-steps", "9", "--generate-roofline", "--output-dir", "run")
     before = documents("run")
-    code, out, _ = flops("--analyze-results", "run/flops_profile.json", "--output-dir", "again", "--verbose")
+    code, out, _ = flops(
+        "--analyze-results", "run/flops_profile.json", "--output-dir", "again", "--verbose"
+    )
     assert code == 0
     assert "Forward FLOPs by module, with those inside it" in out
     assert "\nRoofline\n" in out
@@ -279,13 +326,17 @@ def test_a_profile_alone_gives_the_step_and_says_what_it_cannot(flops, tmp_path)
     assert code == 0
     assert "Model FLOPS Utilization:" in out
     assert set(tmp_path.iterdir()) == files  # nothing is written that nobody asked for
-    code, out, _ = flops("--analyze-results", "alone.json", "--generate-roofline", "--output-dir", "plots")
+    code, out, _ = flops(
+        "--analyze-results", "alone.json", "--generate-roofline", "--output-dir", "plots"
+    )
     assert code == 0
     assert "Bound by:                not known here: no trace" in out
     assert_answer(out)
     roof = json.loads((tmp_path / "plots" / "roofline_data.json").read_text())
     assert roof["step"]["share_of_roof"] > 0
-    assert all(row["time_ms"] is None and row["time_ms_reason"] == NO_TRACE for row in roof["points"])
+    assert all(
+        row["time_ms"] is None and row["time_ms_reason"] == NO_TRACE for row in roof["points"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -294,7 +345,11 @@ def test_a_profile_alone_gives_the_step_and_says_what_it_cannot(flops, tmp_path)
         ("prose.txt", "MFU was fine", "cannot be read as JSON"),
         ("empty.json", "", "cannot be read as JSON"),
         ("list.json", "[1, 2]", "not a flops_profile.json of this workshop"),
-        ("other.json", '{"schema_version": 2, "config": {}}', "not a flops_profile.json of this workshop"),
+        (
+            "other.json",
+            '{"schema_version": 2, "config": {}}',
+            "not a flops_profile.json of this workshop",
+        ),
         ("newer.json", '{"schema_version": 99}', "schema version 99"),
         ("hollow.json", json.dumps({"schema_version": 2, "flops_analysis": {}}), "or damaged"),
         ("odd.json", '{"schema_version": "1"}', "not a flops_profile.json of this workshop"),
@@ -313,7 +368,9 @@ def test_files_that_are_no_profile(flops, tmp_path, name, text, words):
 @pytest.mark.slow
 def test_a_device_of_which_nothing_is_known(flops, documents, monkeypatch):
     monkeypatch.setattr("analysis.hardware.cache.measured", lambda *a, **k: None)
-    code, out, _ = flops(*SMALL_MODEL, "--num-steps", "9", "--computational-intensity", "--generate-roofline")
+    code, out, _ = flops(
+        *SMALL_MODEL, "--num-steps", "9", "--computational-intensity", "--generate-roofline"
+    )
     assert code == 0
     assert "unknown: no datasheet row for this device" in out
     profile, intensity, roof, _ = documents()
@@ -339,7 +396,10 @@ def test_a_roofline_has_readable_labels_for_every_point(flops, documents):
             "compute": [roof_of("datasheet", sheet), roof_of("measured", measured)],
             "bandwidth": [roof_of("datasheet", wide), roof_of("measured", copied)],
         }
-        roof["ridges"] = [{"operations_per_byte": sheet / wide}, {"operations_per_byte": measured / copied}]
+        roof["ridges"] = [
+            {"operations_per_byte": sheet / wide},
+            {"operations_per_byte": measured / copied},
+        ]
         check_labels(roof)
 
 
@@ -352,7 +412,9 @@ def check_labels(roof):
     (above,) = figure.axes
     names = [row["name"] for row in roof["points"] if row["operations_per_sec"]]
     labels = [text.get_text() for text in above.get_legend().get_texts()]
-    assert sorted(label.split(":")[0] for label in labels[:-4]) == sorted([*names, "step, matmuls only"])
+    assert sorted(label.split(":")[0] for label in labels[:-4]) == sorted(
+        [*names, "step, matmuls only"]
+    )
     assert {label.split(", ")[-1] for label in labels[-4:]} == {"datasheet", "measured"}
     FigureCanvasAgg(figure).draw()
     legend, axes = above.get_legend().get_window_extent(), above.get_window_extent()
@@ -363,7 +425,11 @@ def check_labels(roof):
 def shown(section, title):
     """The numbers of a printed column."""
     [wanted] = [one for one in section.columns if one.title == title]
-    return [float(text.replace(",", "").rstrip("%")) for row in section.rows if (text := wanted.text(row)) != "-"]
+    return [
+        float(text.replace(",", "").rstrip("%"))
+        for row in section.rows
+        if (text := wanted.text(row)) != "-"
+    ]
 
 
 @pytest.mark.slow
@@ -372,7 +438,11 @@ def test_the_rows_of_each_table_add_up_to_its_last(flops, documents):
     profile, intensity, roof, trace = documents()
     times = [row["time_ms"] for row in roof["points"] if row["time_ms"]]
     times += [row["ms_per_step"] for row in roof["time_elsewhere"]]
-    assert sum(times) == pytest.approx(roof["profiled_step_ms"]) == pytest.approx(trace["attribution"]["ms_per_step"])
+    assert (
+        sum(times)
+        == pytest.approx(roof["profiled_step_ms"])
+        == pytest.approx(trace["attribution"]["ms_per_step"])
+    )
     classes = roofline_section(roof)
     for title in ("ms", "share"):
         *parts, total, difference, step = shown(classes, title)

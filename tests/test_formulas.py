@@ -14,18 +14,26 @@ DOCUMENT = {
     "rows": [
         {"name": "eager", "seq_len": 128, "ms": 4.0, "inner": {"batch": 2}},
         {"name": "eager", "seq_len": 256, "ms": 12.0, "inner": {"batch": 4}},
-        {"name": "flash", "seq_len": 256, "ms": None, "ms_reason": "not built", "inner": {"batch": 4}},
+        {
+            "name": "flash",
+            "seq_len": 256,
+            "ms": None,
+            "ms_reason": "not built",
+            "inner": {"batch": 4},
+        },
     ],
     "empty": [],
 }
 
 
 def answer_to(tmp_path, formula: str) -> Answer:
-    """Field 1.1 of a page with this formula, and with a field 1.2 that is 2/3, of the document above."""
+    """Field 1.1 of a page with this formula, and with a field 1.2 that is 2/3, of the document
+    above."""
     page = tmp_path / "page.md"
     write_results(tmp_path / "folder" / "a.json", DOCUMENT)
     page.write_text(
-        f"| 1.1 | a | ms | `folder/a.json: {formula}` |\n| 1.2 | b | ms | ____ | on paper <!-- 2 / 3 --> |\n"
+        f"| 1.1 | a | ms | `folder/a.json: {formula}` |\n| 1.2 | b | ms | ____ | on paper <!-- 2 /"
+        " 3 --> |\n"
     )
     return Results(tmp_path, Exercise(1, page)).answers("page.md", fields(page.read_text()))["1.1"]
 
@@ -82,5 +90,7 @@ def test_what_a_machine_does_not_know_has_the_reason(tmp_path, formula, reason):
     ],
 )
 def test_a_wrong_path_is_named_with_page_and_line(tmp_path, formula, problem):
-    with pytest.raises(UserError, match=rf"^page\.md:1: 1\.1, `{re.escape(formula)}`: .*{re.escape(problem)}"):
+    with pytest.raises(
+        UserError, match=rf"^page\.md:1: 1\.1, `{re.escape(formula)}`: .*{re.escape(problem)}"
+    ):
         answer_to(tmp_path, formula)

@@ -28,7 +28,8 @@ def recorded(tmp_path_factory):
 @pytest.fixture
 def write_run(recorded):
     def write(folder, times, day=1, **changes):
-        """A run of these step times; changes of its training settings, and of its summary and environment."""
+        """A run of these step times; changes of its training settings, and of its summary and
+        environment."""
         summary = json.loads(json.dumps(recorded))
         folder.mkdir(parents=True)
         columns = {name: values[:1] * len(times) for name, values in summary["steps"].items()}
@@ -36,7 +37,12 @@ def write_run(recorded):
         summary["steps"] = columns | steps | {"exclusion_reason": [None] * len(times)}
         summary["environment"]["timestamp"] = f"2026-11-{day:02}T03:00:00+00:00"
         summary["disturbance"] |= {"disturbed": False, "reasons": []}
-        for place in (summary["config"]["training"], summary["environment"], summary, summary["disturbance"]):
+        for place in (
+            summary["config"]["training"],
+            summary["environment"],
+            summary,
+            summary["disturbance"],
+        ):
             place |= {name: value for name, value in changes.items() if name in place}
         (folder / SUMMARY).write_text(json.dumps(summary))
 
@@ -44,7 +50,8 @@ def write_run(recorded):
 
 
 def step_times(rng, kind: str, between: float, steps: int = 25) -> np.ndarray:
-    """Of one run that takes 100 ms: noise of its steps, and of the run, whose standard deviation is `between`."""
+    """Of one run that takes 100 ms: noise of its steps, and of the run, whose standard deviation is
+    `between`."""
     noise = rng.normal(0, 0.02, steps)
     if kind == "drifting":
         noise += np.linspace(0, 1, steps) * rng.normal(0, 0.06)
@@ -78,19 +85,33 @@ def test_noise_is_of_runs_not_of_steps():
     assert noise_between_runs([single[0][0][:3]], single[1]) is None
 
 
-def test_five_runs_find_ten_percent_and_ten_pairs_of_the_same_code_pass(write_run, tmp_path, command):
+def test_five_runs_find_ten_percent_and_ten_pairs_of_the_same_code_pass(
+    write_run, tmp_path, command
+):
     rng = np.random.default_rng(1)
     for i in range(10):
         for side, slow in (("base", 1.0), ("same", 1.0), ("slow", 1.1)):
-            write_run(tmp_path / f"{side}{i // 5}" / f"{side}{i}", slow * step_times(rng, "normal", 0.015), day=i + 1)
+            write_run(
+                tmp_path / f"{side}{i // 5}" / f"{side}{i}",
+                slow * step_times(rng, "normal", 0.015),
+                day=i + 1,
+            )
     for i in range(10):
-        code, out, _ = command(compare_runs, f"base{i // 5}/base{i}", f"same{i // 5}/same{i}", "--fail-if-slower", "1")
+        code, out, _ = command(
+            compare_runs, f"base{i // 5}/base{i}", f"same{i // 5}/same{i}", "--fail-if-slower", "1"
+        )
         assert code == 0 and "Smallest slowdown that these runs could have shown: 1" in out, out
     code, out, _ = command(compare_runs, "base0", "same0", "--fail-if-slower", "1")
     assert code == 0, out
-    code, out, _ = command(compare_runs, "base0", "slow0", "--fail-if-slower", "5", "--output-dir", "gate")
+    code, out, _ = command(
+        compare_runs, "base0", "slow0", "--fail-if-slower", "5", "--output-dir", "gate"
+    )
     assert code == EXIT_SLOWER
-    assert assert_answer(out)[0].startswith("Gate:") and "FAILED: " in out and "more than the 5% allowed" in out
+    assert (
+        assert_answer(out)[0].startswith("Gate:")
+        and "FAILED: " in out
+        and "more than the 5% allowed" in out
+    )
     gate = json.loads((tmp_path / "gate" / "comparison.json").read_text())["gate"]
     assert gate["failed"] and gate["smallest_percent"] < 7 < gate["slower_percent"]
     assert len(gate["base"]) == len(gate["new"]) == 5
@@ -101,19 +122,34 @@ def test_five_runs_find_ten_percent_and_ten_pairs_of_the_same_code_pass(write_ru
 
 
 def test_a_disturbance_is_not_a_slowdown(write_run, tmp_path, command):
-    waited = {"disturbed": True, "lost_share": 0.4, "waited_share": 0.4, "reasons": ["40% of thread time waited"]}
+    waited = {
+        "disturbed": True,
+        "lost_share": 0.4,
+        "waited_share": 0.4,
+        "reasons": ["40% of thread time waited"],
+    }
     rng = np.random.default_rng(2)
     for i in range(5):
         write_run(tmp_path / "quiet" / f"quiet{i}", step_times(rng, "normal", 0.01))
         write_run(tmp_path / "busy" / f"busy{i}", 1.5 * step_times(rng, "normal", 0.01), **waited)
         write_run(tmp_path / "both" / f"both{i}", step_times(rng, "normal", 0.01), **waited)
-    for base, new, expected in (("quiet", "busy", 0), ("both", "busy", EXIT_SLOWER), ("quiet/quiet0", "busy/busy0", 0)):
-        code, out, _ = command(compare_runs, base, new, "--fail-if-slower", "5", "--output-dir", "out")
+    for base, new, expected in (
+        ("quiet", "busy", 0),
+        ("both", "busy", EXIT_SLOWER),
+        ("quiet/quiet0", "busy/busy0", 0),
+    ):
+        code, out, _ = command(
+            compare_runs, base, new, "--fail-if-slower", "5", "--output-dir", "out"
+        )
         assert code == expected, out
     gate = json.loads((tmp_path / "out" / "comparison.json").read_text())["gate"]
-    assert gate["difference"] == UNDECIDED and gate["smallest_percent"] == pytest.approx(100 * (1 / 0.6 - 1))
+    assert gate["difference"] == UNDECIDED and gate["smallest_percent"] == pytest.approx(
+        100 * (1 / 0.6 - 1)
+    )
     write_run(tmp_path / "unknown", [150.0] * 9, disturbed=True, lost_share=None)
-    code, out, _ = command(compare_runs, "quiet/quiet0", "unknown", "--fail-if-slower", "5", "--output-dir", "out")
+    code, out, _ = command(
+        compare_runs, "quiet/quiet0", "unknown", "--fail-if-slower", "5", "--output-dir", "out"
+    )
     assert code == 0 and "could have shown: not known" in out
 
 
@@ -132,13 +168,29 @@ def test_what_cannot_be_judged_is_one_line(write_run, tmp_path, command):
             1,
             "mixed: its runs do not repeat each other: attention eager | sdpa",
         ),
-        (["a", "short", "--fail-if-slower", "5"], 1, "short: completed, 2 steps averaged of 4 needed"),
-        (["a", "theirs", "--fail-if-slower", "5"], 1, "theirs has a config.json of another program"),
-        (["a", "a/performance_summary.json", "--fail-if-slower", "5"], 1, "give the folder of a run"),
+        (
+            ["a", "short", "--fail-if-slower", "5"],
+            1,
+            "short: completed, 2 steps averaged of 4 needed",
+        ),
+        (
+            ["a", "theirs", "--fail-if-slower", "5"],
+            1,
+            "theirs has a config.json of another program",
+        ),
+        (
+            ["a", "a/performance_summary.json", "--fail-if-slower", "5"],
+            1,
+            "give the folder of a run",
+        ),
         (["a", "--fail-if-slower", "5"], 2, "takes two folders"),
         (["a", "b", "--fail-if-slower", "5%"], 2, "--fail-if-slower: 5% is not a positive"),
         (["a", "--history", "."], 2, "--history: takes one folder"),
-        (["--history", "theirs"], 1, "theirs: no run of this workshop in it or below it; Not a run of this workshop:"),
+        (
+            ["--history", "theirs"],
+            1,
+            "theirs: no run of this workshop in it or below it; Not a run of this workshop:",
+        ),
         (["--history", "nowhere"], 1, "nowhere: no such folder"),
         ([], 2, "give two runs or more"),
     ):
@@ -155,9 +207,13 @@ def test_history_tells_what_changed_beyond_noise(write_run, tmp_path, command):
     for day in range(1, 15):
         commit = f"{day:x}" * 40
         slow = 1.3 if day >= 9 else 1.0
-        write_run(root / f"eager_{day}", slow * step_times(rng, "normal", 0.004), day, commit=commit)
+        write_run(
+            root / f"eager_{day}", slow * step_times(rng, "normal", 0.004), day, commit=commit
+        )
         host = "other" if day >= 12 else "one"
-        write_run(root / f"sdpa_{day}", step_times(rng, "normal", 0.0), day, attention="sdpa", host=host)
+        write_run(
+            root / f"sdpa_{day}", step_times(rng, "normal", 0.0), day, attention="sdpa", host=host
+        )
     write_run(root / "failed", [], 15, status="failed")
     (root / "theirs").mkdir()
     (root / "theirs" / "config.json").write_text("{}")
@@ -166,9 +222,13 @@ def test_history_tells_what_changed_beyond_noise(write_run, tmp_path, command):
     found = history(root)
     rows = {row["name"]: row for row in found["runs"]}
     assert len(rows) == 29 and found["settings"] == ["attention eager", "attention sdpa"]
-    assert [row["name"] for row in found["runs"]][-1] == "failed" and rows["failed"]["difference"] == "failed"
+    assert [row["name"] for row in found["runs"]][-1] == "failed" and rows["failed"][
+        "difference"
+    ] == "failed"
     assert rows["eager_1"]["difference"] == FIRST and rows["eager_9"]["difference"] == "slower"
-    assert {row["difference"] for name, row in rows.items() if name[-2:] not in ("_1", "_9", "ed")} == {NOISE}
+    assert {
+        row["difference"] for name, row in rows.items() if name[-2:] not in ("_1", "_9", "ed")
+    } == {NOISE}
     assert rows["eager_9"]["against"] == "eager_8" and "0.7" in rows["eager_9"]["changed"][0]
     assert "host other" in rows["sdpa_12"]["environment"]
     assert [text.partition(": ")[0] for text in sorted(found["others"])] == [
@@ -182,10 +242,16 @@ def test_history_tells_what_changed_beyond_noise(write_run, tmp_path, command):
     assert any("11-09 03:00" in line for line in as_text(history_section(found)))
     axes = draw_history(found).axes
     assert [one.get_title(loc="left") for one in axes] == found["settings"]
-    assert [text.get_text() for text in axes[0].texts] == [f"{1 / rows['eager_9']['ratio']:.2f}x as fast"]
+    assert [text.get_text() for text in axes[0].texts] == [
+        f"{1 / rows['eager_9']['ratio']:.2f}x as fast"
+    ]
     code, out, _ = command(compare_runs, "--history", "nightly", "--output-dir", "out", "--verbose")
     assert code == 0 and assert_answer(out)
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"history.json", "history.md", "history.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "history.json",
+        "history.md",
+        "history.png",
+    }
     (root / "empty").mkdir()
     with pytest.raises(UserError, match="no run of this workshop"):
         history(root / "empty")

@@ -1,4 +1,5 @@
-"""What drivers tell about a GPU, and a measurement's watch over it, on stand-ins for NVML and sysfs."""
+"""What drivers tell about a GPU, and a measurement's watch over it, on stand-ins for NVML and
+sysfs."""
 
 import ctypes
 import os
@@ -31,7 +32,8 @@ def torch_gpu(monkeypatch):
 
 
 class Nvml:
-    """The library of NVIDIA's driver: two cards, of which the second one is in use, and a part (MIG) of a third."""
+    """The library of NVIDIA's driver: two cards, of which the second one is in use, and a part
+    (MIG) of a third."""
 
     def __init__(self):
         self.by_uuid = {b"GPU-first": 1, b"GPU-" + UUID.encode(): 2, b"MIG-part": 31}
@@ -94,7 +96,10 @@ class Sysfs:
     def __init__(self, root):
         self.root, self.kfd = root, root / "class/kfd/kfd"
         self.card = root / "bus/pci/devices/0000:c1:00.0"
-        for address, serial, busy in (("0000:41:00.0", "0123", "3"), ("0000:c1:00.0", "f887f319cf12ccc9", "87")):
+        for address, serial, busy in (
+            ("0000:41:00.0", "0123", "3"),
+            ("0000:c1:00.0", "f887f319cf12ccc9", "87"),
+        ):
             folder = root / "bus/pci/devices" / address
             self.write(folder / "gpu_busy_percent", f"{busy}\n")
             self.write(folder / "unique_id", f"{serial}\n")
@@ -102,7 +107,10 @@ class Sysfs:
         self.metrics(metrics(6, 1000, 0, 500, 0, 0, 70))
         for node, (gpu_id, location) in enumerate(((0, 0), (111, 0x4100), (222, 0xC100))):
             self.write(self.kfd / f"topology/nodes/{node}/gpu_id", f"{gpu_id}\n")
-            self.write(self.kfd / f"topology/nodes/{node}/properties", f"domain 0\nlocation_id {location}\n")
+            self.write(
+                self.kfd / f"topology/nodes/{node}/properties",
+                f"domain 0\nlocation_id {location}\n",
+            )
         self.process(os.getpid(), 222)
 
     @staticmethod
@@ -133,13 +141,17 @@ def watched(readings: int = 4) -> dict:
     return watch.document()
 
 
-# ---- NVIDIA ----------------------------------------------------------------------------------------------------------
+# ---- NVIDIA --------------------------------------------------------------------------------------
 
 
 def test_nvml_answers_for_the_gpu_in_use(nvml, torch_gpu):
     """CUDA_VISIBLE_DEVICES makes the second card PyTorch's first one."""
     driver = gpu_driver(DEVICE)
-    assert (driver.utilization_percent(), driver.clock_mhz(), driver.max_clock_mhz()) == (87, 1980, 1980)
+    assert (driver.utilization_percent(), driver.clock_mhz(), driver.max_clock_mhz()) == (
+        87,
+        1980,
+        1980,
+    )
     assert driver.processes() == [os.getpid()]
     torch_gpu.uuid = "unknown"
     with pytest.raises(OSError, match="nvmlDeviceGetHandleByUUID returned 6"):
@@ -175,7 +187,10 @@ def test_a_gpu_of_ones_own(nvml):
 
 def test_what_disturbs_a_gpu_is_named(nvml):
     nvml.processes[2].append((4711, UNKNOWN_PART))
-    nvml.clocks[2], nvml.reasons = 990, [0x20, 0x20, 0x04, 0x20, 0]  # 4: the power limit, as at full load
+    nvml.clocks[2], nvml.reasons = (
+        990,
+        [0x20, 0x20, 0x04, 0x20, 0],
+    )  # 4: the power limit, as at full load
     found = watched()
     assert gpu_reasons(found) == [
         "1 other process on the GPU",
@@ -217,7 +232,9 @@ def test_what_a_driver_does_not_tell_has_a_reason(nvml, monkeypatch, lacks):
     assert gpu_reasons(found) == []
     assert gpu_text(found).startswith("unknown: libnvidia-ml.so.1")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 * 2**30, 80 * 2**30))
-    assert gpu_reasons(watched()) == ["60,928 MB of the GPU in use before the run, own context included"]
+    assert gpu_reasons(watched()) == [
+        "60,928 MB of the GPU in use before the run, own context included"
+    ]
 
 
 def test_work_without_steps_is_read_meanwhile(nvml, monkeypatch):
@@ -228,7 +245,7 @@ def test_work_without_steps_is_read_meanwhile(nvml, monkeypatch):
     assert watch.document()["lowered_by"] == {"heat (hardware)": 1.0}
 
 
-# ---- AMD -------------------------------------------------------------------------------------------------------------
+# ---- AMD -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pci", [{"pci_domain_id": 0, "pci_bus_id": 0xC1, "pci_device_id": 0}, {}])
@@ -236,7 +253,11 @@ def test_sysfs_answers_for_the_gpu_in_use(sysfs, torch_gpu, pci):
     """ROCR_VISIBLE_DEVICES makes the second card PyTorch's first one."""
     vars(torch_gpu).update(pci)
     driver = gpu_driver(DEVICE, sysfs.root)
-    assert (driver.utilization_percent(), driver.clock_mhz(), driver.max_clock_mhz()) == (87, 1400, 2100)
+    assert (driver.utilization_percent(), driver.clock_mhz(), driver.max_clock_mhz()) == (
+        87,
+        1400,
+        2100,
+    )
     sysfs.process(4711, 111)
     assert driver.processes() == [os.getpid()]
     sysfs.process(4712, 111, 222)
@@ -247,7 +268,9 @@ def test_sysfs_answers_for_the_gpu_in_use(sysfs, torch_gpu, pci):
 def test_amd_counts_what_lowers_the_clocks(sysfs, content):
     sysfs.metrics(metrics(content, 2**32 - 500, 0, 500, 0, 0, 70))
     watch = GpuWatch(DEVICE)
-    sysfs.metrics(metrics(content, 500, 0, 900, 20, 0, 470))  # the counter has started again; 400: the power limit
+    sysfs.metrics(
+        metrics(content, 500, 0, 900, 20, 0, 470)
+    )  # the counter has started again; 400: the power limit
     watch.read()
     found = watch.document()
     assert found["lowered_by"] == {"heat (socket)": 0.02, "heat (HBM)": 0.4}
@@ -263,7 +286,9 @@ def test_older_cards_of_amd_tell_what_lowers_the_clocks_now(sysfs):
     assert watch.document()["lowered_by"] == {"heat (GPU)": 0.5, "heat (voltage regulator)": 0.25}
 
 
-@pytest.mark.parametrize("table", [metrics(6, *[0] * 6).replace(b"\1\6", b"\1\4"), metrics(3, 2**64 - 1), b"", None])
+@pytest.mark.parametrize(
+    "table", [metrics(6, *[0] * 6).replace(b"\1\6", b"\1\4"), metrics(3, 2**64 - 1), b"", None]
+)
 def test_what_amd_does_not_tell_has_a_reason(sysfs, table):
     if table is None:
         (sysfs.card / "gpu_metrics").unlink()

@@ -19,11 +19,16 @@ NAMELESS = {"name": "AMD Radeon Graphics", "arch": "gfx942:sramecc+:xnack-", "co
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine whose matmuls reach the next rate of the list; the rest of the list is what was not asked for."""
+    """A machine whose matmuls reach the next rate of the list; the rest of the list is what was not
+    asked for."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     rates = []
-    monkeypatch.setattr(measuring, "measured_flops", lambda *a: Measurement(rates.pop(0), "matmuls"))
-    monkeypatch.setattr(measuring, "measured_bandwidth", lambda *a: Measurement(rates.pop(0), "copies"))
+    monkeypatch.setattr(
+        measuring, "measured_flops", lambda *a: Measurement(rates.pop(0), "matmuls")
+    )
+    monkeypatch.setattr(
+        measuring, "measured_bandwidth", lambda *a: Measurement(rates.pop(0), "copies")
+    )
     return rates
 
 
@@ -34,18 +39,38 @@ def machine(tmp_path, monkeypatch):
         ({"name": "NVIDIA L40S", "arch": "sm_89", "compute_units": 142}, "fp32", 91.6),
         ({"name": "NVIDIA L4", "arch": "sm_89", "compute_units": 58}, "fp32", 30.3),
         (
-            {"name": "AMD Instinct MI250X / MI250", "arch": "gfx90a:sramecc+:xnack-", "compute_units": 110},
+            {
+                "name": "AMD Instinct MI250X / MI250",
+                "arch": "gfx90a:sramecc+:xnack-",
+                "compute_units": 110,
+            },
             "bf16",
             191.5,
         ),
         (
-            {"name": "AMD Instinct MI250X / MI250", "arch": "gfx90a:sramecc+:xnack-", "compute_units": 104},
+            {
+                "name": "AMD Instinct MI250X / MI250",
+                "arch": "gfx90a:sramecc+:xnack-",
+                "compute_units": 104,
+            },
             "bf16",
             181.0,
         ),
-        ({"name": "AMD Radeon Graphics", "arch": "gfx942:sramecc+:xnack-", "compute_units": 228}, "fp32", 122.6),
-        ({"name": "AMD Instinct MI300X", "arch": "gfx942:sramecc+:xnack-", "compute_units": 38}, "bf16", 1307.4 / 8),
-        ({"name": "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "arch": "sm_90", "compute_units": 16}, "bf16", 989.4 * 16 / 132),
+        (
+            {"name": "AMD Radeon Graphics", "arch": "gfx942:sramecc+:xnack-", "compute_units": 228},
+            "fp32",
+            122.6,
+        ),
+        (
+            {"name": "AMD Instinct MI300X", "arch": "gfx942:sramecc+:xnack-", "compute_units": 38},
+            "bf16",
+            1307.4 / 8,
+        ),
+        (
+            {"name": "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "arch": "sm_90", "compute_units": 16},
+            "bf16",
+            989.4 * 16 / 132,
+        ),
     ],
 )
 def test_datasheet_rows(machine, device, precision, tflops):
@@ -74,10 +99,14 @@ def test_an_unknown_device_borrows_nothing(device):
 def test_every_row_has_a_source_and_is_found_by_its_name():
     for row in DATASHEETS:
         assert row.source
-        assert datasheet({"name": row.name, "arch": row.arch, "compute_units": row.compute_units}) == (row, 1.0)
+        assert datasheet(
+            {"name": row.name, "arch": row.arch, "compute_units": row.compute_units}
+        ) == (row, 1.0)
 
 
-@pytest.mark.parametrize(("memory", "name"), [(192 * 2**30, "MI300X"), (256 * 2**30, "MI325X"), (64 * 2**30, None)])
+@pytest.mark.parametrize(
+    ("memory", "name"), [(192 * 2**30, "MI300X"), (256 * 2**30, "MI325X"), (64 * 2**30, None)]
+)
 def test_memory_tells_nameless_devices_apart(memory, name):
     found = datasheet(NAMELESS | {"memory_bytes": memory})
     assert (found and found[0].name.split()[-1]) == name
@@ -93,7 +122,13 @@ def test_a_part_of_a_device_has_a_part_of_both_rates(machine):
 
 @pytest.mark.parametrize(("units", "name"), [(104, "MI250"), (110, "MI250X")])
 def test_a_name_for_two_parts_is_settled_by_compute_units(units, name):
-    found = datasheet({"name": "AMD Instinct MI250X / MI250", "arch": "gfx90a:sramecc+:xnack-", "compute_units": units})
+    found = datasheet(
+        {
+            "name": "AMD Instinct MI250X / MI250",
+            "arch": "gfx90a:sramecc+:xnack-",
+            "compute_units": units,
+        }
+    )
     assert found[0].name == f"AMD Instinct {name}"
 
 
@@ -103,7 +138,10 @@ def test_a_name_of_older_builds():
 
 def test_of_all_that_is_known_the_choice_comes_first(machine):
     machine += [5e14, 4e12]
-    for choice, kinds in (("auto", ["datasheet", "measured"]), ("measured", ["measured", "datasheet"])):
+    for choice, kinds in (
+        ("auto", ["datasheet", "measured"]),
+        ("measured", ["measured", "datasheet"]),
+    ):
         assert [one.kind for one in compute_ceilings(H200, "bf16", choice)] == kinds
         assert [one.kind for one in bandwidth_ceilings(H200, choice)] == kinds
     given, sheet, measured = compute_ceilings(H200, "bf16", 700.0)
@@ -118,7 +156,9 @@ def test_a_precision_without_a_path_has_no_datasheet_peak(machine):
     assert [one.kind for one in compute_ceilings(v100, "bf16")] == ["measured"]
 
 
-def test_a_machine_is_measured_once_for_each_precision_and_thread_count(machine, tmp_path, monkeypatch):
+def test_a_machine_is_measured_once_for_each_precision_and_thread_count(
+    machine, tmp_path, monkeypatch
+):
     machine += [1e11, 2e11, 3e11]
     assert compute_ceilings(CPU, "fp32")[0].rate == 1e11
     again = compute_ceilings(CPU, "fp32")[0]
@@ -142,7 +182,8 @@ def test_a_measurement_below_what_a_model_reached_is_repeated(machine):
 
 
 def disturb(monkeypatch, *waits, gpu=()):
-    """What DisturbanceMeter tells about the next measurements: shares of waiting, or what it saw of the GPU."""
+    """What DisturbanceMeter tells about the next measurements: shares of waiting, or what it saw of
+    the GPU."""
     found = [
         {
             "gpu": None,
@@ -155,27 +196,39 @@ def disturb(monkeypatch, *waits, gpu=()):
         for share in waits
     ]
     found += [
-        {"disturbed": True, "lost_share": 0.1, "gpu": {"memory_in_use_mb": 0.0} | one} for one in gpu
+        {"disturbed": True, "lost_share": 0.1, "gpu": {"memory_in_use_mb": 0.0} | one}
+        for one in gpu
     ]  # the host always waited
     monkeypatch.setattr(measuring, "watch", lambda device_type, measure: (measure(), found.pop(0)))
 
 
-def test_a_disturbed_measurement_is_marked_and_repeated_until_one_is_not(machine, tmp_path, monkeypatch):
+def test_a_disturbed_measurement_is_marked_and_repeated_until_one_is_not(
+    machine, tmp_path, monkeypatch
+):
     machine += [4.0e9, 13.9e9]
     disturb(monkeypatch, 0.31, 0.0)
     first = bandwidth_ceilings(CPU)[0]
-    assert "DISTURBED: 31% of thread time waited for a core; times may be up to 45% too long" in first.source
+    assert (
+        "DISTURBED: 31% of thread time waited for a core; times may be up to 45% too long"
+        in first.source
+    )
     assert first.source.endswith("; will be measured again next time")
     second = bandwidth_ceilings(CPU)[0]
     assert (second.rate, "DISTURBED" in second.source) == (13.9e9, False)
     assert bandwidth_ceilings(CPU)[0] == second  # from the cache: no third measurement
     (entry,) = (
         entry
-        for entry in json.loads((tmp_path / "cache" / "tiny_llama" / "measured_peaks.json").read_text()).values()
+        for entry in json.loads(
+            (tmp_path / "cache" / "tiny_llama" / "measured_peaks.json").read_text()
+        ).values()
         if isinstance(entry, dict)
     )
     assert entry["when"]
-    assert (entry["threads"], entry["disturbed"], entry["disturbance"]) == (torch.get_num_threads(), False, "none seen")
+    assert (entry["threads"], entry["disturbed"], entry["disturbance"]) == (
+        torch.get_num_threads(),
+        False,
+        "none seen",
+    )
 
 
 def test_a_worse_visit_lowers_no_peak(machine, monkeypatch, capsys):
@@ -190,7 +243,10 @@ def test_a_worse_visit_lowers_no_peak(machine, monkeypatch, capsys):
     ("seen", "text"),
     [
         ({"other_processes": 2, "lowered_by": {}}, "2 other processes on the GPU"),
-        ({"other_processes": 0, "lowered_by": {"heat (HBM)": 0.4}}, "GPU clocks lowered by heat (HBM) for 40% of the"),
+        (
+            {"other_processes": 0, "lowered_by": {"heat (HBM)": 0.4}},
+            "GPU clocks lowered by heat (HBM) for 40% of the",
+        ),
     ],
 )
 def test_a_disturbed_measurement_of_a_gpu_is_repeated_too(machine, monkeypatch, seen, text):
@@ -207,15 +263,29 @@ def test_a_disturbed_measurement_of_a_gpu_is_repeated_too(machine, monkeypatch, 
 def test_what_disturbs_a_measurement_is_kept_as_text(monkeypatch):
     unknown = {"disturbed": None, "disturbed_reason": "no /proc"}
     monkeypatch.setattr(measuring, "watch", lambda device_type, measure: (measure(), unknown))
-    assert measuring.watched("cpu", lambda: Measurement(1.0, "x")) == Measurement(1.0, "x", False, "unknown: no /proc")
-    gpu = {"other_processes": None, "other_processes_reason": "no library", "lowered_by": {}, "memory_in_use_mb": 9.0}
+    assert measuring.watched("cpu", lambda: Measurement(1.0, "x")) == Measurement(
+        1.0, "x", False, "unknown: no /proc"
+    )
+    gpu = {
+        "other_processes": None,
+        "other_processes_reason": "no library",
+        "lowered_by": {},
+        "memory_in_use_mb": 9.0,
+    }
     monkeypatch.setattr(measuring, "watch", lambda device_type, measure: (measure(), {"gpu": gpu}))
-    assert measuring.watched("cuda", lambda: Measurement(1.0, "x")).disturbance == "unknown: no library"
+    assert (
+        measuring.watched("cuda", lambda: Measurement(1.0, "x")).disturbance
+        == "unknown: no library"
+    )
 
 
 def test_what_is_unknown_is_not_measured_where_nothing_may_be(machine):
     machine += [1e11, 1e10]
-    assert compute_ceilings(CPU, "fp32", measure="kept") == bandwidth_ceilings(CPU, measure="kept") == []
+    assert (
+        compute_ceilings(CPU, "fp32", measure="kept")
+        == bandwidth_ceilings(CPU, measure="kept")
+        == []
+    )
     known = compute_ceilings(CPU, "fp32")
     assert compute_ceilings(CPU, "fp32", measure="kept") == known
     assert compute_ceilings(CPU, "fp32", measure="never") == []
@@ -245,7 +315,9 @@ def test_rows_are_found_by_parts_of_their_name(text, names):
     assert [row.name for row in rows_named(text)] == names
 
 
-@pytest.mark.parametrize(("text", "nearest"), [("MI300", "MI300X"), ("H21", "H200"), ("", ""), ("NVIDIA", "")])
+@pytest.mark.parametrize(
+    ("text", "nearest"), [("MI300", "MI300X"), ("H21", "H200"), ("", ""), ("NVIDIA", "")]
+)
 def test_an_unknown_name_is_answered_with_the_nearest_rows(text, nearest):
     with pytest.raises(UserError, match=f"nearest: .*{nearest}") as refused:
         rows_named(text)
@@ -269,7 +341,9 @@ def test_a_device_is_found_by_what_a_trace_tells(name, units, row):
     assert (found and found[0].name) == row
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", '{"schema_version": 1}', '{"schema_version": 2}', "entries", "a folder"])
+@pytest.mark.parametrize(
+    "damage", ["{", "[]", '{"schema_version": 1}', '{"schema_version": 2}', "entries", "a folder"]
+)
 def test_a_damaged_cache_is_measured_anew(machine, tmp_path, damage):
     file = tmp_path / "cache" / "tiny_llama" / "measured_peaks.json"
     file.parent.mkdir(parents=True)
@@ -277,7 +351,9 @@ def test_a_damaged_cache_is_measured_anew(machine, tmp_path, damage):
     if damage == "entries":
         compute_ceilings(CPU, "fp32")
         kept = json.loads(file.read_text())
-        file.write_text(json.dumps({key: {} if isinstance(kept[key], dict) else kept[key] for key in kept}))
+        file.write_text(
+            json.dumps({key: {} if isinstance(kept[key], dict) else kept[key] for key in kept})
+        )
     elif damage == "a folder":
         file.mkdir()
     else:
@@ -303,9 +379,15 @@ def test_matmuls_and_copies_are_measured_for_real(monkeypatch):
     assert 1e9 < fp32.rate < 1e14
     assert "256 in fp32" in fp32.source
     layouts = []
-    monkeypatch.setattr(torch, "mm", lambda a, b, out: layouts.append((a.dtype, a.is_contiguous(), b.is_contiguous())))
+    monkeypatch.setattr(
+        torch,
+        "mm",
+        lambda a, b, out: layouts.append((a.dtype, a.is_contiguous(), b.is_contiguous())),
+    )
     measuring.measured_flops("cpu", "bf16")
-    assert set(layouts) == {(torch.bfloat16, a, b) for a, b in ((True, False), (True, True), (False, True))}
+    assert set(layouts) == {
+        (torch.bfloat16, a, b) for a, b in ((True, False), (True, True), (False, True))
+    }
     assert 1e8 < measuring.measured_bandwidth("cpu").rate < 1e13
     assert torch.get_float32_matmul_precision() == before
 

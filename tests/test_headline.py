@@ -1,4 +1,5 @@
-"""The finding that pays most: a cause before a kind of change, and what the verdict says where nothing pays."""
+"""The finding that pays most: a cause before a kind of change, and what the verdict says where
+nothing pays."""
 
 import pytest
 from traces import SMALL, event, on_gpu, step, write_trace
@@ -11,10 +12,12 @@ from analysis.diagnosis.traces import analyze_all
 
 
 def document(*proposals, reader=Reader.OWN_PROGRAM, **others):
-    """A step of 10 ms on a GPU, for who runs a program of their own.  proposals: (name, ms that it saves)."""
+    """A step of 10 ms on a GPU, for who runs a program of their own.  proposals: (name, ms that it
+    saves)."""
     known = {"speedup_estimate": 1.1, "speedup_bound": None}
     rows = [
-        {"name": name, "finding": f"{name}!", "saves_ms": ms, "next": f"do {name}"} | known for name, ms in proposals
+        {"name": name, "finding": f"{name}!", "saves_ms": ms, "next": f"do {name}"} | known
+        for name, ms in proposals
     ]
     verdict = {
         "bound": "memory",
@@ -25,7 +28,12 @@ def document(*proposals, reader=Reader.OWN_PROGRAM, **others):
     }
     trust = {"trustworthy": True, "problems": [], "not_recorded": [], "disturbance": {"text": None}}
     trust |= {"stacks_recorded": False, "gpu_events": 9}
-    out = {"opportunities": rows, "verdict": verdict, "integrity": trust, "attribution": {"ms_per_step": 10.0}}
+    out = {
+        "opportunities": rows,
+        "verdict": verdict,
+        "integrity": trust,
+        "attribution": {"ms_per_step": 10.0},
+    }
     out |= {"communication": None, "counters": "ncu gemm", "operators": [], "reader": reader.value}
     out["kernels"] = [
         {"name": name, "kind": kind, "category": category, "share": share}
@@ -44,8 +52,14 @@ def document(*proposals, reader=Reader.OWN_PROGRAM, **others):
     ("proposals", "finding"),
     [
         ([("prefetch data", 1.0), ("keep memory", 2.0)], "keep memory!"),
-        ([("prefetch data", 2.0), ("compile", 3.9)], "prefetch data!"),  # a cause before a kind of change
-        ([("prefetch data", 2.0), ("fuse gate and up", 4.1)], "fuse gate and up!"),  # unless that saves far more
+        (
+            [("prefetch data", 2.0), ("compile", 3.9)],
+            "prefetch data!",
+        ),  # a cause before a kind of change
+        (
+            [("prefetch data", 2.0), ("fuse gate and up", 4.1)],
+            "fuse gate and up!",
+        ),  # unless that saves far more
         ([("prefetch data", None), ("compile", 0.3)], "compile!"),
         ([("prefetch data", 0.1)], "Half of it is memory"),  # of 10 ms
         ([], "Half of it is memory"),
@@ -58,24 +72,38 @@ def test_what_saves_most_is_the_headline(proposals, finding):
     assert found["next"] == ("ncu gemm" if found["saves_ms"] is None else f"do {finding[:-1]}")
 
 
-@pytest.mark.parametrize("kernels", ["mixed precision", "better matmul kernels", "fused norm", "channels-last layout"])
+@pytest.mark.parametrize(
+    "kernels", ["mixed precision", "better matmul kernels", "fused norm", "channels-last layout"]
+)
 def test_a_late_host_gains_nothing_from_faster_kernels(kernels):
     rows = [(kernels, 6.0), ("CUDA graphs", 2.0)]
     late, early = ([{"rule": LATE_HOST, "decides": decides}] for decides in (True, False))
-    found = [headline(document(*rows, verdict={"bound": "launch", "rules": rules})) for rules in (late, early)]
+    found = [
+        headline(document(*rows, verdict={"bound": "launch", "rules": rules}))
+        for rules in (late, early)
+    ]
     assert [one["finding"] for one in found] == ["CUDA graphs!", f"{kernels}!"]
 
 
-@pytest.mark.parametrize(("bound", "small"), [("gpu", True), ("compute", True), ("memory", True), ("data", False)])
+@pytest.mark.parametrize(
+    ("bound", "small"), [("gpu", True), ("compute", True), ("memory", True), ("data", False)]
+)
 @pytest.mark.parametrize("what", ["CUDA graphs", "less host code"])
 def test_a_little_of_the_host_is_no_headline_of_a_working_gpu(bound, small, what):
-    found = [headline(document((what, ms), verdict={"bound": bound}))["finding"] for ms in (0.99, 1.01)]
+    found = [
+        headline(document((what, ms), verdict={"bound": bound}))["finding"] for ms in (0.99, 1.01)
+    ]
     assert found == ["Half of it is memory" if small else f"{what}!", f"{what}!"]
 
 
 @pytest.mark.parametrize(
     ("bound", "words"),
-    [("launch", "CUDA graph"), ("host_code", "--profile-stacks"), ("data", "more workers"), ("gpu", "ncu gemm")]
+    [
+        ("launch", "CUDA graph"),
+        ("host_code", "--profile-stacks"),
+        ("data", "more workers"),
+        ("gpu", "ncu gemm"),
+    ]
     + [("communication", "traces of all ranks")],
 )
 def test_where_nothing_pays_the_bound_says_what_is_next(bound, words):
@@ -88,19 +116,29 @@ PROFILERS = ("ncu", "perf stat", "rocprof", "profile_program.py", "with_stack", 
 
 
 @pytest.mark.parametrize("reader", [Reader.OUR_MODEL, Reader.FILE_ONLY])
-@pytest.mark.parametrize("bound", ["launch", "host_code", "data", "communication", "compute", "gpu"])
+@pytest.mark.parametrize(
+    "bound", ["launch", "host_code", "data", "communication", "compute", "gpu"]
+)
 def test_no_profiler_is_for_who_has_only_the_file_or_does_the_exercises(reader, bound):
     told = headline(document(verdict={"bound": bound}, counters=None, reader=reader))["next"]
     assert not [name for name in PROFILERS if name in told]
     if bound in ("compute", "gpu"):  # the longest kernel, which is neither a collective nor a copy
-        assert told == "--verbose, for the kernels that take longest: first of all gemm, 10% of all GPU events' time"
+        assert (
+            told
+            == "--verbose, for the kernels that take longest: first of all gemm, 10% of all GPU"
+            " events' time"
+        )
 
 
 def test_a_whole_step_that_could_vanish_is_found_and_no_gain_is_forecast():
     about = document(("better matmul kernels", 10.0))
     about["opportunities"][0]["speedup_estimate"] = None
     found = headline(about)
-    assert found["finding"] == "better matmul kernels!" and found["saves_ms"] is None and found["saves_ms_reason"]
+    assert (
+        found["finding"] == "better matmul kernels!"
+        and found["saves_ms"] is None
+        and found["saves_ms_reason"]
+    )
     assert not found["at_most"]
 
 
@@ -113,7 +151,9 @@ def test_a_bound_is_no_forecast_and_comes_after_one_of_similar_size():
     about["attribution"]["ms_per_step"] = 13_332.5
     about["headline"] = headline(about)
     assert about["headline"]["at_most"]
-    assert headline_lines(about)[1].startswith("Saves at most 6,450 of 13,332 ms per step. Next: do keep memory")
+    assert headline_lines(about)[1].startswith(
+        "Saves at most 6,450 of 13,332 ms per step. Next: do keep memory"
+    )
 
 
 STRAGGLER = {
@@ -126,7 +166,10 @@ STRAGGLER = {
 
 def test_a_straggler_is_a_finding_and_so_is_waiting_without_one():
     found = headline(document(("CUDA graphs", 3.0), ("prefetch data", 9.0), ranks=STRAGGLER))
-    assert found["finding"] == "Rank 3 holds up the others for 2.00 ms of a step (20.0%): its host launches late"
+    assert (
+        found["finding"]
+        == "Rank 3 holds up the others for 2.00 ms of a step (20.0%): its host launches late"
+    )
     assert (found["saves_ms"], found["next"]) == (2.0, "x")
     small = STRAGGLER | {"straggler_saves_ms": 0.9}  # less than a tenth of the step
     assert headline(document(("prefetch data", 9.0), ranks=small))["finding"] == "prefetch data!"
@@ -142,7 +185,9 @@ def test_what_is_no_step_is_told_before_any_finding():
         of_file = headline(document(verdict={"bound": bound}, reader=Reader.FILE_ONLY))
         assert of_file["next"].startswith("a trace of ") and "schedule(wait=" in of_file["next"]
     found = headline(document(("keep memory", 9.0), integrity={"trustworthy": False}))
-    assert found["finding"] == "Half of it is memory" and found["next"].startswith("record it again")
+    assert found["finding"] == "Half of it is memory" and found["next"].startswith(
+        "record it again"
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,16 +209,23 @@ DISTURBED = {"text": "41% of thread time waited for a core in 5 of 5 steps", "lo
 def test_the_headline_of_a_disturbed_trace_is_to_repeat_it():
     about = document(("keep memory", 9.0), integrity={"disturbance": DISTURBED})
     found = headline(about)
-    assert found["finding"].startswith("Repeat this on a quiet machine") and "41% of thread time" in found["finding"]
+    assert (
+        found["finding"].startswith("Repeat this on a quiet machine")
+        and "41% of thread time" in found["finding"]
+    )
     assert found["saves_ms"] is None and found["saves_ms_reason"] and not found["at_most"]
     assert "keep memory!" in found["next"] and "record it again" in found["next"]
     about["headline"] = found
     assert headline_lines(about)[1].startswith("Next: close other programs")
-    assert best_three(about) == ["repeat it on a quiet machine, which tells what these gain: keep memory"]
+    assert best_three(about) == [
+        "repeat it on a quiet machine, which tells what these gain: keep memory"
+    ]
 
 
 def test_stacks_are_left_out_before_a_cure_of_the_host():
-    about = document(("CUDA graphs", 9.0), integrity={"stacks_recorded": True}, verdict={"bound": "launch"})
+    about = document(
+        ("CUDA graphs", 9.0), integrity={"stacks_recorded": True}, verdict={"bound": "launch"}
+    )
     told = headline(about)["next"]
     assert told.startswith("record without stacks, which") and told.endswith("then do CUDA graphs")
     told = headline(about | {"reader": Reader.FILE_ONLY.value})["next"]
@@ -186,8 +238,10 @@ def test_stacks_are_left_out_before_a_cure_of_the_host():
         (
             None,
             2.6,
-            "waiting for other ranks or transfer at 2.6 GB/s of bus bandwidth, which only traces of all ranks tell "
-            "apart",
+            (
+                "waiting for other ranks or transfer at 2.6 GB/s of bus bandwidth, which only"
+                " traces of all ranks tell apart"
+            ),
         ),
         (2.1, 7.0, "most of it waiting for other ranks"),
         (1.9, 7.0, "most of it transfer at 7.0 GB/s of bus bandwidth"),
@@ -197,9 +251,18 @@ def test_stacks_are_left_out_before_a_cure_of_the_host():
 def test_communication_is_told_with_its_cause(waiting, rate, cause):
     about = {"time_ms": 5.0, "exposed_ms": 4.0, "hidden_ms": 1.0, "waiting_ms": waiting}
     rows = [{"bus_bandwidth_gb_per_sec": rate}]
-    found = headline(document(("reduce or overlap communication", 9.0), communication=about, collectives=rows))
-    assert found["finding"] == f"reduce or overlap communication!, {cause}; 20% of all communication is hidden"
-    told = NEXT["communication"].own_program if waiting is None else "do reduce or overlap communication"
+    found = headline(
+        document(("reduce or overlap communication", 9.0), communication=about, collectives=rows)
+    )
+    assert (
+        found["finding"]
+        == f"reduce or overlap communication!, {cause}; 20% of all communication is hidden"
+    )
+    told = (
+        NEXT["communication"].own_program
+        if waiting is None
+        else "do reduce or overlap communication"
+    )
     assert found["next"] == told
 
 
@@ -214,7 +277,9 @@ def test_what_the_verdict_lacks_is_recorded_first():
 def test_the_answer_begins_with_the_headline_word_for_word(tmp_path):
     [(_, found)], _ = analyze_all([write_trace(tmp_path / "a_trace.json", *SMALL)])
     lines = profile_answer(found, "a page")
-    assert lines[0].startswith("Headline: ") and headline_lines(found)[0].startswith(found["headline"]["finding"])
+    assert lines[0].startswith("Headline: ") and headline_lines(found)[0].startswith(
+        found["headline"]["finding"]
+    )
     said = " ".join(" ".join(lines).split())
     assert found["headline"]["finding"] in said and found["headline"]["next"] in said
 
@@ -225,21 +290,38 @@ def test_all_ranks_have_the_verdict_of_the_one_that_waits_least(tmp_path):
         operator = event("aten::add", 3, 4)
         events = [step(1, 0, 1000), *on_gpu("add_kernel", 4, 10, lasts, 1, operator=operator)]
         events += on_gpu(
-            "ncclDevKernel_AllReduce", 8, 10 + lasts, 970 - lasts, 2, operator=event("c10d::allreduce_", 7, 4)
+            "ncclDevKernel_AllReduce",
+            8,
+            10 + lasts,
+            970 - lasts,
+            2,
+            operator=event("c10d::allreduce_", 7, 4),
         )
-        write_trace(tmp_path / f"t_rank{rank}.json", *events, distributedInfo={"rank": rank, "world_size": 2})
+        write_trace(
+            tmp_path / f"t_rank{rank}.json",
+            *events,
+            distributedInfo={"rank": rank, "world_size": 2},
+        )
     documents = [one for _, one in analyze_all(sorted(tmp_path.iterdir()))[0]]
     assert [one["verdict"]["bound"] for one in documents] == ["memory", "memory"]
     assert [one["verdict"]["rank_judged"] for one in documents] == [1, 1]
     assert documents[0]["verdict"]["shares"]["communication"] > 0.8
     assert [row["bound"] for row in documents[0]["ranks"]["rows"]] == ["communication", "memory"]
     documents[1]["opportunities"][0]["name"] = "of rank 1"
-    told = " ".join(" ".join(profile_answer(documents[0], "a page", others=[("t_rank1", documents[1])])).split())
-    for words in ("Verdict: rank 1, which", "Largest parts: rank 1: ", "Try first: rank 1: of rank 1: "):
+    told = " ".join(
+        " ".join(profile_answer(documents[0], "a page", others=[("t_rank1", documents[1])])).split()
+    )
+    for words in (
+        "Verdict: rank 1, which",
+        "Largest parts: rank 1: ",
+        "Try first: rank 1: of rank 1: ",
+    ):
         assert words in told
     assert documents[0]["headline"] == documents[1]["headline"]
     assert documents[0]["headline"]["finding"] in told
-    assert "Largest parts: rank 0: " in " ".join(" ".join(profile_answer(documents[0], "a page")).split())
+    assert "Largest parts: rank 0: " in " ".join(
+        " ".join(profile_answer(documents[0], "a page")).split()
+    )
 
 
 def test_a_late_rank_comes_before_what_makes_it_late(tmp_path):
@@ -251,8 +333,18 @@ def test_a_late_rank_comes_before_what_makes_it_late(tmp_path):
             start = 50_000 * i
             events.append(step(i + 1, start, 50_000))
             events.append(event("aten::mm", start + ours, 20_000))
-            events.append(event("c10d::allreduce_", start + ours + 20_000, 1000, **{"External id": i + 1}))
-            events.append(event("gloo:all_reduce", start + ours + 20_000, 30_000 - ours, "user_annotation", thread=2))
+            events.append(
+                event("c10d::allreduce_", start + ours + 20_000, 1000, **{"External id": i + 1})
+            )
+            events.append(
+                event(
+                    "gloo:all_reduce",
+                    start + ours + 20_000,
+                    30_000 - ours,
+                    "user_annotation",
+                    thread=2,
+                )
+            )
         one = {"distributedInfo": {"rank": rank, "world_size": 2}, "hostInfo": {"boot_id": "a"}}
         paths.append(write_trace(tmp_path / f"rank{rank}.json", *events, **one))
     found, _ = analyze_all(paths)

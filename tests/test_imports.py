@@ -37,16 +37,23 @@ def module_name(file: Path) -> str:
 
 
 def imports_relatively(file: Path) -> bool:
-    return any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(ast.parse(file.read_text())))
+    return any(
+        isinstance(node, ast.ImportFrom) and node.level
+        for node in ast.walk(ast.parse(file.read_text()))
+    )
 
 
-# ---- Direction -----------------------------------------------------------------------------------------------------
+# ---- Direction -----------------------------------------------------------------------------------
 
 
 def test_imports_go_one_way(monkeypatch, capfd):
-    """The contracts of pyproject.toml: commands, workshop > studies > tiny_llama_v1 > analysis, kernels > harness."""
+    """The contracts of pyproject.toml: commands, workshop > studies > tiny_llama_v1 > analysis,
+    kernels > harness."""
     monkeypatch.setattr(sys, "path", [*sys.path])  # import-linter adds to it
-    passed = lint_imports(str(PROJECT / "pyproject.toml"), no_cache=True, no_logo=True) == EXIT_STATUS_SUCCESS
+    passed = (
+        lint_imports(str(PROJECT / "pyproject.toml"), no_cache=True, no_logo=True)
+        == EXIT_STATUS_SUCCESS
+    )
     assert passed, capfd.readouterr().out
 
 
@@ -68,7 +75,9 @@ def test_the_script_imports_no_more_than_what_is_below_it():
     allowed = {"harness", "kernels", "analysis", "numpy", "torch"} | sys.stdlib_module_names
     assert imported_names(tree) <= allowed
     functions = (ast.FunctionDef, ast.ClassDef)
-    at_once = [imported_names(statement) for statement in tree.body if not isinstance(statement, functions)]
+    at_once = [
+        imported_names(statement) for statement in tree.body if not isinstance(statement, functions)
+    ]
     assert "analysis" not in set.union(*at_once), "it takes seconds to import: where it is used"
 
 
@@ -79,21 +88,31 @@ def test_nothing_imports_a_command(file):
 
 def test_the_analysis_asks_for_no_part_of_our_model():
     """It finds regions by patterns of operators.  Docstrings may name parts of ours as examples."""
-    ours = re.compile(r"\b(attention|mlp)\.\w|\b(attention|mlp)_(norm|residual)\b|\blm_head\b|\b(qkv|gate_up)_proj\b")
+    ours = re.compile(
+        r"\b(attention|mlp)\.\w|\b(attention|mlp)_(norm|residual)\b|\blm_head\b|\b(qkv|gate_up)_proj\b"
+    )
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
     found = []
     for file in (PROJECT / "analysis").rglob("*.py"):
         tree = ast.parse(file.read_text())
         nodes = [*ast.walk(tree)]
         docstrings = {
-            id(node.body[0].value) for node in nodes if isinstance(node, documented) and ast.get_docstring(node)
+            id(node.body[0].value)
+            for node in nodes
+            if isinstance(node, documented) and ast.get_docstring(node)
         }
-        texts = (node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
-        found += [(file.name, one.value) for one in texts if id(one) not in docstrings and ours.search(one.value)]
+        texts = (
+            node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        )
+        found += [
+            (file.name, one.value)
+            for one in texts
+            if id(one) not in docstrings and ours.search(one.value)
+        ]
     assert not found
 
 
-# ---- What an import does -------------------------------------------------------------------------------------------
+# ---- What an import does -------------------------------------------------------------------------
 
 IMPORT_ALL = """
 import os, signal, sys, threading
@@ -107,7 +126,8 @@ def state():
                 if isinstance(number, signal.Signals)}
     of_torch = [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
                 torch.is_grad_enabled(), torch.initial_seed(), torch.get_num_threads()]
-    return [handlers, dict(os.environ), list(sys.argv), list(sys.path), os.getcwd(), threading.active_count(), of_torch,
+    return [handlers, dict(os.environ), list(sys.argv), list(sys.path), os.getcwd(),
+            threading.active_count(), of_torch,
             sys.excepthook is sys.__excepthook__, sys.stdout is sys.__stdout__]
 
 before = state()
@@ -158,9 +178,12 @@ print(json.dumps([(helped - started) / (imported - started), answers], default=s
 
 
 def test_help_is_quick():
-    """At most 1.5 times what `import torch` takes, in CPU time of the same process; and without heavy packages."""
+    """At most 1.5 times what `import torch` takes, in CPU time of the same process; and without
+    heavy packages."""
     paths = [SCRIPT, *COMMANDS]
-    code, out = finish(start(sys.executable, "-c", HELP, *map(str, paths), env={"PYTHONPATH": str(PROJECT)}))
+    code, out = finish(
+        start(sys.executable, "-c", HELP, *map(str, paths), env={"PYTHONPATH": str(PROJECT)})
+    )
     assert code == 0 and out.count("\n") == 1, out
     ratio, answers = json.loads(out)
     assert ratio <= 1.5
@@ -182,7 +205,14 @@ def test_a_trace_is_read_without_pytorch(tmp_path):
     """It takes seconds to import, and much of a machine's memory."""
     trace = write_trace(tmp_path / "trace.json", *SMALL)
     commands = (
-        ["run_pytorch_profiler.py", "--analyze-existing", str(trace), "--output-dir", "out", "--verbose"],
+        [
+            "run_pytorch_profiler.py",
+            "--analyze-existing",
+            str(trace),
+            "--output-dir",
+            "out",
+            "--verbose",
+        ],
         ["analyze_trace.py", str(trace), "--no-generate-report"],
     )
     for name, *flags in commands:
@@ -192,9 +222,15 @@ def test_a_trace_is_read_without_pytorch(tmp_path):
 
 
 def docstrings_shown(file: Path) -> list[int]:
-    """The lines of a file that take the text of a docstring; one that is assigned to __doc__ is none."""
+    """The lines of a file that take the text of a docstring; one that is assigned to __doc__ is
+    none."""
     tree = ast.parse(file.read_text())
-    assigned = {ast.unparse(target) for node in tree.body if isinstance(node, ast.Assign) for target in node.targets}
+    assigned = {
+        ast.unparse(target)
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+    }
     lines = []
     for node in ast.walk(tree):
         own = isinstance(node, ast.Name) and node.id == "__doc__" and "__doc__" not in assigned
@@ -214,7 +250,13 @@ def test_no_text_is_made_of_docstrings():
 @pytest.mark.slow
 def test_a_trace_is_read_without_docstrings(tmp_path):
     trace = write_trace(tmp_path / "trace.json", *SMALL)
-    command = [sys.executable, "-OO", str(PROJECT / "analyze_trace.py"), str(trace), "--no-generate-report"]
+    command = [
+        sys.executable,
+        "-OO",
+        str(PROJECT / "analyze_trace.py"),
+        str(trace),
+        "--no-generate-report",
+    ]
     code, out = finish(start(*command, cwd=tmp_path))
     assert code == 0 and "Verdict: " in out, out
 
@@ -222,11 +264,13 @@ def test_a_trace_is_read_without_docstrings(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [SCRIPT, *COMMANDS], ids=lambda path: path.stem)
 def test_help_is_the_same_without_docstrings(path):
-    plain, without = (finish(start(sys.executable, *flag, str(path), "--help")) for flag in ((), ("-OO",)))
+    plain, without = (
+        finish(start(sys.executable, *flag, str(path), "--help")) for flag in ((), ("-OO",))
+    )
     assert plain == without and plain[0] == 0
 
 
-# ---- Sizes ---------------------------------------------------------------------------------------------------------
+# ---- Sizes ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "most"), [("tiny_llama_v1.py", 900), ("README.md", 150)])
@@ -236,7 +280,9 @@ def test_what_is_read_first_stays_short(name, most):
 
 def test_nothing_outside_of_the_tests_imports_from_them():
     names = {"tests", "conftest"} | {file.stem for file in (PROJECT / "tests").glob("*.py")}
-    names |= {folder.name for folder in (PROJECT / "tests").iterdir() if (folder / "__init__.py").exists()}
+    names |= {
+        folder.name for folder in (PROJECT / "tests").iterdir() if (folder / "__init__.py").exists()
+    }
     others = [*PROJECT.glob("*.py"), *MODULES]
     for folder in ("benchmarks", "tools", "exercises", "examples", "tensorboard_plugin"):
         others += (PROJECT / folder).rglob("*.py")

@@ -1,4 +1,5 @@
-"""How far a trace can be trusted: what is missing from it, damaged in it, or bent by the profiler."""
+"""How far a trace can be trusted: what is missing from it, damaged in it, or bent by the
+profiler."""
 
 import json
 from types import SimpleNamespace
@@ -36,7 +37,9 @@ MM = event("aten::mm", 0, 4)
 
 
 def without(document: dict, drop) -> dict:
-    return document | {"traceEvents": [event for event in document["traceEvents"] if not drop(event)]}
+    return document | {
+        "traceEvents": [event for event in document["traceEvents"] if not drop(event)]
+    }
 
 
 @pytest.fixture(scope="module")
@@ -47,16 +50,23 @@ def mi300x():
 
 
 def without_kernels(tmp_path, mi300x, number, which):
-    """The analysis of a trace that lacks the kernels launched in a step, or those running during it."""
+    """The analysis of a trace that lacks the kernels launched in a step, or those running during
+    it."""
     name, events = f"ProfilerStep#{number}", mi300x["traceEvents"]
     mark = next(e for e in events if e["name"] == name and e["cat"] == "user_annotation")
     first, last = mark["ts"], mark["ts"] + mark["dur"]
-    calls = {e["args"].get("correlation"): e["ts"] for e in events if e.get("cat") == "cuda_runtime"}
+    calls = {
+        e["args"].get("correlation"): e["ts"] for e in events if e.get("cat") == "cuda_runtime"
+    }
 
     def lost(event):
         if event.get("cat") != "kernel":
             return False
-        at = event["ts"] if which == "running during it" else calls.get(event["args"]["correlation"], 0)
+        at = (
+            event["ts"]
+            if which == "running during it"
+            else calls.get(event["args"]["correlation"], 0)
+        )
         return first <= at < last
 
     path = tmp_path / "cut.json"
@@ -67,7 +77,11 @@ def without_kernels(tmp_path, mi300x, number, which):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "which"),
-    [*((number, "launched in it") for number in (15, 16, 17)), (16, "running during it"), (17, "running during it")],
+    [
+        *((number, "launched in it") for number in (15, 16, 17)),
+        (16, "running during it"),
+        (17, "running during it"),
+    ],
 )
 def test_a_step_without_its_kernels_is_untrustworthy(tmp_path, mi300x, number, which):
     analysis = without_kernels(tmp_path, mi300x, number, which)
@@ -75,25 +89,33 @@ def test_a_step_without_its_kernels_is_untrustworthy(tmp_path, mi300x, number, w
     assert analysis["verdict"]["line"].startswith("untrustworthy: ")
     assert analysis["verdict"]["bound"] == "undecided"
     assert analysis["opportunities"] == []
-    assert any(line.startswith("Trust") and "NOT trustworthy" in line for line in profile_lines(analysis))
+    assert any(
+        line.startswith("Trust") and "NOT trustworthy" in line for line in profile_lines(analysis)
+    )
 
 
 def test_work_from_before_the_trace_may_be_missing(tmp_path, mi300x):
-    """What ran during the first step was launched before the trace: the steps lack nothing, which is said."""
-    analysis, whole = without_kernels(tmp_path, mi300x, 15, "running during it"), analysis_of(real(MI300X))
+    """What ran during the first step was launched before the trace: the steps lack nothing, which
+    is said."""
+    analysis, whole = (
+        without_kernels(tmp_path, mi300x, 15, "running during it"),
+        analysis_of(real(MI300X)),
+    )
     assert analysis["integrity"]["trustworthy"]
     assert any("GPU events begin 16." in note for note in analysis["integrity"]["notes"])
     assert analysis["components"] == whole["components"]
 
 
 def test_a_trailing_step_mark_is_no_step(tmp_path):
-    """The profiler stopped just after the mark opened.  A long one without work means lost events."""
+    """The profiler stopped just after the mark opened.  A long one without work means lost
+    events."""
     work = []
     for i in (1, 2):
         run = on_gpu("gemm", 100 * i + 9, 100 * i + 20, 50, i, operator=MM | {"ts": 100 * i + 8})
         work += [step(i, 100 * i, 90), *run]
     whole, cut, lost = (
-        analysis_of(trace_of(tmp_path, *work, *more)) for more in ((), (step(3, 300, 2),), (step(3, 300, 90),))
+        analysis_of(trace_of(tmp_path, *work, *more))
+        for more in ((), (step(3, 300, 2),), (step(3, 300, 90),))
     )
     assert cut["steps"] == whole["steps"]
     assert cut["components"] == whole["components"]
@@ -103,24 +125,37 @@ def test_a_trailing_step_mark_is_no_step(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "steps", "mean_ms"), [("nanogpt_trailing_step", 5, 60.1185), ("mi250_trailing_step", 1, 9.28829)]
+    ("name", "steps", "mean_ms"),
+    [("nanogpt_trailing_step", 5, 60.1185), ("mi250_trailing_step", 1, 9.28829)],
 )
 def test_a_trailing_step_mark_of_a_real_trace(name, steps, mean_ms):
     analysis = analysis_of(real(f"{name}.json.gz"))
     assert analysis["integrity"]["problems"] == []
-    assert (analysis["steps"]["count"], analysis["steps"]["mean_ms"]) == (steps, pytest.approx(mean_ms, rel=1e-5))
+    assert (analysis["steps"]["count"], analysis["steps"]["mean_ms"]) == (
+        steps,
+        pytest.approx(mean_ms, rel=1e-5),
+    )
 
 
 def test_a_gpu_that_runs_steps_behind_the_host_is_complete(tmp_path):
-    """No kernel runs during any step; but where work was queued and others ran before, one should have."""
+    """No kernel runs during any step; but where work was queued and others ran before, one should
+    have."""
     marks = [step(i, 10 * i, 9) for i in range(4)]
-    runs = [on_gpu("gemm", 10 * i + 2, 100 + 10 * i, 9, i + 1, operator=MM | {"ts": 10 * i + 1}) for i in range(4)]
+    runs = [
+        on_gpu("gemm", 10 * i + 2, 100 + 10 * i, 9, i + 1, operator=MM | {"ts": 10 * i + 1})
+        for i in range(4)
+    ]
     trust = analysis_of(trace_of(tmp_path, *marks, *(e for run in runs for e in run)))["integrity"]
     assert trust["problems"] == []
     first, *_ = runs
-    first = [*first[:2], first[2] | {"ts": 5, "dur": 3}]  # runs at once, after which nothing runs until 110
+    first = [
+        *first[:2],
+        first[2] | {"ts": 5, "dur": 3},
+    ]  # runs at once, after which nothing runs until 110
     third = on_gpu("gemm", 11, 110, 9, 2, operator=MM | {"ts": 10}), *runs[2:]
-    trust = analysis_of(trace_of(tmp_path, *marks, *first, *(e for run in third for e in run)))["integrity"]
+    trust = analysis_of(trace_of(tmp_path, *marks, *first, *(e for run in third for e in run)))[
+        "integrity"
+    ]
     assert "missing from 2 of 4 steps (2, 3)" in trust["problems"][0]
 
 
@@ -132,7 +167,10 @@ def test_a_real_gpu_behind_the_host_is_complete():
 
 
 def test_whole_traces_are_trusted():
-    for name, bound, others in ((H100, "launch", None), (MI300X, "communication", list(range(1, 8)))):
+    for name, bound, others in (
+        (H100, "launch", None),
+        (MI300X, "communication", list(range(1, 8))),
+    ):
         [(_, analysis)], refused = analyze_all([real_path(name)])
         assert refused == []
         assert analysis["integrity"]["trustworthy"], name
@@ -143,13 +181,22 @@ def test_whole_traces_are_trusted():
 
 
 def test_launched_kernels_that_never_ran(tmp_path):
-    trace = trace_of(tmp_path, step(1, 0, 50), event("aten::mm", 5, 9), event("cudaLaunchKernel", 8, 2, "cuda_runtime"))
+    trace = trace_of(
+        tmp_path,
+        step(1, 0, 50),
+        event("aten::mm", 5, 9),
+        event("cudaLaunchKernel", 8, 2, "cuda_runtime"),
+    )
     analysis = analysis_of(trace)
-    assert "kernels were launched (1), but the trace has no GPU events" in analysis["integrity"]["problems"][-1]
+    assert (
+        "kernels were launched (1), but the trace has no GPU events"
+        in analysis["integrity"]["problems"][-1]
+    )
 
 
 def run_on(device: dict, disturbance: str = "none seen", waited=(0.0, 0.0)) -> dict:
-    """What is read of the performance_summary.json of a run of four steps; steps 2 and 3 are in the trace."""
+    """What is read of the performance_summary.json of a run of four steps; steps 2 and 3 are in the
+    trace."""
     shares = [0.0, *waited, 0.0]
     steps = {
         "step": [1, 2, 3, 4],
@@ -183,7 +230,11 @@ def test_a_gpu_run_without_gpu_events_is_not_trusted(tmp_path):
     for trace, summary, problem in (
         (plain, None, None),
         (plain, run_on(CPU), None),
-        (plain, run_on(H100_GPU), "the run used a GPU (NVIDIA H100), but the trace has no GPU events"),
+        (
+            plain,
+            run_on(H100_GPU),
+            "the run used a GPU (NVIDIA H100), but the trace has no GPU events",
+        ),
         (named, None, None),  # the machine has one: nothing tells that the run used it
         (named, run_on(CPU), None),  # --device cpu on a machine with a GPU
     ):
@@ -195,7 +246,11 @@ def test_a_gpu_run_without_gpu_events_is_not_trusted(tmp_path):
 def test_a_disturbed_profile_is_not_complete(tmp_path):
     path = write_trace(
         tmp_path / "trace_step_1_3.pt.trace.json",
-        *(step(2, 0, 100), shaped("aten::mm", 0, 70, [[512, 512], [512, 512]]), event("aten::add", 70, 30)),
+        *(
+            step(2, 0, 100),
+            shaped("aten::mm", 0, 70, [[512, 512], [512, 512]]),
+            event("aten::add", 70, 30),
+        ),
     )
     quiet, waiting, other = (
         analysis_of(read_trace(path), run_on(CPU, *found))
@@ -208,7 +263,8 @@ def test_a_disturbed_profile_is_not_complete(tmp_path):
     assert (waiting["verdict"]["bound"], waiting["verdict"]["strength"]) == ("compute", "probably")
     assert waiting["verdict"]["line"].startswith("probably compute-bound: ")
     assert waiting["verdict"]["line"].endswith("; repeat on an idle machine")
-    text = "30% of thread time waited for a core in 1 of 1 steps, up to 60% of their time"  # one is in the trace
+    # Only one step is in the trace.
+    text = "30% of thread time waited for a core in 1 of 1 steps, up to 60% of their time"
     facts = trace_sections(waiting)[0].facts
     assert facts["Disturbance"] == text
     assert facts["Trust"].startswith("disturbed: times NOT trustworthy")
@@ -217,7 +273,10 @@ def test_a_disturbed_profile_is_not_complete(tmp_path):
     page = page_of(waiting)
     assert f"<td>{text}</td>" in page
     assert f"<td>Disturbance</td><td>{text}</td>" in page
-    assert any(line.split() == ["Disturbance:", *text.split()] for line in profile_answer(waiting, "the report"))
+    assert any(
+        line.split() == ["Disturbance:", *text.split()]
+        for line in profile_answer(waiting, "the report")
+    )
     assert other["integrity"]["disturbance"]["text"] == "2 threads on 1 core"
     unknown = analysis_of(read_trace(path))["integrity"]["disturbance"]
     assert unknown["text"] is None
@@ -226,18 +285,29 @@ def test_a_disturbed_profile_is_not_complete(tmp_path):
 
 def test_graph_replays_are_named(tmp_path):
     graph = event("cudaGraphLaunch", 10, 5, kind="cuda_runtime", correlation=5)
-    kernels = [event("gemm", t, 5, kind="kernel", correlation=5, device=0, stream=7) for t in (20, 30, 40)]
-    trust = analysis_of(trace_of(tmp_path, step(1, 0, 60), event("aten::add", 1, 2), graph, *kernels))["integrity"]
+    kernels = [
+        event("gemm", t, 5, kind="kernel", correlation=5, device=0, stream=7) for t in (20, 30, 40)
+    ]
+    trust = analysis_of(
+        trace_of(tmp_path, step(1, 0, 60), event("aten::add", 1, 2), graph, *kernels)
+    )["integrity"]
     assert trust["graph_launches"] == 1
     assert "operators" in trust["unreliable"]
     assert trust["trustworthy"]
 
 
 def test_launches_into_a_graph_need_no_kernels(tmp_path):
-    captured = [event("cudaLaunchKernel", t, 1, kind="cuda_runtime", correlation=t) for t in (12, 14, 16)]
-    begin, end = (event(f"cudaStream{w}Capture", t, 1, kind="cuda_runtime") for w, t in (("Begin", 10), ("End", 18)))
+    captured = [
+        event("cudaLaunchKernel", t, 1, kind="cuda_runtime", correlation=t) for t in (12, 14, 16)
+    ]
+    begin, end = (
+        event(f"cudaStream{w}Capture", t, 1, kind="cuda_runtime")
+        for w, t in (("Begin", 10), ("End", 18))
+    )
     run = on_gpu("add_kernel", 30, 35, 5, 99, operator=event("aten::add", 29, 4))
-    trust = analysis_of(trace_of(tmp_path, step(1, 0, 60), begin, *captured, end, *run))["integrity"]
+    trust = analysis_of(trace_of(tmp_path, step(1, 0, 60), begin, *captured, end, *run))[
+        "integrity"
+    ]
     assert (trust["kernel_launches"], trust["trustworthy"]) == (1, True)
 
 
@@ -252,7 +322,12 @@ def test_a_few_kernels_before_their_launch_make_the_verdict_unreliable(tmp_path)
     events = []
     for i in range(1, 32):  # the last one begins 20 us before its launch
         events += on_gpu(
-            "gemm", 20 * i, 20 * i + (2 if i < 31 else -20), 5, i, operator=event("aten::mm", 20 * i - 1, 4)
+            "gemm",
+            20 * i,
+            20 * i + (2 if i < 31 else -20),
+            5,
+            i,
+            operator=event("aten::mm", 20 * i - 1, 4),
         )
     analysis = analysis_of(trace_of(tmp_path, step(1, 0, 700), *events))
     assert analysis["integrity"]["trustworthy"]
@@ -279,7 +354,10 @@ def assert_two_clocks(analysis: dict, lines: list[str]) -> None:
         assert why in analysis["integrity"]["unreliable"][name]
     assert analysis["steps"]["rows"][0]["kernels_during"] is None
     assert why in analysis["steps"]["rows"][0]["kernels_during_reason"]
-    assert why in " ".join(lines[lines.index("GPU idle time by cause") + 1 :][:2]) and "Launch queue" not in lines
+    assert (
+        why in " ".join(lines[lines.index("GPU idle time by cause") + 1 :][:2])
+        and "Launch queue" not in lines
+    )
     text = page_of(analysis)
     assert text.count(why) >= 3
     assert "mean queue depth" not in text
@@ -309,7 +387,11 @@ ODD = {  # events of a host, and what is said of them
         event("aten::mm", 310, 80),
     ],
     "the steps take no time": (step(1, 0, 0), event("aten::mm", 0, 10)),
-    "the 0.060 ms that they share count once": (step(1, 0, 100), step(2, 40, 100), event("aten::mm", 10, 80)),
+    "the 0.060 ms that they share count once": (
+        step(1, 0, 100),
+        step(2, 40, 100),
+        event("aten::mm", 10, 80),
+    ),
 }
 
 
@@ -323,7 +405,9 @@ def test_what_cannot_be_as_recorded_is_said_and_the_rest_adds_up(tmp_path, said)
 
 def test_overlapping_marks_are_told_once(tmp_path):
     trace = trace_of(tmp_path, step(1, 0, 100), step(2, 40, 100), event("aten::mm", 50, 80))
-    assert not any("counted only until" in note for note in analysis_of(trace)["integrity"]["notes"])
+    assert not any(
+        "counted only until" in note for note in analysis_of(trace)["integrity"]["notes"]
+    )
 
 
 def test_what_was_not_recorded_is_said(tmp_path):
@@ -352,7 +436,14 @@ def recording(*extra, first=100):
         shaped("aten::mm", at + 30, 20, [[64, 64], [64, 64]]),
     )]  # fmt: skip
     memory = {"Total Allocated": 64, "Bytes": 64, "Device Type": 0, "Device Id": -1}
-    allocated = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": 35, "pid": 1, "tid": 1}
+    allocated = {
+        "ph": "i",
+        "cat": "cpu_instant_event",
+        "name": "[memory]",
+        "ts": 35,
+        "pid": 1,
+        "tid": 1,
+    }
     return [*marks, *work, allocated | {"args": memory}, *extra]
 
 
@@ -368,13 +459,14 @@ def test_a_good_recording_lacks_nothing_and_each_missing_part_is_named(tmp_path)
         analysis_of(trace_of(tmp_path, *recording())), "the report"
     ))  # fmt: skip
     assert missing(*recording(first=400)) == [
-        "a warm-up step not recorded: the first step, the longest by far, is judged with none of the others; "
-        "recorded by schedule(warmup=1) or more"
+        "a warm-up step not recorded: the first step, the longest by far, is judged with none of"
+        " the others; recorded by schedule(warmup=1) or more"
     ]
-    assert [line.partition(" not recorded")[0] for line in missing(*lacking("data", "[memory]"))] == [
-        "waiting for data", "memory"
-    ]  # fmt: skip
-    assert missing(*lacking("ProfilerStep#1", "ProfilerStep#2"))[0].startswith("more than one step not recorded")
+    lines = missing(*lacking("data", "[memory]"))
+    assert [line.partition(" not recorded")[0] for line in lines] == ["waiting for data", "memory"]
+    assert missing(*lacking("ProfilerStep#1", "ProfilerStep#2"))[0].startswith(
+        "more than one step not recorded"
+    )
     assert missing(*lacking("block"))[0].startswith("parts of the model not recorded")
     two = {"distributedInfo": {"rank": 0, "world_size": 2, "backend": "gloo"}}
     assert missing(*recording(), **two)[0].startswith("other ranks not recorded")
@@ -389,8 +481,8 @@ def test_a_run_has_its_memory_in_its_summary(tmp_path):
 
 
 def test_a_wait_for_the_gpu_is_as_long_without_the_profiler(tmp_path):
-    """The GPU works for 600 of 1,400 us and is idle for the rest, of which steps without the profiler leave half, most
-    of it behind a wait of 600 us: that is less than the host waits."""
+    """The GPU works for 600 of 1,400 us and is idle for the rest, of which steps without the
+    profiler leave half, most of it behind a wait of 600 us: that is less than the host waits."""
     matmul = shaped("aten::mm", 9, 4, [[64, 64], [64, 64]])
     events = [
         step(1, 0, 1400),
@@ -398,7 +490,9 @@ def test_a_wait_for_the_gpu_is_as_long_without_the_profiler(tmp_path):
         event("cudaStreamSynchronize", 20, 600, kind="cuda_runtime"),
         *on_gpu("gemm", 1380, 1385, 10, 2, operator=matmul | {"ts": 1379}),
     ]
-    trace = read_trace(write_trace(tmp_path / "trace_step_0_1.pt.trace.json", *events, **H100_PROPERTIES))
+    trace = read_trace(
+        write_trace(tmp_path / "trace_step_0_1.pt.trace.json", *events, **H100_PROPERTIES)
+    )
     steps = {"step": [1, 2], "time_ms": [1.4, 1.0], "exclusion_reason": ["profiled", None]}
     rows = analysis_of(trace, run_on(H100_GPU) | {"steps": steps})["opportunities"]
     found = next(row for row in rows if row["name"] == "fewer synchronizations")
@@ -419,7 +513,9 @@ def test_each_reason_to_doubt_a_time_is_told():
 def test_overhead_of_the_profiler(train, tmp_path):
     assert train("--enable-pytorch-profiler", "--profile-dir", "p", "--num-steps", "12")[0] == 0
     summary = json.loads((tmp_path / "p" / "performance_summary.json").read_text())
-    overhead = json.loads((tmp_path / "p" / "operator_analysis.json").read_text())["integrity"]["profiler_overhead"]
+    overhead = json.loads((tmp_path / "p" / "operator_analysis.json").read_text())["integrity"][
+        "profiler_overhead"
+    ]
     times = dict(zip(summary["steps"]["step"], summary["steps"]["time_ms"], strict=True))
     free = [times[i] for i in (2, 3, 4, 11, 12)]
     profiled = [times[i] for i in (6, 7, 8, 9, 10)]
@@ -433,9 +529,13 @@ def test_overhead_of_the_profiler(train, tmp_path):
     # The name of a system profiler's file has no numbers of steps.
     named = SimpleNamespace(path=tmp_path / "p" / "system_profile_results.db")
     assert profiler_overhead(named, disturbed) == profiler_overhead(trace, disturbed)
-    assert profiler_overhead(SimpleNamespace(path=tmp_path / "other.db"), disturbed)["ratio"] is None
+    assert (
+        profiler_overhead(SimpleNamespace(path=tmp_path / "other.db"), disturbed)["ratio"] is None
+    )
     # Steps that begin with an operator have no numbers of the run.
-    by_operator = read_trace(tmp_path / "p" / "trace_step_5_10.pt.trace.json", steps_from="aten::embedding")
+    by_operator = read_trace(
+        tmp_path / "p" / "trace_step_5_10.pt.trace.json", steps_from="aten::embedding"
+    )
     assert profiler_overhead(by_operator, disturbed) == profiler_overhead(trace, disturbed)
     analysis = analysis_of(trace, disturbed)
     assert "5.0 times as long" in analysis["integrity"]["unreliable"]["verdict"]
@@ -444,7 +544,8 @@ def test_overhead_of_the_profiler(train, tmp_path):
 
 
 def extension_step(name, n=20, length=8000):
-    """Pairs of a matmul of 300 us, and of a kernel of 100 us that something outside of any operator launches."""
+    """Pairs of a matmul of 300 us, and of a kernel of 100 us that something outside of any operator
+    launches."""
     out = [step(1, 0, length)]
     for i in range(n):
         at, number = 5 + 12 * i, 2 * i + 1
@@ -455,15 +556,27 @@ def extension_step(name, n=20, length=8000):
 
 
 def test_kernels_that_an_extension_launched_are_kernels(tmp_path):
-    """Half of the events, a quarter of the time: every launch has its kernel, so the trace is whole."""
-    device = {"deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-40GB", "computeMajor": 8, "computeMinor": 0}]}
+    """Half of the events, a quarter of the time: every launch has its kernel, so the trace is
+    whole."""
+    device = {
+        "deviceProperties": [
+            {"id": 0, "name": "NVIDIA A100-SXM4-40GB", "computeMajor": 8, "computeMinor": 0}
+        ]
+    }
     events = extension_step("my_ext::frobnicate(float*, int)")
     analysis = analysis_of(trace_of(tmp_path, *events, **device))
     trust, verdict = analysis["integrity"], analysis["verdict"]
     assert (trust["trustworthy"], verdict["bound"], verdict["strength"]) == (True, "compute", "is")
-    assert (trust["kernels_linked_to_an_operator"], trust["kernels_launched_outside_operators"]) == (0.5, 0.5)
+    assert (
+        trust["kernels_linked_to_an_operator"],
+        trust["kernels_launched_outside_operators"],
+    ) == (0.5, 0.5)
     assert verdict["unknown_kind_share"] == pytest.approx(2000 / 8000, rel=0.02)
-    [note] = [note for note in trust["notes"] if "an extension or the program itself launched them" in note]
+    [note] = [
+        note
+        for note in trust["notes"]
+        if "an extension or the program itself launched them" in note
+    ]
     assert "25.0% of the GPU events' time" in note and "my_ext::frobnicate" in note
     assert "linked to operators" not in trust_text(analysis)
     assert "kernels of unknown kind 25.0%" in trust_text(analysis)
@@ -483,7 +596,8 @@ def test_kernels_of_an_accelerator_that_links_nothing_are_kernels(tmp_path):
 
 
 def launching_steps(n_steps, lost=0, first_lost=0, n=100):
-    """Steps of n kernels of 5 us, launched 40 us apart; the last, or first, ones of the trace were not written."""
+    """Steps of n kernels of 5 us, launched 40 us apart; the last, or first, ones of the trace were
+    not written."""
     out = []
     for place in range(n_steps):
         start = 4200 * place
@@ -504,13 +618,17 @@ def test_a_few_kernels_that_were_not_written_cost_a_step(tmp_path, lost, first_l
     assert analysis["integrity"]["problems"] == []
     assert (analysis["verdict"]["bound"], analysis["steps"]["count"]) == ("launch", 2)
     number = 3 if lost else 1
-    assert any(note.startswith(f"step {number} stands apart") for note in analysis["integrity"]["notes"])
+    assert any(
+        note.startswith(f"step {number} stands apart") for note in analysis["integrity"]["notes"]
+    )
 
 
 def test_an_end_that_was_not_written_is_told_of_a_trace_of_one_step(tmp_path):
     analysis = analysis_of(trace_of(tmp_path, *launching_steps(1, lost=5)))
     assert analysis["integrity"]["trustworthy"] and analysis["verdict"]["bound"] == "launch"
-    [note] = [note for note in analysis["integrity"]["notes"] if note.startswith("5 kernel launches")]
+    [note] = [
+        note for note in analysis["integrity"]["notes"] if note.startswith("5 kernel launches")
+    ]
     assert note.endswith("recording ended before they were written")
 
 
@@ -528,13 +646,22 @@ def test_a_run_on_the_cpu_of_a_machine_with_a_gpu(tmp_path):
     """The trace names the GPU: only work on it says that it was used."""
     t4 = {"deviceProperties": [{"id": 0, "name": "Tesla T4", "computeMajor": 7, "computeMinor": 5}]}
     dims = {"Input Dims": [[8, 64, 56, 56], [64, 64, 3, 3]], "Input type": ["float", "float"]}
-    work = [step(1, 0, 5200), event("aten::mkldnn_convolution", 0, 5000, **dims), event("aten::relu_", 5000, 200)]
-    waits = event("cudaDeviceSynchronize", 5190, 5, "cuda_runtime", correlation=1)  # of the profiler, as it ends
+    work = [
+        step(1, 0, 5200),
+        event("aten::mkldnn_convolution", 0, 5000, **dims),
+        event("aten::relu_", 5000, 200),
+    ]
+    waits = event(
+        "cudaDeviceSynchronize", 5190, 5, "cuda_runtime", correlation=1
+    )  # of the profiler, as it ends
     analysis = analysis_of(trace_of(tmp_path, *work, waits, **t4))
     assert analysis["integrity"]["problems"] == []
     assert (analysis["verdict"]["bound"], analysis["verdict"]["strength"]) == ("compute", "is")
     assert analysis["integrity"]["unused_gpu"] == "Tesla T4"
-    assert "move model and batches to the GPU, which nothing in this trace used" in analysis["headline"]["next"]
+    assert (
+        "move model and batches to the GPU, which nothing in this trace used"
+        in analysis["headline"]["next"]
+    )
     assert trust_text(analysis) == "complete: nothing in it used the GPU (Tesla T4)"
     for used in (
         event("aten::cudnn_convolution", 10, 20),
@@ -542,4 +669,6 @@ def test_a_run_on_the_cpu_of_a_machine_with_a_gpu(tmp_path):
         event("cudaMemcpyAsync", 10, 20, "cuda_runtime", correlation=1),
     ):
         lost = analysis_of(trace_of(tmp_path, *work, used, **t4))["integrity"]
-        assert lost["problems"] == ["the run used a GPU (Tesla T4), but the trace has no GPU events"]
+        assert lost["problems"] == [
+            "the run used a GPU (Tesla T4), but the trace has no GPU events"
+        ]

@@ -1,4 +1,5 @@
-"""What limits kernels that multiply, with and without shapes: each rule on a step made so that the answer is known."""
+"""What limits kernels that multiply, with and without shapes: each rule on a step made so that the
+answer is known."""
 
 import numpy as np
 import pytest
@@ -29,34 +30,75 @@ PASS = "void at::native::vectorized_elementwise_kernel<4, add>"
 
 
 def found(tmp_path, *parts, passes=40, length=2000, ridge=RIDGE):
-    """What limits the first kernel, and how that was told, beside three element-wise kernels of `passes` us each."""
+    """What limits the first kernel, and how that was told, beside three element-wise kernels of
+    `passes` us each."""
     start = 20 + sum(part[2] for part in parts)
     beside = [(ADD, start + i * passes, passes, PASS) for i in range(3)]
-    links = attributed(trace_of(tmp_path, *gpu_step(*parts, *beside, length=length), **H100_PROPERTIES))
+    links = attributed(
+        trace_of(tmp_path, *gpu_step(*parts, *beside, length=length), **H100_PROPERTIES)
+    )
     slices = with_bounds(of_steps(links), links, ridge)
-    first = slices[(slices["event"] == 0).to_numpy() & (slices["state"] == "working").to_numpy()].iloc[0]
+    first = slices[
+        (slices["event"] == 0).to_numpy() & (slices["state"] == "working").to_numpy()
+    ].iloc[0]
     return first["bound"], first["basis"] if isinstance(first["basis"], str) else None
 
 
 @pytest.mark.parametrize(
     ("operator", "kernel", "us", "passes", "expected"),
     [
-        (MM, "Cijk_Alik_Bljk_BBS_BH_MT256x48x64_MI16x16x1", 400, 40, ("memory", "kernel name")),  # M or N of 48 at most
+        (
+            MM,
+            "Cijk_Alik_Bljk_BBS_BH_MT256x48x64_MI16x16x1",
+            400,
+            40,
+            ("memory", "kernel name"),
+        ),  # M or N of 48 at most
         (MM, "bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3", 90, 3, ("memory", "kernel name")),
-        (MM, "std::enable_if<true, void>::type internal::gemvx::kernel<int>", 90, 3, ("memory", "kernel name")),
+        (
+            MM,
+            "std::enable_if<true, void>::type internal::gemvx::kernel<int>",
+            90,
+            3,
+            ("memory", "kernel name"),
+        ),
         (MM, "void cublasLt::splitKreduce_kernel<32, 16>", 90, 40, ("memory", "kernel name")),
-        (MM, "void at::native::elementwise_kernel<copy>", 400, 40, ("memory", "kernel name")),  # of the operator's
-        (ATTENTION, "void paged_attention_ll4mi_QKV_mfma16_kernel<0>", 400, 40, ("memory", "kernel name")),
+        (
+            MM,
+            "void at::native::elementwise_kernel<copy>",
+            400,
+            40,
+            ("memory", "kernel name"),
+        ),  # of the operator's
+        (
+            ATTENTION,
+            "void paged_attention_ll4mi_QKV_mfma16_kernel<0>",
+            400,
+            40,
+            ("memory", "kernel name"),
+        ),
         (MM, LARGE, 80, 40, ("compute", "neighbors")),  # at least 1.5 passes
         (MM, LARGE, 50, 40, ("unexplained", None)),
         (MM, LARGE, 30, 40, ("unexplained", None)),  # a large tile, and K may be large
         (MM, SMALL, 30, 40, ("memory", "neighbors")),
-        (MM, LARGE, 80, 5, ("unexplained", None)),  # passes are too short to tell how many rows there are
+        (
+            MM,
+            LARGE,
+            80,
+            5,
+            ("unexplained", None),
+        ),  # passes are too short to tell how many rows there are
         (MM, "fused_moe_kernel", 80, 20, ("unexplained", None)),  # an expert has few of them
         (MM, "fused_moe_kernel", 80, 45, ("compute", "neighbors")),
         (ATTENTION, "sage_fwd", 170, 40, ("compute", "neighbors")),
         (ATTENTION, "sage_fwd", 150, 40, ("unexplained", None)),
-        (event("aten::cudnn_convolution", 0, 4), "volta_scudnn_winograd_128x128", 70, 40, ("compute", "neighbors")),
+        (
+            event("aten::cudnn_convolution", 0, 4),
+            "volta_scudnn_winograd_128x128",
+            70,
+            40,
+            ("compute", "neighbors"),
+        ),
     ],
 )
 def test_without_shapes(tmp_path, operator, kernel, us, passes, expected):
@@ -76,12 +118,17 @@ def test_shapes_come_before_names_and_tell_the_same_kernel_elsewhere(tmp_path):
     skinny = "Cijk_Alik_Bljk_BBS_BH_MT256x48x64_MI16x16x1"
     assert found(tmp_path, (large, 20, 100, skinny)) == ("compute", "shapes")
     assert found(tmp_path, (narrow, 20, 100, LARGE)) == ("memory", "shapes")
-    assert found(tmp_path, (MM, 20, 50, LARGE), (large, 70, 90, LARGE)) == ("compute", "same kernel")
+    assert found(tmp_path, (MM, 20, 50, LARGE), (large, 70, 90, LARGE)) == (
+        "compute",
+        "same kernel",
+    )
     mixed = ((MM, 20, 50, LARGE), (large, 70, 90, LARGE), (narrow, 160, 90, LARGE))
     assert found(tmp_path, *mixed, passes=80) == ("unexplained", None)
 
 
-def test_a_kernel_that_its_neighbors_tell_often_enough_is_told_everywhere_but_in_attention(tmp_path):
+def test_a_kernel_that_its_neighbors_tell_often_enough_is_told_everywhere_but_in_attention(
+    tmp_path,
+):
     assert found(tmp_path, (MM, 20, 50, LARGE), (MM, 70, 80, LARGE)) == ("compute", "neighbors")
     seldom = [(MM, 20 + 55 * i, 55, LARGE) for i in range(6)]  # 80 us of 410 are told
     assert found(tmp_path, *seldom, (MM, 350, 80, LARGE)) == ("unexplained", None)
@@ -105,7 +152,8 @@ def test_inputs_without_a_formula_tell_nothing(tmp_path):
 
 
 def test_the_range_of_a_type():
-    """8 bits are multiplied twice as fast as 16; of a device of which nothing is known, any row may be it."""
+    """8 bits are multiplied twice as fast as 16; of a device of which nothing is known, any row may
+    be it."""
     assert ridge_range(RIDGE, "c10::BFloat16") == (295, 295)
     assert ridge_range(RIDGE, "c10::Float8_e4m3fn") == (590, 590)
     low, high = ridge_range(Ridges(None), "float")
@@ -124,7 +172,8 @@ def test_shares_of_what_told_add_up_to_the_time_of_matmuls(tmp_path):
 
 
 def test_how_near_kernels_are_to_their_roof(tmp_path):
-    """275 GFLOPs at 989 TFLOP/s take 278 us: 1,600 are 17% of the roof, 600 are 46%; the third is short."""
+    """275 GFLOPs at 989 TFLOP/s take 278 us: 1,600 are 17% of the roof, 600 are 46%; the third is
+    short."""
     large = shaped("aten::mm", 0, 4, [[4096, 8192], [8192, 4096]], ["c10::BFloat16"] * 2)
     other = shaped("aten::mm", 0, 4, [[8192, 4096], [4096, 4096]], ["c10::BFloat16"] * 2)
     small = shaped("aten::mm", 0, 4, [[512, 512], [512, 512]], ["c10::BFloat16"] * 2)
@@ -140,8 +189,16 @@ def test_how_near_kernels_are_to_their_roof(tmp_path):
         (LARGE, "c10::BFloat16", (256, 128)),
         ("nvjet_hsh_128x8_64x12", "c10::Half", (128, 8)),
         ("nvjet_sm103_qqtst_192x192_128x4", "c10::Float8_e4m3fn", (192, 192)),
-        ("cutlass3x_sm90_tensorop_s64x128x16gemm_bf16_bf16_f32_128x256x64_2x1x1", "c10::BFloat16", (128, 256)),
-        ("void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_64x64_nn_align1>", "c10::BFloat16", (64, 64)),
+        (
+            "cutlass3x_sm90_tensorop_s64x128x16gemm_bf16_bf16_f32_128x256x64_2x1x1",
+            "c10::BFloat16",
+            (128, 256),
+        ),
+        (
+            "void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_64x64_nn_align1>",
+            "c10::BFloat16",
+            (64, 64),
+        ),
         ("ampere_sgemm_128x64_tn", "float", (128, 64)),
         ("sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x64x16", "tf32", (128, 64)),
         ("Cijk_Ailk_Bljk_HHS_BH_MT64x128x32_MI16x16x16x1", "c10::Half", (64, 128)),

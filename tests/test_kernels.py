@@ -1,4 +1,5 @@
-"""Our own kernels: on a GPU if there is one, else in Triton's interpreter (see conftest.py), if Triton is there."""
+"""Our own kernels: on a GPU if there is one, else in Triton's interpreter (see conftest.py), if
+Triton is there."""
 
 import contextlib
 import gc
@@ -27,13 +28,23 @@ from studies.timing.methods import Step
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton: pip install triton")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs Triton: pip install triton"
+)
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 EPS = 1e-6
 CONFIG = TinyLlamaConfig(
-    vocab_size=64, hidden_dim=24, intermediate_dim=40, n_layers=2, n_heads=4, n_kv_heads=2, max_seq_len=6
+    vocab_size=64,
+    hidden_dim=24,
+    intermediate_dim=40,
+    n_layers=2,
+    n_heads=4,
+    n_kv_heads=2,
+    max_seq_len=6,
 )
-WORKLOAD = TinyLlamaWorkload(CONFIG, TrainingConfig(batch_size=2, seq_len=6, learning_rate=1e-3, kernels="triton"))
+WORKLOAD = TinyLlamaWorkload(
+    CONFIG, TrainingConfig(batch_size=2, seq_len=6, learning_rate=1e-3, kernels="triton")
+)
 
 
 def exact_norm(x, weight):
@@ -70,28 +81,40 @@ def part_of_wider(x):
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("layout", [as_it_is, transposed, part_of_wider])
 @pytest.mark.parametrize("shape", [(2, 3, 32), (5, 33), (1, 1, 1), (1, 2, 1100)], ids=str)
-@pytest.mark.parametrize(("kernel", "exact"), [(norm, exact_norm), (swiglu, exact_swiglu)], ids=["norm", "swiglu"])
+@pytest.mark.parametrize(
+    ("kernel", "exact"), [(norm, exact_norm), (swiglu, exact_swiglu)], ids=["norm", "swiglu"]
+)
 def test_results_and_gradients_are_rounded_once(kernel, exact, shape, layout, dtype):
-    """Each result lies within the rounding of its type from that of float64: inputs and sums are rounded nowhere."""
+    """Each result lies within the rounding of its type from that of float64: inputs and sums are
+    rounded nowhere."""
     torch.manual_seed(0)
     other = shape[-1:] if kernel is norm else shape
     first, second = (layout(drawn(*shape, dtype=dtype)), drawn(*other, dtype=dtype))
-    inputs = [one.detach().requires_grad_() for one in (first, second if kernel is norm else layout(second))]
+    inputs = [
+        one.detach().requires_grad_()
+        for one in (first, second if kernel is norm else layout(second))
+    ]
     gradient = layout(drawn(*shape, dtype=dtype))
     found = kernel(*inputs)
     found = found, *torch.autograd.grad(found, inputs, gradient)
     precise = [one.detach().double().requires_grad_() for one in inputs]
     known = exact(*precise)
     known = known, *torch.autograd.grad(known, precise, gradient.double())
-    roundoff = torch.finfo(dtype).eps  # of one rounding half of it; float32 is also what is calculated in
+    roundoff = torch.finfo(
+        dtype
+    ).eps  # of one rounding half of it; float32 is also what is calculated in
     for one, other in zip(found, known, strict=True):
         assert one.dtype is dtype
-        torch.testing.assert_close(one.double(), other, rtol=4 * roundoff, atol=16 * torch.finfo(torch.float32).eps)
+        torch.testing.assert_close(
+            one.double(), other, rtol=4 * roundoff, atol=16 * torch.finfo(torch.float32).eps
+        )
 
 
 @needs_triton
 def test_gradients_are_those_of_finite_differences():
-    x, gate = (torch.randn(2, 3, dtype=torch.float64, device=DEVICE, requires_grad=True) for _ in range(2))
+    x, gate = (
+        torch.randn(2, 3, dtype=torch.float64, device=DEVICE, requires_grad=True) for _ in range(2)
+    )
     weight = torch.randn(3, dtype=torch.float64, device=DEVICE, requires_grad=True)
     # The operator is not called backward without a gradient.
     assert torch.autograd.gradcheck(norm, (x, weight), check_undefined_grad=False)
@@ -128,7 +151,9 @@ def test_under_autocast_the_norm_writes_what_matmuls_read():
     with torch.autocast(DEVICE.type, torch.bfloat16):
         narrow = norm(x, weight)
     assert narrow.dtype is torch.bfloat16
-    torch.testing.assert_close(narrow.float(), norm(x, weight), rtol=torch.finfo(torch.bfloat16).eps, atol=0)
+    torch.testing.assert_close(
+        narrow.float(), norm(x, weight), rtol=torch.finfo(torch.bfloat16).eps, atol=0
+    )
     gradients = torch.autograd.grad(narrow, (x, weight), torch.ones_like(narrow))
     assert [one.dtype for one in gradients] == [torch.float32] * 2
 
@@ -149,7 +174,10 @@ def test_losses_are_those_of_the_baseline(precision, tolerance):
     """The tolerances are those of tests/test_optimizations.py."""
     losses = []
     for kernels in ("eager", "triton"):
-        step = Step(WORKLOAD.with_settings(kernels=kernels, precision=precision, fused_projections=True), DEVICE)
+        step = Step(
+            WORKLOAD.with_settings(kernels=kernels, precision=precision, fused_projections=True),
+            DEVICE,
+        )
         for _ in range(6):
             step()
         losses.append([loss.item() for loss in step.meter.losses])
@@ -168,11 +196,14 @@ SLOW = [pytest.param(settings, marks=pytest.mark.slow) for settings in SETTINGS[
 
 @pytest.mark.parametrize("settings", [SETTINGS[0], *SLOW], ids=str)
 def test_memory_is_predicted_without_triton(settings):
-    """By formula and by a fake-tensor run alike, on a CPU as on a GPU, and less than with PyTorch's operators."""
+    """By formula and by a fake-tensor run alike, on a CPU as on a GPU, and less than with PyTorch's
+    operators."""
     workload = WORKLOAD.with_settings(**settings)
     for on_gpu in (False, True):
         memory = predicted_memory(workload, on_gpu).document()
-        kept = {name: sum(parts) for name, parts in workload.formulas.kept_for_backward(on_gpu).items()}
+        kept = {
+            name: sum(parts) for name, parts in workload.formulas.kept_for_backward(on_gpu).items()
+        }
         assert kept_by_component(memory) == kept
         eager = workload.with_settings(kernels="eager")
         assert sum(kept.values()) < sum(map(sum, eager.formulas.kept_for_backward(on_gpu).values()))
@@ -186,7 +217,8 @@ def test_flops_are_counted_as_before():
 @needs_triton
 @pytest.mark.parametrize("settings", [SETTINGS[0], *SLOW], ids=str)
 def test_memory_is_what_was_predicted(settings, monkeypatch):
-    """To the byte, of every tensor of a step; what the interpreter leaves in reference cycles is collected at once."""
+    """To the byte, of every tensor of a step; what the interpreter leaves in reference cycles is
+    collected at once."""
     from kernels import device_code
 
     @contextlib.contextmanager
@@ -200,7 +232,10 @@ def test_memory_is_what_was_predicted(settings, monkeypatch):
     step()
     tracker = MemoryTracker(step.state.model, step.state.optimizer)
     workload.train(step.state, step.stream, 1, NullMeter(), NullMeter(tracker))
-    measured, predicted = tracker.timeline.document(), predicted_memory(workload, DEVICE.type == "cuda").document()
+    measured, predicted = (
+        tracker.timeline.document(),
+        predicted_memory(workload, DEVICE.type == "cuda").document(),
+    )
     assert measured["peak_bytes"] == predicted["peak_bytes"]
     assert kept_by_component(measured) == kept_by_component(predicted)
 
@@ -236,7 +271,10 @@ def test_a_kernel_that_does_not_compile_ends_the_run(train, tmp_path, monkeypatc
     monkeypatch.setattr(tiny_llama_v1, "check_device_has", lambda *device: None)
     code, out, err = train("--kernels", "triton", "--output-dir", "run")
     assert (code, err.count("\n")) == (1, 1)
-    assert "--kernels triton: the gradient of SwiGLU cannot run here: NotImplementedError: no such instruction;" in err
+    assert (
+        "--kernels triton: the gradient of SwiGLU cannot run here: NotImplementedError: no such"
+        " instruction;" in err
+    )
     assert "  Optimizations: --kernels triton" in out
     summary = json.loads((tmp_path / "run" / "performance_summary.json").read_text())
     assert (summary["status"], summary["training"]["completed_steps"]) == ("failed", 0)
@@ -272,9 +310,11 @@ for target in (GPUTarget("cuda", 70, 32), GPUTarget("cuda", 90, 32), GPUTarget("
     for name in ("rms_norm", "rms_norm_backward", "swiglu", "swiglu_backward"):
         kernel = getattr(device_code, f"{name}_kernel")
         constants = {"WIDE": tl.float32, "BLOCK": 4096}
-        signature = {arg: "constexpr" if arg in constants else type_of(arg) for arg in kernel.arg_names}
-        constexprs = {(kernel.arg_names.index(arg),): value for arg, value in constants.items()}
-        compiled = compile(ASTSource(kernel, signature, constexprs), target=target, options={"num_warps": 16})
+        names = kernel.arg_names
+        signature = {arg: "constexpr" if arg in constants else type_of(arg) for arg in names}
+        constexprs = {(names.index(arg),): value for arg, value in constants.items()}
+        source = ASTSource(kernel, signature, constexprs)
+        compiled = compile(source, target=target, options={"num_warps": 16})
         print(target.arch, name, *({"cubin", "hsaco"} & set(compiled.asm)))
 """
 
@@ -282,8 +322,13 @@ for target in (GPUTarget("cuda", 70, 32), GPUTarget("cuda", 90, 32), GPUTarget("
 @needs_triton
 @pytest.mark.slow
 def test_kernels_compile_for_gpus_of_both_makers(tmp_path):
-    """Machine code for GPUs that are not here: nothing in the source belongs to one of the makers alone."""
-    env = {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    """Machine code for GPUs that are not here: nothing in the source belongs to one of the makers
+    alone."""
+    env = {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "TRITON_INTERPRET": "0",
+    }
     code, out = finish(start(sys.executable, "-W", "ignore", "-c", COMPILE, env=env))
     assert code == 0, out
     assert [line.split()[-1] for line in out.splitlines()] == ["cubin"] * 8 + ["hsaco"] * 8

@@ -1,5 +1,5 @@
-"""Workloads of kinds that real programs have: copied modules, two networks, losses that are read, batches that have
-another order, optimizers of their own."""
+"""Workloads of kinds that real programs have: copied modules, two networks, losses that are read,
+batches that have another order, optimizers of their own."""
 
 import textwrap
 from pathlib import Path
@@ -65,7 +65,10 @@ def length_first():
         while True:
             yield torch.randn(6, 4, 16), torch.randint(4, (24,))
 
-    return *made(), batches(), lambda model, batch: F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1])
+    def loss(model, batch):
+        return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1])
+
+    return *made(), batches(), loss
 
 
 def in_a_dict():
@@ -159,7 +162,9 @@ def in_place(module: nn.Module, backend: str) -> nn.Module:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_torch_compiles_is_compiled_in_place(kind):
-    by_torch = graphs_of(lambda module, backend: torch.compile(module, backend=backend), KINDS[kind]())
+    by_torch = graphs_of(
+        lambda module, backend: torch.compile(module, backend=backend), KINDS[kind]()
+    )
     assert graphs_of(in_place, KINDS[kind]()) == by_torch == 1
 
 
@@ -195,7 +200,8 @@ def workload():
         while True:
             yield torch.randn(2, 3, 4)
 
-    return net, torch.optim.SGD(net.parameters(), lr=0.1), batches(), lambda net, x: net(x)[0].square().mean()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    return net, optimizer, batches(), lambda net, x: net(x)[0].square().mean()
 """
 
 
@@ -219,26 +225,38 @@ def test_an_optimizer_of_the_files_own_is_given_shards(file):
     names = {id(p): name for name, p in made.model.named_parameters()}
     placed = {name: torch.nn.Parameter(torch.zeros(2)) for name in names.values()}
     over_placed(made.optimizer, names, placed)
-    assert [id(p) for p in made.optimizer.param_groups[0]["params"]] == [id(p) for p in placed.values()]
+    assert [id(p) for p in made.optimizer.param_groups[0]["params"]] == [
+        id(p) for p in placed.values()
+    ]
     assert made.optimizer.param_groups[0]["speed"] == 0.1
 
 
 def test_a_step_that_decides_by_a_value_is_not_predicted(file):
-    with pytest.raises(UserError, match=r"fake tensors: kinds\.py:\d+: it reads a value of a tensor"):
+    with pytest.raises(
+        UserError, match=r"fake tensors: kinds\.py:\d+: it reads a value of a tensor"
+    ):
         peak_bytes(workload_of(file, "decides"), False)
 
 
 def test_what_is_wrong_anyway_is_not_blamed_on_fake_tensors(file):
-    with pytest.raises(UserError, match=r'^kinds\.py:\d+: the loss is a dict; expected .*, such as its \["loss"\]$'):
+    with pytest.raises(
+        UserError, match=r'^kinds\.py:\d+: the loss is a dict; expected .*, such as its \["loss"\]$'
+    ):
         peak_bytes(workload_of(file, "in_a_dict"), False)
 
 
 def test_a_step_that_takes_no_other_batch_has_no_largest_one(file):
     """Its batches are [S, B, D], so the first dimension is not that of samples."""
     document = predict(workload_of(file, "length_first"), CPU, peak=0.5, device_memory=2**30)
-    assert document["max_batch_size"] is None and "takes no other batch size" in document["max_batch_size_reason"]
+    assert (
+        document["max_batch_size"] is None
+        and "takes no other batch size" in document["max_batch_size_reason"]
+    )
     text = "\n".join(prediction_lines(document))
-    assert "Largest batch:   not known: it takes no other batch size" in text and "batch of 6 in fp32" in text
+    assert (
+        "Largest batch:   not known: it takes no other batch size" in text
+        and "batch of 6 in fp32" in text
+    )
     short = memory_prediction(workload_of(file, "length_first"), CPU, capacity_elsewhere(2**10))
     assert not short["fits"]
 

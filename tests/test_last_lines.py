@@ -1,4 +1,5 @@
-"""What a command ends with: its answer in a dozen lines, tables on request, nothing wider than a screen."""
+"""What a command ends with: its answer in a dozen lines, tables on request, nothing wider than a
+screen."""
 
 import functools
 import re
@@ -51,7 +52,10 @@ def test_the_script_ends_with_its_answer(train, flags, first):
     assert max(len(line) for line in answer if not line.startswith("Disturbance: ")) <= COLUMNS
     assert any(line.startswith("Next:") for line in answer[-2:])  # with its flags it may take two
     if "--profile-operators" in flags:
-        assert any(line.startswith("Try first:") for line in answer) and "operator, input shapes" not in out
+        assert (
+            any(line.startswith("Try first:") for line in answer)
+            and "operator, input shapes" not in out
+        )
     if "--dry-run" not in flags:
         assert any(line.startswith("Disturbance: ") for line in answer)
         assert any(line.startswith("Audit: ") for line in out.splitlines())
@@ -62,7 +66,9 @@ def test_the_script_ends_with_its_answer(train, flags, first):
 
 @pytest.mark.slow
 def test_a_screen_and_a_half_is_enough(train):
-    code, out, err = train(*SMALL_MODEL, "--enable-all-profiling", "--num-steps", "100", "--device", "cpu", small=False)
+    code, out, err = train(
+        *SMALL_MODEL, "--enable-all-profiling", "--num-steps", "100", "--device", "cpu", small=False
+    )
     assert code == 0, err
     assert len(out.splitlines()) <= 120
 
@@ -73,7 +79,10 @@ RANKS = "--dry-run --world-size 16 --network 0.01 --parallel"
 @pytest.mark.parametrize(
     "flags",
     [
-        "--dry-run --target-device H100 --activation-checkpointing --attention sdpa --fused-norm --fused-rope",
+        (
+            "--dry-run --target-device H100 --activation-checkpointing --attention sdpa"
+            " --fused-norm --fused-rope"
+        ),
         *(
             pytest.param(flags, marks=pytest.mark.slow)
             for flags in (
@@ -102,7 +111,10 @@ def test_a_dry_run_that_does_not_fit_says_what_would(train):
 
 
 def test_a_sweep_ends_with_its_finding_and_has_tables_on_request(scratch, capfd):
-    flags = "--sizes tiny --seq-lens 8 16 --batch-size 1 --dry-run --device-memory 0.303 --memory-snapshot".split()
+    flags = (
+        "--sizes tiny --seq-lens 8 16 --batch-size 1 --dry-run --device-memory 0.303"
+        " --memory-snapshot".split()
+    )
     assert run_command(run_training_benchmark, *flags, "--output-dir", "short") == 0
     short = capfd.readouterr().out
     assert run_command(run_training_benchmark, *flags, "--verbose", "--output-dir", "long") == 0
@@ -110,7 +122,10 @@ def test_a_sweep_ends_with_its_finding_and_has_tables_on_request(scratch, capfd)
     ends = lines_from(short, "Predicted peaks: ")
     assert "fit in" in " ".join(ends) and ends[-1] == "Disturbance: nothing was measured"
     assert lines_from(long, "Predicted peaks: ") == ends
-    tables = [long.index(text) for text in ("Peak memory by sequence length", "In all rows: size tiny, batch 1")]
+    tables = [
+        long.index(text)
+        for text in ("Peak memory by sequence length", "In all rows: size tiny, batch 1")
+    ]
     assert tables == sorted(tables) and tables[-1] < long.index("Predicted peaks: ")
     assert "Peak memory by sequence length" not in short and "In all rows" not in short
     assert max(map(len, long.splitlines() + short.splitlines())) <= COLUMNS
@@ -124,10 +139,16 @@ def test_a_table_fits_the_screen():
         *optional(*wide[3:]),
         Column("why", lambda row: "x" * 90, left=True),
     ]
-    rows = [{"name": name} | {f"figure{i}": i + len(name) for i in range(20)} for name in ("a", "bb")]
+    rows = [
+        {"name": name} | {f"figure{i}": i + len(name) for i in range(20)} for name in ("a", "bb")
+    ]
     lines = as_text(Section("A table", columns, rows))
     assert max(map(len, lines)) <= COLUMNS
-    assert "figure 2" in lines[-3] and "figure 19" not in lines[-3] and "figure 19" in " ".join(lines[:-3])
+    assert (
+        "figure 2" in lines[-3]
+        and "figure 19" not in lines[-3]
+        and "figure 19" in " ".join(lines[:-3])
+    )
 
 
 def test_an_answer_is_cut_only_where_no_line_is_left():
@@ -138,16 +159,26 @@ def test_an_answer_is_cut_only_where_no_line_is_left():
         "Read on": f"{path}; a page; --verbose prints",
     }
     lines = answer(rows)
-    assert len(lines) == ANSWER_LINES and max(map(len, lines)) <= COLUMNS and "…" not in "".join(lines)
+    assert (
+        len(lines) == ANSWER_LINES and max(map(len, lines)) <= COLUMNS and "…" not in "".join(lines)
+    )
     assert lines[-1].endswith(" prints") and lines[1].split() == ["x"] * 22
     lines = answer(rows | {"Try first": ["y"] * 11})
-    assert len(lines) == ANSWER_LINES and [i for i, line in enumerate(lines) if line.endswith("…")] == [0]
+    assert len(lines) == ANSWER_LINES and [
+        i for i, line in enumerate(lines) if line.endswith("…")
+    ] == [0]
     assert lines[-1].endswith(" prints")
 
 
 def test_what_says_what_to_do_is_never_cut():
     """Rows that only tell more make way for it, and the others are cut."""
-    rows = {"Verdict": "v " * 140, "Headline": ["h " * 140, "next " * 50], "More": "m", "Other": "o", "Try": ["y"] * 3}
+    rows = {
+        "Verdict": "v " * 140,
+        "Headline": ["h " * 140, "next " * 50],
+        "More": "m",
+        "Other": "o",
+        "Try": ["y"] * 3,
+    }
     rows |= {"Read on": "r"}
     lines = answer(rows, 12, ["Headline"], ["More", "Other"])
     assert len(lines) == 12 and lines[0].endswith("…")
@@ -171,7 +202,10 @@ def test_equal_tensors_of_layers_are_one_row():
         "bytes": 128,
     }
     rows = folded_layers([row, row | {"where": "layers.1.mlp.up_proj"}, row | {"where": "loss"}])
-    assert [(one["where"], one["bytes"]) for one in rows] == [("layers.*.mlp.up_proj", 256), ("loss", 128)]
+    assert [(one["where"], one["bytes"]) for one in rows] == [
+        ("layers.*.mlp.up_proj", 256),
+        ("loss", 128),
+    ]
     assert rows[0]["shape"] == "[8, 4] x 2"
 
 
@@ -181,12 +215,22 @@ def test_the_parts_of_a_peak_add_up():
     assert text == "activations 32.0, optimizer 8.0, parameters 4.0, others 3.0 MB"
 
 
-# ---- Findings ------------------------------------------------------------------------------------------------------
+# ---- Findings ------------------------------------------------------------------------------------
 
 
 def memory_row(batch_size: int, peak: int, phase: str = "backward") -> dict:
-    found = {"peak_bytes": peak * MB, "peak_phase": phase, "bytes_by_category": {"activations": peak * MB}}
-    return {"batch_size": batch_size, "seq_len": 8, "status": "ok", "predicted_bytes": peak * MB, **found}
+    found = {
+        "peak_bytes": peak * MB,
+        "peak_phase": phase,
+        "bytes_by_category": {"activations": peak * MB},
+    }
+    return {
+        "batch_size": batch_size,
+        "seq_len": 8,
+        "status": "ok",
+        "predicted_bytes": peak * MB,
+        **found,
+    }
 
 
 def test_the_memory_study_names_what_is_left_out_of_its_fit():
@@ -199,7 +243,9 @@ def test_the_memory_study_names_what_is_left_out_of_its_fit():
         "rows": 8,
     }
     text = memory.fit_section(fitted, rows).note[-1]
-    assert text.startswith("Largest error over 8 runs: 0.10%; not in the fit") and text.endswith(": batch 1 x 8 tokens")
+    assert text.startswith("Largest error over 8 runs: 0.10%; not in the fit") and text.endswith(
+        ": batch 1 x 8 tokens"
+    )
     first, second = memory.finding(rows, fitted, 1600 * MB)
     assert first.startswith("The largest peak is 20.0 MB, batch 2 x 8 tokens: activations 20.0")
     assert "filled by a batch of 200 x 8 tokens" in second
@@ -213,19 +259,38 @@ def test_without_measurements_the_finding_is_what_fits():
     rows = [memory_row(2, 20), memory_row(1, 10)]
     assert predicted_finding(rows, "predicted_bytes", memory.label, 15 * MB) == [
         "Predicted peaks: from 10.0 MB (batch 1 x 8 tokens) to 20.0 MB (batch 2 x 8 tokens).",
-        "1 of 2 fit in the 15.0 MB available; the smallest that does not: 20.0 MB (batch 2 x 8 tokens).",
+        (
+            "1 of 2 fit in the 15.0 MB available; the smallest that does not: 20.0 MB (batch 2 x 8"
+            " tokens)."
+        ),
     ]
     assert (
-        predicted_finding(rows, "predicted_bytes", memory.label, 25 * MB)[1] == "2 of 2 fit in the 25.0 MB available."
+        predicted_finding(rows, "predicted_bytes", memory.label, 25 * MB)[1]
+        == "2 of 2 fit in the 25.0 MB available."
     )
     first, second = predicted_finding(rows[:1], "predicted_bytes", memory.label, 15 * MB)
-    assert first == "Predicted peak: 20.0 MB (batch 2 x 8 tokens)." and second.startswith("0 of 1 fit in the 15.0 MB")
+    assert first == "Predicted peak: 20.0 MB (batch 2 x 8 tokens)." and second.startswith(
+        "0 of 1 fit in the 15.0 MB"
+    )
 
 
 def training_row(size: str, mode: str, ms: float, **more) -> dict:
-    key = {"size": size, "seq_len": 8, "batch_size": 1, "mode": mode, "precision": "fp32", "compiled": False}
+    key = {
+        "size": size,
+        "seq_len": 8,
+        "batch_size": 1,
+        "mode": mode,
+        "precision": "fp32",
+        "compiled": False,
+    }
     phases = {"forward_ms": ms / 4, "backward_ms": ms / 2, "optimizer_ms": ms / 4}
-    found = {"warmup_steps": 1, "status": "ok", "step_ms": ms, "parameters": 10 * len(size), "achieved_tflops": 0.5}
+    found = {
+        "warmup_steps": 1,
+        "status": "ok",
+        "step_ms": ms,
+        "parameters": 10 * len(size),
+        "achieved_tflops": 0.5,
+    }
     return key | phases | found | more
 
 
@@ -237,12 +302,17 @@ def test_the_training_benchmark_compares_steps_of_a_kind():
     ]
     first, second = training.finding(rows)
     assert (
-        first == "The slowest is gpt2xlxl 1 x 8 train fp32, median 12.00 ms: forward 25%, backward 50%, optimizer 25%."
+        first
+        == "The slowest is gpt2xlxl 1 x 8 train fp32, median 12.00 ms: forward 25%, backward 50%,"
+        " optimizer 25%."
     )
-    assert second.startswith("The fastest, tiny 1 x 8 train fp32, 4.00 ms, is 3.00x as fast, with 0.5 times")
+    assert second.startswith(
+        "The fastest, tiny 1 x 8 train fp32, 4.00 ms, is 3.00x as fast, with 0.5 times"
+    )
     compiled = training_row("tiny", "train", 2.0, compiled=True, compile_s=3.0)
-    assert training.finding([rows[1], compiled])[1] == (
-        "Compiled, a pass is 2.00x to 2.00x as fast; of 1 row: 1 spread unknown."
+    assert (
+        training.finding([rows[1], compiled])[1]
+        == "Compiled, a pass is 2.00x to 2.00x as fast; of 1 row: 1 spread unknown."
     )
     assert training.finding(rows[:1])[1] == "It reaches 0.5 TFLOP/s."
 
@@ -273,9 +343,21 @@ def test_rows_are_compared_by_spread_and_disturbance(more, word):
 
 
 def test_the_timing_study_counts_the_wrong_conclusions():
-    right = {"method": "right", "status": "ok", "ratio": 1.2, "ratio_95": (1.1, 1.3), "conclusion": "0.83x as fast"}
+    right = {
+        "method": "right",
+        "status": "ok",
+        "ratio": 1.2,
+        "ratio_95": (1.1, 1.3),
+        "conclusion": "0.83x as fast",
+    }
     others = [{"method": "one run", "status": "ok", "conclusion": "the same"}]
-    others.append({"method": "no warm-up", "status": "ok", "conclusion": "the opposite: 1.05x as fast, not 0.83x"})
+    others.append(
+        {
+            "method": "no warm-up",
+            "status": "ok",
+            "conclusion": "the opposite: 1.05x as fast, not 0.83x",
+        }
+    )
     assert timing.finding([right, *others], "--compile") == [
         "--compile: 0.83x as fast (95%: 0.77 to 0.91).",
         "1 of 2 wrong methods conclude something else: no warm-up.",
@@ -283,7 +365,13 @@ def test_the_timing_study_counts_the_wrong_conclusions():
 
 
 def test_within_noise_the_right_method_says_so():
-    right = {"method": "right", "status": "ok", "baseline_ms": 1.0, "ratio": 1.3, "ratio_95": (0.9, 1.6)}
+    right = {
+        "method": "right",
+        "status": "ok",
+        "baseline_ms": 1.0,
+        "ratio": 1.3,
+        "ratio_95": (0.9, 1.6),
+    }
     other = {"method": "one run", "status": "ok", "baseline_ms": 1.0, "ratio": 1.5}
     assert [row["conclusion"] for row in timing.with_conclusions([right, other])] == [
         "0.77x as fast, within noise",
@@ -299,8 +387,11 @@ REASONS.append("20% of core time stolen by other virtual machines")
 
 
 def test_progress_of_a_sweep_fits_the_screen(monkeypatch, capsys):
-    """What disturbed a row is told in short, after the time left; the reason of a failure in full."""
-    monkeypatch.setattr("studies.engine.study.time", SimpleNamespace(monotonic=iter((0.0, 300.0, 300.0)).__next__))
+    """What disturbed a row is told in short, after the time left; the reason of a failure in
+    full."""
+    monkeypatch.setattr(
+        "studies.engine.study.time", SimpleNamespace(monotonic=iter((0.0, 300.0, 300.0)).__next__)
+    )
     row = {"status": "ok", "disturbed": True, "disturbance": "; ".join(REASONS)}
     failed = {"status": "failed", "reason": "it " * 60 + "ended"}
     rows = []

@@ -1,4 +1,5 @@
-"""The shell launchers, from anywhere: with a stand-in for the command that they start, and with the command itself."""
+"""The shell launchers, from anywhere: with a stand-in for the command that they start, and with the
+command itself."""
 
 import contextlib
 import json
@@ -57,7 +58,7 @@ def only_folder(path, pattern: str):
     return folder
 
 
-# ---- What a launcher does, whatever it starts ----------------------------------------------------------------------
+# ---- What a launcher does, whatever it starts ----------------------------------------------------
 
 
 @pytest.fixture
@@ -83,18 +84,31 @@ def work(tmp_path):
 ROOFLINE = "--computational-intensity --generate-roofline "
 STARTED = {  # launcher: the command that it starts, in which folder, with which flags
     "run_baseline.sh --a 1": "baseline_results tiny_llama_v1.py --output-dir FOLDER --a 1",
-    "run_pytorch_profiler.sh": "profiler_results run_pytorch_profiler.py --profile-dir FOLDER --generate-report ",
-    "run_deepspeed_flops.sh": f"flops_results run_deepspeed_flops.py --profile-dir FOLDER {ROOFLINE}",
-    "launch_performance_study.sh tiny --a 'b c'": "performance_results_tiny launch_performance_study.py "
-    "--output-dir FOLDER tiny --a b c",
+    "run_pytorch_profiler.sh": (
+        "profiler_results run_pytorch_profiler.py --profile-dir FOLDER --generate-report "
+    ),
+    "run_deepspeed_flops.sh": (
+        f"flops_results run_deepspeed_flops.py --profile-dir FOLDER {ROOFLINE}"
+    ),
+    "launch_performance_study.sh tiny --a 'b c'": (
+        "performance_results_tiny launch_performance_study.py --output-dir FOLDER tiny --a b c"
+    ),
     "run_memory_study.sh": "memory_study run_memory_study.py --output-dir FOLDER ",
-    "run_training_benchmark.sh": "training_benchmark run_training_benchmark.py --output-dir FOLDER ",
-    "run_attention_benchmark.sh": "attention_benchmark run_attention_benchmark.py --output-dir FOLDER ",
+    "run_training_benchmark.sh": (
+        "training_benchmark run_training_benchmark.py --output-dir FOLDER "
+    ),
+    "run_attention_benchmark.sh": (
+        "attention_benchmark run_attention_benchmark.py --output-dir FOLDER "
+    ),
     "run_precision_study.sh": "precision_study run_precision_study.py --output-dir FOLDER ",
     "run_timing_study.sh": "timing_study run_timing_study.py --output-dir FOLDER ",
-    "run_optimization_study.sh": "optimization_study run_optimization_study.py --output-dir FOLDER ",
+    "run_optimization_study.sh": (
+        "optimization_study run_optimization_study.py --output-dir FOLDER "
+    ),
     "run_scaling_study.sh": "scaling_study run_scaling_study.py --output-dir FOLDER ",
-    "run_collective_benchmark.sh": "collective_benchmark run_collective_benchmark.py --output-dir FOLDER ",
+    "run_collective_benchmark.sh": (
+        "collective_benchmark run_collective_benchmark.py --output-dir FOLDER "
+    ),
 }
 
 
@@ -122,7 +136,9 @@ def test_a_new_folder_in_the_working_directory(project, work, line):
     assert (folder / "training_output.log").read_text() == out
 
 
-@pytest.mark.parametrize("flags", ["--output-dir here", "--output-dir=here", "--output-dir there --output-dir here"])
+@pytest.mark.parametrize(
+    "flags", ["--output-dir here", "--output-dir=here", "--output-dir there --output-dir here"]
+)
 def test_a_chosen_folder(project, work, flags):
     code, out = launch(project / "run_baseline.sh", *flags.split(), cwd=work)
     assert code == 0, out
@@ -133,15 +149,23 @@ def test_a_chosen_folder(project, work, flags):
 def test_every_launcher_puts_all_in_the_chosen_folder(project, work, line):
     """Also those whose command has another flag for it."""
     rank = {"RANK": "0", "TORCHELASTIC_RUN_ID": "job"} if "node" in line else {}
-    code, out = finish(start("bash", "-c", f"'{project}'/{line} --output-dir here", cwd=work, env=os.environ | rank))
+    code, out = finish(
+        start(
+            "bash", "-c", f"'{project}'/{line} --output-dir here", cwd=work, env=os.environ | rank
+        )
+    )
     assert code == 0, out
-    assert [path.name for path in work.iterdir()] == ["here"] and (work / "here" / "training_output.log").exists()
+    assert [path.name for path in work.iterdir()] == ["here"] and (
+        work / "here" / "training_output.log"
+    ).exists()
     assert re.findall(r"--(?:output|profile)-dir (\S+)", out) == ["here"]
 
 
 @pytest.mark.parametrize(("flags", "folder"), [([], "there"), (["--output-dir", "here"], "here")])
 def test_the_profile_folder_of_the_flops_launcher(project, work, flags, folder):
-    code, out = launch(project / "run_deepspeed_flops.sh", "--profile-dir", "there", *flags, cwd=work)
+    code, out = launch(
+        project / "run_deepspeed_flops.sh", "--profile-dir", "there", *flags, cwd=work
+    )
     assert code == 0, out
     assert [path.name for path in work.iterdir()] == [folder]
 
@@ -149,7 +173,9 @@ def test_the_profile_folder_of_the_flops_launcher(project, work, flags, folder):
 def test_a_sweep_is_resumed_in_its_folder(project, work):
     code, first = launch(project / "run_timing_study.sh", "--output-dir", "study", cwd=work)
     assert code == 0, first
-    code, second = launch(project / "run_timing_study.sh", "--resume", "study", "--repetitions", "2", cwd=work)
+    code, second = launch(
+        project / "run_timing_study.sh", "--resume", "study", "--repetitions", "2", cwd=work
+    )
     assert code == 0, second
     assert second.startswith("run_timing_study.py --resume study --repetitions 2\n")
     assert (work / "study" / "training_output.log").read_text() == second
@@ -174,14 +200,22 @@ def test_exit_codes_pass_through_tee(project, work, expected):
 def test_a_command_that_is_killed_is_told_in_one_line(project, work):
     code, out = launch(project / "run_baseline.sh", "--die", cwd=work)
     assert (code, "Killed" in out) == (137, False)
-    assert out.endswith("\nerror: killed by SIGKILL, as the operating system does when memory runs out\n")
-    assert (only_folder(work, "*") / "training_output.log").read_text().endswith(out.splitlines()[-1] + "\n")
+    assert out.endswith(
+        "\nerror: killed by SIGKILL, as the operating system does when memory runs out\n"
+    )
+    assert (
+        (only_folder(work, "*") / "training_output.log")
+        .read_text()
+        .endswith(out.splitlines()[-1] + "\n")
+    )
 
 
 def test_wrong_arguments_change_nothing_in_a_folder(project, work):
     launch(project / "run_baseline.sh", "--output-dir", "here", cwd=work)
     before = {path: path.read_bytes() for path in work.glob("here/*")}
-    assert launch(project / "run_baseline.sh", "--output-dir", "here", "--code", "2", cwd=work)[0] == 2
+    assert (
+        launch(project / "run_baseline.sh", "--output-dir", "here", "--code", "2", cwd=work)[0] == 2
+    )
     assert before == {path: path.read_bytes() for path in work.glob("here/*")}
 
 
@@ -193,7 +227,11 @@ def test_the_launcher_alone_receives_a_signal(project, work, signum, expected):
     code, out = finish(process)
     assert code == expected, out
     assert out == "Run interrupted\n"
-    assert (only_folder(work, "*") / "training_output.log").read_text().endswith("ready\nRun interrupted\n")
+    assert (
+        (only_folder(work, "*") / "training_output.log")
+        .read_text()
+        .endswith("ready\nRun interrupted\n")
+    )
 
 
 def test_help_leaves_nothing(project, work):
@@ -225,11 +263,13 @@ def test_a_folder_that_cannot_be_made(project, work):
 def test_performance_study_needs_a_size(project, work, arguments):
     code, out = launch(project / "launch_performance_study.sh", *arguments, cwd=work)
     assert code == 2
-    assert re.fullmatch(r"launch_performance_study.sh: error: the first argument is the size: tiny, .*\n", out)
+    assert re.fullmatch(
+        r"launch_performance_study.sh: error: the first argument is the size: tiny, .*\n", out
+    )
     assert not list(work.iterdir())
 
 
-# ---- Slurm ---------------------------------------------------------------------------------------------------------
+# ---- Slurm ---------------------------------------------------------------------------------------
 
 
 def step(rank: int, tasks: int = 2) -> dict:
@@ -244,7 +284,10 @@ def test_all_ranks_share_the_folder_of_their_job(project, work):
     assert (code_0, code_1) == (0, 0)
     folder = only_folder(work, "*")
     assert folder.name == "baseline_results_4711_0"
-    assert {path.name for path in folder.iterdir()} == {"training_output.log", "training_output_rank1.log"}
+    assert {path.name for path in folder.iterdir()} == {
+        "training_output.log",
+        "training_output_rank1.log",
+    }
     assert (folder / "training_output.log").read_text() == out_0
     assert (folder / "training_output_rank1.log").read_text() == out_1.replace("[rank 1] ", "")
     assert all(line.startswith("[rank 1] ") for line in out_1.splitlines())
@@ -255,7 +298,9 @@ def test_all_ranks_share_the_folder_of_their_job(project, work):
 def test_each_rank_moves_its_earlier_log(project, work):
     for _ in range(2):
         for rank in (1, 0):
-            code, out = launch(project / "run_baseline.sh", "--output-dir", "here", cwd=work, env=step(rank))
+            code, out = launch(
+                project / "run_baseline.sh", "--output-dir", "here", cwd=work, env=step(rank)
+            )
             assert code == 0, out
     names = [re.sub(r"\d{8}_\d{6}", "TIME", path.name) for path in work.glob("here/*")]
     assert sorted(names) == sorted(
@@ -266,13 +311,17 @@ def test_each_rank_moves_its_earlier_log(project, work):
 def test_the_exit_code_of_a_rank(project, work):
     assert launch(project / "run_baseline.sh", "--code", "7", cwd=work, env=step(1))[0] == 7
     assert launch(project / "run_baseline.sh", "--code", "2", cwd=work, env=step(1))[0] == 2
-    assert [path.name for path in only_folder(work, "*").iterdir()] == ["training_output_rank1.log"]  # of the first
+    assert [path.name for path in only_folder(work, "*").iterdir()] == [
+        "training_output_rank1.log"
+    ]  # of the first
 
 
 def test_a_rank_whose_folder_cannot_be_written_says_so_itself(project, work):
     """To the other ranks, before the first step; a file in its place stops root, too."""
     (work / "here").touch()
-    code, out = launch(project / "run_baseline.sh", "--output-dir", "here", "--code", "1", cwd=work, env=step(1))
+    code, out = launch(
+        project / "run_baseline.sh", "--output-dir", "here", "--code", "1", cwd=work, env=step(1)
+    )
     assert (code, "error: " in out, "--output-dir here" in out) == (1, False, True)
 
 
@@ -281,27 +330,45 @@ def test_several_tasks_of_a_command_that_is_one_process(project, work):
         launch(project / "run_memory_study.sh", cwd=work, env=step(rank)) for rank in (0, 1)
     )
     assert (code_0, code_1, out_1) == (1, 1, "")
-    assert out_0 == "error: run_memory_study.sh is one process, and srun started 2: use srun --ntasks=1\n"
+    assert (
+        out_0
+        == "error: run_memory_study.sh is one process, and srun started 2: use srun --ntasks=1\n"
+    )
     assert not list(work.iterdir())
 
 
 def test_tasks_that_are_not_used_are_told(project, work):
-    code, out = launch(project / "run_baseline.sh", cwd=work, env={"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "8"})
+    code, out = launch(
+        project / "run_baseline.sh", cwd=work, env={"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "8"}
+    )
     assert code == 0, out
-    note = "Note: this Slurm job has 8 tasks, and this is one process; 'srun run_baseline.sh' starts one in each\n"
+    note = (
+        "Note: this Slurm job has 8 tasks, and this is one process; 'srun run_baseline.sh' starts"
+        " one in each\n"
+    )
     assert out.startswith(note)
     assert re.fullmatch(r"baseline_results_\d{8}_\d{6}", only_folder(work, "*").name)
 
 
-# ---- Several nodes -------------------------------------------------------------------------------------------------
+# ---- Several nodes -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("flags", "rank", "name", "expected"),
     [
         ("train --a 1", step(1), "4711_0", "tiny_llama_v1.py --output-dir FOLDER --a 1"),
-        ("profile", step(0), "4711_0", "run_pytorch_profiler.py --profile-dir FOLDER --generate-report"),
-        ("train", {"RANK": "3", "TORCHELASTIC_RUN_ID": "job"}, "job", "tiny_llama_v1.py --output-dir FOLDER"),
+        (
+            "profile",
+            step(0),
+            "4711_0",
+            "run_pytorch_profiler.py --profile-dir FOLDER --generate-report",
+        ),
+        (
+            "train",
+            {"RANK": "3", "TORCHELASTIC_RUN_ID": "job"},
+            "job",
+            "tiny_llama_v1.py --output-dir FOLDER",
+        ),
     ],
 )
 def test_a_rank_of_several_nodes(project, work, flags, rank, name, expected):
@@ -316,8 +383,14 @@ def test_a_rank_of_several_nodes(project, work, flags, rank, name, expected):
     ("flags", "words"),
     [
         ("", "say what to do: train or profile"),
-        ("--size small", "say what to do: train or profile; flags of torchrun come before that word"),
-        ("--nnodes 2 --node-rank 1 train", "--nnodes 2: give --rdzv-id NAME, the same on all nodes"),
+        (
+            "--size small",
+            "say what to do: train or profile; flags of torchrun come before that word",
+        ),
+        (
+            "--nnodes 2 --node-rank 1 train",
+            "--nnodes 2: give --rdzv-id NAME, the same on all nodes",
+        ),
     ],
 )
 def test_several_nodes_that_are_not_well_asked_for(project, work, flags, words):
@@ -355,7 +428,10 @@ def test_the_number_of_processes_is_as_given(project, work, tmp_path, flags, giv
 
 @pytest.mark.parametrize(
     ("flags", "words"),
-    [("--nnodes=2 --node_rank 1 train", "give --rdzv-id NAME"), ("--nnodes=2 --rdzv_id job train --help", None)],
+    [
+        ("--nnodes=2 --node_rank 1 train", "give --rdzv-id NAME"),
+        ("--nnodes=2 --rdzv_id job train --help", None),
+    ],
 )
 def test_flags_of_torchrun_with_underscores(project, work, flags, words):
     code, out = launch(project / "launch_multi_node.sh", *flags.split(), cwd=work)
@@ -369,15 +445,27 @@ def start_nodes(tmp_path, *flags: str, environments=({}, {}), before=((), ())):
     for node, environment in enumerate(environments):
         cwd = tmp_path / f"node{node}"
         (cwd / "home").mkdir(parents=True)
-        environment = {"HOME": str(cwd / "home"), "OMP_NUM_THREADS": "1", "WARM_PYTHON": "no"} | environment
-        command = [str(PROJECT / "launch_multi_node.sh"), *before[node], *flags, *SMALL_MODEL, "--device", "cpu"]
+        environment = {
+            "HOME": str(cwd / "home"),
+            "OMP_NUM_THREADS": "1",
+            "WARM_PYTHON": "no",
+        } | environment
+        command = [
+            str(PROJECT / "launch_multi_node.sh"),
+            *before[node],
+            *flags,
+            *SMALL_MODEL,
+            "--device",
+            "cpu",
+        ]
         nodes.append(start(*command, cwd=cwd, env=environment))
     return nodes
 
 
 def summaries(tmp_path, folder: str) -> list[dict]:
     paths = (
-        tmp_path / f"node{rank}" / folder / f"performance_summary{f'_rank{rank}' * rank}.json" for rank in range(2)
+        tmp_path / f"node{rank}" / folder / f"performance_summary{f'_rank{rank}' * rank}.json"
+        for rank in range(2)
     )
     return [json.loads(path.read_text()) for path in paths]
 
@@ -394,52 +482,94 @@ def process_in(folder: Path, script: str) -> int:
 
 @pytest.mark.slow
 def test_a_node_whose_rank_dies_ends_the_other(tmp_path):
-    torchrun = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port"]
+    torchrun = [
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "1",
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+    ]
     torchrun += [str(free_port())]
     before = [[*torchrun, "--rdzv-id", "job", "--node-rank", str(node)] for node in range(2)]
-    nodes = start_nodes(tmp_path, "train", "--num-steps", "20000", "--log-interval", "20000", before=before)
+    nodes = start_nodes(
+        tmp_path, "train", "--num-steps", "20000", "--log-interval", "20000", before=before
+    )
     read_until(nodes[0], "Step 1/")
     pid = process_in(tmp_path / "node1", "tiny_llama_v1.py")
     os.kill(pid, signal.SIGKILL)
     (code, out), (other_code, other_out) = (finish(node) for node in nodes)
     assert (code, other_code) == (1, 137), out
     assert "Killed" not in out + other_out and "error: " not in other_out
-    assert re.search(r"error: rank 1 on \S+: ended without a message: it was killed or crashed", out.splitlines()[-1])
+    assert re.search(
+        r"error: rank 1 on \S+: ended without a message: it was killed or crashed",
+        out.splitlines()[-1],
+    )
     assert "Traceback" not in out
     folder = tmp_path / "node0" / "multi_node_results_job"
     summary = json.loads((folder / "performance_summary.json").read_text())
     assert (summary["status"], summary["training"]["world_size"]) == ("failed", 2)
     assert summary["error"].startswith("rank 1 on ")
-    assert [path.name for path in (tmp_path / "node1" / folder.name).iterdir()] == ["training_output_rank1.log"]
+    assert [path.name for path in (tmp_path / "node1" / folder.name).iterdir()] == [
+        "training_output_rank1.log"
+    ]
 
 
 @pytest.mark.slow
 def test_a_killed_rank_leaves_the_summary_of_the_one_that_torchrun_ends(tmp_path):
-    """On one node: the signal comes while the other rank writes about the death that it has heard of by itself."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    flags = ["--num-steps", "20000", "--log-interval", "20000", "--device", "cpu", "--output-dir", "run"]
+    """On one node: the signal comes while the other rank writes about the death that it has heard
+    of by itself."""
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
+    flags = [
+        "--num-steps",
+        "20000",
+        "--log-interval",
+        "20000",
+        "--device",
+        "cpu",
+        "--output-dir",
+        "run",
+    ]
     command = [*torchrun, str(PROJECT / "tiny_llama_v1.py"), *SMALL_MODEL, *flags]
     run = start(*command, cwd=tmp_path, env={"OMP_NUM_THREADS": "1", "WARM_PYTHON": "no"})
     read_until(run, "Step 1/")
     ranks = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
-    (pid,) = (pid for pid in ranks if "RANK=1" in Path(f"/proc/{pid}/environ").read_text().split("\0"))
+    (pid,) = (
+        pid for pid in ranks if "RANK=1" in Path(f"/proc/{pid}/environ").read_text().split("\0")
+    )
     os.kill(int(pid), signal.SIGKILL)
     code, out = finish(run)
     assert code == 1, out
     summary = json.loads((tmp_path / "run" / "performance_summary.json").read_text())
     assert summary["status"] == "failed"
-    assert re.match(r"rank 1 on \S+: ended without a message: it was killed or crashed", summary["error"])
+    assert re.match(
+        r"rank 1 on \S+: ended without a message: it was killed or crashed", summary["error"]
+    )
     assert f"error: {summary['error']}" in out
     assert summary["training"]["completed_steps"] >= 1
 
 
 @pytest.mark.slow
 def test_the_end_of_a_jobs_time_leaves_the_summaries_of_all_ranks(tmp_path):
-    shared = {"SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "127.0.0.1,other"}
+    shared = {
+        "SLURM_NTASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_STEP_NODELIST": "127.0.0.1,other",
+    }
     shared |= {"MASTER_PORT": str(free_port()), "SLURM_LOCALID": "0"}
     environments = [step(rank) | shared | {"SLURM_NODEID": str(rank)} for rank in range(2)]
     nodes = start_nodes(tmp_path, "train", *EVERY_STEP, environments=environments)
-    read_until(nodes[0], "Step 3/")  # the other rank, too, has taken part in step 3, and so completed two
+    read_until(
+        nodes[0], "Step 3/"
+    )  # the other rank, too, has taken part in step 3, and so completed two
     for node in nodes:
         node.send_signal(signal.SIGTERM)
     (code, out), (other_code, other_out) = (finish(node) for node in nodes)
@@ -450,7 +580,7 @@ def test_the_end_of_a_jobs_time_leaves_the_summaries_of_all_ranks(tmp_path):
         assert summary["training"]["completed_steps"] > 0
 
 
-# ---- With the commands themselves ----------------------------------------------------------------------------------
+# ---- With the commands themselves ----------------------------------------------------------------
 
 
 def test_baseline(tmp_path):
@@ -473,7 +603,9 @@ def test_chosen_folder_is_used_twice(tmp_path):
     (earlier,) = (tmp_path / "here").glob("earlier_*")
     assert len(list(earlier.glob("training_output.*.log"))) == 1
     before = {f: f.read_bytes() for f in (tmp_path / "here").rglob("*") if f.is_file()}
-    code, _ = launch("run_baseline.sh", *TRIVIAL, "--output-dir", "here", "--num-steps", "0", cwd=tmp_path)
+    code, _ = launch(
+        "run_baseline.sh", *TRIVIAL, "--output-dir", "here", "--num-steps", "0", cwd=tmp_path
+    )
     assert code == 2
     assert before == {f: f.read_bytes() for f in (tmp_path / "here").rglob("*") if f.is_file()}
 
@@ -506,15 +638,22 @@ def test_a_prediction_beside_the_log_of_its_launcher(train, tmp_path, monkeypatc
     monkeypatch.setenv("TINY_LLAMA_LOG", str(log))
     code, _, err = train("--dry-run", "--peak", "1", "--output-dir", "run")
     assert code == 0, err
-    assert {path.name for path in log.parent.iterdir()} == {"prediction.json", "training_output.log"}
+    assert {path.name for path in log.parent.iterdir()} == {
+        "prediction.json",
+        "training_output.log",
+    }
 
 
 @pytest.mark.slow
 def test_a_size_that_fits_in_no_machine(command):
-    code, out, err = command(launch_performance_study, "very_large", "--batch-size", "64", "--peak", "1")
+    code, out, err = command(
+        launch_performance_study, "very_large", "--batch-size", "64", "--peak", "1"
+    )
     assert code == 1
     assert "Step 1/" not in out
-    assert re.search(r"out of memory: a step needs [\d,]+ MB .* has [\d,]+ MB for it.*; lower .*--force", err)
+    assert re.search(
+        r"out of memory: a step needs [\d,]+ MB .* has [\d,]+ MB for it.*; lower .*--force", err
+    )
 
 
 @pytest.mark.slow
@@ -523,18 +662,28 @@ def test_performance_study(tmp_path):
     code, out = launch("launch_performance_study.sh", "tiny", *flags, cwd=tmp_path)
     assert code == 0, out
     assert out.index("PERFORMANCE STUDY: TINY") < out.index("Starting training")
-    ending = r"PERFORMANCE STUDY COMPLETE\n=+\nTotal Runtime: \d+s\nThroughput: [\d.]+ samples/sec\nPeak Memory: \d+ MB"
+    ending = (
+        r"PERFORMANCE STUDY COMPLETE\n=+\nTotal Runtime: \d+s\nThroughput: [\d.]+ samples/sec\nPeak"
+        r" Memory: \d+ MB"
+    )
     assert re.search(ending, out)
     folder = only_folder(tmp_path, "performance_results_tiny_*")
     names = {f.name for f in folder.iterdir()}
-    assert {"config.json", "training_output.log", "performance_summary.json", "pytorch_profiles"} <= names
+    assert {
+        "config.json",
+        "training_output.log",
+        "performance_summary.json",
+        "pytorch_profiles",
+    } <= names
     assert list((folder / "pytorch_profiles").glob("trace_*"))
     answer = out[out.rindex("\nVerdict:") :].strip().splitlines()
     assert len(answer) <= ANSWER_LINES and f"{folder.name}/report.html" in " ".join(answer)
     assert re.search(r"\nNext: \S+launch_performance_study.sh small; python3 ", out)
 
 
-@pytest.mark.parametrize("flags", ["giant", "tiny --num-steps x", "tiny --size small", "tiny --workload net.py"])
+@pytest.mark.parametrize(
+    "flags", ["giant", "tiny --num-steps x", "tiny --size small", "tiny --workload net.py"]
+)
 def test_performance_study_refuses(command, tmp_path, flags):
     code, out, err = command(launch_performance_study, *flags.split())
     assert (code, out, err.count("\n")) == (2, "", 1)

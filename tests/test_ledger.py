@@ -1,4 +1,5 @@
-"""The ledger of time: its slices add up to the steps, on real traces and made-up ones, and tables are sums of it."""
+"""The ledger of time: its slices add up to the steps, on real traces and made-up ones, and tables
+are sums of it."""
 
 import json
 from dataclasses import replace
@@ -43,7 +44,10 @@ def time_of_steps(links) -> float:
     return sum(
         max(0.0, end - max(start, before))
         for start, end, before in zip(
-            steps["start"], steps["end"], [-np.inf, *np.maximum.accumulate(steps["end"])[:-1]], strict=True
+            steps["start"],
+            steps["end"],
+            [-np.inf, *np.maximum.accumulate(steps["end"])[:-1]],
+            strict=True,
         )
     )
 
@@ -71,16 +75,33 @@ def test_slices_add_up_to_the_steps(path):
     assert (events["us"] <= (table["end"] - table["start"])[events.index] + 1e-6).all()
 
 
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20), st.sampled_from("kcm")), min_size=1, max_size=30))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 50), st.integers(0, 20), st.sampled_from("kcm")),
+        min_size=1,
+        max_size=30,
+    )
+)
 def test_who_owns_a_gpu_agrees_with_counting(parts):
     """Each second belongs to computation before communication before copies."""
     categories = {"k": "matmul", "c": "communication", "m": "copy"}
-    rows = [(s, s + d, "memcpy" if kind == "m" else "kernel", categories[kind]) for s, d, kind in parts]
+    rows = [
+        (s, s + d, "memcpy" if kind == "m" else "kernel", categories[kind]) for s, d, kind in parts
+    ]
     timeline = gpu_timeline(pd.DataFrame(rows, columns=["start", "end", "kind", "category"]))
-    seconds = {kind: {t for s, d, one in parts if one == kind for t in range(s, s + d)} for kind in "kcm"}
-    expected = [seconds["k"], seconds["c"] - seconds["k"], seconds["m"] - seconds["c"] - seconds["k"]]
+    seconds = {
+        kind: {t for s, d, one in parts if one == kind for t in range(s, s + d)} for kind in "kcm"
+    }
+    expected = [
+        seconds["k"],
+        seconds["c"] - seconds["k"],
+        seconds["m"] - seconds["c"] - seconds["k"],
+    ]
     total = max(s + d for s, d, _ in parts) - min(s for s, _, _ in parts)
-    found = [timeline[name] for name in ("computation_ms", "exposed_comm_ms", "exposed_memcpy_ms", "total_ms")]
+    found = [
+        timeline[name]
+        for name in ("computation_ms", "exposed_comm_ms", "exposed_memcpy_ms", "total_ms")
+    ]
     assert [1e3 * ms for ms in found] == pytest.approx([*map(len, expected), total])
 
 
@@ -92,7 +113,13 @@ def test_of_events_that_overlap_the_first_owns_the_time():
 
 
 @settings(max_examples=25)
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(0, 1)), min_size=1, max_size=25))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(0, 1)),
+        min_size=1,
+        max_size=25,
+    )
+)
 def test_the_innermost_event_owns_the_time_of_a_thread(tmp_path_factory, parts):
     events = [event("aten::mm", s, d, thread=thread) for s, d, thread in parts]
     host = attributed(trace_of(tmp_path_factory.mktemp("trace"), step(0, 0, 100), *events)).host
@@ -106,7 +133,7 @@ def test_the_innermost_event_owns_the_time_of_a_thread(tmp_path_factory, parts):
         assert slices.at(np.array([float(t)]))[0] == (innermost_one[-1] if innermost_one else -1)
 
 
-# ---- A host without a GPU --------------------------------------------------------------------------------------------
+# ---- A host without a GPU ------------------------------------------------------------------------
 
 
 def forward(name, start, duration, number, **arguments):
@@ -129,13 +156,17 @@ def test_time_in_two_steps_counts_once_and_gaps_between_steps_in_none(tmp_path):
 
 
 def test_an_event_counts_until_its_step_ends(tmp_path):
-    """Not whole: an operator of 1 ms that begins in a step of 0.1 ms would be ten times the step."""
+    """Not whole: an operator of 1 ms that begins in a step of 0.1 ms would be ten times the
+    step."""
     events = [step(1, 0, 100), event("aten::mm", 50, 1000), step(2, 2000, 100)]
     analysis = analysis_of(trace_of(tmp_path, *events))
     assert {row["class"]: row["share"] for row in analysis["classes"]} == pytest.approx(
         {"framework overhead": 0.75, "matmul": 0.25}
     )
-    assert analysis["verdict"]["shares"]["memory"] + analysis["verdict"]["shares"]["compute"] <= 0.25 + 1e-9
+    assert (
+        analysis["verdict"]["shares"]["memory"] + analysis["verdict"]["shares"]["compute"]
+        <= 0.25 + 1e-9
+    )
 
 
 def test_a_thread_of_the_backward_pass_owns_the_time_that_the_steps_thread_waits(tmp_path):
@@ -174,14 +205,20 @@ def test_communication_is_exposed_while_nothing_computes(tmp_path):
     analysis = analysis_of(links.trace)
     (row,) = analysis["collectives"]
     assert (row["time_ms"], row["exposed_ms"]) == pytest.approx((0.2, 0.1))
-    assert {row["class"]: row["ms_per_step"] for row in analysis["classes"]}["communication"] == pytest.approx(0.1)
+    assert {row["class"]: row["ms_per_step"] for row in analysis["classes"]}[
+        "communication"
+    ] == pytest.approx(0.1)
     assert analysis["verdict"]["shares"]["communication"] == pytest.approx(0.25)
     about = analysis["communication"]
-    assert (about["time_ms"], about["exposed_ms"], about["hidden_ms"]) == pytest.approx((0.2, 0.1, 0.1))
+    assert (about["time_ms"], about["exposed_ms"], about["hidden_ms"]) == pytest.approx(
+        (0.2, 0.1, 0.1)
+    )
 
 
 def test_waiting_for_ranks_is_cut_off_communication(tmp_path):
-    exposed = exposed_communication(links := attributed(trace_of(tmp_path, *gloo_step(computes_until=130))))
+    exposed = exposed_communication(
+        links := attributed(trace_of(tmp_path, *gloo_step(computes_until=130)))
+    )
     events = pd.DataFrame({"start": [100.0]})
     cut = cut_at_arrivals(exposed, events, np.array([50.0]))
     assert cut["us"].sum() == exposed["us"].sum()
@@ -193,7 +230,7 @@ def test_waiting_for_ranks_is_cut_off_communication(tmp_path):
     check_slices(links)
 
 
-# ---- GPUs -----------------------------------------------------------------------------------------------------------
+# ---- GPUs ----------------------------------------------------------------------------------------
 
 
 def test_several_devices_are_one_and_idle_when_none_works(tmp_path):
@@ -210,7 +247,8 @@ def test_several_devices_are_one_and_idle_when_none_works(tmp_path):
 
 
 def test_a_gpu_without_communication_of_its_own_waits_for_that_of_the_host(tmp_path):
-    """Of 410 us between two kernels, 300 are an all-reduce of the host, whatever else that does meanwhile."""
+    """Of 410 us between two kernels, 300 are an all-reduce of the host, whatever else that does
+    meanwhile."""
     events = [
         step(1, 0, 1000),
         *on_gpu("gemm", 10, 20, 80, 1, operator=event("aten::mm", 9, 4)),
@@ -228,13 +266,18 @@ def test_a_gpu_without_communication_of_its_own_waits_for_that_of_the_host(tmp_p
     about = analysis["communication"]
     assert (about["exposed_ms"], about["hidden_ms"]) == pytest.approx((0.3, 0.0))
     assert analysis["verdict"]["shares"]["communication"] == pytest.approx(0.3)
-    assert {row["class"]: row["share"] for row in analysis["classes"]}["communication"] == pytest.approx(0.3)
-    assert {row["component"]: row["share"] for row in analysis["components"]}["communication"] == pytest.approx(0.3)
+    assert {row["class"]: row["share"] for row in analysis["classes"]}[
+        "communication"
+    ] == pytest.approx(0.3)
+    assert {row["component"]: row["share"] for row in analysis["components"]}[
+        "communication"
+    ] == pytest.approx(0.3)
     assert analysis["gpu_timeline"]["of_steps"]["idle_ms"] == pytest.approx(1 - 0.3 - 0.17)
 
 
 def test_a_hook_that_communicates_is_communication_and_no_part_of_the_model(tmp_path):
-    """gloo works from 500 to 800: a node of the backward pass waits for it, and another call only starts it."""
+    """gloo works from 500 to 800: a node of the backward pass waits for it, and another call only
+    starts it."""
     numbered = {"Sequence number": 5}
     node = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
     events = [
@@ -254,9 +297,14 @@ def test_a_hook_that_communicates_is_communication_and_no_part_of_the_model(tmp_
 def test_idle_time_has_the_step_of_the_event_that_follows(tmp_path):
     events = [step(1, 0, 100), step(2, 100, 100)]
     for i, launched in enumerate((10, 120)):
-        events += on_gpu("gemm", launched, launched + 5, 20, i + 1, operator=event("aten::mm", launched - 1, 4))
+        events += on_gpu(
+            "gemm", launched, launched + 5, 20, i + 1, operator=event("aten::mm", launched - 1, 4)
+        )
     slices = of_steps(attributed(trace_of(tmp_path, *events)))
-    assert us_by(slices, "step").to_dict() == {0: 35, 1: 90 + 20 + 55}  # from 35 on the GPU waits for step 2
+    assert us_by(slices, "step").to_dict() == {
+        0: 35,
+        1: 90 + 20 + 55,
+    }  # from 35 on the GPU waits for step 2
 
 
 def test_a_thread_that_only_fetches_data_is_not_waited_for(tmp_path):
@@ -265,7 +313,11 @@ def test_a_thread_that_only_fetches_data_is_not_waited_for(tmp_path):
     first = on_gpu("gemm", 10, 20, 80, 1, operator=event("aten::mm", 9, 4))
     second = on_gpu("gemm", 500, 510, 400, 2, operator=event("aten::mm", 499, 4))
     slices = of_steps(
-        attributed(trace_of(tmp_path, step(1, 0, 1000), *first, fetches, event("aten::cat", 100, 390), *second))
+        attributed(
+            trace_of(
+                tmp_path, step(1, 0, 1000), *first, fetches, event("aten::cat", 100, 390), *second
+            )
+        )
     )
     assert us_by(slices, "cause")["launch"] >= 400
     assert "data" not in us_by(slices, "cause")
@@ -273,21 +325,43 @@ def test_a_thread_that_only_fetches_data_is_not_waited_for(tmp_path):
 
 def test_what_is_queued_behind_communication_starts_soon_after_it(tmp_path):
     first = on_gpu("gemm", 10, 20, 80, 1, operator=event("aten::mm", 9, 4))
-    sends = on_gpu("ncclDevKernel_AllReduce", 30, 110, 500, 2, stream=20, operator=event("record_param_comms", 29, 4))
+    sends = on_gpu(
+        "ncclDevKernel_AllReduce",
+        30,
+        110,
+        500,
+        2,
+        stream=20,
+        operator=event("record_param_comms", 29, 4),
+    )
     late = on_gpu("gemm", 50, 1800, 80, 3, operator=event("aten::mm", 49, 4))
-    found = us_by(of_steps(attributed(trace_of(tmp_path, step(1, 0, 3000), *first, *sends, *late))), "kind", "cause")
+    found = us_by(
+        of_steps(attributed(trace_of(tmp_path, step(1, 0, 3000), *first, *sends, *late))),
+        "kind",
+        "cause",
+    )
     assert found["communication", "nothing"] == 500
-    assert found["idle", "communication"] == pytest.approx(10 + LATENCY_US)  # before it, and after it
+    assert found["idle", "communication"] == pytest.approx(
+        10 + LATENCY_US
+    )  # before it, and after it
     assert found["idle", "unknown"] == pytest.approx(1800 - 610 - LATENCY_US)
 
 
 def test_memory_is_allocated_and_kernels_are_loaded_while_the_gpu_is_idle(tmp_path):
-    """Until its launch at 12,202 a kernel waited for memory, then for a call that took over 5 ms and is no copy."""
+    """Until its launch at 12,202 a kernel waited for memory, then for a call that took over 5 ms
+    and is no copy."""
     first = on_gpu("gemm", 10, 20, 80, 1, operator=event("aten::mm", 9, 4))
     calls = [("hipFree", 50, 350), ("hipModuleLoadData", 500, 5001), ("hipMemcpyAsync", 5600, 5100)]
-    calls = [event(name, start, us, "cuda_runtime", thread=2, correlation=start) for name, start, us in calls]
+    calls = [
+        event(name, start, us, "cuda_runtime", thread=2, correlation=start)
+        for name, start, us in calls
+    ]
     second = on_gpu("gemm", 12_200, 12_210, 400, 2, operator=event("aten::mm", 12_199, 4))
-    links = attributed(trace_of(tmp_path, step(1, 0, 12_610), *first, *calls, event("aten::cat", 100, 12_000), *second))
+    links = attributed(
+        trace_of(
+            tmp_path, step(1, 0, 12_610), *first, *calls, event("aten::cat", 100, 12_000), *second
+        )
+    )
     us = us_by(of_steps(links), "cause")
     assert (us["allocation"], us["start_up"]) == (300, 5001)
     assert us["launch"] == 12 + 12_202 - 100 - 300 - 5001
@@ -296,26 +370,40 @@ def test_memory_is_allocated_and_kernels_are_loaded_while_the_gpu_is_idle(tmp_pa
 
 @pytest.mark.parametrize("within", [None, "call", "operator", "collective"])
 def test_an_operator_that_works_on_the_cpu_is_code_of_the_program(tmp_path, within):
-    """8 ms of aten::cat in an aten::stack.  Not so if a call or another operator is in it, or if it communicates."""
+    """8 ms of aten::cat in an aten::stack.  Not so if a call or another operator is in it, or if it
+    communicates."""
     first = on_gpu("gemm", 10, 20, 80, 1, operator=event("aten::mm", 9, 4))
     second = on_gpu("gemm", 8300, 8310, 1000, 2, operator=event("aten::mm", 8299, 4))
     inner = {"call": [event("cudaEventRecord", 4000, 2, "cuda_runtime", correlation=9)]}
     inner["operator"] = [event("aten::copy_", 4000, 100)]
     name = "record_param_comms" if within == "collective" else "aten::cat"
-    run = [step(1, 0, 9310), *first, event("aten::stack", 200, 8050), event(name, 210, 8000), *inner.get(within, [])]
+    run = [
+        step(1, 0, 9310),
+        *first,
+        event("aten::stack", 200, 8050),
+        event(name, 210, 8000),
+        *inner.get(within, []),
+    ]
     links = attributed(trace_of(tmp_path, *run, *second))
     assert us_by(of_steps(links), "cause").get("host_code", 0.0) == (0 if within else 8000)
     if not within:
-        [row] = [row for row in analysis_of(links.trace)["opportunities"] if row["name"] == "less host code"]
+        [row] = [
+            row
+            for row in analysis_of(links.trace)["opportunities"]
+            if row["name"] == "less host code"
+        ]
         assert "most of it in aten::cat" in row["finding"]
 
 
 def test_the_first_launch_of_a_kernel_may_load_it(tmp_path):
-    """Three launches of 2 ms: of a new kernel, of one that ran before, and of a new one; then a new one of 0.9 ms."""
+    """Three launches of 2 ms: of a new kernel, of one that ran before, and of a new one; then a new
+    one of 0.9 ms."""
     launches = [("gemm", 100, 2000), ("gemm", 3000, 2000), ("add", 6000, 2000), ("mul", 9000, 900)]
     run = [step(1, 0, 10_000)]
     for number, (name, start, us) in enumerate(launches, 1):
-        run += on_gpu(name, start, start + us, 20, number, operator=event("aten::mm", start - 1, us + 2))
+        run += on_gpu(
+            name, start, start + us, 20, number, operator=event("aten::mm", start - 1, us + 2)
+        )
         run[-2]["dur"] = us
     assert us_by(of_steps(attributed(trace_of(tmp_path, *run))), "cause")["start_up"] == 2000 + 2000
 
@@ -327,14 +415,16 @@ def late(start, stream=7):
 
 
 def test_what_the_gpu_did_before_the_recording_is_left_out(tmp_path):
-    """The first kernel of a stream starts 0.7 ms after its launch, at 102: the GPU was at work, and nothing tells at
-    what.  Not so where its stream ran before, or where it took its latency."""
+    """The first kernel of a stream starts 0.7 ms after its launch, at 102: the GPU was at work, and
+    nothing tells at what.  Not so where its stream ran before, or where it took its latency."""
     links = attributed(trace_of(tmp_path, *late(800)))
     check_slices(links)
     assert left_out(links)["us"].sum() == 800 - 102
     assert us_by(of_steps(links), "state")["idle"] == 20 + 32
     assert critical_path(links)["length_ms"] == pytest.approx((820 - (800 - 102)) / 1e3)
-    assert "0.698 ms are left out of the steps" in " ".join(analysis_of(links.trace)["integrity"]["notes"])
+    assert "0.698 ms are left out of the steps" in " ".join(
+        analysis_of(links.trace)["integrity"]["notes"]
+    )
     for events in (late(202), late(800, stream=3)):
         links = attributed(trace_of(tmp_path, *events))
         assert left_out(links).empty and us_by(of_steps(links), "state")["idle"] == 820 - 70
@@ -342,15 +432,23 @@ def test_what_the_gpu_did_before_the_recording_is_left_out(tmp_path):
 
 @pytest.mark.parametrize("marked", [False, True])
 def test_where_no_marks_tell_the_steps_the_host_alone_at_both_ends_is_none(tmp_path, marked):
-    """3 ms of host code before two kernels and a wait after them; memory is allocated in 400 us of the former."""
+    """3 ms of host code before two kernels and a wait after them; memory is allocated in 400 us of
+    the former."""
     work = on_gpu("gemm", 3100, 3110, 80, 1, operator=event("aten::mm", 3099, 4))
     work += on_gpu("add", 3150, 3200, 50, 2, operator=event("aten::add", 3149, 4))
     calls = [("hipMalloc", 2000, 400), ("hipDeviceSynchronize", 3300, 700)]
     calls = [event(name, start, us, "cuda_runtime", correlation=start) for name, start, us in calls]
-    marks = [step(1, 0, 4000)] if marked else [event("aten::empty", 0, 10), event("aten::empty", 3990, 10)]
+    marks = (
+        [step(1, 0, 4000)]
+        if marked
+        else [event("aten::empty", 0, 10), event("aten::empty", 3990, 10)]
+    )
     links = attributed(trace_of(tmp_path, *marks, *work, *calls))
     check_slices(links)
-    us, notes = us_by(of_steps(links), "cause").to_dict(), " ".join(analysis_of(links.trace)["integrity"]["notes"])
+    us, notes = (
+        us_by(of_steps(links), "cause").to_dict(),
+        " ".join(analysis_of(links.trace)["integrity"]["notes"]),
+    )
     if marked:
         assert sum(us.values()) == 4000
     else:
@@ -363,14 +461,17 @@ def test_where_no_marks_tell_the_steps_the_host_alone_at_both_ends_is_none(tmp_p
 def test_of_a_lone_kernel_nothing_is_told_of_the_host(tmp_path):
     work = on_gpu("add", 90_000, 90_010, 30, 1, operator=event("aten::add", 89_999, 4))
     document = analysis_of(trace_of(tmp_path, event("aten::empty", 0, 10), *work))
-    assert document["verdict"]["shares"]["host_code"] == document["verdict"]["shares"]["launch"] == 0
+    assert (
+        document["verdict"]["shares"]["host_code"] == document["verdict"]["shares"]["launch"] == 0
+    )
     assert document["attribution"]["ms_per_step"] == pytest.approx(0.03)
     note = "what is left is 0.030 ms with 1 GPU event: record more"
     assert any(one.endswith(note) for one in document["integrity"]["notes"])
 
 
 def test_the_time_within_a_replay_is_the_gpus(tmp_path):
-    """It has the whole graph: 100 to 130 and 150 to 400, on a second stream; what comes before and after is not."""
+    """It has the whole graph: 100 to 130 and 150 to 400, on a second stream; what comes before and
+    after is not."""
     at = {"correlation": 1, "device": 0}
     run = [
         event("cudaGraphLaunch", 10, 20, "cuda_runtime", correlation=1),
@@ -386,33 +487,45 @@ def test_the_time_within_a_replay_is_the_gpus(tmp_path):
 
 def test_the_share_that_records_a_graph(tmp_path):
     """Two captures, the second still going on at the end."""
-    edges = [("cudaStreamBeginCapture", 100), ("cudaStreamEndCapture", 290), ("cudaStreamBeginCapture", 900)]
+    edges = [
+        ("cudaStreamBeginCapture", 100),
+        ("cudaStreamEndCapture", 290),
+        ("cudaStreamBeginCapture", 900),
+    ]
     edges = [event(name, start, 10, "cuda_runtime", correlation=start) for name, start in edges]
     work = on_gpu("gemm", 10, 20, 80, 1, operator=event("aten::mm", 9, 4))
-    assert capture_share(attributed(trace_of(tmp_path, step(1, 0, 1000), *work, *edges))) == pytest.approx(0.3)
+    assert capture_share(
+        attributed(trace_of(tmp_path, step(1, 0, 1000), *work, *edges))
+    ) == pytest.approx(0.3)
     assert capture_share(attributed(trace_of(tmp_path, step(1, 0, 1000), *work))) == 0
 
 
 def test_a_collective_that_outlives_the_trace_adds_no_time(tmp_path):
     work = on_gpu("gemm", 10, 20, 80, 1, operator=event("aten::mm", 9, 4))
-    outlives = [event("c10d::allreduce_", 90, 5), event("gloo:all_reduce", 100, 700, kind="user_annotation", thread=9)]
+    outlives = [
+        event("c10d::allreduce_", 90, 5),
+        event("gloo:all_reduce", 100, 700, kind="user_annotation", thread=9),
+    ]
     slices = ledger(attributed(trace_of(tmp_path, step(1, 0, 500), *work, *outlives)))
     assert slices["end"].max() == 500
     assert set(slices["cause"][slices["kind"] == "idle"]) <= set(IDLE_CAUSES)
 
 
-# ---- Without the profiler -------------------------------------------------------------------------------------------
+# ---- Without the profiler ------------------------------------------------------------------------
 
 
 def test_without_the_profiler_the_gpu_works_as_long_and_is_idle_for_what_is_left(tmp_path):
     """Two steps of 500 us, in each of which the GPU works for 200."""
-    events = [on_gpu("gemm", n, 500 * n + 100, 200, n + 1, operator=event("aten::mm", 500 * n + 9, 4)) for n in (0, 1)]
+    events = [
+        on_gpu("gemm", n, 500 * n + 100, 200, n + 1, operator=event("aten::mm", 500 * n + 9, 4))
+        for n in (0, 1)
+    ]
     marks = (step(n, 500 * n, 500) for n in (0, 1))
     links = attributed(trace_of(tmp_path, *marks, *(one for each in events for one in each)))
     whole = us_by(of_steps(links), "state")
     assert whole["working"] == 400
-    # A step that the GPU fills may be a little shorter than its work was.  Of far shorter ones nothing is told, and so
-    # of longer ones.
+    # A step that the GPU fills may be a little shorter than its work was.  Of far shorter ones
+    # nothing is told, and so of longer ones.
     for unprofiled_ms, total in (
         (0.25, 500), (0.2, 400), (0.181, 400), (0.179, 1000), (0.1, 1000), (5.0, 1000), (None, 1000)
     ):  # fmt: skip
@@ -430,8 +543,8 @@ def test_without_the_profiler_the_gpu_works_as_long_and_is_idle_for_what_is_left
 
 
 def test_a_profiled_h100_looks_launch_bound_and_is_not():
-    """Its profiled steps took 2.9 and 1.3 times as long, of which this is the last: beside the others the GPU is busy
-    for most of them."""
+    """Its profiled steps took 2.9 and 1.3 times as long, of which this is the last: beside the
+    others the GPU is busy for most of them."""
     results = PROJECT / "benchmarks" / "results" / "nvidia-h100-80gb-hbm3"
     trace = read_trace(results / "medium_bf16_sdpa_trace_step_3_5.pt.trace.json.gz")
     summary = json.loads((results / "profile_medium_bf16_sdpa.json").read_text())
@@ -440,7 +553,9 @@ def test_a_profiled_h100_looks_launch_bound_and_is_not():
     overhead = found["integrity"]["profiler_overhead"]
     assert (found["verdict"]["bound"], found["verdict"]["strength"]) == ("memory", "is")
     assert contradictions(found) == []
-    assert found["attribution"]["ms_per_step"] == pytest.approx(overhead["unprofiled_median_ms"], rel=0.02)
+    assert found["attribution"]["ms_per_step"] == pytest.approx(
+        overhead["unprofiled_median_ms"], rel=0.02
+    )
     assert 0 < overhead["idle_left"] < 0.5
     graphs = next(row for row in found["opportunities"] if row["name"] == "CUDA graphs")
     assert graphs["speedup_bound"] < 1.3

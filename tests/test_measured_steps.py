@@ -1,4 +1,5 @@
-"""Steps that are measured beside a dry run of the same flags: on a pretended card, and what is stored of a real one."""
+"""Steps that are measured beside a dry run of the same flags: on a pretended card, and what is
+stored of a real one."""
 
 import json
 import os
@@ -26,7 +27,11 @@ run_command(m.main)
 
 def run(folder, *flags: str, **card: str) -> subprocess.CompletedProcess:
     path = os.pathsep.join([str(PROJECT)] + [str(PROJECT / "tests/pretend_gpu")] * bool(card))
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | (card or {"CUDA_VISIBLE_DEVICES": ""})
+    environment = (
+        os.environ
+        | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        | (card or {"CUDA_VISIBLE_DEVICES": ""})
+    )
     (folder / "measured.py").write_text(CODE)
     command = [sys.executable, str(folder / "measured.py"), *flags]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -55,7 +60,10 @@ def test_without_a_gpu_one_line_says_what_would_do(tmp_path):
     said = "error: no GPU is here; --again predicts beside what was measured on one\n"
     assert (done.returncode, done.stderr.count("\n")) == (2, 1) and done.stderr.endswith(said)
     done = run(tmp_path, "--again", "nowhere.json")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "there is no such file" in done.stderr
+    assert (done.returncode, done.stderr.count("\n")) == (
+        2,
+        1,
+    ) and "there is no such file" in done.stderr
 
 
 @pytest.mark.slow

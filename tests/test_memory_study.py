@@ -19,7 +19,11 @@ MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 1 --n-heads 4 --num-steps 3"
 def row(batch_size, seq_len, peak, status="ok", phase="backward"):
     known = dict.fromkeys(("peak_bytes", "bytes_per_token", "tokens_per_sec"))
     if status == "ok":
-        known = {"peak_bytes": peak, "bytes_per_token": peak / (batch_size * seq_len), "tokens_per_sec": 1000.0}
+        known = {
+            "peak_bytes": peak,
+            "bytes_per_token": peak / (batch_size * seq_len),
+            "tokens_per_sec": 1000.0,
+        }
     reason = "" if status == "ok" else "why"
     shape = {"batch_size": batch_size, "seq_len": seq_len, "status": status, "reason": reason}
     return shape | known | {"peak_phase": phase, "predicted_bytes": peak}
@@ -33,7 +37,9 @@ def test_a_fit_recovers_the_terms():
     rows = [row(b, s, exact(b, s)) for b in (2, 4) for s in (8, 16, 32)]
     rows += [row(1, 4, 5000, phase="optimizer"), row(64, 64, None, status="failed")]
     found = fit(rows)
-    assert [found[f"{term}_bytes"] for term in ("constant", "linear", "quadratic")] == pytest.approx([1000, 7, 3])
+    assert [
+        found[f"{term}_bytes"] for term in ("constant", "linear", "quadratic")
+    ] == pytest.approx([1000, 7, 3])
     assert found["rows"] == 6
     assert found["largest_error_percent"] < 1e-6
     parts = shares(found, 4, 32)
@@ -52,9 +58,14 @@ def test_too_few_rows_are_no_fit(pairs):
 
 
 def test_factors_between_neighbors():
-    rows = [row(b, s, exact(b, s)) for b in (2, 4) for s in (8, 16)] + [row(8, 8, None, status="skipped")]
+    rows = [row(b, s, exact(b, s)) for b in (2, 4) for s in (8, 16)] + [
+        row(8, 8, None, status="skipped")
+    ]
     rows.append(row(8, 16, None, status="failed"))
-    factors = {(f["grows"], *f["from"].values(), *f["to"].values()): f["memory_factor"] for f in growth_factors(rows)}
+    factors = {
+        (f["grows"], *f["from"].values(), *f["to"].values()): f["memory_factor"]
+        for f in growth_factors(rows)
+    }
     assert factors["batch", 2, 8, 4, 8] == pytest.approx(exact(4, 8) / exact(2, 8))
     assert factors["sequence", 2, 8, 2, 16] == pytest.approx(exact(2, 16) / exact(2, 8))
     assert factors["batch", 4, 8, 8, 8] is None
@@ -93,7 +104,10 @@ def test_a_study_and_its_resumption(tmp_path, study):
         run = tmp_path / "study" / one["folder"]
         config = json.loads((run / "config.json").read_text())
         assert config["model"]["hidden_dim"] == document["settings"]["hidden_dim"] == 32
-        assert (config["training"]["batch_size"], config["training"]["seq_len"]) == (one["batch_size"], one["seq_len"])
+        assert (config["training"]["batch_size"], config["training"]["seq_len"]) == (
+            one["batch_size"],
+            one["seq_len"],
+        )
         assert list(run.glob("events.out.tfevents.*"))
     assert document["fit"]["largest_error_percent"] < 2
     assert (tmp_path / "study" / "memory_study.png").read_bytes().startswith(b"\x89PNG")
@@ -113,7 +127,17 @@ def test_a_study_and_its_resumption(tmp_path, study):
 def test_one_run_that_fails_is_a_row_with_its_reason(tmp_path, study):
     text = tmp_path / "text.txt"
     text.write_text("x" * 40)
-    flags = ("--vocab-size", "256", "--data", str(text), "--batch-sizes", "2", "--seq-lens", "16", "64")
+    flags = (
+        "--vocab-size",
+        "256",
+        "--data",
+        str(text),
+        "--batch-sizes",
+        "2",
+        "--seq-lens",
+        "16",
+        "64",
+    )
     code, out = study(*flags, "--output-dir", "study")
     assert code == 1
     assert "1 of 2 rows failed" in out
@@ -138,20 +162,43 @@ def test_a_run_that_would_not_fit_is_skipped(tmp_path, study):
 
 @pytest.mark.slow
 def test_a_study_that_is_stopped_keeps_its_rows(tmp_path):
-    flags = ("--num-steps", "20000", "--batch-sizes", "1000000", "2", "--seq-lens", "1024", "--output-dir", "study")
-    process = start(sys.executable, str(PROJECT / "run_memory_study.py"), *MODEL, *flags, cwd=tmp_path)
+    flags = (
+        "--num-steps",
+        "20000",
+        "--batch-sizes",
+        "1000000",
+        "2",
+        "--seq-lens",
+        "1024",
+        "--output-dir",
+        "study",
+    )
+    process = start(
+        sys.executable, str(PROJECT / "run_memory_study.py"), *MODEL, *flags, cwd=tmp_path
+    )
     run = tmp_path / "study" / "bs2_seq1024"
-    assert wait_until(lambda: list(run.glob("events*")) or process.poll() is not None, time.monotonic() + 300)
+    assert wait_until(
+        lambda: list(run.glob("events*")) or process.poll() is not None, time.monotonic() + 300
+    )
     time.sleep(1)
     process.terminate()
     code, out = finish(process)
     assert code == 143, out
     assert json.loads((run / "performance_summary.json").read_text())["status"] == "interrupted"
-    assert [(one["batch_size"], one["status"]) for one in rows_in(tmp_path / "study")] == [(1_000_000, "skipped")]
+    assert [(one["batch_size"], one["status"]) for one in rows_in(tmp_path / "study")] == [
+        (1_000_000, "skipped")
+    ]
     assert re.search(r"1000000 +1024 .*would not fit", out)
 
 
-WRONG = ["--batch-sizes 0", "--seq-lens x", "--seq-len 8", "--batch-sizes", "--compile", "--resume nowhere"]
+WRONG = [
+    "--batch-sizes 0",
+    "--seq-lens x",
+    "--seq-len 8",
+    "--batch-sizes",
+    "--compile",
+    "--resume nowhere",
+]
 WRONG += ["--batch-sizes 3 --gradient-accumulation-steps 2", "--resume a --output-dir b"]
 WRONG += ["--cuda-graphs", "--profile-dir elsewhere"]
 

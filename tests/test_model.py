@@ -11,10 +11,14 @@ from studies.optimization.reference import our_name, reference_model
 
 
 @pytest.mark.parametrize("n_kv_heads", [1, 4, 8])
-@pytest.mark.parametrize(("hidden", "layers", "batch", "seq"), [(64, 2, 2, 16), (256, 4, 1, 33), (96, 1, 3, 1)])
+@pytest.mark.parametrize(
+    ("hidden", "layers", "batch", "seq"), [(64, 2, 2, 16), (256, 4, 1, 33), (96, 1, 3, 1)]
+)
 def test_equals_the_reference(hidden, layers, batch, seq, n_kv_heads):
     torch.manual_seed(0)
-    config = tiny_llama.TinyLlamaConfig(500, hidden, layers, 8, n_kv_heads, 3 * hidden, max_seq_len=64)
+    config = tiny_llama.TinyLlamaConfig(
+        500, hidden, layers, 8, n_kv_heads, 3 * hidden, max_seq_len=64
+    )
     model = tiny_llama.TinyLlamaModel(config)
     reference = reference_model(config, model)
     input_ids, labels = torch.randint(500, (2, batch, seq))
@@ -69,10 +73,22 @@ def test_a_sequence_too_long_is_refused():
 def test_ranges_name_every_part_of_a_step(train, tmp_path):
     import json
 
-    code, _, _ = train("--enable-pytorch-profiler", "--profile-steps", "1", "--warmup-steps", "1", "--profile-dir", "p")
+    code, _, _ = train(
+        "--enable-pytorch-profiler",
+        "--profile-steps",
+        "1",
+        "--warmup-steps",
+        "1",
+        "--profile-dir",
+        "p",
+    )
     assert code == 0
     (trace,) = (tmp_path / "p").glob("trace_step_1_2.pt.trace.json")
-    names = {e["name"] for e in json.loads(trace.read_text())["traceEvents"] if e.get("cat") == "user_annotation"}
+    names = {
+        e["name"]
+        for e in json.loads(trace.read_text())["traceEvents"]
+        if e.get("cat") == "user_annotation"
+    }
     attention = "q_proj k_proj v_proj rope scores softmax weighted_sum o_proj".split()
     mlp = "gate_proj up_proj activation down_proj".split()
     for layer in range(2):
@@ -81,4 +97,13 @@ def test_ranges_name_every_part_of_a_step(train, tmp_path):
         }
         expected |= {f"layers.{layer}.{part}" for part in ("attention_norm", "mlp_norm")}
         assert expected <= names
-    assert {"embedding", "norm", "lm_head", "loss", "data", "forward", "backward", "optimizer"} <= names
+    assert {
+        "embedding",
+        "norm",
+        "lm_head",
+        "loss",
+        "data",
+        "forward",
+        "backward",
+        "optimizer",
+    } <= names

@@ -1,5 +1,5 @@
-"""How often is the same code called faster or slower?  In at most one of twenty comparisons, by seeded simulation;
-and a difference that is there is found."""
+"""How often is the same code called faster or slower?  In at most one of twenty comparisons, by
+seeded simulation; and a difference that is there is found."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,10 @@ def test_steps_in_turn_of_the_same_code_are_decided_in_one_of_twenty(within, n):
 def test_launches_of_the_same_code_are_decided_in_one_of_twenty(launches):
     rng, misses = np.random.default_rng(0), 0
     for _ in range(PAIRS):
-        one, other = (rng.normal(100, 2, (launches, 10)) * np.exp(rng.normal(0, 0.01, (launches, 1))) for _ in "ab")
+        one, other = (
+            rng.normal(100, 2, (launches, 10)) * np.exp(rng.normal(0, 0.01, (launches, 1)))
+            for _ in "ab"
+        )
         low, high = interval_over_processes(one, other, float(np.median(one) / np.median(other)))
         misses += not low <= 1 <= high
     assert misses / PAIRS <= AT_MOST + LUCK
@@ -92,7 +95,10 @@ def test_differences_that_are_there_are_found():
 
 
 def test_forward_and_backward_passes_are_slow_together():
-    rows = [{f"{name}_ms": ms, f"{name}_std_ms": 1.0, "repetitions": 9} for name, ms in (("a", 10.0), ("b", 20.0))]
+    rows = [
+        {f"{name}_ms": ms, f"{name}_std_ms": 1.0, "repetitions": 9}
+        for name, ms in (("a", 10.0), ("b", 20.0))
+    ]
     both = rows[0] | rows[1]
     total = Measured.sum([Measured.median_of_normal(both[f"{name}_ms"], 1.0, 9) for name in "ab"])
     assert total.time == 30.0
@@ -102,7 +108,14 @@ def test_forward_and_backward_passes_are_slow_together():
 
 
 def test_quantiles_are_those_of_the_tables():
-    assert [round(t_quantile(freedom), 3) for freedom in (1.0, 2.0, 4.0, 30.0)] == [12.706, 4.303, 2.776, 2.042]
+    assert [round(t_quantile(freedom), 3) for freedom in (1.0, 2.0, 4.0, 30.0)] == [
+        12.706,
+        4.303,
+        2.776,
+        2.042,
+    ]
     assert t_quantile(1e9) == pytest.approx(1.96, abs=1e-3)
     assert [signed_rank_cut(n) for n in (6, 8, 10, 20)] == [0, 3, 8, 52]
-    assert noise_of_difference(Measured(5.0, 0.3, 4), Measured(6.0, 0.4, 4)) == pytest.approx(0.5 * t_quantile(7.4))
+    assert noise_of_difference(Measured(5.0, 0.3, 4), Measured(6.0, 0.4, 4)) == pytest.approx(
+        0.5 * t_quantile(7.4)
+    )

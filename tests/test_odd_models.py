@@ -1,4 +1,5 @@
-"""Models of a kind that ours is not, by --workload: norms without weights, several types, pooling, convolutions."""
+"""Models of a kind that ours is not, by --workload: norms without weights, several types, pooling,
+convolutions."""
 
 import json
 
@@ -32,7 +33,8 @@ def made(model, *shape, dtype=torch.float32):
         while True:
             yield torch.randn(shape, dtype=dtype)
 
-    return model, torch.optim.AdamW(model.parameters()), drawn(), lambda model, x: model(x).float().square().mean()
+    optimizer = torch.optim.AdamW(model.parameters())
+    return model, optimizer, drawn(), lambda model, x: model(x).float().square().mean()
 
 
 def without_weights():
@@ -44,11 +46,13 @@ def in_bfloat16():
 
 
 def in_both():
-    return made(nn.Sequential(nn.Linear(32, 8).bfloat16(), nn.Flatten(), nn.LayerNorm(8)), 4, 32, dtype=torch.bfloat16)
+    model = nn.Sequential(nn.Linear(32, 8).bfloat16(), nn.Flatten(), nn.LayerNorm(8))
+    return made(model, 4, 32, dtype=torch.bfloat16)
 
 
 def pooling():
-    return made(nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(392, 10)), 4, 3, 16, 16)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(392, 10))
+    return made(model, 4, 3, 16, 16)
 """
 
 
@@ -67,7 +71,9 @@ def test_norms_without_weights_are_predicted_on_a_gpu(odd):
     with_weights, rows, row = 4 * 32 * 32 + 4 * 32, 4 * 8, 4 * 32
     kept = predicted_memory(odd("without_weights"), True).document()["peak"]["bytes_by_category"]
     assert kept["parameters"] == with_weights
-    assert kept["activations"] >= 2 * rows * (row + 4)  # the input and one number of each row, of two norms
+    assert kept["activations"] >= 2 * rows * (
+        row + 4
+    )  # the input and one number of each row, of two norms
 
 
 @pytest.mark.parametrize("mode", ["ddp", "zero1"])
@@ -87,7 +93,9 @@ def test_gradients_are_reduced_in_the_type_of_their_parameters(odd, mode):
     assert copied["peak of optimizer"] == memory["peak of optimizer"] + 2 * elements
     assert peak("in_bfloat16", "--reduce-precision fp32")[1]["all_reduce"] == 4 * elements + 4
     if mode == "ddp":  # ZeRO-1 takes one type
-        assert peak("in_both", "--reduce-precision fp32")[1]["all_reduce"] == 4 * (33 * 8 + 2 * 8) + 4
+        assert (
+            peak("in_both", "--reduce-precision fp32")[1]["all_reduce"] == 4 * (33 * 8 + 2 * 8) + 4
+        )
 
 
 @pytest.mark.slow
@@ -95,7 +103,10 @@ def test_max_pooling_and_what_is_recomputed_are_predicted_compiled(odd):
     assert peak_bytes(odd("pooling", "--compile"), False) > 0
     flags = "--compile --attention sdpa --n-layers 3 --hidden-dim 64 --seq-len 128 --vocab-size 64"
     whole, some, none = (
-        peak_bytes(tiny_llama.resolve(tiny_llama.build_parser().parse_args(f"{flags} {more}".split()))[0], False)
+        peak_bytes(
+            tiny_llama.resolve(tiny_llama.build_parser().parse_args(f"{flags} {more}".split()))[0],
+            False,
+        )
         for more in ("", "--activation-checkpointing op", "--activation-checkpointing")
     )
     assert none < some < whole

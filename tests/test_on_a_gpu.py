@@ -1,4 +1,5 @@
-"""Minutes of a GPU: the commands, their time, what is kept of them, and a rehearsal on a pretended card."""
+"""Minutes of a GPU: the commands, their time, what is kept of them, and a rehearsal on a pretended
+card."""
 
 import configparser
 import importlib
@@ -18,18 +19,32 @@ from benchmarks.on_a_gpu import MOST_BYTES, PLAN
 from harness.base.errors import UserError
 
 SCRIPT = PROJECT / "benchmarks" / "on_a_gpu.py"
-TEXTS = {(name, kind): PLAN[name][kind] for name in PLAN for kind in ("command", "rehearsal") if kind in PLAN[name]}
+TEXTS = {
+    (name, kind): PLAN[name][kind]
+    for name in PLAN
+    for kind in ("command", "rehearsal")
+    if kind in PLAN[name]
+}
 
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """run(minutes, name="code of Python", ...) -> the documents' commands; a UserError if one failed."""
+    """run(minutes, name="code of Python", ...) -> the documents' commands; a UserError if one
+    failed."""
 
     def commands(minutes=12, seconds=60, **codes: str) -> dict:
         plan = configparser.ConfigParser()
-        plan.read_dict({name: {"seconds": seconds, "document": "row.*", "stored": f"{name}.json"} for name in codes})
+        plan.read_dict(
+            {
+                name: {"seconds": seconds, "document": "row.*", "stored": f"{name}.json"}
+                for name in codes
+            }
+        )
         monkeypatch.setattr(on_a_gpu, "PLAN", plan)
-        results, texts = tmp_path / "results", {name: f'python3 -c "{code}"' for name, code in codes.items()}
+        results, texts = (
+            tmp_path / "results",
+            {name: f'python3 -c "{code}"' for name, code in codes.items()},
+        )
         try:
             on_a_gpu.run(texts, minutes, tmp_path / "work", results, {})
         finally:
@@ -44,7 +59,7 @@ def begun(capfd) -> list[str]:
     return re.findall(r"^(\w+): .* at most$", capfd.readouterr().out, re.M)
 
 
-# ---- The plan ------------------------------------------------------------------------------------------------------
+# ---- The plan ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "kind"), TEXTS)
@@ -58,19 +73,27 @@ def test_commands_have_flags_that_exist(name, kind, command):
     _, known, _ = command(importlib.import_module(script.replace("/", ".")), "--help")
     if "tiny_llama_v1.py --help" in known:
         known += importlib.import_module("tiny_llama_v1").build_parser().format_help()
-    assert all(re.search(rf"{flag}\b", known) for flag in re.findall(r"(?<!\S)--[a-z-]+", text)), text
+    assert all(re.search(rf"{flag}\b", known) for flag in re.findall(r"(?<!\S)--[a-z-]+", text)), (
+        text
+    )
 
 
 def test_all_tests_marked_gpu_are_run():
-    modules = {path.stem for path in (PROJECT / "tests").glob("test_*.py") if "\n@pytest.mark.gpu" in path.read_text()}
+    modules = {
+        path.stem
+        for path in (PROJECT / "tests").glob("test_*.py")
+        if "\n@pytest.mark.gpu" in path.read_text()
+    }
     listed = re.findall(r"test_\{\{(.+?)\}\}", PLAN["gpu_tests"]["command"])
     assert {f"test_{one}" for group in listed for one in group.split(",")} == modules
 
 
-# ---- Time, what fails, and what is kept ----------------------------------------------------------------------------
+# ---- Time, what fails, and what is kept ----------------------------------------------------------
 
 
-def test_what_failed_is_told_and_tried_again_after_the_rest_and_what_is_done_is_not_repeated(run, capfd):
+def test_what_failed_is_told_and_tried_again_after_the_rest_and_what_is_done_is_not_repeated(
+    run, capfd
+):
     codes = {"bad": "raise SystemExit('it broke')", "good": "open('row.json', 'w').write('{}')"}
     with pytest.raises(UserError, match="1 command failed"):
         run(**codes)
@@ -84,14 +107,21 @@ def test_what_failed_is_told_and_tried_again_after_the_rest_and_what_is_done_is_
     assert begun(capfd) == ["bad"]
 
 
-def test_what_hangs_is_killed_with_what_it_started_and_leaves_what_it_has(run, tmp_path, monkeypatch):
-    row = f"import subprocess, time; open('row.json', 'w').write('{tmp_path}/work/hang/a {PROJECT}/b')"
+def test_what_hangs_is_killed_with_what_it_started_and_leaves_what_it_has(
+    run, tmp_path, monkeypatch
+):
+    row = (
+        f"import subprocess, time; open('row.json', 'w').write('{tmp_path}/work/hang/a"
+        f" {PROJECT}/b')"
+    )
     with pytest.raises(UserError):
         run(seconds=3, hang=f"{row}; subprocess.Popen(['sleep', '98.7654']); time.sleep(99)")
     assert run.records["hang"]["status"] == "killed after 3 s"
     assert (tmp_path / "results" / "hang.json").read_text() == "a b"
     deadline = time.monotonic() + 10
-    while found := [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"98.7654" in read(path)]:
+    while found := [
+        path for path in Path("/proc").glob("[0-9]*/cmdline") if b"98.7654" in read(path)
+    ]:
         assert time.monotonic() < deadline, found
 
 
@@ -109,11 +139,17 @@ def test_the_next_begins_while_20_seconds_are_left(run, capfd):
 
 
 def test_files_over_4_mb_are_not_kept(run, tmp_path):
-    run(large=f"open('row.gz', 'wb').write(bytes({MOST_BYTES + 1}))", small="open('row.gz', 'wb').write(bytes(9))")
-    assert {path.name for path in (tmp_path / "results").iterdir()} == {"on_a_gpu.json", "small.json"}
+    run(
+        large=f"open('row.gz', 'wb').write(bytes({MOST_BYTES + 1}))",
+        small="open('row.gz', 'wb').write(bytes(9))",
+    )
+    assert {path.name for path in (tmp_path / "results").iterdir()} == {
+        "on_a_gpu.json",
+        "small.json",
+    }
 
 
-# ---- What is missing -----------------------------------------------------------------------------------------------
+# ---- What is missing -----------------------------------------------------------------------------
 
 
 def test_wheels_are_installed_where_they_are_missing(tmp_path, monkeypatch, capfd):
@@ -121,8 +157,12 @@ def test_wheels_are_installed_where_they_are_missing(tmp_path, monkeypatch, capf
     wheels.mkdir()
     with zipfile.ZipFile(wheels / "nobodys_tool-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("nobodys_tool.py", "")
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: nobodys-tool\nVersion: 1.0\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: nobodys-tool\nVersion: 1.0\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         wheel.writestr(f"{info}/RECORD", "")
     (wheels / "another_tool-1.0-cp27-cp27m-win32.whl").write_bytes(b"")
     (wheels / "torch-1.0-py3-none-any.whl").write_bytes(b"")  # is there
@@ -132,7 +172,10 @@ def test_wheels_are_installed_where_they_are_missing(tmp_path, monkeypatch, capf
     for name in ("PYTHONPATH", "VENV"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
     on_a_gpu.use_wheels()
-    assert Path(importlib.import_module("nobodys_tool").__file__) == tmp_path / "site" / "nobodys_tool.py"
+    assert (
+        Path(importlib.import_module("nobodys_tool").__file__)
+        == tmp_path / "site" / "nobodys_tool.py"
+    )
     assert os.environ["PYTHONPATH"].startswith(f"{tmp_path / 'site'}:")
     assert capfd.readouterr().out == "another_tool-1.0-cp27-cp27m-win32.whl cannot be installed\n"
 
@@ -141,11 +184,26 @@ def test_wheels_are_installed_where_they_are_missing(tmp_path, monkeypatch, capf
 def test_a_rehearsal_on_a_pretended_card(tmp_path):
     code, out = finish(start(sys.executable, str(SCRIPT), "--rehearse", cwd=tmp_path))
     assert (code, out.count("\n")) == (2, 1) and "--rehearse: needs a pretended card" in out
-    environment = {"PRETEND_GPU": "mi300x", "PYTHONPATH": str(PROJECT / "tests/pretend_gpu"), "OMP_NUM_THREADS": "1"}
-    code, out = finish(start(sys.executable, str(SCRIPT), "--rehearse", cwd=tmp_path, env=environment))
+    environment = {
+        "PRETEND_GPU": "mi300x",
+        "PYTHONPATH": str(PROJECT / "tests/pretend_gpu"),
+        "OMP_NUM_THREADS": "1",
+    }
+    code, out = finish(
+        start(sys.executable, str(SCRIPT), "--rehearse", cwd=tmp_path, env=environment)
+    )
     assert code == 0, out
     results = tmp_path / "on_a_gpu_results_amd-instinct-mi300x" / "results"
-    names = {"on_a_gpu.json", "gpu_tests.log", "profile_default.json", "default_trace_step_3_6.pt.trace.json.gz"}
+    names = {
+        "on_a_gpu.json",
+        "gpu_tests.log",
+        "profile_default.json",
+        "default_trace_step_3_6.pt.trace.json.gz",
+    }
     assert {path.name for path in results.iterdir()} == names
     document = (results / "on_a_gpu.json").read_text()
-    assert "AMD Instinct MI300X" in document and document.count('"status": "ok"') == 2 and f"{PROJECT}" not in document
+    assert (
+        "AMD Instinct MI300X" in document
+        and document.count('"status": "ok"') == 2
+        and f"{PROJECT}" not in document
+    )

@@ -31,13 +31,20 @@ from tiny_llama_v1 import (
 )
 
 CPU = torch.device("cpu")
-CONFIG = TinyLlamaConfig(vocab_size=100, hidden_dim=32, n_layers=2, n_heads=4, n_kv_heads=2, max_seq_len=16)
+CONFIG = TinyLlamaConfig(
+    vocab_size=100, hidden_dim=32, n_layers=2, n_heads=4, n_kv_heads=2, max_seq_len=16
+)
 TRAINING = TrainingConfig(batch_size=4, seq_len=16, num_steps=20, learning_rate=1e-3)
 WORKLOAD = TinyLlamaWorkload(CONFIG, TRAINING)
-# How far losses around 4.5 may lie from the baseline's over 20 steps: other kernels add up in another order.
+# How far losses around 4.5 may lie from the baseline's over 20 steps: other kernels add up in
+# another order.
 TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3}
 FUSED = {f"fused_{part}": True for part in ("projections", "norm", "rope", "loss")}
-EAGER = [one for one in optimizations.OPTIMIZATIONS if not (one.without_gpu or one.compiles or one.name == "bf16")]
+EAGER = [
+    one
+    for one in optimizations.OPTIMIZATIONS
+    if not (one.without_gpu or one.compiles or one.name == "bf16")
+]
 OPTIMIZED = [
     *({one.setting: one.value} for one in EAGER if one.setting != "compile_mode"),
     FUSED | {"attention": "sdpa", "activation_checkpointing": True, "optimizer_impl": "fused"},
@@ -46,17 +53,23 @@ OPTIMIZED = [
 
 def test_every_flag_that_optimizes_has_a_record_and_every_record_a_flag():
     parser, records = build_parser(), optimizations.OPTIMIZATIONS
-    assert {one.setting for one in records} == {field.name for field in fields(OptimizationConfig)} | {"precision"}
+    assert {one.setting for one in records} == {
+        field.name for field in fields(OptimizationConfig)
+    } | {"precision"}
     names = [one.name for one in records]
     assert len(set(names)) == len(names)
     keys = {key for row in optimizations._TABLE.values() if row.name != "DEFAULT" for key in row}
-    keys = {key for key in keys if not key.startswith("excludes --")} - optimizations._TABLE.defaults().keys()
+    keys = {
+        key for key in keys if not key.startswith("excludes --")
+    } - optimizations._TABLE.defaults().keys()
     assert keys <= {*optimizations.Optimization._fields, "change"}
     for one in records:
         assert getattr(parser.parse_args(one.flag.split()), one.setting) == one.value
         assert set(one.replaced_by) < set(names)
         for other in one.excludes:
-            parser.parse_args([*other.split(), "2"] if other == "--gradient-accumulation-steps" else other.split())
+            parser.parse_args(
+                [*other.split(), "2"] if other == "--gradient-accumulation-steps" else other.split()
+            )
 
 
 def losses(config=CONFIG, device=CPU, compiled=False, **options) -> list[float]:
@@ -84,7 +97,9 @@ def test_losses_are_those_of_the_baseline(precision, options, kv_heads):
     config = replace(CONFIG, n_kv_heads=kv_heads)
     baseline = baseline_losses(kv_heads, precision)
     assert baseline[-1] < baseline[0] - 0.1  # it learns, so that a wrong gradient would show
-    assert losses(config, precision=precision, **options) == pytest.approx(baseline, abs=TOLERANCE[precision])
+    assert losses(config, precision=precision, **options) == pytest.approx(
+        baseline, abs=TOLERANCE[precision]
+    )
 
 
 @pytest.mark.gpu
@@ -99,7 +114,9 @@ def test_gpu_losses_are_those_of_the_baseline(precision, options):
 
 def test_a_wrong_kernel_would_be_seen(monkeypatch):
     """The tolerance is no excuse: attention that looks ahead is far outside it."""
-    monkeypatch.setattr(tiny_llama_v1, "fused_attention", lambda q, k, v, causal, part: wrong(q, k, v))
+    monkeypatch.setattr(
+        tiny_llama_v1, "fused_attention", lambda q, k, v, causal, part: wrong(q, k, v)
+    )
 
     def wrong(q, k, v):
         k, v = (repeat_kv(x, q.shape[1]) for x in (k, v))
@@ -110,16 +127,25 @@ def test_a_wrong_kernel_would_be_seen(monkeypatch):
 
 
 def names_in(trace) -> set[str]:
-    return {event["name"] for event in json.loads(trace.read_text())["traceEvents"] if event.get("ph") == "X"}
+    return {
+        event["name"]
+        for event in json.loads(trace.read_text())["traceEvents"]
+        if event.get("ph") == "X"
+    }
 
 
 def test_fused_attention_and_optimizer_are_in_the_trace_and_not_proposed(train, tmp_path):
-    flags = "--enable-pytorch-profiler --profile-dir p --num-steps 6 --profile-steps 1 --profile-memory".split()
-    fused = "--fused-projections --fused-norm --fused-rope --fused-loss --optimizer-impl fused".split()
+    flags = (
+        "--enable-pytorch-profiler --profile-dir p --num-steps 6 --profile-steps 1 --profile-memory"
+    ).split()
+    fused = (
+        "--fused-projections --fused-norm --fused-rope --fused-loss --optimizer-impl fused".split()
+    )
     code, out, err = train(*flags, "--attention", "sdpa", *fused)
     assert code == 0, err
     all_of_them = (
-        "--attention sdpa, --optimizer-impl fused, --fused-projections, --fused-norm, --fused-rope, --fused-loss"
+        "--attention sdpa, --optimizer-impl fused, --fused-projections, --fused-norm, --fused-rope,"
+        " --fused-loss"
     )
     assert f"  Optimizations: {all_of_them}\n" in out
     assert "  Optimizer: AdamW, fused" in out
@@ -129,15 +155,30 @@ def test_fused_attention_and_optimizer_are_in_the_trace_and_not_proposed(train, 
     assert not {"layers.0.attention.scores", "aten::_softmax", "aten::_log_softmax"} & names
     analysis = json.loads((tmp_path / "p" / "operator_analysis.json").read_text())
     phases = {row["component"]: set(row["phases_ms"]) for row in analysis["components"]}
-    for part in ("attention.sdpa", "attention.qkv_proj", "attention.rope", "mlp.gate_up_proj", "lm_head", "loss"):
+    for part in (
+        "attention.sdpa",
+        "attention.qkv_proj",
+        "attention.rope",
+        "mlp.gate_up_proj",
+        "lm_head",
+        "loss",
+    ):
         assert {"forward", "backward"} <= phases[part]
     assert not {"attention.q_proj", "mlp.up_proj"} & set(phases)
-    already = {"fused attention", "fused optimizer", "fuse q, k and v", "fuse gate and up", "fused loss"}
+    already = {
+        "fused attention",
+        "fused optimizer",
+        "fuse q, k and v",
+        "fuse gate and up",
+        "fused loss",
+    }
     assert not already & {row["name"] for row in analysis["opportunities"]}
     assert already <= {row["name"] for row in analysis["not_here"] if "already" in row["reason"]}
     memory = json.loads((tmp_path / "p" / "memory_timeline.json").read_text())
     assert memory["predicted"]["peak_bytes"] == memory["peak_bytes"]
-    assert all(row["bytes"] == row["formula_bytes"] for row in memory["predicted"]["kept_for_backward"])
+    assert all(
+        row["bytes"] == row["formula_bytes"] for row in memory["predicted"]["kept_for_backward"]
+    )
 
 
 def test_fused_weights_are_the_separate_ones():
@@ -156,13 +197,19 @@ def test_fused_weights_are_the_separate_ones():
     assert all(torch.equal(of[name], kv[name]) for name in of)
 
 
-@pytest.mark.parametrize("options", [{"fused_projections": True}, {"fused_loss": True}, FUSED | {"attention": "sdpa"}])
+@pytest.mark.parametrize(
+    "options", [{"fused_projections": True}, {"fused_loss": True}, FUSED | {"attention": "sdpa"}]
+)
 def test_flops_are_the_same_by_formula_and_by_counter(options):
     workload = WORKLOAD.with_settings(**options)
     assert workload.step_flops() == WORKLOAD.step_flops()
     counted = reconciliation(workload, "not asked")
     assert counted["agree"], counted["rows"]
-    again = workload.formulas.forward_flops_by_component()["lm_head"] if workload.training.fused_loss else 0
+    again = (
+        workload.formulas.forward_flops_by_component()["lm_head"]
+        if workload.training.fused_loss
+        else 0
+    )
     assert counted["recomputed_flops"] >= again
     parts = set(workload.formulas.forward_flops_by_component())
     assert ("attention.qkv_proj" in parts) == bool(options.get("fused_projections"))
@@ -176,7 +223,9 @@ def test_the_loss_in_chunks_is_the_loss(vocab_size):
     weight = torch.randn(vocab_size, 8, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(vocab_size, (2, 5))
     expected = torch.nn.functional.cross_entropy((x @ weight.T).view(10, -1), labels.view(-1))
-    with mock.patch.object(torch.Tensor, "float", lambda tensor: tensor):  # the loss is computed in float32 elsewhere
+    with mock.patch.object(
+        torch.Tensor, "float", lambda tensor: tensor
+    ):  # the loss is computed in float32 elsewhere
         found = chunked_loss(x, weight, labels)
         gradients = torch.autograd.grad(found, (x, weight))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
@@ -201,12 +250,15 @@ def test_the_logits_never_exist_whole():
 
 
 def test_grouped_heads_are_read_in_place():
-    """On a CPU, and in narrow types on a GPU; in float32 a GPU's kernels need copies, in a prediction as in a run."""
+    """On a CPU, and in narrow types on a GPU; in float32 a GPU's kernels need copies, in a
+    prediction as in a run."""
 
     def kept(on_gpu, **options):
         workload = WORKLOAD.with_settings(attention="sdpa", **options)
         found = kept_by_component(predicted_memory(workload, on_gpu).document())
-        assert found == {name: sum(parts) for name, parts in workload.formulas.kept_for_backward(on_gpu).items()}
+        assert found == {
+            name: sum(parts) for name, parts in workload.formulas.kept_for_backward(on_gpu).items()
+        }
         return found
 
     assert kept(False)["attention.sdpa"] < kept(True)["attention.sdpa"]
@@ -218,7 +270,11 @@ def test_grouped_heads_are_read_in_place():
     ("flags", "code", "words"),
     [
         ("--cuda-graphs --device cpu", 1, "only a GPU has them"),
-        ("--kernels triton --device cpu", 1, "are for GPUs; on a CPU --compile fuses norm and SwiGLU"),
+        (
+            "--kernels triton --device cpu",
+            1,
+            "are for GPUs; on a CPU --compile fuses norm and SwiGLU",
+        ),
         ("--kernels triton --fused-norm", 2, "--fused-norm exclude each other, omit one"),
         ("--compile --compile-mode reduce-overhead --device cpu", 1, "use default or max-autotune"),
         ("--compile-mode max-autotune", 2, "--compile-mode: requires --compile"),
@@ -239,12 +295,21 @@ def test_what_cannot_be_combined_or_is_not_here(train, tmp_path, flags, code, wo
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_cuda_graphs_give_the_losses_of_the_baseline(train, tmp_path, precision):
-    for name, more in (("baseline", ()), ("graphs", ("--cuda-graphs", "--fused-loss", "--attention", "sdpa"))):
-        assert train("--precision", precision, "--num-steps", "20", "--output-dir", name, *more)[0] == 0
+    for name, more in (
+        ("baseline", ()),
+        ("graphs", ("--cuda-graphs", "--fused-loss", "--attention", "sdpa")),
+    ):
+        assert (
+            train("--precision", precision, "--num-steps", "20", "--output-dir", name, *more)[0]
+            == 0
+        )
     baseline, graphs = (
-        json.loads((tmp_path / name / "performance_summary.json").read_text()) for name in ("baseline", "graphs")
+        json.loads((tmp_path / name / "performance_summary.json").read_text())
+        for name in ("baseline", "graphs")
     )
-    assert graphs["steps"]["loss"] == pytest.approx(baseline["steps"]["loss"], abs=TOLERANCE[precision])
+    assert graphs["steps"]["loss"] == pytest.approx(
+        baseline["steps"]["loss"], abs=TOLERANCE[precision]
+    )
     assert graphs["audit"]["ok"]
 
 
@@ -265,38 +330,72 @@ def test_what_was_fastest_here_is_taken(train, tmp_path, monkeypatch):
     monkeypatch.setattr(fastest, "RESULTS", tmp_path / "results")
     code, out, _ = train("--optimize", "all", "--dry-run")
     assert code == 0
-    assert f"--optimize all: no flags (nothing was measured on {name} yet: ./run_optimization_study.sh" in out
-    apart = rows[0] | {"flags": "--fused-loss", "ratio": 0.1, "ratio_high": 0.2, "not_the_same": "no gradient"}
+    assert (
+        f"--optimize all: no flags (nothing was measured on {name} yet: ./run_optimization_study.sh"
+        in out
+    )
+    apart = rows[0] | {
+        "flags": "--fused-loss",
+        "ratio": 0.1,
+        "ratio_high": 0.2,
+        "not_the_same": "no gradient",
+    }
     document = {"environment": {"device": {"name": name}}, "rows": [*rows, apart]}
     (tmp_path / "results" / "here").mkdir(parents=True)
     write_part(tmp_path / "results" / "here" / "optimization_study.json", document)
     code, out, _ = train("--optimize", "all", "--attention", "eager", "--num-steps", "2")
     assert code == 0
-    assert "--optimize all: --attention sdpa --fused-projections (1.11x as fast as without; the best of 3 sets" in out
+    assert (
+        "--optimize all: --attention sdpa --fused-projections (1.11x as fast as without; the best"
+        " of 3 sets" in out
+    )
     assert "  Optimizations: --fused-projections\n" in out  # a flag that was given wins
-    other = rows[1] | {"size": "medium", "flags": "--fused-projections", "ratio": 0.97, "ratio_high": 0.98}
-    write_part(tmp_path / "results" / "here" / "optimization_study.json", document | {"rows": [*rows, other]})
-    out = train("--optimize", "all", "--size", "medium", "--dry-run", small=False)[1]  # what was fastest at this size
-    assert "--optimize all: --fused-projections (1.03x as fast as without; the best of 1 sets" in out
+    other = rows[1] | {
+        "size": "medium",
+        "flags": "--fused-projections",
+        "ratio": 0.97,
+        "ratio_high": 0.98,
+    }
+    write_part(
+        tmp_path / "results" / "here" / "optimization_study.json",
+        document | {"rows": [*rows, other]},
+    )
+    out = train("--optimize", "all", "--size", "medium", "--dry-run", small=False)[
+        1
+    ]  # what was fastest at this size
+    assert (
+        "--optimize all: --fused-projections (1.03x as fast as without; the best of 1 sets" in out
+    )
     other = rows[1] | {"precision": "bf16", "ratio": 0.1, "ratio_high": 0.2}
-    write_part(tmp_path / "results" / "here" / "optimization_study.json", document | {"rows": [*rows, other]})
+    write_part(
+        tmp_path / "results" / "here" / "optimization_study.json",
+        document | {"rows": [*rows, other]},
+    )
     assert "fused-projections (1.11x" in train("--optimize", "all", "--dry-run")[1]
     assert "sdpa (10.00x" in train("--optimize", "all", "--dry-run", "--precision", "bf16")[1]
-    write_part(tmp_path / "results" / "here" / "optimization_study.json", document | {"rows": rows[:1]})
-    assert "no flags (none of 1 sets was faster beyond noise" in train("--optimize", "all", "--dry-run")[1]
+    write_part(
+        tmp_path / "results" / "here" / "optimization_study.json", document | {"rows": rows[:1]}
+    )
+    assert (
+        "no flags (none of 1 sets was faster beyond noise"
+        in train("--optimize", "all", "--dry-run")[1]
+    )
 
 
 @pytest.mark.slow
 def test_what_each_saves_is_predicted():
     def peak(**options):
-        return predicted_memory(WORKLOAD.with_settings(seq_len=256, **options), False).document()["peak_bytes"]
+        return predicted_memory(WORKLOAD.with_settings(seq_len=256, **options), False).document()[
+            "peak_bytes"
+        ]
 
     baseline = peak()
     assert peak(attention="sdpa") < 0.8 * baseline
     assert peak(activation_checkpointing=True) < 0.6 * baseline
     small = WORKLOAD.with_settings(batch_size=1, seq_len=2)
     lists, fused = (
-        predicted_memory(small.with_settings(optimizer_impl=impl), False).document() for impl in ("foreach", "fused")
+        predicted_memory(small.with_settings(optimizer_impl=impl), False).document()
+        for impl in ("foreach", "fused")
     )
     assert lists["peak"]["phase"] == "optimizer"
     assert lists["peak_bytes"] - fused["peak_bytes"] > 0.9 * 4 * CONFIG.parameter_count()
@@ -304,26 +403,44 @@ def test_what_each_saves_is_predicted():
 
 @pytest.mark.slow
 def test_compiling(train, tmp_path, monkeypatch):
-    """One run for all that it shows: the same losses, its time outside of the steps, its kernels, its memory."""
+    """One run for all that it shows: the same losses, its time outside of the steps, its kernels,
+    its memory."""
     shape = "--n-layers 1 --vocab-size 64 --attention sdpa --num-steps 20".split()
     assert train(*shape, "--output-dir", "baseline")[0] == 0
     profile = torch.profiler.profile  # which can record what the allocator hands out
-    monkeypatch.setattr(torch.profiler, "profile", lambda **options: profile(**options | {"profile_memory": True}))
-    flags = [*shape, "--enable-pytorch-profiler", "--profile-steps", "1", "--output-dir", "compiled", "--compile"]
+    monkeypatch.setattr(
+        torch.profiler, "profile", lambda **options: profile(**options | {"profile_memory": True})
+    )
+    flags = [
+        *shape,
+        "--enable-pytorch-profiler",
+        "--profile-steps",
+        "1",
+        "--output-dir",
+        "compiled",
+        "--compile",
+    ]
     code, out, err = train(*flags)
     assert code == 0, err
     assert "Compiling the model..." in out
     assert "before step 1, excluded from averages" in out
     baseline, compiled = (
-        json.loads((tmp_path / name / "performance_summary.json").read_text()) for name in ("baseline", "compiled")
+        json.loads((tmp_path / name / "performance_summary.json").read_text())
+        for name in ("baseline", "compiled")
     )
-    assert compiled["steps"]["loss"] == pytest.approx(baseline["steps"]["loss"], abs=TOLERANCE["fp32"])
+    assert compiled["steps"]["loss"] == pytest.approx(
+        baseline["steps"]["loss"], abs=TOLERANCE["fp32"]
+    )
     found = compiled["performance"]["compilation"]
     assert found["compile_s"] > 20 * max(compiled["steps"]["time_ms"]) / 1e3
     saved = found["uncompiled_pass_ms"] - found["compiled_pass_ms"]
     assert found["saved_ms_per_step"] == pytest.approx(saved)
     if saved > 0:
-        assert (found["break_even_step"] - 1) * saved < 1e3 * found["compile_s"] <= found["break_even_step"] * saved
+        assert (
+            (found["break_even_step"] - 1) * saved
+            < 1e3 * found["compile_s"]
+            <= found["break_even_step"] * saved
+        )
     assert baseline["performance"]["compilation_reason"] == "--compile is off"
 
     trace = next((tmp_path / "compiled").glob("*.pt.trace.json"))
@@ -334,9 +451,13 @@ def test_compiling(train, tmp_path, monkeypatch):
 
     workload, _ = resolve(build_parser().parse_args([*SMALL_MODEL, *flags]))
     predicted, uncompiled = (
-        predicted_memory(one, False).document() for one in (workload, workload.with_settings(compile=False))
+        predicted_memory(one, False).document()
+        for one in (workload, workload.with_settings(compile=False))
     )
-    kept = [sum(row["bytes"] for row in memory["kept_for_backward"]) for memory in (predicted, uncompiled)]
+    kept = [
+        sum(row["bytes"] for row in memory["kept_for_backward"])
+        for memory in (predicted, uncompiled)
+    ]
     assert kept[0] < kept[1]
     buffers = workload.build(CPU).model.buffers()
     persistent = 3 * 4 * workload.parameter_count() + sum(buffer.nbytes for buffer in buffers)
@@ -346,18 +467,27 @@ def test_compiling(train, tmp_path, monkeypatch):
 
 def most_allocated(trace) -> int:
     """Bytes by which a trace's allocations exceed its frees, at most."""
-    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["name"] == "[memory]"]
+    events = [
+        event
+        for event in json.loads(trace.read_text())["traceEvents"]
+        if event["name"] == "[memory]"
+    ]
     changes = [event["args"]["Bytes"] for event in sorted(events, key=lambda event: event["ts"])]
     return max(itertools.accumulate(changes))
 
 
 @pytest.mark.slow
 def test_without_a_compiler(train, tmp_path, without_compiler):
-    code, _, err = train("--compile", "--n-layers", "1", "--hidden-dim", "16", "--output-dir", "run")
+    code, _, err = train(
+        "--compile", "--n-layers", "1", "--hidden-dim", "16", "--output-dir", "run"
+    )
     assert code == 1
     assert err.count("\n") == 1
     assert "--compile: this model cannot be compiled here: InvalidCxxCompiler" in err
-    assert json.loads((tmp_path / "run" / "performance_summary.json").read_text())["status"] == "failed"
+    assert (
+        json.loads((tmp_path / "run" / "performance_summary.json").read_text())["status"]
+        == "failed"
+    )
 
 
 def test_compiling_and_counting_tensors_cannot_be_combined(train, tmp_path):

@@ -1,4 +1,5 @@
-"""The page of a run, a trace or a comparison: its first screen and its sections, as text and in a browser."""
+"""The page of a run, a trace or a comparison: its first screen and its sections, as text and in a
+browser."""
 
 import html
 import re
@@ -7,7 +8,18 @@ import shutil
 import pytest
 from browser import CHROMIUM, Browser
 from helpers import PROJECT
-from traces import EIGHT_RANKS, H100, HOSTILE, MI300X, SMALL, analysis_of, event, real_path, trace_of, write_trace
+from traces import (
+    EIGHT_RANKS,
+    H100,
+    HOSTILE,
+    MI300X,
+    SMALL,
+    analysis_of,
+    event,
+    real_path,
+    trace_of,
+    write_trace,
+)
 
 from analysis.attribution.breakdown import breakdown_section
 from analysis.commands.analyze_traces import analyze_existing
@@ -30,22 +42,34 @@ from harness.base.sections import Section
 from harness.base.tables import column
 
 NOTHING = dict.fromkeys(DOCUMENT_FILES)
-COLUMNS = [column("part", "component", left=True), column("ms", "ms", ".1f"), column("share", "share", ".0%")]
-ROWS = [{"component": "attention", "ms": 6.0, "share": 0.6}, {"component": "mlp", "ms": 3.0, "share": 0.3}]
+COLUMNS = [
+    column("part", "component", left=True),
+    column("ms", "ms", ".1f"),
+    column("share", "share", ".0%"),
+]
+ROWS = [
+    {"component": "attention", "ms": 6.0, "share": 0.6},
+    {"component": "mlp", "ms": 3.0, "share": 0.3},
+]
 SUM = {"component": "sum", "ms": 9.0, "share": 1.0}
 
 
 def html_of(*sections, charts=()):
-    return fill_template("body.html", FirstScreen("A title", "A sentence."), sections, charts=charts)
+    return fill_template(
+        "body.html", FirstScreen("A title", "A sentence."), sections, charts=charts
+    )
 
 
-# ---- As text --------------------------------------------------------------------------------------------------------
+# ---- As text -------------------------------------------------------------------------------------
 
 
 def test_the_first_screen_of_a_trace(tmp_path):
     analysis = analysis_of(trace_of(tmp_path, *SMALL))
     first = first_screen(analysis, NOTHING)
-    assert (first.sentence, first.next) == (analysis["headline"]["finding"], analysis["headline"]["next"])
+    assert (first.sentence, first.next) == (
+        analysis["headline"]["finding"],
+        analysis["headline"]["next"],
+    )
     assert {name: share for name, share, _ in first.shares} == {
         named(name): share for name, share in analysis["verdict"]["shares"].items()
     }
@@ -54,11 +78,21 @@ def test_the_first_screen_of_a_trace(tmp_path):
     assert first.trust in ("complete", "disturbed", "incomplete", "NOT trustworthy")
     text = fill_template("body.html", first, [], charts=[])
     assert analysis["headline"]["finding"] in text and f">{first.trust}</a>" in text
-    place = {"trace": "a.json", "began_ms": 1.5, "duration_ms": 0.25, "thread": "process 0, stream 7", "event": "gemm"}
+    place = {
+        "trace": "a.json",
+        "began_ms": 1.5,
+        "duration_ms": 0.25,
+        "thread": "process 0, stream 7",
+        "event": "gemm",
+    }
     analysis["headline"]["place"] = place
-    text = fill_template("body.html", first_screen(analysis, NOTHING), trace_sections(analysis), charts=[])
+    text = fill_template(
+        "body.html", first_screen(analysis, NOTHING), trace_sections(analysis), charts=[]
+    )
     told = "a.json: 1.500 ms, process 0, stream 7, for 0.250 ms: gemm"
-    assert f">In Perfetto: {told}<" in text and f'"soft">{told}' not in text  # no section is folded to it
+    assert (
+        f">In Perfetto: {told}<" in text and f'"soft">{told}' not in text
+    )  # no section is folded to it
 
 
 def test_the_first_screen_of_a_run(tmp_path):
@@ -72,7 +106,10 @@ def test_the_first_screen_of_a_run(tmp_path):
 
 def test_the_next_command_of_a_run_has_its_flags():
     """Without where it wrote, into which the profiled one must not write too."""
-    typed = "torchrun --nproc-per-node 2 ../tiny_llama_v1.py --size small --output-dir a --compile --log-interval 5"
+    typed = (
+        "torchrun --nproc-per-node 2 ../tiny_llama_v1.py --size small --output-dir a --compile"
+        " --log-interval 5"
+    )
     told = profiling_command({"environment": {"command_line": typed}})
     assert told == "torchrun --nproc-per-node 2 ../run_pytorch_profiler.py --size small --compile"
 
@@ -88,12 +125,18 @@ def test_a_trace_without_steps_is_told_whole(tmp_path):
 
 def test_what_a_folded_section_says():
     assert lead(Section("Parts", COLUMNS, [*ROWS, SUM])) == "attention 60%, mlp 30%"
-    assert lead(Section("Parts", COLUMNS, ROWS, facts={"Peak": "9 MB"}, warning="clocks differ")).endswith(
-        "clocks differ"
-    )
+    assert lead(
+        Section("Parts", COLUMNS, ROWS, facts={"Peak": "9 MB"}, warning="clocks differ")
+    ).endswith("clocks differ")
     assert lead(Section("Parts", note=["only this"])) == "only this"
-    assert lead(Section("Parts", parts=[Section("Empty"), Section("Inside", facts={"Peak": "9 MB"})])) == "9 MB"
-    assert len(lead(Section("Parts", COLUMNS, [{"component": "x" * 9000, "ms": 1.0, "share": 1.0}]))) < 200
+    assert (
+        lead(Section("Parts", parts=[Section("Empty"), Section("Inside", facts={"Peak": "9 MB"})]))
+        == "9 MB"
+    )
+    assert (
+        len(lead(Section("Parts", COLUMNS, [{"component": "x" * 9000, "ms": 1.0, "share": 1.0}])))
+        < 200
+    )
     assert anchor("GPU timeline, first to last") == "gpu-timeline-first-to-last"
 
 
@@ -106,7 +149,9 @@ def test_bars_are_scaled_to_the_largest_part():
 def test_long_tables_fold_and_notes_stand_once():
     rows = [{"component": f"kernel {i}", "ms": 1.0, "share": 0.02} for i in range(40)]
     note = "Times are means."
-    html = html_of(Section("One", COLUMNS, rows, [note]), Section("Two", COLUMNS, ROWS, [note, "Another."]))
+    html = html_of(
+        Section("One", COLUMNS, rows, [note]), Section("Two", COLUMNS, ROWS, [note, "Another."])
+    )
     assert 'class="scroll long"' in html and "30 more rows" in html
     assert html.count(f">{note}</li>") == 1 and html.count('href="#note-1"') == 2
     assert "<details open" not in html
@@ -118,7 +163,14 @@ def test_markup_and_very_long_names_are_text_everywhere():
     rows = [{"component": name, "ms": 1.0, "share": 0.5} for name in (bad, long)]
     columns = [*COLUMNS, column(bad, "component", left=True)]
     section = Section(
-        bad, columns, rows, [bad], {bad: bad}, figure="a_chart", warning=bad, parts=[Section(bad, COLUMNS, rows)]
+        bad,
+        columns,
+        rows,
+        [bad],
+        {bad: bad},
+        figure="a_chart",
+        warning=bad,
+        parts=[Section(bad, COLUMNS, rows)],
     )
     first = FirstScreen(bad, bad, [(bad, 0.9, "#ffffff")], [(bad, bad)], bad, bad, bad)
     html = fill_template("body.html", first, [section], charts=["a_chart"])
@@ -127,7 +179,7 @@ def test_markup_and_very_long_names_are_text_everywhere():
     assert '"' not in anchor(bad) and "<" not in anchor(bad)
 
 
-# ---- In a browser ---------------------------------------------------------------------------------------------------
+# ---- In a browser --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -168,13 +220,16 @@ REPORTS = {
 BOTTOM = "document.querySelector('header').getBoundingClientRect().bottom"
 HEIGHT = "document.documentElement.scrollHeight"
 HIDDEN = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-UNDRAWN = "[...document.querySelectorAll('.chart')].filter(one => !one.querySelector('.main-svg')).length"
+UNDRAWN = (
+    "[...document.querySelectorAll('.chart')].filter(one => !one.querySelector('.main-svg')).length"
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REPORTS)
 def test_a_report_in_a_browser(tmp_path, browser, name):
-    """The first screen within 1,000 px, all of it folded within 4,000, no scrolling aside; nothing is asked for."""
+    """The first screen within 1,000 px, all of it folded within 4,000, no scrolling aside; nothing
+    is asked for."""
     REPORTS[name](tmp_path)
     browser.requests.clear()
     browser.errors.clear()
@@ -209,7 +264,9 @@ def test_tables_of_a_report_sort_and_unfold(tmp_path, browser):
     shown = f"[...{table}.tBodies[0].rows].filter(row => row.offsetHeight)"
     assert browser.run(f"{shown}.length") <= 11
     browser.run(f"{table}.rows[0].cells[1].click()")
-    values = browser.run(f"{shown}.filter(row => row.className !== 'total').map(row => row.cells[1].textContent)")
+    values = browser.run(
+        f"{shown}.filter(row => row.className !== 'total').map(row => row.cells[1].textContent)"
+    )
     numbers = [float(value.replace(",", "")) for value in values]
     assert numbers == sorted(numbers, reverse=True)
     browser.run("document.querySelector('#operators .more').click()")
@@ -217,7 +274,9 @@ def test_tables_of_a_report_sort_and_unfold(tmp_path, browser):
     browser.run("document.querySelectorAll('details').forEach(one => (one.open = false))")
     browser.run("document.querySelector('.trust').click()")
     assert browser.run("document.querySelector('#trust').open")
-    if browser.run("document.querySelector('.copy') !== null"):  # what to do next may have no command
+    if browser.run(
+        "document.querySelector('.copy') !== null"
+    ):  # what to do next may have no command
         browser.run("document.querySelector('.copy').click()")
         assert browser.run("getSelection().toString()") == browser.run(
             "document.querySelector('.next code').textContent"
@@ -230,7 +289,8 @@ def test_an_old_browser_is_told_why_there_are_no_figures(tmp_path, browser):
     browser.open((tmp_path / "report.html").as_uri())
     browser.text_with("Operators")
     browser.run(
-        "delete window.DecompressionStream; document.querySelectorAll('details').forEach(one => (one.open = true))"
+        "delete window.DecompressionStream; document.querySelectorAll('details').forEach(one =>"
+        " (one.open = true))"
     )
     browser.text_with("Figures need a browser of 2023 or later; the tables have the same numbers.")
 
@@ -248,7 +308,8 @@ def test_a_name_in_a_table_is_found_in_the_timeline(tmp_path, browser):
     browser.until("document.querySelector('.about td') !== null")
     about = dict(
         browser.run(
-            "[...document.querySelectorAll('.about tr')].map(row => [...row.cells].map(one => one.textContent))"
+            "[...document.querySelectorAll('.about tr')].map(row => [...row.cells].map(one =>"
+            " one.textContent))"
         )
     )
     assert about["Part and class"].startswith(name) and " ms on, in step " in about["Time"]
@@ -264,7 +325,8 @@ NEXT_STEPS = {  # what to do next: words before, what is copied, words after
         "ncu --kernel-name regex:'a(b); c' -- python3 YOUR_SCRIPT",
         "",
     ),
-    "repeat on an idle machine, then python3 run_pytorch_profiler.py --size tiny; it takes a minute": (
+    "repeat on an idle machine, then python3 run_pytorch_profiler.py --size tiny;"
+    " it takes a minute": (
         "repeat on an idle machine, then",
         "python3 run_pytorch_profiler.py --size tiny",
         "it takes a minute",
@@ -275,7 +337,11 @@ NEXT_STEPS = {  # what to do next: words before, what is copied, words after
         "(a report)",
     ),
     "model.compile()": ("", "model.compile()", ""),
-    "DataLoader(..., num_workers=4, pin_memory=True)": ("", "DataLoader(..., num_workers=4, pin_memory=True)", ""),
+    "DataLoader(..., num_workers=4, pin_memory=True)": (
+        "",
+        "DataLoader(..., num_workers=4, pin_memory=True)",
+        "",
+    ),
     "--attention sdpa": ("", "--attention sdpa", ""),
     "capture a CUDA graph of the step, or take a larger batch": (
         "capture a CUDA graph of the step, or take a larger batch",
@@ -283,14 +349,20 @@ NEXT_STEPS = {  # what to do next: words before, what is copied, words after
         "",
     ),
     "record shapes: record_shapes=True": ("record shapes: record_shapes=True", "", ""),
-    "--verbose, for the operators that take longest": ("--verbose, for the operators that take longest", "", ""),
+    "--verbose, for the operators that take longest": (
+        "--verbose, for the operators that take longest",
+        "",
+        "",
+    ),
 }
 
 
 @pytest.mark.parametrize("what", NEXT_STEPS)
 def test_copy_takes_the_command_alone(what):
     assert step_with_command(what) == NEXT_STEPS[what]
-    page = html.unescape(fill_template("body.html", FirstScreen("a title", "a sentence", next=what), []))
+    page = html.unescape(
+        fill_template("body.html", FirstScreen("a title", "a sentence", next=what), [])
+    )
     before, command, after = NEXT_STEPS[what]
     copied = re.findall('<code>(.*)</code><button class="copy">', page)
     assert copied == ([command] if command else [])

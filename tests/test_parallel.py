@@ -1,4 +1,5 @@
-"""Several ranks: losses and memory of every mode on gloo, the prediction without ranks, and what is refused."""
+"""Several ranks: losses and memory of every mode on gloo, the prediction without ranks, and what is
+refused."""
 
 import json
 import re
@@ -14,7 +15,12 @@ from analysis.prediction.communication import communication
 from analysis.prediction.memory import predicted_memory
 from analysis.prediction.network import Network, links_inside_node
 from analysis.prediction.reserved import needed_bytes
-from analysis.prediction.search import changes_that_fit, first_world_size, smallest_world_size, what_would_fit
+from analysis.prediction.search import (
+    changes_that_fit,
+    first_world_size,
+    smallest_world_size,
+    what_would_fit,
+)
 from analysis.prediction.text import how_to_fit
 from analysis.work.sent_bytes import sent_bytes
 from harness.documents.memory import Communication
@@ -38,7 +44,10 @@ MODES = (
 CAST = (  # parameters are in bf16, or computed with in it
     "--parallel fsdp --param-precision bf16",
     "--parallel fsdp --param-precision bf16 --attention sdpa --activation-checkpointing op",
-    "--parallel fsdp --param-precision bf16 --reduce-precision bf16 --fsdp-wrap sublayer --activation-checkpointing 2",
+    (
+        "--parallel fsdp --param-precision bf16 --reduce-precision bf16 --fsdp-wrap sublayer"
+        " --activation-checkpointing 2"
+    ),
     "--parallel ddp --precision bf16-true",
     "--parallel ddp --precision bf16-true --reduce-precision fp32 --no-gradient-as-bucket-view",
     "--parallel zero1 --precision bf16-true --gradient-accumulation-steps 2",
@@ -53,7 +62,9 @@ FEW = ("--parallel ddp", "--parallel zero1", "--parallel fsdp")
 
 
 def resolved(flags: str):
-    return tiny_llama.resolve(tiny_llama.build_parser().parse_args([*SMALL_MODEL, *flags.split()]))[0]
+    return tiny_llama.resolve(tiny_llama.build_parser().parse_args([*SMALL_MODEL, *flags.split()]))[
+        0
+    ]
 
 
 def predicted(flags: str, world_size: int):
@@ -62,7 +73,9 @@ def predicted(flags: str, world_size: int):
 
 def on_ranks(world_size: int, modes) -> dict[str, dict]:
     """What tests/train_on_ranks.py measured, by flags."""
-    every = [" ".join([*SMALL_MODEL, mode, "--batch-size", str(BATCH // world_size)]) for mode in modes]
+    every = [
+        " ".join([*SMALL_MODEL, mode, "--batch-size", str(BATCH // world_size)]) for mode in modes
+    ]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
     program = [str(PROJECT / "tests" / "train_on_ranks.py"), json.dumps(every)]
     code, out = finish(start(sys.executable, *launcher, *program, env={"OMP_NUM_THREADS": "1"}))
@@ -81,10 +94,13 @@ def on_one_rank(steps: int, flags: str = "") -> tuple[list[float], list[float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world_size", "modes"), [(2, MODES + CAST + CLIPPED), (4, FEW + CAST[1::2])])
+@pytest.mark.parametrize(
+    ("world_size", "modes"), [(2, MODES + CAST + CLIPPED), (4, FEW + CAST[1::2])]
+)
 def test_every_mode_trains_alike_and_as_predicted(world_size, modes):
-    """Over the same global batch: losses and norms of gradients as of one rank, within the rounding of fp32, and of
-    sums in bf16; the bytes of memory by category and phase, and those of collectives, are the predicted ones."""
+    """Over the same global batch: losses and norms of gradients as of one rank, within the rounding
+    of fp32, and of sums in bf16; the bytes of memory by category and phase, and those of
+    collectives, are the predicted ones."""
     measured = on_ranks(world_size, modes)
     steps = len(measured[modes[0]]["losses"])
     unclipped, (clipped, norms) = on_one_rank(steps)[0], on_one_rank(steps, "--grad-clip 0.9")
@@ -101,8 +117,12 @@ def test_every_mode_trains_alike_and_as_predicted(world_size, modes):
         assert document["peak"]["bytes_by_category"] == found["peak"], mode
         assert [phase["peak_bytes"] for phase in document["phases"]] == found["peak_by_phase"], mode
         assert document["collectives"] == found["collectives"], mode
-    for mode in FEW:  # sharded against replicated: the sum over two ranks does not depend on the order
-        assert measured[mode]["losses"] == pytest.approx(measured[FEW[0]]["losses"], abs=0 if world_size == 2 else 1e-6)
+    for (
+        mode
+    ) in FEW:  # sharded against replicated: the sum over two ranks does not depend on the order
+        assert measured[mode]["losses"] == pytest.approx(
+            measured[FEW[0]]["losses"], abs=0 if world_size == 2 else 1e-6
+        )
 
 
 @pytest.mark.slow
@@ -115,11 +135,24 @@ def test_a_sharded_run_records_its_mode_and_predicts_itself(tmp_path):
         "2",
         str(PROJECT / "tiny_llama_v1.py"),
     ]
-    flags = ["--device", "cpu", "--num-steps", "3", "--profile-memory", "--parallel", "fsdp", "--output-dir", "run"]
+    flags = [
+        "--device",
+        "cpu",
+        "--num-steps",
+        "3",
+        "--profile-memory",
+        "--parallel",
+        "fsdp",
+        "--output-dir",
+        "run",
+    ]
     fused = "--attention sdpa --fused-projections --fused-norm --fused-rope --fused-loss".split()
     code, out = finish(start(sys.executable, *launcher, *flags, *fused, *SMALL_MODEL, cwd=tmp_path))
     assert code == 0, out
-    assert "Ranks: 2, each with 4 samples per step (fsdp, by block, resharded after the forward pass" in out
+    assert (
+        "Ranks: 2, each with 4 samples per step (fsdp, by block, resharded after the forward pass"
+        in out
+    )
     summary, config, memory = (
         json.loads((tmp_path / "run" / f"{name}.json").read_text())
         for name in ("performance_summary", "config", "memory_timeline")
@@ -128,34 +161,65 @@ def test_a_sharded_run_records_its_mode_and_predicts_itself(tmp_path):
     assert config["training"]["world_size"] == 2
     assert summary["audit"]["ok"], summary["audit"]["findings"]
     assert summary["audit"]["gradient_norms"]["attention.qkv_proj"] > 0
-    assert {row["kind"] for row in memory["collectives"]} == {"all_gather", "all_reduce", "reduce_scatter"}
+    assert {row["kind"] for row in memory["collectives"]} == {
+        "all_gather",
+        "all_reduce",
+        "reduce_scatter",
+    }
     assert memory["peak"]["bytes_by_category"]["gathered parameters"] > 0
     assert memory["predicted"]["bytes_by_category"] == memory["peak"]["bytes_by_category"]
 
 
-# ---- What is refused -----------------------------------------------------------------------------------------------
+# ---- What is refused -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--parallel zero1", "--parallel zero1: this run has one rank; start several with torchrun"),
-        ("--param-precision bf16", "is for --parallel fsdp on several ranks; elsewhere use --precision bf16-true"),
+        (
+            "--parallel zero1",
+            "--parallel zero1: this run has one rank; start several with torchrun",
+        ),
+        (
+            "--param-precision bf16",
+            "is for --parallel fsdp on several ranks; elsewhere use --precision bf16-true",
+        ),
         ("--dry-run --world-size 2 --param-precision bf16", "elsewhere use --precision bf16-true"),
         (
             "--dry-run --world-size 2 --parallel fsdp --param-precision bf16 --precision fp16",
-            "--param-precision bf16: parameters are cast, so there is no autocast; leave out --precision fp16",
+            (
+                "--param-precision bf16: parameters are cast, so there is no autocast; leave out"
+                " --precision fp16"
+            ),
         ),
-        ("--no-gradient-as-bucket-view", "error: --no-gradient-as-bucket-view: this run has one rank"),
+        (
+            "--no-gradient-as-bucket-view",
+            "error: --no-gradient-as-bucket-view: this run has one rank",
+        ),
         ("--no-fsdp-reshard", "error: --no-fsdp-reshard: this run has one rank"),
         ("--world-size 2", "--world-size: requires --dry-run"),
         ("--network 10", "--network: requires --dry-run"),
-        ("--dry-run --network 10", "--network: one rank sends nothing; predict several with --world-size N"),
+        (
+            "--dry-run --network 10",
+            "--network: one rank sends nothing; predict several with --world-size N",
+        ),
         ("--no-sync-steps 3", "--no-sync-steps 3: this run has one rank, which reduces nothing"),
-        ("--dry-run --world-size 2 --fsdp-wrap model", "--fsdp-wrap: has no effect with --parallel ddp; use fsdp"),
-        ("--dry-run --world-size 2 --parallel fsdp --bucket-mb 1", "--bucket-mb: has no effect with --parallel fsdp"),
-        ("--dry-run --world-size 99 --parallel zero1", "the 21 parameter tensors cannot be shared by 99 ranks"),
-        ("--dry-run --world-size 65 --parallel fsdp", "the 64 rows of the largest parameter cannot be shared by 65"),
+        (
+            "--dry-run --world-size 2 --fsdp-wrap model",
+            "--fsdp-wrap: has no effect with --parallel ddp; use fsdp",
+        ),
+        (
+            "--dry-run --world-size 2 --parallel fsdp --bucket-mb 1",
+            "--bucket-mb: has no effect with --parallel fsdp",
+        ),
+        (
+            "--dry-run --world-size 99 --parallel zero1",
+            "the 21 parameter tensors cannot be shared by 99 ranks",
+        ),
+        (
+            "--dry-run --world-size 65 --parallel fsdp",
+            "the 64 rows of the largest parameter cannot be shared by 65",
+        ),
     ],
 )
 def test_flags_without_sense_are_refused(train, tmp_path, flags, words):
@@ -168,7 +232,8 @@ def test_flags_without_sense_are_refused(train, tmp_path, flags, words):
 BY_RANK = """
 import os, sys
 sys.path.insert(0, {project!r})
-sys.argv = ["tiny_llama_v1.py", *{flags!r}, "--batch-size", {values!r}[int(os.environ["RANK"])], "--output-dir", "run"]
+value = {values!r}[int(os.environ["RANK"])]
+sys.argv = ["tiny_llama_v1.py", *{flags!r}, "--batch-size", value, "--output-dir", "run"]
 import tiny_llama_v1
 sys.exit(tiny_llama_v1.main())
 """
@@ -178,16 +243,29 @@ sys.exit(tiny_llama_v1.main())
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        (["4", "2"], "--batch-size: rank 1 has 2, rank 0 has 4; start all ranks with the same flags"),
-        (["4", "0"], ": argument --batch-size: 0 is not a whole number of at least 1"),  # rank 1 on its host
+        (
+            ["4", "2"],
+            "--batch-size: rank 1 has 2, rank 0 has 4; start all ranks with the same flags",
+        ),
+        (
+            ["4", "0"],
+            ": argument --batch-size: 0 is not a whole number of at least 1",
+        ),  # rank 1 on its host
     ],
 )
 def test_flags_of_one_rank_are_an_error_of_all_told_once(tmp_path, values, words):
-    text = BY_RANK.format(project=str(PROJECT), flags=[*SMALL_MODEL[:-2], "--device", "cpu"], values=values)
+    text = BY_RANK.format(
+        project=str(PROJECT), flags=[*SMALL_MODEL[:-2], "--device", "cpu"], values=values
+    )
     (tmp_path / "by_rank.py").write_text(text)
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
-        start(sys.executable, "by_rank.py", cwd=tmp_path, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        start(
+            sys.executable,
+            "by_rank.py",
+            cwd=tmp_path,
+            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
         for rank in (0, 1)
     ]
     (code, out), (other_code, other_out) = (finish(rank) for rank in ranks)
@@ -197,21 +275,34 @@ def test_flags_of_one_rank_are_an_error_of_all_told_once(tmp_path, values, words
     assert not (tmp_path / "run").exists()
 
 
-# ---- Predictions for any number of ranks ---------------------------------------------------------------------------
+# ---- Predictions for any number of ranks ---------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_shards_become_smaller_with_more_ranks():
     def peak(flags: str, ranks: int) -> dict:
-        return predicted_memory(predicted(flags, ranks), False).document()["peak"]["bytes_by_category"]
+        return predicted_memory(predicted(flags, ranks), False).document()["peak"][
+            "bytes_by_category"
+        ]
 
     parameters = 4 * resolved("").parameter_count()
     for ranks in (2, 8):
         ddp, zero1, fsdp = (peak(f"--parallel {mode}", ranks) for mode in ("ddp", "zero1", "fsdp"))
         assert ddp["parameters"] == ddp["gradients"] == zero1["parameters"] == parameters
-        assert ddp["optimizer"] > 2 * parameters > zero1["optimizer"] > fsdp["optimizer"] > 2 * parameters / ranks
+        assert (
+            ddp["optimizer"]
+            > 2 * parameters
+            > zero1["optimizer"]
+            > fsdp["optimizer"]
+            > 2 * parameters / ranks
+        )
         assert fsdp["parameters"] == parameters / ranks
-    assert predicted_memory(predicted("--parallel fsdp", 64), False).collectives.calls["reduce_scatter"] == 3
+    assert (
+        predicted_memory(predicted("--parallel fsdp", 64), False).collectives.calls[
+            "reduce_scatter"
+        ]
+        == 3
+    )
 
 
 def test_bytes_by_the_book():
@@ -222,7 +313,9 @@ def test_bytes_by_the_book():
         for mode, passes in (("--parallel ddp", 2), ("--parallel fsdp --fsdp-wrap model", 3)):
             tracker = predicted_memory(predicted(mode, world_size), False)
             sent = sent_bytes(tracker.document()["collectives"], world_size)
-            assert sent == pytest.approx(passes * share * parameters + 8 * share), mode  # and the loss
+            assert sent == pytest.approx(passes * share * parameters + 8 * share), (
+                mode
+            )  # and the loss
 
 
 def test_where_communication_bounds_the_step():
@@ -234,12 +327,19 @@ def test_where_communication_bounds_the_step():
     # 40 (W-1)/W ms against 120/W ms: from W = 4 on they are equal, and from 5 on it is longer.
     assert found["strong_scaling_bound_from"] == 5
     assert (found["overlapped_ms"], found["not_overlapped_ms"]) == pytest.approx((30.0, 60.0))
-    assert (found["efficiency_overlapped"], found["efficiency_not_overlapped"]) == pytest.approx((1.0, 0.5))
+    assert (found["efficiency_overlapped"], found["efficiency_not_overlapped"]) == pytest.approx(
+        (1.0, 0.5)
+    )
     fast = communication(rows, 4, bounds, Network(100.0, "--network"))
     fast = explained(fast, Communication)
-    assert fast["weak_scaling_bound_from"] is None and "any number of ranks" in fast["weak_scaling_bound_from_reason"]
+    assert (
+        fast["weak_scaling_bound_from"] is None
+        and "any number of ranks" in fast["weak_scaling_bound_from_reason"]
+    )
     unknown = communication(rows, 4, bounds, None)
-    assert unknown["network_ms"] is None and unknown["network_ms_reason"] == "no --network was given"
+    assert (
+        unknown["network_ms"] is None and unknown["network_ms_reason"] == "no --network was given"
+    )
     assert first_world_size(lambda ranks: ranks >= 777) == 777
 
 
@@ -249,7 +349,11 @@ def test_the_fewest_ranks_that_fit(mode):
     workload = predicted(f"--parallel {mode} --batch-size 1", 2)
 
     def peak(ranks: int) -> int:
-        return int(predicted_memory(workload.with_settings(world_size=ranks), False).live_bytes_at_allocations().max())
+        return int(
+            predicted_memory(workload.with_settings(world_size=ranks), False)
+            .live_bytes_at_allocations()
+            .max()
+        )
 
     for capacity in (peak(5), peak(5) - 1):
         fewest = smallest_world_size(workload, False, capacity)
@@ -259,7 +363,10 @@ def test_the_fewest_ranks_that_fit(mode):
 
 @pytest.mark.slow
 def test_a_dry_run_for_ranks_that_do_not_exist(train, tmp_path):
-    flags = "--dry-run --world-size 16 --parallel fsdp --target-device MI300X --network 100 --output-dir run --verbose"
+    flags = (
+        "--dry-run --world-size 16 --parallel fsdp --target-device MI300X --network 100"
+        " --output-dir run --verbose"
+    )
     code, out, _ = train(*flags.split())
     assert code == 0
     document = json.loads((tmp_path / "run" / "prediction.json").read_text())
@@ -267,9 +374,17 @@ def test_a_dry_run_for_ranks_that_do_not_exist(train, tmp_path):
     rows = {row["kind"]: row for row in document["collectives"]}
     assert rows["all_gather"]["sent_bytes"] == round(15 / 16 * rows["all_gather"]["bytes"])
     bounds, found = document["step_time_bounds"], document["communication"]
-    assert found["network_ms"] == bounds["network_ms"] == pytest.approx(found["sent_bytes"] / 100e6, rel=1e-4)
-    assert document["step_time_lower_bound_ms"] == max(bounds[f"{n}_ms"] for n in ("compute", "bandwidth", "network"))
-    assert re.search(r"^Scaling: .*; communication-bound from 2 ranks on \(weak scaling\)", out, re.M)
+    assert (
+        found["network_ms"]
+        == bounds["network_ms"]
+        == pytest.approx(found["sent_bytes"] / 100e6, rel=1e-4)
+    )
+    assert document["step_time_lower_bound_ms"] == max(
+        bounds[f"{n}_ms"] for n in ("compute", "bandwidth", "network")
+    )
+    assert re.search(
+        r"^Scaling: .*; communication-bound from 2 ranks on \(weak scaling\)", out, re.M
+    )
     hidden, apart = found["overlapped_ms"], found["not_overlapped_ms"]
     assert f"at least {hidden:.2f} ms if communication is hidden, {apart:.2f} ms if not" in out
     assert re.search(r"^reduce_scatter +16 +3 ", out, re.M)
@@ -285,13 +400,17 @@ def test_what_would_fit_is_told():
         "--precision bf16",
         "--attention sdpa --activation-checkpointing --precision bf16",
     ]
-    assert rows[-1]["fits"] and rows[-1]["peak_memory_mb"] < min(row["peak_memory_mb"] for row in rows[:-1])
+    assert rows[-1]["fits"] and rows[-1]["peak_memory_mb"] < min(
+        row["peak_memory_mb"] for row in rows[:-1]
+    )
 
 
 @pytest.mark.slow
 def test_all_remedies_on_more_ranks_are_told_where_neither_is_enough():
     workload = predicted("--parallel fsdp --batch-size 4", 2)
-    together = workload.with_settings(activation_checkpointing=True, attention="sdpa", precision="bf16")
+    together = workload.with_settings(
+        activation_checkpointing=True, attention="sdpa", precision="bf16"
+    )
 
     def mb(ranks: int) -> float:
         tracker = predicted_memory(together.with_settings(world_size=ranks), False)
@@ -310,14 +429,24 @@ def test_all_remedies_on_more_ranks_are_told_where_neither_is_enough():
     flags = "--world-size 4 --attention sdpa --activation-checkpointing --precision bf16"
     assert found["would_fit"][-1] == {"flags": flags, "peak_memory_mb": mb(4), "fits": True}
     training = {"batch_size": 4, "seq_len": 16}
-    facts = {"max_batch_size": 0, "max_seq_len": 0, "training": training, "reserve_mb": 0, "context_mb": None}
-    assert how_to_fit(facts | found | {"device_memory_mb": 1, "peak_memory_mb": 2}) == f"use {flags}"
+    facts = {
+        "max_batch_size": 0,
+        "max_seq_len": 0,
+        "training": training,
+        "reserve_mb": 0,
+        "context_mb": None,
+    }
+    assert (
+        how_to_fit(facts | found | {"device_memory_mb": 1, "peak_memory_mb": 2}) == f"use {flags}"
+    )
 
 
 @pytest.mark.slow
 def test_a_step_of_a_thousand_ranks_is_predicted_without_them():
     """Embedding and head have 1,000 rows: some of the ranks keep nothing of them."""
-    args = "--size very_large --dry-run --world-size 1024 --parallel fsdp --activation-checkpointing".split()
+    args = (
+        "--size very_large --dry-run --world-size 1024 --parallel fsdp --activation-checkpointing"
+    ).split()
     workload, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(args))
     workload = replace(workload, config=replace(workload.config, n_layers=2))
     memory = predicted_memory(workload, True)
@@ -330,10 +459,18 @@ def test_a_step_of_a_thousand_ranks_is_predicted_without_them():
 
 def test_what_is_sent_has_the_type_of_what_is_gathered_and_reduced():
     def sent(flags: str) -> dict[str, int]:
-        rows = predicted_memory(predicted(f"--parallel {flags}", 4), False).document()["collectives"]
-        return {row["kind"]: row["bytes"] for row in rows if row["kind"] != "all_reduce" or row["bytes"] > 8}
+        rows = predicted_memory(predicted(f"--parallel {flags}", 4), False).document()[
+            "collectives"
+        ]
+        return {
+            row["kind"]: row["bytes"]
+            for row in rows
+            if row["kind"] != "all_reduce" or row["bytes"] > 8
+        }
 
-    whole, cast, true = (sent(f"fsdp {flags}") for flags in ("", "--param-precision bf16", "--precision bf16-true"))
+    whole, cast, true = (
+        sent(f"fsdp {flags}") for flags in ("", "--param-precision bf16", "--precision bf16-true")
+    )
     gathered, reduced = whole["all_gather"], whole["reduce_scatter"]
     assert cast == {"all_gather": gathered // 2, "reduce_scatter": reduced}
     assert true == {"all_gather": gathered // 2, "reduce_scatter": reduced // 2}
@@ -355,8 +492,12 @@ def test_what_is_sent_has_the_type_of_what_is_gathered_and_reduced():
 )
 def test_links_are_told_as_bus_bandwidths_that_no_collective_exceeds(device, ranks, rates):
     network = links_inside_node(device, ranks)
-    gather, reduce = ([{"kind": kind, "calls": 1, "bytes": 10**9}] for kind in ("all_gather", "all_reduce"))
-    found = [sent_bytes(rows, ranks) / network.time_ms(rows, ranks) / 1e6 for rows in (gather, reduce)]
+    gather, reduce = (
+        [{"kind": kind, "calls": 1, "bytes": 10**9}] for kind in ("all_gather", "all_reduce")
+    )
+    found = [
+        sent_bytes(rows, ranks) / network.time_ms(rows, ranks) / 1e6 for rows in (gather, reduce)
+    ]
     assert found == pytest.approx(rates)
     assert network.source.startswith("bus bandwidth of the datasheet's links")
     assert links_inside_node(device, 9) is None

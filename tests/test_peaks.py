@@ -1,4 +1,5 @@
-"""Which ridge points a device can have, by what its trace tells of it, and in which precision it multiplies."""
+"""Which ridge points a device can have, by what its trace tells of it, and in which precision it
+multiplies."""
 
 from dataclasses import replace
 
@@ -27,10 +28,14 @@ def device(name="", version="", units=None, memory=None):
         (device("NVIDIA A100-PG509-200", "80", 108, 42297524224), [], ["NVIDIA A100-SXM4-40GB"]),
         (device("", "80", 108, 42297524224), ["cudaLaunchKernel"], ["NVIDIA A100-SXM4-40GB"]),
         (device("", "94", 304, 206141652992), ["hipLaunchKernel"], ["AMD Instinct MI300X"]),
-        (device("", "70", 80, 16160 * 2**20), ["cudaFree"], ["Tesla V100-SXM2-16GB", "Tesla V100-PCIE-16GB"]),
-        (device(), ["Cijk_Ailk_Bljk_HHS_BH_ISA90a_"], [row.name for row in DATASHEETS if row.arch == "gfx90a"]),
-        (device(), ["volta_fp16_s884gemm_fp16"], [row.name for row in DATASHEETS if row.arch == "sm_70"]),
-        (device(), ["volta_sgemm_128x64_nt"], [row.name for row in DATASHEETS if row.arch in ("sm_70", "sm_75")]),
+        (device("", "70", 80, 16160 * 2**20), ["cudaFree"],
+         ["Tesla V100-SXM2-16GB", "Tesla V100-PCIE-16GB"]),
+        (device(), ["Cijk_Ailk_Bljk_HHS_BH_ISA90a_"],
+         [row.name for row in DATASHEETS if row.arch == "gfx90a"]),
+        (device(), ["volta_fp16_s884gemm_fp16"],
+         [row.name for row in DATASHEETS if row.arch == "sm_70"]),
+        (device(), ["volta_sgemm_128x64_nt"],
+         [row.name for row in DATASHEETS if row.arch in ("sm_70", "sm_75")]),
         (device(), ["void cutlass::Kernel2<cutlass_80_tensorop>", "sm90_xmma_gemm"],
          [row.name for row in DATASHEETS if row.arch == "sm_90"]),
         (device(), ["ampere_sgemm_128x64"], SINCE_AMPERE),
@@ -60,32 +65,49 @@ def test_the_precision_of_kernels_without_types(tmp_path, kernel, precision):
     links = link(trace_of(tmp_path, *gpu_step((call, 20, 800, kernel)), **H100_PROPERTIES))
     ridges = Ridges(links, None)
     rates = {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.8}
-    assert (precision_of(links, None), ridges.exact) == (precision, pytest.approx(rates[precision] / 3.35))
+    assert (precision_of(links, None), ridges.exact) == (
+        precision,
+        pytest.approx(rates[precision] / 3.35),
+    )
     assert ridges.of("c10::Half") == pytest.approx((989.4 / 3.35,) * 2)
 
 
 def test_recorded_types_count_more_than_names_but_for_tf32(tmp_path):
     half = shaped("aten::mm", 0, 4, [[64, 64], [64, 64]], ["c10::Half"] * 2)
-    for operator, kernel, precision in ((half, "gemm_float", "fp16"), (LARGE, "s1688gemm_128", "tf32")):
+    for operator, kernel, precision in (
+        (half, "gemm_float", "fp16"),
+        (LARGE, "s1688gemm_128", "tf32"),
+    ):
         links = link(trace_of(tmp_path, *gpu_step((operator, 20, 800, kernel)), **H100_PROPERTIES))
         assert precision_of(links, None) == precision
 
 
 def test_a_named_device_counts_where_the_trace_tells_none(tmp_path):
-    for told, source in (({}, "NVIDIA A100-SXM4-40GB fp32"), (H100_PROPERTIES, "NVIDIA H100 80GB HBM3 fp32")):
+    for told, source in (
+        ({}, "NVIDIA A100-SXM4-40GB fp32"),
+        (H100_PROPERTIES, "NVIDIA H100 80GB HBM3 fp32"),
+    ):
         trace = trace_of(tmp_path, *gpu_step((LARGE, 20, 800)), **told)
         ridges = Ridges(link(replace(trace, named=described(rows_named("a100")[0]))), None)
         assert source in ridges.source
-        assert ("--device-name NVIDIA A100-SXM4-40GB does not count: the trace tells" in ridges.source) == bool(told)
+        assert (
+            "--device-name NVIDIA A100-SXM4-40GB does not count: the trace tells" in ridges.source
+        ) == bool(told)
     of_amd = trace_of(tmp_path, *gpu_step((LARGE, 20, 800, "Cijk_Ailk_Bljk_BBS_BH")))
     ridges = Ridges(link(replace(of_amd, named=described(rows_named("a100")[0]))), None)
-    assert ridges.source.endswith("--device-name NVIDIA A100-SXM4-40GB does not count: the trace tells gfx")
-    with pytest.raises(UserError, match="--device-name b3000: no row of the datasheets matches; the nearest: B300"):
+    assert ridges.source.endswith(
+        "--device-name NVIDIA A100-SXM4-40GB does not count: the trace tells gfx"
+    )
+    with pytest.raises(
+        UserError, match="--device-name b3000: no row of the datasheets matches; the nearest: B300"
+    ):
         rows_named("b3000", "--device-name")
 
 
 def test_an_unknown_device_has_the_ridge_points_of_its_maker(tmp_path):
-    ridges = Ridges(link(trace_of(tmp_path, *gpu_step((LARGE, 20, 800, "volta_sgemm_128x64_nt")))), None)
+    ridges = Ridges(
+        link(trace_of(tmp_path, *gpu_step((LARGE, 20, 800, "volta_sgemm_128x64_nt")))), None
+    )
     assert ridges.of(None) == pytest.approx((14e3 / 900, 8.1e3 / 320))
     assert ridges.exact is None
     assert ridges.source.startswith("16 to 25 FLOPs/byte in fp32 by Tesla V100-SXM2-16GB or ")
@@ -93,7 +115,8 @@ def test_an_unknown_device_has_the_ridge_points_of_its_maker(tmp_path):
 
 @pytest.mark.parametrize("kernel", ("sm90_gemm_bf16", "some_kernel"))
 def test_figures_of_a_card_that_no_datasheet_has_are_the_roofs(tmp_path, kernel):
-    """Its architecture is not known, so nothing that the trace tells of it speaks against the card."""
+    """Its architecture is not known, so nothing that the trace tells of it speaks against the
+    card."""
     trace = trace_of(tmp_path, *gpu_step((LARGE, 20, 800, kernel)))
     named = described(rows_named("NEWCARD:memory=80,bandwidth=2.5,fp32=50", "--device-name")[0])
     links = link(replace(trace, named=named | {"given_by": "--device-name"}))

@@ -35,7 +35,9 @@ FUSED = {f"fused_{part}": True for part in ("projections", "norm", "rope", "loss
 
 
 def workload_of(config, **training):
-    return tiny_llama.TinyLlamaWorkload(config, tiny_llama.TrainingConfig()).with_settings(**training)
+    return tiny_llama.TinyLlamaWorkload(config, tiny_llama.TrainingConfig()).with_settings(
+        **training
+    )
 
 
 def resolved(flags: str):
@@ -56,30 +58,56 @@ def read(path):
         pytest.param("--gradient-accumulation-steps 4", marks=pytest.mark.slow),
         pytest.param("--activation-checkpointing", marks=pytest.mark.slow),
         pytest.param("--activation-checkpointing 2 --precision bf16-true", marks=pytest.mark.slow),
-        pytest.param("--activation-checkpointing op --attention sdpa --precision bf16-true", marks=pytest.mark.slow),
         pytest.param(
-            "--fused-projections --fused-norm --fused-rope --fused-loss --vocab-size 900", marks=pytest.mark.slow
+            "--activation-checkpointing op --attention sdpa --precision bf16-true",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "--fused-projections --fused-norm --fused-rope --fused-loss --vocab-size 900",
+            marks=pytest.mark.slow,
         ),
         pytest.param("--size small --batch-size 2", marks=pytest.mark.slow),
-        pytest.param("--size small --batch-size 1 --seq-len 40 --precision bf16", marks=pytest.mark.slow),
+        pytest.param(
+            "--size small --batch-size 1 --seq-len 40 --precision bf16", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_predicted_peak_is_the_measured_one(train, tmp_path, flags):
     """To the byte, category by category, at the same place."""
-    assert train(*flags.split(), "--num-steps", "2", "--profile-memory", "--output-dir", "run", small=False)[0] == 0
+    assert (
+        train(
+            *flags.split(),
+            "--num-steps",
+            "2",
+            "--profile-memory",
+            "--output-dir",
+            "run",
+            small=False,
+        )[0]
+        == 0
+    )
     memory = read(tmp_path / "run" / "memory_timeline.json")
     assert memory["predicted"]["peak_bytes"] == memory["peak_bytes"]
     assert memory["predicted"]["error_percent"] == 0
     assert memory["predicted"]["bytes_by_category"] == memory["peak"]["bytes_by_category"]
     assert sum(memory["peak"]["bytes_by_category"].values()) == memory["peak_bytes"]
-    assert predicted_memory(resolved(flags), False).document()["peak"]["where"] == memory["peak"]["where"]
+    assert (
+        predicted_memory(resolved(flags), False).document()["peak"]["where"]
+        == memory["peak"]["where"]
+    )
     for row in memory["predicted"]["kept_for_backward"]:
         assert row["formula_bytes"] in (row["bytes"], None), row["component"]
 
 
 def pairs_of_settings() -> list:
     """Each two values of different settings meet in a case."""
-    options = [{}, {"activation_checkpointing": True}, {"activation_checkpointing": 2}, {"attention": "sdpa"}, FUSED]
+    options = [
+        {},
+        {"activation_checkpointing": True},
+        {"activation_checkpointing": 2},
+        {"attention": "sdpa"},
+        FUSED,
+    ]
     shapes = [(1, 7), (2, 2), (3, 16)]
     cases = []
     for i, option in enumerate(options):
@@ -89,17 +117,27 @@ def pairs_of_settings() -> list:
 
 
 @pytest.mark.parametrize(("precision", "kv_heads", "shape", "options"), pairs_of_settings())
-def test_what_is_kept_for_the_backward_pass_follows_the_formula(precision, kv_heads, shape, options):
+def test_what_is_kept_for_the_backward_pass_follows_the_formula(
+    precision, kv_heads, shape, options
+):
     settings = {"batch_size": shape[0], "seq_len": shape[1], "precision": precision} | options
     workload = workload_of(replace(SMALL, n_kv_heads=kv_heads), **settings)
     kept = kept_by_component(predicted_memory(workload, False).document())
-    assert kept == {name: sum(parts) for name, parts in workload.formulas.kept_for_backward().items()}
+    assert kept == {
+        name: sum(parts) for name, parts in workload.formulas.kept_for_backward().items()
+    }
 
 
 def test_only_scores_grow_with_the_square_of_the_sequence():
     for precision in ("fp32", "bf16"):
-        one, two = (workload_of(TINY, seq_len=n, precision=precision).formulas.kept_for_backward() for n in (64, 128))
-        assert {name for name, parts in one.items() if parts[1]} <= {"attention.softmax", "attention.weighted_sum"}
+        one, two = (
+            workload_of(TINY, seq_len=n, precision=precision).formulas.kept_for_backward()
+            for n in (64, 128)
+        )
+        assert {name for name, parts in one.items() if parts[1]} <= {
+            "attention.softmax",
+            "attention.weighted_sum",
+        }
         assert all(two[name][1] == 4 * one[name][1] for name in one)
 
 
@@ -120,7 +158,9 @@ def test_what_fits_is_the_largest_that_does(flags, precision, shape):
     more, capacity = flags.get("gradient_accumulation_steps", 1), 3_300_000
     settings = {"batch_size": shape[0] * more, "seq_len": shape[1], "precision": precision} | flags
     workload = workload_of(replace(SMALL, n_layers=1), **settings)
-    batch, seq = (largest_size(workload, False, capacity, name) for name in ("batch_size", "seq_len"))
+    batch, seq = (
+        largest_size(workload, False, capacity, name) for name in ("batch_size", "seq_len")
+    )
     assert batch % more == 0
 
     def peak(**changes) -> int:
@@ -132,7 +172,10 @@ def test_what_fits_is_the_largest_that_does(flags, precision, shape):
 
 def test_nothing_fits_where_weights_alone_do_not():
     workload = workload_of(SMALL)
-    assert [largest_size(workload, False, 10_000, name) for name in ("batch_size", "seq_len")] == [0, 0]
+    assert [largest_size(workload, False, 10_000, name) for name in ("batch_size", "seq_len")] == [
+        0,
+        0,
+    ]
 
 
 # --- dry runs ---
@@ -148,8 +191,15 @@ def test_a_dry_run_predicts_and_trains_nothing(train, tmp_path, monkeypatch):
     document = read(tmp_path / "run" / "prediction.json")
     assert document["parameters"] == 2_873_600
     assert (document["forward_flops"], document["step_flops"]) == (5_892_997_120, 3 * 5_892_997_120)
-    assert sum(document["memory_by_category_mb"].values()) == pytest.approx(document["peak_memory_mb"])
-    assert set(document["memory_by_category_mb"]) >= {"parameters", "gradients", "optimizer", "activations"}
+    assert sum(document["memory_by_category_mb"].values()) == pytest.approx(
+        document["peak_memory_mb"]
+    )
+    assert set(document["memory_by_category_mb"]) >= {
+        "parameters",
+        "gradients",
+        "optimizer",
+        "activations",
+    }
     assert document["fits"] is True
     assert document["max_batch_size"] > 8
     assert document["max_seq_len"] > 128
@@ -159,7 +209,9 @@ def test_a_dry_run_predicts_and_trains_nothing(train, tmp_path, monkeypatch):
     assert document["target_device"] is document["reserved_memory_mb"] is None
     bounds = document["step_time_bounds"]
     assert bounds["compute_ms"] == pytest.approx(1e3 * document["step_flops"] / 0.2e12)
-    assert document["step_time_lower_bound_ms"] == max(bounds["compute_ms"], bounds["bandwidth_ms"] or 0)
+    assert document["step_time_lower_bound_ms"] == max(
+        bounds["compute_ms"], bounds["bandwidth_ms"] or 0
+    )
     assert bounds["compute_peak"] == "given: --peak 0.2"
 
 
@@ -176,14 +228,20 @@ def test_a_dry_run_measures_nothing(train, tmp_path, monkeypatch):
     assert code == 0
     assert re.search(r"^Step time: +no lower bound: .*a dry run measures nothing", out, re.M)
     document = read(tmp_path / "run" / "prediction.json")
-    assert document["step_time_lower_bound_ms"] is document["step_time_bounds"]["compute_ms"] is None
+    assert (
+        document["step_time_lower_bound_ms"] is document["step_time_bounds"]["compute_ms"] is None
+    )
     assert "measures nothing" in document["step_time_bounds"]["bandwidth_ms_reason"]
     assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("row", "precision"), [("AMD Instinct MI250X", "bf16"), ("NVIDIA H100 80GB HBM3", "tf32")])
-def test_a_target_device_is_predicted_by_its_datasheet(train, tmp_path, monkeypatch, row, precision):
+@pytest.mark.parametrize(
+    ("row", "precision"), [("AMD Instinct MI250X", "bf16"), ("NVIDIA H100 80GB HBM3", "tf32")]
+)
+def test_a_target_device_is_predicted_by_its_datasheet(
+    train, tmp_path, monkeypatch, row, precision
+):
     monkeypatch.setattr("analysis.hardware.cache.measured", None)  # nothing of this machine
     sheet = next(one for one in DATASHEETS if one.name == row)
     name = row.split()[-1 if "AMD" in row else 1].lower()
@@ -198,19 +256,29 @@ def test_a_target_device_is_predicted_by_its_datasheet(train, tmp_path, monkeypa
     assert (target["name"], target["source"]) == (row, sheet.source)
     assert document["device_memory_mb"] * 2**20 == target["memory_bytes"] == sheet.memory_mb * 2**20
     bounds = document["step_time_bounds"]
-    assert bounds["compute_ms"] == pytest.approx(1e-9 * document["step_flops"] / getattr(sheet, precision))
+    assert bounds["compute_ms"] == pytest.approx(
+        1e-9 * document["step_flops"] / getattr(sheet, precision)
+    )
     assert bounds["bandwidth_ms"] == pytest.approx(1e-6 * bounds["least_bytes"] / sheet.bandwidth)
     assert f"datasheet: {row} {precision}" in bounds["compute_peak"]
     assert document["max_batch_size"] > 4000
     assert document["device_memory_source"] == sheet.memory_source
     assert f"the device has {sheet.memory_mb / 1024:,.1f} GB (256 MB for a context)" in out
     size = {"sm_90": 32, "gfx90a": 32}[sheet.arch]
-    assert document["memory_by_category_mb"]["library workspaces"] == document["library_workspaces_mb"] == 2 * size
-    assert document["peak_memory_mb"] < min(document["reserved_memory_mb"], document["reserved_memory_expandable_mb"])
+    assert (
+        document["memory_by_category_mb"]["library workspaces"]
+        == document["library_workspaces_mb"]
+        == 2 * size
+    )
+    assert document["peak_memory_mb"] < min(
+        document["reserved_memory_mb"], document["reserved_memory_expandable_mb"]
+    )
 
 
 def test_a_target_device_without_the_precision_is_told(train, tmp_path):
-    code, out, _ = train("--dry-run", "--target-device", "T4", "--precision", "tf32", "--output-dir", "run")
+    code, out, _ = train(
+        "--dry-run", "--target-device", "T4", "--precision", "tf32", "--output-dir", "run"
+    )
     assert code == 0
     assert re.search(r"matmuls unknown: the datasheet of Tesla T4 has no tf32", out)
     bounds = read(tmp_path / "run" / "prediction.json")["step_time_bounds"]
@@ -225,7 +293,11 @@ def test_a_target_device_without_the_precision_is_told(train, tmp_path):
     [
         ({}, "--dry-run --size small", "python3 tiny_llama_v1.py --size small"),
         ({}, "--device-memory 80 --dry-run --seq-len 8", "python3 tiny_llama_v1.py --seq-len 8"),
-        ({"world_size": 8}, "--dry-run --world-size=8", "torchrun --nproc-per-node 8 tiny_llama_v1.py"),
+        (
+            {"world_size": 8},
+            "--dry-run --world-size=8",
+            "torchrun --nproc-per-node 8 tiny_llama_v1.py",
+        ),
         (
             {"target_device": {"name": "AMD Instinct MI300X", "arch": "gfx942"}, "world_size": 16},
             "--target-device MI300X --world-size 16 --network 50 --dry-run --parallel fsdp",
@@ -234,7 +306,10 @@ def test_a_target_device_without_the_precision_is_told(train, tmp_path):
         (
             {"target_device": {"name": "NVIDIA T4", "arch": "sm_75"}},
             "--dry-run --target-device T4",
-            "--precision bf16 cannot train there: NVIDIA T4 has no bfloat16 arithmetic; use fp16 or fp32",
+            (
+                "--precision bf16 cannot train there: NVIDIA T4 has no bfloat16 arithmetic; use"
+                " fp16 or fp32"
+            ),
         ),
         (
             {"fits": False, "peak_memory_mb": 90.0},
@@ -244,8 +319,10 @@ def test_a_target_device_without_the_precision_is_told(train, tmp_path):
         (
             {"fits": False},
             "--dry-run",
-            "it would fit without other processes: stop those, or lower to --batch-size 2, then train: "
-            "python3 tiny_llama_v1.py --batch-size 2",
+            (
+                "it would fit without other processes: stop those, or lower to --batch-size 2, then"
+                " train: python3 tiny_llama_v1.py --batch-size 2"
+            ),
         ),
     ],
 )
@@ -267,7 +344,15 @@ def test_the_last_line_of_a_dry_run_holds(changes, flags, words):
 
 
 def test_memory_given_for_a_target_device_overrides_its_own(train, tmp_path):
-    flags = ("--dry-run", "--target-device", "MI300X", "--device-memory", "24", "--output-dir", "run")
+    flags = (
+        "--dry-run",
+        "--target-device",
+        "MI300X",
+        "--device-memory",
+        "24",
+        "--output-dir",
+        "run",
+    )
     assert train(*flags)[0] == 0
     document = read(tmp_path / "run" / "prediction.json")
     assert document["device_memory_mb"] == 24 * 1024
@@ -297,7 +382,10 @@ def test_another_device(train, tmp_path):
     assert code == 0
     assert re.search(r"^Reserve: +8 MB: matmul libraries", out, re.M)
     assert re.search(
-        r"^Fits: +NO, \d+\.\d MB of 104\.5 MB reserved, \d+ MB short: the device has 369 MB \(256 MB", out, re.M
+        r"^Fits: +NO, \d+\.\d MB of 104\.5 MB reserved, \d+ MB short: the device has 369 MB"
+        r" \(256 MB",
+        out,
+        re.M,
     )
     assert re.search("^Device memory: +369 MB: --device-memory$", out, re.M)
     assert re.search(r"^Largest batch: +\d samples of", out, re.M)
@@ -325,8 +413,13 @@ def test_a_device_memory_without_a_dry_run(train):
 @pytest.mark.slow
 def test_the_largest_size_is_predicted_in_little_memory(tmp_path):
     script = f"import sys; sys.path.insert(0, {str(PROJECT)!r}); import tiny_llama_v1 as t\n"
-    script += "code = t.main(['--dry-run', '--size', 'very_large', '--peak', '1', '--output-dir', 'run'])\n"
-    script += "from harness.machine.devices import host_memory; print('PEAK', code, host_memory()[1])"
+    script += (
+        "code = t.main(['--dry-run', '--size', 'very_large', '--peak', '1', '--output-dir',"
+        " 'run'])\n"
+    )
+    script += (
+        "from harness.machine.devices import host_memory; print('PEAK', code, host_memory()[1])"
+    )
     code, out = finish(start(sys.executable, "-c", script, cwd=tmp_path))
     assert code == 0, out
     _, done, peak = out.splitlines()[-1].split()
@@ -338,10 +431,21 @@ def test_the_largest_size_is_predicted_in_little_memory(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["run_pytorch_profiler.py", "run_deepspeed_flops.py", "launch_performance_study.py"])
+@pytest.mark.parametrize(
+    "script", ["run_pytorch_profiler.py", "run_deepspeed_flops.py", "launch_performance_study.py"]
+)
 def test_the_other_commands_predict_too(tmp_path, script):
     size = ["tiny"] if script.startswith("launch") else SMALL_MODEL
-    command = [sys.executable, str(PROJECT / script), *size, "--dry-run", "--peak", "1", "--output-dir", "run"]
+    command = [
+        sys.executable,
+        str(PROJECT / script),
+        *size,
+        "--dry-run",
+        "--peak",
+        "1",
+        "--output-dir",
+        "run",
+    ]
     code, out = finish(start(*command, cwd=tmp_path))
     assert code == 0, out
     assert "Prediction, nothing was allocated or trained" in out
@@ -353,18 +457,48 @@ def test_the_other_commands_predict_too(tmp_path, script):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", ["", "--gradient-accumulation-steps 2 --precision bf16 --activation-checkpointing"])
+@pytest.mark.parametrize(
+    "flags", ["", "--gradient-accumulation-steps 2 --precision bf16 --activation-checkpointing"]
+)
 def test_the_predicted_peak_of_a_rank_is_the_measured_one(tmp_path, flags):
     """Buckets of DistributedDataParallel included, to the byte."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    run = [str(PROJECT / "tiny_llama_v1.py"), "--device", "cpu", "--batch-size", "2", "--seq-len", "64", *flags.split()]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
+    run = [
+        str(PROJECT / "tiny_llama_v1.py"),
+        "--device",
+        "cpu",
+        "--batch-size",
+        "2",
+        "--seq-len",
+        "64",
+        *flags.split(),
+    ]
     code, out = finish(
-        start(*launcher, *run, "--num-steps", "3", "--profile-memory", "--output-dir", "run", cwd=tmp_path)
+        start(
+            *launcher,
+            *run,
+            "--num-steps",
+            "3",
+            "--profile-memory",
+            "--output-dir",
+            "run",
+            cwd=tmp_path,
+        )
     )
     assert code == 0, out
     memory = read(tmp_path / "run" / "memory_timeline.json")
     assert memory["predicted"]["peak_bytes"] == memory["peak_bytes"]
-    assert memory["predicted"]["bytes_by_category"]["gradients"] == memory["peak"]["bytes_by_category"]["gradients"]
+    assert (
+        memory["predicted"]["bytes_by_category"]["gradients"]
+        == memory["peak"]["bytes_by_category"]["gradients"]
+    )
     for row in memory["predicted"]["kept_for_backward"]:
         assert row["bytes"] == row["formula_bytes"], row["component"]
 
@@ -372,7 +506,9 @@ def test_the_predicted_peak_of_a_rank_is_the_measured_one(tmp_path, flags):
 def test_gradients_of_several_ranks_live_all_step():
     def gradients(world_size: int) -> int:
         mode = "ddp" if world_size > 1 else None
-        document = predicted_memory(workload_of(SMALL, world_size=world_size, parallel=mode), False).document()
+        document = predicted_memory(
+            workload_of(SMALL, world_size=world_size, parallel=mode), False
+        ).document()
         return document["peak"]["bytes_by_category"]["gradients"]
 
     assert gradients(1) < gradients(2) == 4 * SMALL.parameter_count()
@@ -426,7 +562,9 @@ def test_a_snapshot_is_a_gpus(train, tmp_path):
 
 def test_a_snapshot_records_the_forward_pass_and_the_step(tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **options: calls.append(options))
+    monkeypatch.setattr(
+        torch.cuda.memory, "_record_memory_history", lambda **options: calls.append(options)
+    )
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: calls.append(path))
     snapshot = MemorySnapshot(tmp_path)
     with snapshot:
@@ -444,7 +582,9 @@ def test_a_snapshot_records_the_forward_pass_and_the_step(tmp_path, monkeypatch)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("flags", ["--size small", "--size small --precision bf16", "--size medium --batch-size 4"])
+@pytest.mark.parametrize(
+    "flags", ["--size small", "--size small --precision bf16", "--size medium --batch-size 4"]
+)
 def test_gpu_prediction_within_5_percent_of_the_allocator(train, tmp_path, flags):
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
@@ -459,7 +599,15 @@ def test_gpu_prediction_within_5_percent_of_the_allocator(train, tmp_path, flags
 
 @pytest.mark.gpu
 def test_gpu_memory_is_followed_to_the_driver(train, tmp_path):
-    code, _, _ = train("--profile-memory", "--memory-snapshot", "--num-steps", "5", "--output-dir", "run", small=False)
+    code, _, _ = train(
+        "--profile-memory",
+        "--memory-snapshot",
+        "--num-steps",
+        "5",
+        "--output-dir",
+        "run",
+        small=False,
+    )
     assert code == 0
     memory = read(tmp_path / "run" / "memory_timeline.json")
     rows = memory["allocator"]
@@ -477,7 +625,10 @@ def test_what_stays_on_the_host_is_no_memory_of_a_gpu():
     model = torch.nn.Linear(2, 3, device="meta")
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():
-        optimizer.state[parameter] = {"step": torch.tensor(1.0), "exp_avg": torch.zeros_like(parameter)}
+        optimizer.state[parameter] = {
+            "step": torch.tensor(1.0),
+            "exp_avg": torch.zeros_like(parameter),
+        }
     with MemoryTracker(model, optimizer) as tracker:
         torch.ones(1000)
     assert tracker.timeline.live_bytes().max() == 4 * (6 + 3)
@@ -485,7 +636,8 @@ def test_what_stays_on_the_host_is_no_memory_of_a_gpu():
 
 
 def test_a_bucket_of_gradients_is_not_of_the_step():
-    """DistributedDataParallel allocates it before the step, where no operator passes; each gradient is a view of it."""
+    """DistributedDataParallel allocates it before the step, where no operator passes; each gradient
+    is a view of it."""
     model = torch.nn.Linear(2, 3, bias=False)
     bucket = torch.zeros(100)
     model.weight.grad = None
@@ -495,7 +647,7 @@ def test_a_bucket_of_gradients_is_not_of_the_step():
     document = tracker.timeline.document()
     assert made.data_ptr() == bucket.data_ptr()
     assert (document["allocations"], document["largest_tensor"]["shape"]) == (1, [3, 2])
-    (first, *_) = document["peak"]["largest_tensors"]
+    first, *_ = document["peak"]["largest_tensors"]
     assert (first["bytes"], first["shape"], first["phase"]) == (400, [100], None)
 
 
@@ -505,14 +657,16 @@ def test_step_counters_are_predicted_where_they_live(impl, on_device):
     workload = workload_of(SMALL, optimizer_impl=impl)
     tensors = len([*tiny_llama.TinyLlamaModel(SMALL).parameters()])
     on_gpu, on_cpu = (
-        predicted_memory(workload, where).document()["peak"]["bytes_by_category"] for where in (True, False)
+        predicted_memory(workload, where).document()["peak"]["bytes_by_category"]
+        for where in (True, False)
     )
     assert on_cpu["optimizer"] == 8 * workload.parameter_count() + 4 * tensors
     assert on_gpu["optimizer"] == 8 * workload.parameter_count() + 4 * tensors * on_device
 
 
 def allocated_in_a_step(tmp_path, tracked: bool) -> float:
-    """By how many bytes the CPU's own allocator grows within a step, as torch.profiler records it."""
+    """By how many bytes the CPU's own allocator grows within a step, as torch.profiler records
+    it."""
     torch.manual_seed(0)
     model = tiny_llama.TinyLlamaModel(SMALL)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -531,7 +685,9 @@ def allocated_in_a_step(tmp_path, tracked: bool) -> float:
 
     step(contextlib.nullcontext())
     watched = MemoryTracker(model, optimizer, 2) if tracked else contextlib.nullcontext()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         step(watched)
     profile.export_chrome_trace(str(tmp_path / "trace.json"))
     memory = read_trace(tmp_path / "trace.json").memory
@@ -540,7 +696,11 @@ def allocated_in_a_step(tmp_path, tracked: bool) -> float:
 
 def test_memory_profiling_changes_nothing_of_the_tensors(tmp_path):
     """By a measure that is not its own: a tracker that kept a tensor alive would show here."""
-    assert allocated_in_a_step(tmp_path, tracked=True) == allocated_in_a_step(tmp_path, tracked=False) > 0
+    assert (
+        allocated_in_a_step(tmp_path, tracked=True)
+        == allocated_in_a_step(tmp_path, tracked=False)
+        > 0
+    )
 
 
 def test_a_search_finds_the_first_number_of_all():
@@ -550,10 +710,14 @@ def test_a_search_finds_the_first_number_of_all():
 
 
 def test_what_always_fits_has_no_largest_size():
-    """Live bytes of one allocation, constant in n: the answer is the last number that the search looks at."""
+    """Live bytes of one allocation, constant in n: the answer is the last number that the search
+    looks at."""
     assert largest_that_fits(lambda n: np.array([100]), 8, 1, 100) == MOST_TOKENS - 1
     assert largest_that_fits(lambda n: np.array([100 * n]), 8, 1, 1234) == 12
-    assert [largest_that_fits(lambda n: np.array([100 * n]), 8, 1, most) for most in (99, 100)] == [0, 1]
+    assert [largest_that_fits(lambda n: np.array([100 * n]), 8, 1, most) for most in (99, 100)] == [
+        0,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -561,6 +725,10 @@ def test_the_least_time_assumes_that_fused_attention_skips_masked_scores(attenti
     config = tiny_llama.TinyLlamaConfig(100, 32, 2, 4, 2, 64, 16)
     training = tiny_llama.TrainingConfig(batch_size=8, seq_len=16, attention=attention)
     workload = tiny_llama.TinyLlamaWorkload(config, training)
-    masked = {"eager": 0, "sdpa": 7 * 2 * 2 * 8 * 32 * (15 * 8)}[attention]  # of seven matmuls in two layers
+    masked = {"eager": 0, "sdpa": 7 * 2 * 2 * 8 * 32 * (15 * 8)}[
+        attention
+    ]  # of seven matmuls in two layers
     flops = workload.step_flops() + workload.recomputed_flops() - masked
-    assert time_bounds(workload, {"name": ""}, 0.2, "never")["compute_ms"] == pytest.approx(1e3 * flops / 0.2e12)
+    assert time_bounds(workload, {"name": ""}, 0.2, "never")["compute_ms"] == pytest.approx(
+        1e3 * flops / 0.2e12
+    )

@@ -1,4 +1,5 @@
-"""The end of everything that a command started: nothing of it goes on, and nothing else is touched."""
+"""The end of everything that a command started: nothing of it goes on, and nothing else is
+touched."""
 
 import os
 import signal
@@ -12,14 +13,25 @@ import pytest
 from harness.program.hooks.processes import descendants, running_parents
 from harness.program.process_tree import ProcessTree, is_cleaner, is_launcher
 
-# Each notes its process id, and would write to `late` once its child is gone or some time has passed.
+# Each notes its process id, and would write to `late` once its child is gone or some time has
+# passed.
 TREES = {
     "a shell that waits": "sh -c 'echo $$ >>pids; sleep 60'; echo went on >>late",
-    "a shell that ignores SIGTERM": "trap '' TERM; (trap '' TERM; echo $$ >>pids; sleep 60); echo went on >>late",
-    "a second fork": "(sh -c 'echo $$ >>pids; sleep 60; echo went on >>late' &) ; echo $$ >>pids; sleep 60",
-    "a session of its own": "setsid sh -c 'echo $$ >>pids; sleep 60; echo went on >>late' & wait; echo went on >>late",
-    "a stopped process": "sh -c 'echo $$ >>pids; kill -STOP $$; echo went on >>late'; echo went on >>late",
-    "an emptied environment": "env -i sh -c 'echo $$ >>pids; sleep 60; echo went on >>late' & sleep 60",
+    "a shell that ignores SIGTERM": (
+        "trap '' TERM; (trap '' TERM; echo $$ >>pids; sleep 60); echo went on >>late"
+    ),
+    "a second fork": (
+        "(sh -c 'echo $$ >>pids; sleep 60; echo went on >>late' &) ; echo $$ >>pids; sleep 60"
+    ),
+    "a session of its own": (
+        "setsid sh -c 'echo $$ >>pids; sleep 60; echo went on >>late' & wait; echo went on >>late"
+    ),
+    "a stopped process": (
+        "sh -c 'echo $$ >>pids; kill -STOP $$; echo went on >>late'; echo went on >>late"
+    ),
+    "an emptied environment": (
+        "env -i sh -c 'echo $$ >>pids; sleep 60; echo went on >>late' & sleep 60"
+    ),
 }
 
 
@@ -34,7 +46,9 @@ def wait_until(condition, limit_s: float = 20.0) -> None:
 def test_nothing_that_descends_from_the_command_goes_on(tmp_path, name):
     before = subprocess.Popen(["sleep", "60"])
     tree = ProcessTree("MARK=of this test")
-    command = subprocess.Popen(["sh", "-c", TREES[name]], cwd=tmp_path, env={**os.environ, "MARK": "of this test"})
+    command = subprocess.Popen(
+        ["sh", "-c", TREES[name]], cwd=tmp_path, env={**os.environ, "MARK": "of this test"}
+    )
     wait_until((tmp_path / "pids").exists)
     wait_until(lambda: len(tree.processes()) >= 1 + (name != "a stopped process"))
     tree.end([], lambda: None)
@@ -66,7 +80,9 @@ def test_one_that_waits_for_leave_ends_by_itself_and_its_parent_does_not_go_on(t
     """Its children are stopped meanwhile: if one were killed, it could take that for an error."""
     (tmp_path / "waits.py").write_text(WAITS)
     tree = ProcessTree("no such mark")
-    command = subprocess.Popen(["sh", "-c", f"{sys.executable} -S waits.py; echo >late"], cwd=tmp_path)
+    command = subprocess.Popen(
+        ["sh", "-c", f"{sys.executable} -S waits.py; echo >late"], cwd=tmp_path
+    )
     wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     tree.end([int((tmp_path / "pid").read_text())], (tmp_path / "go").touch)
     assert (tmp_path / "left").exists()

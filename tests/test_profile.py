@@ -1,4 +1,5 @@
-"""The analysis as a whole: which files are traces, odd input, large input, and the tables it writes."""
+"""The analysis as a whole: which files are traces, odd input, large input, and the tables it
+writes."""
 
 import json
 
@@ -38,13 +39,18 @@ def test_every_json_file_but_our_own_may_be_a_trace(tmp_path):
 
 
 def test_a_file_merged_from_ranks_is_those_of_the_ranks(tmp_path):
-    """Each event tells its rank, and ids and threads of the ranks differ, as TraceLens's TraceFusion writes them."""
+    """Each event tells its rank, and ids and threads of the ranks differ, as TraceLens's
+    TraceFusion writes them."""
     ranks, merged = [], []
     for rank, slower in enumerate((1, 2)):
         events = [step(1, 0, 100 * slower), event("aten::mm", 10, 4)]
         events += [one for i in range(3) for one in on_gpu("gemm", 11 + i, 20 + 9 * i, 8, 1 + i)]
         for one in events:
-            one["args"] |= {key: one["args"][key] + 1000 * rank for key in ("correlation",) if key in one["args"]}
+            one["args"] |= {
+                key: one["args"][key] + 1000 * rank
+                for key in ("correlation",)
+                if key in one["args"]
+            }
             one["pid"] += 1000 * rank
         ranks.append(analysis_of(trace_of(tmp_path, *events)))
         merged += [one | {"args": one["args"] | {"rank": rank}} for one in events]
@@ -53,7 +59,9 @@ def test_a_file_merged_from_ranks_is_those_of_the_ranks(tmp_path):
     for rank, ((_, found), alone) in enumerate(zip(analyses, ranks, strict=True)):
         assert found["integrity"]["rank"] == rank
         assert found["integrity"]["problems"] == alone["integrity"]["problems"] == []
-        assert f"merged from the traces of ranks 0, 1; this is rank {rank}" in " ".join(found["integrity"]["notes"])
+        assert f"merged from the traces of ranks 0, 1; this is rank {rank}" in " ".join(
+            found["integrity"]["notes"]
+        )
         assert [row["rank"] for row in found["ranks"]["rows"]] == [0, 1]
         for name in ("steps", "components", "kernels", "gpu_timeline"):
             assert found[name] == alone[name], name
@@ -61,7 +69,9 @@ def test_a_file_merged_from_ranks_is_those_of_the_ranks(tmp_path):
         del one["args"]["rank"]  # which is whose is not told
     write_trace(tmp_path / "merged.json", *merged)
     [(_, found)], _ = analyze_all([tmp_path / "merged.json"])
-    assert "traces were merged into one whose events tell no rank" in " ".join(found["integrity"]["problems"])
+    assert "traces were merged into one whose events tell no rank" in " ".join(
+        found["integrity"]["problems"]
+    )
 
 
 def test_folders_without_traces(tmp_path):
@@ -75,8 +85,12 @@ def test_folders_without_traces(tmp_path):
 def test_an_unforeseen_null_costs_no_analysis(profiler, tmp_path, monkeypatch):
     """A null that nobody gave a reason for is an error in tests alone; users get the document."""
     write_trace(tmp_path / "t.json", step(1, 0, 100), event("aten::mm", 10, 20))
-    monkeypatch.setattr(schema, "fields_of", schema.fields_of.__wrapped__)  # not those that are cached
-    monkeypatch.setattr(documents.GpuTimeline, "idle_by_cause", schema.field("why it may be null is forgotten"))
+    monkeypatch.setattr(
+        schema, "fields_of", schema.fields_of.__wrapped__
+    )  # not those that are cached
+    monkeypatch.setattr(
+        documents.GpuTimeline, "idle_by_cause", schema.field("why it may be null is forgotten")
+    )
     code, out = profiler("--analyze-existing", "t.json", "--output-dir", "strict")
     assert (code, "KeyError: 'GpuTimeline.idle_by_cause'" in out) == (1, True)
     monkeypatch.delenv("TINY_LLAMA_STRICT")
@@ -88,21 +102,33 @@ def test_an_unforeseen_null_costs_no_analysis(profiler, tmp_path, monkeypatch):
 
 def test_odd_metadata_and_shapes_do_no_harm(tmp_path):
     huge = shaped("aten::mm", 5, 20, [[2**32, 2**32], [2**32, 2**32]])
-    odd = [shaped("aten::mm", 30, 9, shapes) for shapes in ([[-1, 4], [4, 4]], [[2.5], [1]], ["x"], [None, [1], 5])]
+    odd = [
+        shaped("aten::mm", 30, 9, shapes)
+        for shapes in ([[-1, 4], [4, 4]], [[2.5], [1]], ["x"], [None, [1], 5])
+    ]
     odd.append(event("aten::mm", 40, 9, **{"Input Dims": 7}))
     metadata = {"deviceProperties": {"name": "x"}, "baseTimeNanoseconds": "y"}
     metadata["distributedInfo"] = {"rank": 0, "world_size": 5_000_000}
     path = write_trace(tmp_path / "t.json", step(1, 0, 100), huge, *odd, **metadata)
     [(_, analysis)], refused = analyze_all([path])
     assert refused == []
-    assert next(row["flops"] for row in analysis["operators_by_shape"] if "4294967296" in row["shapes"]) == 2 * 2**96
+    assert (
+        next(
+            row["flops"] for row in analysis["operators_by_shape"] if "4294967296" in row["shapes"]
+        )
+        == 2 * 2**96
+    )
     assert len(json.dumps(analysis)) < 200_000
     assert any("4999999 of 5000000 ranks" in note for note in analysis["integrity"]["notes"])
 
 
 def test_endless_events_are_malformed(tmp_path):
     trace = trace_of(
-        tmp_path, *SMALL, event("aten::mm", 5, "inf"), event("aten::mm", "nan", 5), event("x", 1e308, 1e308)
+        tmp_path,
+        *SMALL,
+        event("aten::mm", 5, "inf"),
+        event("aten::mm", "nan", 5),
+        event("x", 1e308, 1e308),
     )
     assert trace.n_malformed == 3
     assert sum(analysis_of(trace)["verdict"]["shares"].values()) == pytest.approx(1)
@@ -144,7 +170,15 @@ def test_ten_thousand_kernels(tmp_path):
 
 
 def test_the_printed_rows_add_up_to_the_step(train, tmp_path):
-    flags = ("--enable-pytorch-profiler", "--profile-dir", "p", "--num-steps", "6", "--profile-steps", "2")
+    flags = (
+        "--enable-pytorch-profiler",
+        "--profile-dir",
+        "p",
+        "--num-steps",
+        "6",
+        "--profile-steps",
+        "2",
+    )
     assert train(*flags)[0] == 0
     analysis = json.loads((tmp_path / "p" / "operator_analysis.json").read_text())
     step_ms, count = analysis["attribution"]["ms_per_step"], len(analysis["components"])
@@ -152,16 +186,24 @@ def test_the_printed_rows_add_up_to_the_step(train, tmp_path):
         assert sum(row["ms_per_step"] for row in rows) == pytest.approx(step_ms)
     shown = breakdown_section(analysis)
     rows, printed = shown.rows, [float(shown.columns[-2].text(row)) for row in shown.rows]
-    assert sum(printed[:count]) == pytest.approx(printed[-1], rel=0.01)  # each has four digits at most
+    assert sum(printed[:count]) == pytest.approx(
+        printed[-1], rel=0.01
+    )  # each has four digits at most
     assert printed[-1] == pytest.approx(step_ms, rel=0.001)
     for row in rows[count:-1]:
         group = row["component"].removeprefix("sum of ").rstrip("*")
-        parts = [one["ms_per_step"] for one in analysis["components"] if one["component"].startswith(group)]
+        parts = [
+            one["ms_per_step"]
+            for one in analysis["components"]
+            if one["component"].startswith(group)
+        ]
         assert row["ms_per_step"] == pytest.approx(sum(parts))
     for top in (1, 5, 1000):
         shown = first_rows("name", analysis["operators"], top, SUMMED)
         assert sum(row["share"] for row in shown) == pytest.approx(1)
-        assert sum(row["calls"] for row in shown) == sum(row["calls"] for row in analysis["operators"])
+        assert sum(row["calls"] for row in shown) == sum(
+            row["calls"] for row in analysis["operators"]
+        )
 
 
 def test_the_answer_is_fourteen_lines_at_most_and_tables_are_no_wider_than_the_screen(tmp_path):
@@ -170,7 +212,8 @@ def test_the_answer_is_fourteen_lines_at_most_and_tables_are_no_wider_than_the_s
     lines = profile_answer(analysis, "the report")
     assert_answer("\n\n" + "\n".join(lines))
     assert [line.partition(":")[0] for line in lines if not line.startswith(" ")] == [
-        "Headline", "Verdict", "Trust", "Disturbance", "Largest parts", "Try first", "Not recorded", "Read on"
+        "Headline", "Verdict", "Trust", "Disturbance", "Largest parts", "Try first",
+        "Not recorded", "Read on",
     ]  # fmt: skip
     assert max(map(len, profile_lines(analysis))) <= COLUMNS
 
@@ -180,7 +223,9 @@ def test_one_range_around_everything_tells_less_than_the_classes(tmp_path):
     around = event("generate", 5, 92, kind="user_annotation")
     analysis = analysis_of(trace_of(tmp_path, step(1, 0, 100), around, *parts))
     assert {row["component"] for row in analysis["components"]} >= {"generate"}
-    shown = next(line for line in profile_answer(analysis, "the report") if line.startswith("Largest parts"))
+    shown = next(
+        line for line in profile_answer(analysis, "the report") if line.startswith("Largest parts")
+    )
     assert "generate" not in shown and "matmul 60.0%, " in shown
     assert any(line.split() == ["matmul", "0.060", "60.0%"] for line in profile_lines(analysis))
 

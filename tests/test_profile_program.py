@@ -1,4 +1,5 @@
-"""profile_program.py: programs that know nothing of it are measured as they are, and end as if it were not there."""
+"""profile_program.py: programs that know nothing of it are measured as they are, and end as if it
+were not there."""
 
 import json
 import os
@@ -27,7 +28,8 @@ PARTS = {f"blocks.{i}{part}" for i in (0, 1) for part in ("", ".norm", ".up", ".
 
 @pytest.fixture
 def profiled(tmp_path, monkeypatch):
-    """A program under our hooks, without the analysis: profiled(source, *its arguments, **settings)."""
+    """A program under our hooks, without the analysis: profiled(source, *its arguments,
+    **settings)."""
     monkeypatch.chdir(tmp_path)
 
     def profile(source: str, *arguments: str, launcher=(sys.executable,), **settings) -> Ended:
@@ -54,7 +56,8 @@ def memory_of(process: dict) -> Counter:
 
 
 ONCE = {"forward": 1, "backward": 1, "optimizer": 1}
-# By shape: optimizers, phases of a step, parts beside those of Net or instead of them, the first recorded step.
+# By shape: optimizers, phases of a step, parts beside those of Net or instead of them, the first
+# recorded step.
 EXPECTED = {
     "plain": (["AdamW"], ONCE, PARTS, 5),
     "loader, clipping and a schedule": (["AdamW"], {"data": 1, **ONCE, "optimizer": 2}, PARTS, 5),
@@ -82,7 +85,12 @@ EXPECTED = {
     "checkpointing": (["AdamW"], ONCE, PARTS, 5),
     "evaluation": (["AdamW"], ONCE, PARTS, 10),
     "evaluation in each step": (["AdamW"], {**ONCE, "forward without gradients": 1}, PARTS, 5),
-    "a frozen teacher": (["AdamW"], {**ONCE, "forward": 2}, PARTS | {f"teacher.{part}" for part in PARTS}, 5),
+    "a frozen teacher": (
+        ["AdamW"],
+        {**ONCE, "forward": 2},
+        PARTS | {f"teacher.{part}" for part in PARTS},
+        5,
+    ),
     "objects that are put aside": (["AdamW"], ONCE, PARTS, 5),
     "one optimizer after another": (["AdamW"], ONCE, PARTS, 5),
     "loader workers": (["AdamW"], {"data": 1.5, **ONCE}, PARTS, 5),
@@ -92,7 +100,12 @@ EXPECTED = {
     "a profiler of its own, early": (["AdamW"], ONCE, PARTS, 8),
     "a profiler of its own, overlapping": (["AdamW"], ONCE, PARTS, 11),
     "inference": ([], {"forward": 1}, PARTS, 5),
-    "late optimizer": (["AdamW", "SGD"], {**ONCE, "forward": 2, "optimizer": 2}, {"later", "model.head"}, 5),
+    "late optimizer": (
+        ["AdamW", "SGD"],
+        {**ONCE, "forward": 2, "optimizer": 2},
+        {"later", "model.head"},
+        5,
+    ),
     "hand-written step": ([], {"forward": 1, "backward": 1}, PARTS, 5),
     "mistakes": (["SGD"], {**ONCE, "forward": 2}, PARTS | {"forgotten"}, 5),
 }
@@ -104,7 +117,11 @@ def assert_measured(process: dict, optimizers: list, phases: dict, parts: set, f
     assert process["optimizers"] == optimizers
     assert process["first_recorded"] == first
     assert len(process["times_ms"]) == process["recorded_steps"] == 2
-    seen = {phase: n / 2 for phase, n in process["seen"].items() if n and phase != "forward without gradients"}
+    seen = {
+        phase: n / 2
+        for phase, n in process["seen"].items()
+        if n and phase != "forward without gradients"
+    }
     assert seen == {phase: n for phase, n in phases.items() if phase != "forward without gradients"}
     ranges = ranges_of(process)
     assert {phase: n for phase, n in ranges.items() if phase in process["seen"]} == {
@@ -150,7 +167,9 @@ def test_ranks_of_torchrun_are_measured(profiled, shape):
     sizes = sum((memory_of(process) for process in ended.recorded), Counter())
     copies = 1 if shape == "FSDP2" else 2
     assert sizes["parameters"] == sizes["gradients"] == copies * 4 * PARAMETERS
-    assert 0 <= sizes["optimizer"] - 8 * PARAMETERS <= 2 * 4 * 14  # each rank has its share, and counters of steps
+    assert (
+        0 <= sizes["optimizer"] - 8 * PARAMETERS <= 2 * 4 * 14
+    )  # each rank has its share, and counters of steps
 
 
 @pytest.mark.slow
@@ -196,7 +215,7 @@ def test_trainers_of_packages_are_measured(profiled, package):
     assert_measured(process, ["AdamW"], *OF_PACKAGES[package], 5)
 
 
-# ---- What is told of a program --------------------------------------------------------------------------------------
+# ---- What is told of a program -------------------------------------------------------------------
 
 
 def check_memory_and_audit(process: dict):
@@ -206,7 +225,11 @@ def check_memory_and_audit(process: dict):
         "gradients": 4 * PARAMETERS,
         "optimizer": 8 * PARAMETERS + steps_of_adam,
     }
-    of_up = {row["category"]: row["bytes"] for row in process["memory"]["rows"] if row["part"] == "blocks.0.up"}
+    of_up = {
+        row["category"]: row["bytes"]
+        for row in process["memory"]["rows"]
+        if row["part"] == "blocks.0.up"
+    }
     assert of_up == {"parameters": 4 * 544, "gradients": 4 * 544, "optimizer": 8 * 544 + 2 * 4}
     audit = process["audit"]
     assert len(audit.pop("norms")) == 14
@@ -229,7 +252,11 @@ def check_that_a_skipped_step_is_not_audited(process: dict):
 
 @pytest.mark.slow
 def test_memory_that_ran_out_is_told(profiled, capfd):
-    source = MODEL + TRAIN + LOOP.replace("loss.backward()", "loss.backward(); step < 9 or torch.empty(10**16)")
+    source = (
+        MODEL
+        + TRAIN
+        + LOOP.replace("loss.backward()", "loss.backward(); step < 9 or torch.empty(10**16)")
+    )
     ended = profiled(source, warmup=20)
     assert ended.exit_code == 1
     assert "DefaultCPUAllocator" in capfd.readouterr().err
@@ -242,17 +269,29 @@ def test_memory_that_ran_out_is_told(profiled, capfd):
 @pytest.mark.slow
 def test_data_of_a_function_and_every_second_step(profiled):
     source = MODEL + TRAIN + LOOP.replace("batches(STEPS)", "(load() for _ in range(STEPS))")
-    source = source.replace("model = Net()", "def load():\n    return next(batches(1))\n\n\nmodel = Net()")
+    source = source.replace(
+        "model = Net()", "def load():\n    return next(batches(1))\n\n\nmodel = Net()"
+    )
     (process,) = profiled(source, "24", data=["load"], every=2).recorded
-    assert process["seen"] == {"data": 4, "forward": 4, "backward": 4, "optimizer": 4, "forward without gradients": 0}
+    assert process["seen"] == {
+        "data": 4,
+        "forward": 4,
+        "backward": 4,
+        "optimizer": 4,
+        "forward without gradients": 0,
+    }
     assert ranges_of(process)["data"] == 4
 
 
 @pytest.mark.slow
 def test_data_of_a_function_that_others_have_imported(profiled):
     Path("loading.py").write_text("def load(batches):\n    return next(batches)\n")
-    source = MODEL + TRAIN + LOOP.replace("batches(STEPS)", "(load(batches(1)) for _ in range(STEPS))")
-    (process,) = profiled("from loading import load\n" + source, data=["loading:load", "os:getcwd"]).recorded
+    source = (
+        MODEL + TRAIN + LOOP.replace("batches(STEPS)", "(load(batches(1)) for _ in range(STEPS))")
+    )
+    (process,) = profiled(
+        "from loading import load\n" + source, data=["loading:load", "os:getcwd"]
+    ).recorded
     assert process["seen"]["data"] == 2
     assert process["data_not_called"] == ["os:getcwd"]
 
@@ -281,7 +320,7 @@ CHECKS = {
 }
 
 
-# ---- The program as it is without us ---------------------------------------------------------------------------------
+# ---- The program as it is without us -------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -291,14 +330,23 @@ def test_losses_and_random_numbers_are_the_same_to_the_digit(profiled, capfd, sh
     out, _ = capfd.readouterr()
     assert (ended.exit_code, len(ended.recorded)) == (0, 1)
     alone = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True)
-    if shape == "compiled again later":  # what was compiled with our hooks in place is compiled once more
+    if (
+        shape == "compiled again later"
+    ):  # what was compiled with our hooks in place is compiled once more
         out, alone.stdout = out.partition("graphs")[0], alone.stdout.partition("graphs")[0]
     assert out == alone.stdout
 
 
 def tool(*words: str, **options) -> subprocess.CompletedProcess:
     """The whole command, in the working directory."""
-    command = [sys.executable, str(PROJECT / "profile_program.py"), "--output-dir", "found", *FLAGS, *words]
+    command = [
+        sys.executable,
+        str(PROJECT / "profile_program.py"),
+        "--output-dir",
+        "found",
+        *FLAGS,
+        *words,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=200, **options)
 
 
@@ -314,15 +362,22 @@ def test_the_answer_follows_the_output_of_the_program(scratch, known_peaks):
     assert before == "Steps 5 to 6 are recorded; then the program runs to its end without us.\n"
     assert "AdamW steps 5 to 6; 1 of 1 rank; ended by itself" in answer
     assert answer.count("Read on:") == 1
-    documents = {name: json.loads(Path("found", name).read_text()) for name in ("program.json", "config.json")}
+    documents = {
+        name: json.loads(Path("found", name).read_text())
+        for name in ("program.json", "config.json")
+    }
     assert documents["program.json"]["phases_per_step"] == ONCE
     assert documents["program.json"]["exit_code"] == 3
-    assert {"performance_summary.json", "operator_analysis.json", "report.html"} <= {*os.listdir("found")}
+    assert {"performance_summary.json", "operator_analysis.json", "report.html"} <= {
+        *os.listdir("found")
+    }
 
 
 @pytest.mark.slow
 def test_two_programs_are_compared(scratch, known_peaks):
-    shutil.copytree(PROJECT / "harness" / "base", "harness")  # of its own, named as ours: they are not ours
+    shutil.copytree(
+        PROJECT / "harness" / "base", "harness"
+    )  # of its own, named as ours: they are not ours
     Path("harness", "__init__.py").write_text("OURS = False\n")
     Path("analysis.py").write_text("OURS = False\n")
     Path("train.py").write_text("import harness, analysis\nassert not harness.OURS\n" + PLAIN)
@@ -330,7 +385,9 @@ def test_two_programs_are_compared(scratch, known_peaks):
     assert first.returncode == 0, first.stderr
     assert "Timed steps: not measured" not in first.stdout
     os.rename("found", "before")
-    Path("train.py").write_text(PLAIN.replace("nn.Linear(16, 32), nn.Linear(32", "nn.Linear(16, 64), nn.Linear(64"))
+    Path("train.py").write_text(
+        PLAIN.replace("nn.Linear(16, 32), nn.Linear(32", "nn.Linear(16, 64), nn.Linear(64")
+    )
     assert tool("--", "-m", "train").returncode == 0
     compare = [sys.executable, str(PROJECT / "compare_runs.py"), "before", "found"]
     compared = subprocess.run(compare, capture_output=True, text=True)
@@ -387,7 +444,8 @@ def test_a_script_does_not_go_on_where_its_program_was_ended(profiled, capfd, th
 
 # What starts the training goes on after it: it saves what never trained, or starts the next run.
 STARTERS = {
-    "spawned processes": """
+    "spawned processes": (
+        """
 import torch.multiprocessing as mp
 def train(n):
     %s
@@ -399,8 +457,10 @@ if __name__ == "__main__":
     for process in processes:
         process.join()
     torch.save("what never trained", "checkpoint.pt")
-""",
-    "a driver that starts a next run": """
+"""
+    ),
+    "a driver that starts a next run": (
+        """
 import os
 import subprocess
 if os.environ.get("RUN"):
@@ -409,8 +469,10 @@ else:
     for run in ("1", "2"):
         subprocess.run([sys.executable, "train.py"], env={**os.environ, "RUN": run})
         torch.save(f"run {run}", "checkpoint.pt")
-""",
-    "a second fork": """
+"""
+    ),
+    "a second fork": (
+        """
 import os
 if os.fork() == 0:
     os.setsid()
@@ -423,7 +485,8 @@ if os.fork() == 0:
 os.wait()
 if True:
     %s
-""",
+"""
+    ),
 }
 
 
@@ -431,7 +494,9 @@ if True:
 @pytest.mark.parametrize("kind", STARTERS)
 def test_what_started_the_training_does_not_go_on(profiled, kind):
     loop = LOOP.strip().replace("batches(STEPS)", "batches(10**6)")
-    source = "import time\n" + MODEL + STARTERS[kind] % (TRAIN + loop).strip().replace("\n", "\n    ")
+    source = (
+        "import time\n" + MODEL + STARTERS[kind] % (TRAIN + loop).strip().replace("\n", "\n    ")
+    )
     Path("checkpoint.pt").write_text("precious")
     ended = profiled(source)
     Path("over").touch()
@@ -439,7 +504,9 @@ def test_what_started_the_training_does_not_go_on(profiled, kind):
     assert ended.by_tool
     traces = {process["trace"] for process in ended.recorded}
     if kind == "spawned processes":  # no ranks: a file each
-        assert traces == {f"trace_step_4_6_process{process['pid']}.pt.trace.json" for process in ended.recorded}
+        assert traces == {
+            f"trace_step_4_6_process{process['pid']}.pt.trace.json" for process in ended.recorded
+        }
         assert len(traces) == 2
     else:
         assert traces == {"trace_step_4_6_rank0.pt.trace.json"}
@@ -453,11 +520,16 @@ def test_steps_that_were_recorded_before_the_program_ended_are_kept(scratch, kno
     Path("train.py").write_text("import os, signal\n" + MODEL + TRAIN + early)
     ended = tool("--profile-steps", "20", "--", "train.py")
     assert ended.returncode == (4 if "exit" in how else 1), ended.stderr
-    assert "AdamW steps 5 to 7, then the program ended; 1 of 1 rank; ended by itself" in ended.stdout
+    assert (
+        "AdamW steps 5 to 7, then the program ended; 1 of 1 rank; ended by itself" in ended.stdout
+    )
     document = json.loads(Path("found", "operator_analysis.json").read_text())
     assert document["steps"]["count"] == 3
     summary = json.loads(Path("found", "performance_summary.json").read_text())
-    assert [r for r in summary["steps"]["exclusion_reason"] if r] == ["profiler warm-up", *["profiled"] * 3]
+    assert [r for r in summary["steps"]["exclusion_reason"] if r] == [
+        "profiler warm-up",
+        *["profiled"] * 3,
+    ]
 
 
 @pytest.mark.slow
@@ -471,7 +543,10 @@ def test_recording_stops_where_memory_runs_short(profiled):
 
 HOOKS = """
 from torch.nn.modules import module
-print(len(module._global_forward_hooks), len(module._global_forward_pre_hooks), torch.autograd._profiler_enabled())
+print(
+    len(module._global_forward_hooks), len(module._global_forward_pre_hooks),
+    torch.autograd._profiler_enabled(),
+)
 """
 
 
@@ -482,11 +557,15 @@ def test_after_the_recorded_steps_the_hooks_are_off(profiled, capfd):
     assert process["steps"] == 6
 
 
-# ---- Wrong input and other ends --------------------------------------------------------------------------------------
+# ---- Wrong input and other ends ------------------------------------------------------------------
 
 
 def test_a_program_that_is_not_there():
-    for words, said in (([], "give the program"), (["train.py"], "no such file"), (["trainer"], "no such program")):
+    for words, said in (
+        ([], "give the program"),
+        (["train.py"], "no such file"),
+        (["trainer"], "no such program"),
+    ):
         with pytest.raises(UserError, match=said) as error:
             command_of(["--", *words])
         assert error.value.exit_code == 2
@@ -495,18 +574,45 @@ def test_a_program_that_is_not_there():
 RECORDS_THROUGHOUT = MODEL + TRAIN + "with torch.profiler.profile():" + LOOP.replace("\n", "\n    ")
 CANNOT = {
     "print(1)": ([], 1, "no process imported torch: it ended"),
-    "import torch": (["-I"], 1, "no Python process loaded the hooks: it ended; is it started with -I, -E or -S?"),
-    "import torch; print('nothing')": ([], 0, "nothing was trained: it ended; for inference --steps forward"),
+    "import torch": (
+        ["-I"],
+        1,
+        "no Python process loaded the hooks: it ended; is it started with -I, -E or -S?",
+    ),
+    "import torch; print('nothing')": (
+        [],
+        0,
+        "nothing was trained: it ended; for inference --steps forward",
+    ),
     "import torch; raise SystemExit(5)": ([], 5, "nothing was trained: it ended with exit code 5"),
-    PLAIN.replace("else 14", "else 4"): ([], 0, " ms; 6 are needed: lengthen it, or --warmup-steps 1"),
-    PLAIN.replace("else 14", "else 4") + "1 / 0": ([], 1, "it ended with exit code 1 after 4 steps of AdamW; median"),
+    PLAIN.replace("else 14", "else 4"): (
+        [],
+        0,
+        " ms; 6 are needed: lengthen it, or --warmup-steps 1",
+    ),
+    PLAIN.replace("else 14", "else 4") + "1 / 0": (
+        [],
+        1,
+        "it ended with exit code 1 after 4 steps of AdamW; median",
+    ),
     "import os\n" + PLAIN.replace("else 14", "else 4") + "os._exit(7)": (
         [],
         7,
-        "it ended with exit code 7 after its first step, at once: what was not written is lost; see what ended it",
+        (
+            "it ended with exit code 7 after its first step, at once: what was not written is lost;"
+            " see what ended it"
+        ),
     ),
-    "import os, torch\nos.kill(os.getpid(), 9)": ([], 137, "nothing was trained: it ended with exit code 137"),
-    RECORDS_THROUGHOUT: ([], 0, "and records a trace of its own throughout: python3 analyze_trace.py on that"),
+    "import os, torch\nos.kill(os.getpid(), 9)": (
+        [],
+        137,
+        "nothing was trained: it ended with exit code 137",
+    ),
+    RECORDS_THROUGHOUT: (
+        [],
+        0,
+        "and records a trace of its own throughout: python3 analyze_trace.py on that",
+    ),
     "import torch\n1 / 0": ([], 1, "it ended with exit code 1"),
     SHAPES["hand-written step"]: (
         [],
@@ -541,15 +647,23 @@ def test_a_fault_of_ours_while_torch_is_imported_leaves_the_program_alone(profil
 
 @pytest.mark.slow
 def test_torch_may_be_looked_for_before_it_is_imported(profiled):
-    source = "import importlib.util, os\nassert importlib.util.find_spec('torch')\nos.environ.clear()\n" + PLAIN
+    source = (
+        "import importlib.util, os\nassert importlib.util.find_spec('torch')\nos.environ.clear()\n"
+        + PLAIN
+    )
     assert len(profiled(source).recorded) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["vanished", "full"])
 def test_an_output_folder_that_cannot_be_written(profiled, capfd, fault):
-    how = {"vanished": "shutil.rmtree('out')", "full": "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-           "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))"}[fault]  # fmt: skip
+    how = {
+        "vanished": "shutil.rmtree('out')",
+        "full": (
+            "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))"
+        ),
+    }[fault]
     source = PLAIN.replace("for step,", f"import resource, shutil, signal\n{how}\nfor step,")
     ended = profiled(source)
     assert ended.exit_code == 0
@@ -581,12 +695,23 @@ except KeyboardInterrupt:
 )
 
 
-def started(scratch: Path, source: str = UNTIL_ENDED, words=("train.py",)) -> tuple[subprocess.Popen, int]:
+def started(
+    scratch: Path, source: str = UNTIL_ENDED, words=("train.py",)
+) -> tuple[subprocess.Popen, int]:
     """The whole command with a program that does not end, and the program's process id."""
     Path("train.py").write_text(source)
     Path("train.sh").write_text(f"{sys.executable} train.py\necho goes on\n")
-    command = [sys.executable, str(PROJECT / "profile_program.py"), "--output-dir", "found", "--warmup-steps", "100000"]
-    process = start(*command, "--", *words, env={"WARM_PYTHON": "no"})  # signals to it and the program as to a group
+    command = [
+        sys.executable,
+        str(PROJECT / "profile_program.py"),
+        "--output-dir",
+        "found",
+        "--warmup-steps",
+        "100000",
+    ]
+    process = start(
+        *command, "--", *words, env={"WARM_PYTHON": "no"}
+    )  # signals to it and the program as to a group
     read_until(process, "Steps")
     with time_limit(process):
         return process, int(process.stdout.readline().split()[1])

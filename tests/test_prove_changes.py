@@ -1,4 +1,5 @@
-"""prove_changes.py: changes of programs are told right from wrong, timed, and leave nothing behind."""
+"""prove_changes.py: changes of programs are told right from wrong, timed, and leave nothing
+behind."""
 
 import json
 import math
@@ -18,7 +19,17 @@ from programs import LOOP, MODEL, PLAIN, RANKS, SHAPES, TRAIN, TRAINERS
 
 from analysis.commands.proof import check_plain
 from analysis.comparison.proof import DIFFERS
-from analysis.comparison.training import EXACT, PRECISION, ROUNDING, Apart, apart, distances, gain, intervals, trains
+from analysis.comparison.training import (
+    EXACT,
+    PRECISION,
+    ROUNDING,
+    Apart,
+    apart,
+    distances,
+    gain,
+    intervals,
+    trains,
+)
 from harness.base.errors import UserError
 from harness.program.hooks.trial import sketch
 from harness.program.trials import Trial, trials_of
@@ -42,7 +53,7 @@ def one_run(source: str, *changes: str, launcher=(sys.executable,), plan=(), aud
         return trials.run(changes, plan, audit)
 
 
-# ---- The judgement ---------------------------------------------------------------------------------------------------
+# ---- The judgement -------------------------------------------------------------------------------
 
 
 def test_nothing_never_helps_in_thirty_contests():
@@ -57,9 +68,17 @@ def test_nothing_never_helps_in_thirty_contests():
 
 def test_a_gain_beyond_the_noise_is_seen():
     found = intervals(
-        {"nothing": [1.01, 0.99, 1.0, 1.0], "one": [0.8, 0.82, 0.79, 0.81], "other": [1.2, 1.21, 1.2, 1.19]}
+        {
+            "nothing": [1.01, 0.99, 1.0, 1.0],
+            "one": [0.8, 0.82, 0.79, 0.81],
+            "other": [1.2, 1.21, 1.2, 1.19],
+        }
     )
-    assert [gain(found[name], found["nothing"][1]) for name in found] == ["no difference", "faster", "slower"]
+    assert [gain(found[name], found["nothing"][1]) for name in found] == [
+        "no difference",
+        "faster",
+        "slower",
+    ]
     low, ratio, high = found["one"]
     assert low < 0.805 < high
     assert ratio == pytest.approx(0.805, abs=1e-3)
@@ -70,7 +89,10 @@ def of_a_run(first_loss: float, gradient: float, later_loss: float, move: float,
 
 
 def test_a_change_that_may_only_round_is_not_excused_by_a_lower_precision():
-    yardsticks = {ROUNDING: of_a_run(1e-7, 1e-6, 1e-6, 1e-5), PRECISION: of_a_run(1e-3, 1e-2, 1e-2, 1e-1)}
+    yardsticks = {
+        ROUNDING: of_a_run(1e-7, 1e-6, 1e-6, 1e-5),
+        PRECISION: of_a_run(1e-3, 1e-2, 1e-2, 1e-1),
+    }
     yardsticks[EXACT] = of_a_run(0, 0, 0, 0)
     cases = (
         (of_a_run(0, 0, 0, 0), ("bit-equal", "bit-equal", "bit-equal")),
@@ -81,7 +103,10 @@ def test_a_change_that_may_only_round_is_not_excused_by_a_lower_precision():
         (of_a_run(float("inf"), 0, 0, 0), (DIFFERS, DIFFERS, DIFFERS)),
     )
     for marks, words in cases:
-        assert tuple(trains(marks, yardsticks, may)[0] for may in (EXACT, ROUNDING, PRECISION)) == words
+        assert (
+            tuple(trains(marks, yardsticks, may)[0] for may in (EXACT, ROUNDING, PRECISION))
+            == words
+        )
 
 
 def test_a_parameter_is_judged_by_itself():
@@ -95,20 +120,28 @@ def test_a_parameter_is_judged_by_itself():
 
 
 def test_a_lower_precision_is_judged_by_most_parameters():
-    """Its noise is all there is of a gradient that should be zero, and Adam moves it as far as others."""
+    """Its noise is all there is of a gradient that should be zero, and Adam moves it as far as
+    others."""
     noise = {"head": 1e-2, "key.bias": 1e-2, "key.weight": 1e-2}
     yardstick = Apart(1e-3, 1e-2, noise, noise)
     far = noise | {"key.bias": 0.6}
     assert Apart(1e-3, 1e-2, far, far).beyond(PRECISION, yardstick) == []
-    assert Apart(1e-3, 1e-2, dict.fromkeys(noise, 0.3), noise).beyond(PRECISION, yardstick) == [*noise]
-    assert Apart(1e-3, 1e-2, noise | {"head": math.inf}, noise).beyond(PRECISION, yardstick) == ["head"]
+    assert Apart(1e-3, 1e-2, dict.fromkeys(noise, 0.3), noise).beyond(PRECISION, yardstick) == [
+        *noise
+    ]
+    assert Apart(1e-3, 1e-2, noise | {"head": math.inf}, noise).beyond(PRECISION, yardstick) == [
+        "head"
+    ]
 
 
 def test_a_contest_that_varies_more_than_others_hides_and_wins_nothing():
     chance, words = np.random.default_rng(0), []
     for _ in range(100):
         spreads = {"nothing": 0.01, "gains": 0.01, "same": 0.01, "other": 0.01, "wild": 0.2}
-        ratios = {name: np.exp(chance.normal(-0.16 * (name == "gains"), of, 4)) for name, of in spreads.items()}
+        ratios = {
+            name: np.exp(chance.normal(-0.16 * (name == "gains"), of, 4))
+            for name, of in spreads.items()
+        }
         found = intervals(ratios)
         words.append({name for name in found if gain(found[name], found["nothing"][1]) == "faster"})
     assert sum("gains" in won for won in words) > 95
@@ -117,7 +150,11 @@ def test_a_contest_that_varies_more_than_others_hides_and_wins_nothing():
 
 def test_a_sketch_tells_of_every_element():
     plain = torch.randn(512, 100, generator=torch.Generator().manual_seed(1))
-    for change in (lambda one: one[:, 3].zero_(), lambda one: one[7].neg_(), lambda one: one.mul_(1.01)):
+    for change in (
+        lambda one: one[:, 3].zero_(),
+        lambda one: one[7].neg_(),
+        lambda one: one.mul_(1.01),
+    ):
         change(other := plain.clone())
         far = distances({"p": sketch(other).tolist()}, {"p": sketch(plain).tolist()})["p"]
         assert far == pytest.approx(float((other - plain).norm() / plain.norm()), rel=0.3)
@@ -136,19 +173,28 @@ def test_two_changes_of_the_same_module_hold_together(scratch):
 @pytest.mark.slow
 def test_planted_changes_are_told_from_right_ones():
     """A few of each: benchmarks/planted_changes.py has the others, and other programs."""
-    wrong = ("another beta or momentum", "gradients too large", "half a gradient lost", "evaluation mode")
-    said = audits("attention, AdamW", 1, (*wrong, "fused", "a sum, divided", "a graph of operators"))
+    wrong = (
+        "another beta or momentum",
+        "gradients too large",
+        "half a gradient lost",
+        "evaluation mode",
+    )
+    said = audits(
+        "attention, AdamW", 1, (*wrong, "fused", "a sum, divided", "a graph of operators")
+    )
     assert {name for name, word in said.items() if word == DIFFERS} == {*wrong}
     assert {*said.values()} <= {DIFFERS, ROUNDING, "bit-equal"}
 
 
-# ---- The command -----------------------------------------------------------------------------------------------------
+# ---- The command ---------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_changes_are_timed_and_the_files_of_the_program_are_kept(scratch):
     Path("kept.txt").write_text("as it was")
-    Path("train.py").write_text("open('kept.txt', 'w').write('changed')\n" + PLAIN.replace("else 14", "else 1000"))
+    Path("train.py").write_text(
+        "open('kept.txt', 'w').write('changed')\n" + PLAIN.replace("else 14", "else 1000")
+    )
     ended = tool("--rounds", "4", "--try", "fused,checkpoint,sdpa,threads=1", "--", "train.py")
     assert ended.returncode == 0, ended.stderr
     assert Path("kept.txt").read_text() == "as it was"
@@ -156,7 +202,9 @@ def test_changes_are_timed_and_the_files_of_the_program_are_kept(scratch):
     found = proof()
     rows = {row["change"]: row for row in found["rows"]}
     assert found["plain"]["repeats"] == "bit-equal"
-    assert found["nothing"]["ratio_low"] < found["nothing"]["ratio"] < found["nothing"]["ratio_high"]
+    assert (
+        found["nothing"]["ratio_low"] < found["nothing"]["ratio"] < found["nothing"]["ratio_high"]
+    )
     assert rows["checkpoint"]["audit"] == "bit-equal"
     assert rows["fused"]["audit"] in ("bit-equal", "rounding")
     for name in ("fused", "checkpoint"):
@@ -172,7 +220,8 @@ def test_changes_are_timed_and_the_files_of_the_program_are_kept(scratch):
 
 @pytest.mark.slow
 def test_a_fault_of_a_compiled_network_is_found(scratch):
-    """Of the program, and of the compiler, where it has one: that of PyTorch 2.13 on many CPUs can be reproduced."""
+    """Of the program, and of the compiler, where it has one: that of PyTorch 2.13 on many CPUs can
+    be reproduced."""
     program = str(PROJECT / "examples" / "train_convnet.py")
     ended = tool("--audit-only", "--try", "compile,channels-last", "--", program, "faulty")
     assert ended.returncode == 3, ended.stderr
@@ -207,7 +256,9 @@ def test_the_line_is_that_of_the_trainer(scratch, package):
     pytest.importorskip(package)
     trial = one_run(TRAINERS[package], "fused")
     assert not trial.error
-    assert trial.found["trainer"] == {"transformers": "Trainer", "lightning": "Lightning"}.get(package, package)
+    assert trial.found["trainer"] == {"transformers": "Trainer", "lightning": "Lightning"}.get(
+        package, package
+    )
     assert [note["change"] for note in trial.found["notes"]] == ["fused"]
 
 
@@ -231,7 +282,7 @@ def test_without_an_overlay_the_folder_is_copied(scratch, monkeypatch):
         pass
 
 
-# ---- What cannot be proven -------------------------------------------------------------------------------------------
+# ---- What cannot be proven -----------------------------------------------------------------------
 
 
 def test_a_change_that_does_not_exist_names_the_nearest(scratch):
@@ -259,10 +310,18 @@ CANNOT = {
         "the program as it is: no step of an optimizer of torch.optim was seen; exit code 0",
     ),
     "fails": ("import torch\n" + PLAIN + "1 / 0", None),
-    "fails at once": ("import torch\n1 / 0", "the program as it is: exit code 1: ZeroDivisionError: division by zero"),
-    "gradients are gone": (MODEL + TRAIN + IN_BACKWARD + LOOP, "no gradients are there after the first step"),
+    "fails at once": (
+        "import torch\n1 / 0",
+        "the program as it is: exit code 1: ZeroDivisionError: division by zero",
+    ),
+    "gradients are gone": (
+        MODEL + TRAIN + IN_BACKWARD + LOOP,
+        "no gradients are there after the first step",
+    ),
     "no loss": (
-        PLAIN.replace("loss.backward()", "torch.autograd.backward(loss[None].expand(2), torch.ones(2))"),
+        PLAIN.replace(
+            "loss.backward()", "torch.autograd.backward(loss[None].expand(2), torch.ones(2))"
+        ),
         "no loss was seen",
     ),
 }
@@ -313,7 +372,10 @@ def test_audits_are_kept_where_there_are_no_times(scratch):
 
 def test_a_folder_that_holds_temporary_files(scratch, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", os.getcwd())
-    with pytest.raises(UserError, match="run it from a folder of its own"), trials_of([], {}, 1, keep=False):
+    with (
+        pytest.raises(UserError, match="run it from a folder of its own"),
+        trials_of([], {}, 1, keep=False),
+    ):
         pass
 
 
@@ -322,7 +384,14 @@ def test_a_signal_ends_all(scratch, tmp_path_factory):
     begun = tmp_path_factory.mktemp("program") / "begun"
     waits = f"loss.backward(); open({str(begun)!r}, 'w').close(); import time; time.sleep(60)"
     Path("train.py").write_text(PLAIN.replace("loss.backward()", waits))
-    command = [sys.executable, str(PROJECT / "prove_changes.py"), "--output-dir", "found", "--", "train.py"]
+    command = [
+        sys.executable,
+        str(PROJECT / "prove_changes.py"),
+        "--output-dir",
+        "found",
+        "--",
+        "train.py",
+    ]
     process = start(*command, env={"WARM_PYTHON": "no"})
     with time_limit(process):
         while process.poll() is None and not begun.exists():

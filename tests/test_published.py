@@ -1,4 +1,5 @@
-"""Steps that others published against the least time of a dry run with the same flags: no step is faster than it."""
+"""Steps that others published against the least time of a dry run with the same flags: no step is
+faster than it."""
 
 import configparser
 import functools
@@ -21,12 +22,18 @@ PUBLISHED.read(PROJECT / "benchmarks" / "published.ini", encoding="utf-8")
 @functools.cache
 def least_ms(device_name: str, flags: str) -> float:
     """The bound of a dry run with these flags, without what it searches for."""
-    workload, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args([*flags.split(), "--dry-run"]))
+    workload, _ = tiny_llama.resolve(
+        tiny_llama.build_parser().parse_args([*flags.split(), "--dry-run"])
+    )
     (device,) = (one for one in rows_named(device_name) if one.name == device_name)
-    bounds, ranks = time_bounds(workload, described(device), "auto", "never"), workload.parallel.world_size
+    bounds, ranks = (
+        time_bounds(workload, described(device), "auto", "never"),
+        workload.parallel.world_size,
+    )
     known = [bounds["compute_ms"], bounds["bandwidth_ms"]]
     if network := ranks > 1 and links_inside_node(device.name, ranks):
-        # Each micro-batch gathers alike, and running them all would take minutes; only the last one reduces.
+        # Each micro-batch gathers alike, and running them all would take minutes; only the last one
+        # reduces.
         collectives = predicted_memory(workload.one_micro_batch(), True).document()["collectives"]
         for row in (row for row in collectives if row["kind"] == "all_gather"):
             row["bytes"] *= workload.micro_steps
@@ -34,15 +41,21 @@ def least_ms(device_name: str, flags: str) -> float:
     return max(known)
 
 
-# One of each source and device: all of them take minutes, which benchmarks/published_steps.py takes.
-FIRST = {(PUBLISHED[name]["source"].split()[0], PUBLISHED[name]["device"]): name for name in PUBLISHED.sections()[::-1]}
+# One of each source and device: all of them take minutes, which benchmarks/published_steps.py
+# takes.
+FIRST = {
+    (PUBLISHED[name]["source"].split()[0], PUBLISHED[name]["device"]): name
+    for name in PUBLISHED.sections()[::-1]
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIRST.values())
 def test_no_published_step_is_faster_than_its_bound(name):
     row = PUBLISHED[name]
-    least = least_ms(row["device"], row["flags"].replace(" --compile", ""))  # compiled steps have the same bound
+    least = least_ms(
+        row["device"], row["flags"].replace(" --compile", "")
+    )  # compiled steps have the same bound
     assert 0 < least <= row.getfloat("ms") < 20 * least
 
 

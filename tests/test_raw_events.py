@@ -1,4 +1,5 @@
-"""The figures of a trace are those of its raw events, recomputed by code that the analysis does not share."""
+"""The figures of a trace are those of its raw events, recomputed by code that the analysis does not
+share."""
 
 import gzip
 import json
@@ -13,13 +14,19 @@ ON_GPU = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "m
 
 
 def recomputed(path: Path) -> dict:
-    """GPU events, ms in which at least one of them ran, and the mean of the marks of steps that are at least a tenth as
-    long as the longest."""
+    """GPU events, ms in which at least one of them ran, and the mean of the marks of steps that are
+    at least a tenth as long as the longest."""
     data = path.read_bytes()
     document = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
     events = document["traceEvents"] if isinstance(document, dict) else document
-    timed = [one for one in events if isinstance(one, dict) and one.get("ph") == "X" and one.get("dur", -1) >= 0]
-    on_gpu = sorted((one["ts"], one["ts"] + one["dur"]) for one in timed if one.get("cat") in ON_GPU)
+    timed = [
+        one
+        for one in events
+        if isinstance(one, dict) and one.get("ph") == "X" and one.get("dur", -1) >= 0
+    ]
+    on_gpu = sorted(
+        (one["ts"], one["ts"] + one["dur"]) for one in timed if one.get("cat") in ON_GPU
+    )
     busy, reached = 0.0, float("-inf")
     for start, end in on_gpu:
         busy += max(0.0, end - max(start, reached))
@@ -28,7 +35,11 @@ def recomputed(path: Path) -> dict:
     marks = [one for one in marks if one["cat"] != "gpu_user_annotation"] or marks
     durations = list({one["name"]: one["dur"] for one in marks}.values())
     durations = [one for one in durations if one >= 0.1 * max(durations)]
-    return {"gpu_events": len(on_gpu), "busy_ms": busy / 1e3, "step_ms": sum(durations) / len(durations) / 1e3}
+    return {
+        "gpu_events": len(on_gpu),
+        "busy_ms": busy / 1e3,
+        "step_ms": sum(durations) / len(durations) / 1e3,
+    }
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu"])

@@ -12,7 +12,10 @@ from analysis.trace.redact import Redaction, names_of
 from analysis.trace.shrink import write_slim
 
 SECRET = re.compile(r"alice|node17|acme|10\.1\.2\.3|cafe:1:2|train_secret|9f86d081", re.IGNORECASE)
-FRAMES = "/env/lib/python3.11/site-packages/torch/nn/modules/linear.py(114); /home/alice/acme/train_secret.py(3): main"
+FRAMES = (
+    "/env/lib/python3.11/site-packages/torch/nn/modules/linear.py(114);"
+    " /home/alice/acme/train_secret.py(3): main"
+)
 UUID = "9f86d081-884c-4d63-a8f5-1a2b3c4d5e6f"
 
 
@@ -21,21 +24,45 @@ def planted() -> list[dict]:
     found = [
         event("alice: on node17 in /scratch/acme/run_1", 1, 90, kind="user_annotation"),
         event(f"load {UUID} s3://acme/data from alice@node17, 10.1.2.3 and [fe80::cafe:1:2]", 2, 5),
-        event("aten::mm", 20, 30, **{"Call stack": FRAMES, "Concrete Inputs": ["", "/home/alice/w", "node17:9"]}),
+        event(
+            "aten::mm", 20, 30,
+            **{"Call stack": FRAMES, "Concrete Inputs": ["", "/home/alice/w", "node17:9"]},
+        ),
         event("nn.Module: Linear_0", 11, 60, kind="python_function"),
         event("train_secret.py(3): main", 11, 60, kind="python_function"),
-        event("triton", 52, 5, kernel_file="/tmp/torchinductor_alice/ab.py", kernel_kwargs="acme=1", **{"of_alice": 3}),
+        event(
+            "triton", 52, 5, kernel_file="/tmp/torchinductor_alice/ab.py", kernel_kwargs="acme=1",
+            **{"of_alice": 3},
+        ),
         event(
             "c10d::allreduce_", 60, 4,
-            **{"Collective name": "allreduce", "Process Group Name": "acme_dp", "Process Group Description": "acme"},
+            **{
+                "Collective name": "allreduce", "Process Group Name": "acme_dp",
+                "Process Group Description": "acme",
+            },
         ),
-        event("kernel_of_alice", 70, 5, "kernel", **{"kernel": "/home/alice/k", "device": 0, "stream": 7}),
-        {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "python acme.py --host node17"}},
+        event(
+            "kernel_of_alice", 70, 5, "kernel",
+            **{"kernel": "/home/alice/k", "device": 0, "stream": 7},
+        ),
+        {
+            "ph": "M", "name": "process_name", "pid": 1, "tid": 0,
+            "args": {"name": "python acme.py --host node17"},
+        },
         {"ph": "M", "name": "process_labels", "pid": 1, "tid": 0, "args": {"labels": "node17"}},
-        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "thread 1 (alice)"}},
+        {
+            "ph": "M", "name": "thread_name", "pid": 1, "tid": 1,
+            "args": {"name": "thread 1 (alice)"},
+        },
         event("on", 3, 1, "on node17", thread="alice") | {"pid": "node17: 1", "host": "acme"},
-        {"ph": "C", "name": "node17", "ts": 3, "pid": 1, "args": {"alice": 3, "more": {"node17": "alice"}}},
-        {"ph": "s", "id": "acme", "pid": 1, "tid": 1, "ts": 25, "cat": "ac2g", "name": "ac2g", "sf": "acme"},
+        {
+            "ph": "C", "name": "node17", "ts": 3, "pid": 1,
+            "args": {"alice": 3, "more": {"node17": "alice"}},
+        },
+        {
+            "ph": "s", "id": "acme", "pid": 1, "tid": 1, "ts": 25, "cat": "ac2g", "name": "ac2g",
+            "sf": "acme",
+        },
     ]  # fmt: skip
     return [*found, step(3, 0, 100)]
 
@@ -44,7 +71,12 @@ METADATA = {
     "traceName": "/home/alice/acme/trace.json",
     "host_name": "node17.cluster.acme.com",
     "username": "alice",
-    "deviceProperties": [{"name": "NVIDIA H100 80GB HBM3", "numSms": 132, "uuid": f"GPU-{UUID}", "serial": "acme"}],
+    "deviceProperties": [
+        {
+            "name": "NVIDIA H100 80GB HBM3", "numSms": 132, "uuid": f"GPU-{UUID}",
+            "serial": "acme",
+        }
+    ],
     "distributedInfo": {
         "rank": 0, "world_size": 1, "backend": "nccl", "master": "10.1.2.3",
         "pg_config": [{"pg_name": "acme_dp", "pg_desc": "acme", "ranks": [0]}],
@@ -66,9 +98,15 @@ def test_what_was_planted_in_every_kind_of_field_is_gone(tmp_path, profiler):
     assert not SECRET.search(text), SECRET.findall(text)
     told = next(line for line in out.splitlines() if line.startswith("Replaced: "))
     assert re.search(r"\d+ files", told) and re.search(r"\d+ names", told) and "2 groups" in told
-    assert re.search(r"left out: .*\btraceName\b", " ".join(out.split())) and "Stays: names of operators" in out
+    assert (
+        re.search(r"left out: .*\btraceName\b", " ".join(out.split()))
+        and "Stays: names of operators" in out
+    )
     document = json.loads(text)
-    assert document["schemaVersion"] == 1 and document["deviceProperties"][0]["name"] == "NVIDIA H100 80GB HBM3"
+    assert (
+        document["schemaVersion"] == 1
+        and document["deviceProperties"][0]["name"] == "NVIDIA H100 80GB HBM3"
+    )
     names = [one["name"] for one in document["traceEvents"]]
     assert {"aten::mm", "nn.Module: Linear_0", "ProfilerStep#3", "c10d::allreduce_"} <= {*names}
 
@@ -89,7 +127,10 @@ def test_the_same_has_the_same_stand_in_in_every_trace():
     "name",
     [
         "aten::_scaled_dot_product_flash_attention",
-        "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1>>",
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>,"
+            " std::array<char*, 1>>"
+        ),
         "Cijk_Ailk_Bljk_HHS_BH_MT64x128x32_MI16x16x16x1_SN_1LDSB0_APM1_ABV0_ACE",
         "Torch-Compiled Region: 0/0",
         "## Call CompiledFxGraph fabc ##",
@@ -105,11 +146,18 @@ def test_names_of_work_stay(name):
 
 
 def test_names_are_found_where_they_are_told(tmp_path):
-    said = event("run", 0, 1, note="USER=bob HOSTNAME=gpu-3", user="carol@acme.org", cwd=r"C:\Users\dora\x")
-    trace = write_trace(
-        tmp_path / "t.json", said, event("x", 1, 1, f="/tmp/torchinductor_erin/a.py"), host_name="h9.acme"
+    said = event(
+        "run", 0, 1, note="USER=bob HOSTNAME=gpu-3", user="carol@acme.org", cwd=r"C:\Users\dora\x"
     )
-    assert {"bob", "gpu-3", "carol", "carol@acme.org", "dora", "erin", "h9", "h9.acme"} <= names_of(trace)
+    trace = write_trace(
+        tmp_path / "t.json",
+        said,
+        event("x", 1, 1, f="/tmp/torchinductor_erin/a.py"),
+        host_name="h9.acme",
+    )
+    assert {"bob", "gpu-3", "carol", "carol@acme.org", "dora", "erin", "h9", "h9.acme"} <= names_of(
+        trace
+    )
     assert Redaction(["root", "", "12", "ab"]).text("root of 12 ab") == "root of 12 ab"
 
 
@@ -124,11 +172,16 @@ def same_analysis(path, folder):
     write_slim(path, mailed, None, {}, redact=True)
     (first,), (second,) = (analyze_all([one])[0] for one in (path, mailed))
     first, second = (figures(document, name.name) for name, document in (first, second))
-    first["integrity"] |= {"stacks_recorded": second["integrity"]["stacks_recorded"]}  # slim: frames are left out
+    first["integrity"] |= {
+        "stacks_recorded": second["integrity"]["stacks_recorded"]
+    }  # slim: frames are left out
     assert first == second
 
 
-REAL = "b200_eager b300_moe graph_replay_lagging_gpu mi250_trailing_step mi300_attention_far_below_roof".split()
+REAL = (
+    "b200_eager b300_moe graph_replay_lagging_gpu mi250_trailing_step"
+    " mi300_attention_far_below_roof".split()
+)
 REAL += "mi300_sglang_decode rocm_external_id_only start_up_simple_add".split()
 LARGE = "flux_compiled mi300_resnet_training_rank0 nanogpt_trailing_step".split()
 
@@ -147,7 +200,16 @@ def test_a_real_trace_without_names_is_analyzed_alike(tmp_path, name):
 
 @pytest.mark.slow
 def test_a_run_without_names_is_analyzed_alike(tmp_path, train):
-    flags = [*SMALL_MODEL, "--num-steps", "8", "--profile-stacks", "--warmup-steps", "2", "--profile-dir", "run"]
+    flags = [
+        *SMALL_MODEL,
+        "--num-steps",
+        "8",
+        "--profile-stacks",
+        "--warmup-steps",
+        "2",
+        "--profile-dir",
+        "run",
+    ]
     assert train(*flags, small=False)[0] == 0
     (trace,) = (tmp_path / "run").glob("trace_step_*")
     alone = trace.rename(tmp_path / trace.name)  # without what the run tells beside it

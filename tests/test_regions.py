@@ -12,12 +12,24 @@ from torch.profiler import profile, record_function
 from traces import H100, NANOGPT, TORCH_1_8, attributed, event, real, shaped, step, trace_of
 
 from analysis.attribution.ledger import events_of_steps
-from analysis.attribution.regions import ATTENTION, FUSED, GATE_UP, LOSS, NORM, QKV, ROPE, SWIGLU, regions
+from analysis.attribution.regions import (
+    ATTENTION,
+    FUSED,
+    GATE_UP,
+    LOSS,
+    NORM,
+    QKV,
+    ROPE,
+    SWIGLU,
+    regions,
+)
 from analysis.trace.tables import read_trace
 from tiny_llama_v1 import OptimizationConfig, TinyLlamaConfig, TinyLlamaModel
 
 TOKENS = torch.arange(64).reshape(2, 32)
-SMALL = TinyLlamaConfig(vocab_size=80, hidden_dim=32, n_layers=2, n_heads=4, n_kv_heads=2, intermediate_dim=48)
+SMALL = TinyLlamaConfig(
+    vocab_size=80, hidden_dim=32, n_layers=2, n_heads=4, n_kv_heads=2, intermediate_dim=48
+)
 
 
 def links_of(path, loss, record_shapes=True):
@@ -61,14 +73,17 @@ PARTS = {
 
 @pytest.mark.parametrize("shapes", [True, False])
 def test_regions_of_our_model_are_its_named_parts(tmp_path, shapes):
-    """To the last us of a step, with no name looked at.  Without shapes, the loss is all up to the backward pass."""
+    """To the last us of a step, with no name looked at.  Without shapes, the loss is all up to the
+    backward pass."""
     links = links_of(tmp_path, tiny_llama(), shapes)
     events = events_of_steps(links)
     kind = regions(links)["kind"].to_numpy()[events.index]
     for region, parts in PARTS.items():
         named = events["component"].isin(parts).to_numpy()
         us, us_of_parts = events["us"][kind == region].sum(), events["us"][named].sum()
-        assert us == pytest.approx(us_of_parts) or (region == LOSS and not shapes and us > us_of_parts)
+        assert us == pytest.approx(us_of_parts) or (
+            region == LOSS and not shapes and us > us_of_parts
+        )
         assert {"forward", "backward"} <= {*events["phase"][kind == region]}
     assert counts(links) == {ATTENTION: 2, NORM: 5, ROPE: 4, QKV: 2, GATE_UP: 2, SWIGLU: 2, LOSS: 1}
 
@@ -92,7 +107,9 @@ def test_attention_is_all_from_the_scores_to_the_weighted_sum(tmp_path):
     model, _, batches, loss = gpt.workload()
     links = links_of(tmp_path, lambda: loss(model, next(batches)))
     assert counts(links) == {ATTENTION: 4, FUSED[QKV]: 4, FUSED[NORM]: 9, LOSS: 1}
-    assert {"aten::bmm", "aten::div", "aten::masked_fill", "aten::_softmax"} <= names_in(links, ATTENTION)
+    assert {"aten::bmm", "aten::div", "aten::masked_fill", "aten::_softmax"} <= names_in(
+        links, ATTENTION
+    )
     assert {"DivBackward0", "MaskedFillBackward0", "BmmBackward0"} <= names_in(links, ATTENTION)
     assert {"aten::scatter_", "aten::mul", "aten::sum"} <= names_in(links, LOSS)
     assert not {"aten::linear", "aten::gelu", "aten::embedding"} & names_in(links, ATTENTION)
@@ -101,8 +118,14 @@ def test_attention_is_all_from_the_scores_to_the_weighted_sum(tmp_path):
 DECODER = {ATTENTION: 2, NORM: 5, ROPE: 4, QKV: 2, GATE_UP: 2, SWIGLU: 2, LOSS: 1}
 OTHERS = {  # by library class: changes of its configuration, and regions
     "Llama": ({"num_key_value_heads": 2}, DECODER),
-    "Qwen3": ({"num_key_value_heads": 2, "head_dim": 8}, DECODER | {NORM: 9}),  # norms of q and k too
-    "Phi3": ({"pad_token_id": 0}, {FUSED[kind] if kind in (QKV, GATE_UP) else kind: n for kind, n in DECODER.items()}),
+    "Qwen3": (
+        {"num_key_value_heads": 2, "head_dim": 8},
+        DECODER | {NORM: 9},
+    ),  # norms of q and k too
+    "Phi3": (
+        {"pad_token_id": 0},
+        {FUSED[kind] if kind in (QKV, GATE_UP) else kind: n for kind, n in DECODER.items()},
+    ),
     "GPTNeoX": ({}, {ATTENTION: 2, FUSED[NORM]: 5, ROPE: 4, FUSED[QKV]: 2, LOSS: 1}),
 }
 
@@ -120,13 +143,18 @@ def test_models_of_transformers(tmp_path, name, shapes):
     links = links_of(tmp_path, lambda: model(TOKENS, labels=TOKENS, use_cache=False).loss, shapes)
     assert counts(links) == expected
     if name == "Llama":
-        assert "ExpandBackward0" in names_in(links, ATTENTION)  # the sum over the copies of a key/value head
+        assert "ExpandBackward0" in names_in(
+            links, ATTENTION
+        )  # the sum over the copies of a key/value head
 
 
 @pytest.mark.parametrize(("dropout", "kind"), [(0.1, ATTENTION), (0.0, FUSED[ATTENTION])])
 def test_pytorchs_fused_attention_may_write_the_scores(tmp_path, dropout, kind):
     """For other inputs than those of its fused kernels it runs math kernels."""
-    layer, x = nn.TransformerEncoderLayer(32, 4, 64, dropout, batch_first=True), torch.randn(2, 16, 32)
+    layer, x = (
+        nn.TransformerEncoderLayer(32, 4, 64, dropout, batch_first=True),
+        torch.randn(2, 16, 32),
+    )
     links = links_of(tmp_path, lambda: layer(x).square().mean())
     assert counts(links) == {kind: 1, FUSED[QKV]: 1, FUSED[NORM]: 2}
     assert ("aten::bmm" in names_in(links, kind)) == (kind == ATTENTION)
@@ -153,7 +181,9 @@ def operators(*names, shapes=None):
     """One after another, 10 us each, in a step."""
     inputs = shapes or [[]] * len(names)
     return step(1, 0, 10 * len(names)), *(
-        shaped(f"aten::{name}", 10 * i, 9, inputs[i]) if shapes else event(f"aten::{name}", 10 * i, 9)
+        shaped(f"aten::{name}", 10 * i, 9, inputs[i])
+        if shapes
+        else event(f"aten::{name}", 10 * i, 9)
         for i, name in enumerate(names)
     )
 
@@ -184,7 +214,9 @@ def test_shapes_decide_where_they_are_recorded(tmp_path, keys, found):
 @pytest.mark.parametrize(("width", "found"), [(32, {QKV: 1, ATTENTION: 1}), (64, {ATTENTION: 1})])
 def test_projections_read_the_same_input(tmp_path, width, found):
     inputs = [[[8, 32], [16, 32]], [[8, width], [16, width]], *[[]] * 3]
-    trace = trace_of(tmp_path, *operators("linear", "linear", "bmm", "softmax", "bmm", shapes=inputs))
+    trace = trace_of(
+        tmp_path, *operators("linear", "linear", "bmm", "softmax", "bmm", shapes=inputs)
+    )
     assert counts(attributed(trace)) == found
 
 
@@ -203,4 +235,6 @@ def test_regions_of_real_traces():
     assert "aten::_log_softmax_backward_data" in names_in(links, LOSS)
     assert "aten::cudnn_batch_norm_backward" in names_in(links, FUSED[NORM])
     links = attributed(real("b300_moe.json.gz"))
-    assert counts(links) == {}  # its softmax is a router's, and its batched matmuls are those of experts
+    assert (
+        counts(links) == {}
+    )  # its softmax is a router's, and its batched matmuls are those of experts

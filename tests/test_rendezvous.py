@@ -1,4 +1,5 @@
-"""How ranks meet, and how each learns that another has failed: made-up ranks of this process, and real ones."""
+"""How ranks meet, and how each learns that another has failed: made-up ranks of this process, and
+real ones."""
 
 import json
 import re
@@ -24,7 +25,7 @@ def said(rank: int, failure=None, **training) -> dict:
     return {"host": f"node{rank // 2}", "failure": failure, "settings": settings, "gpu": None}
 
 
-# ---- The meeting ---------------------------------------------------------------------------------------------------
+# ---- The meeting ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,9 @@ def said(rank: int, failure=None, **training) -> dict:
         ([said(0, ["one", 1]), said(1, ["other", 2])], Failure("one", 1, 0, "node0")),
         (
             [said(0), said(1, num_steps=4)],
-            Failure("--num-steps: rank 1 has 4, rank 0 has 3; start all ranks with the same flags", 2),
+            Failure(
+                "--num-steps: rank 1 has 4, rank 0 has 3; start all ranks with the same flags", 2
+            ),
         ),
     ],
 )
@@ -48,20 +51,44 @@ def test_what_keeps_ranks_from_working_together(facts, failure):
 @pytest.mark.parametrize(
     ("came", "nodes", "words"),
     [
-        ((0, 1, 2), "", "rank 3 on node1 did not come within 50 s; 3 of 4 ranks came, on node0, node1"),
-        ((0, 1), "", "ranks 2, 3 on a node that is not here did not come within 50 s; 2 of 4 ranks came, on node0"),
-        ((0,), "n[1-2]", "ranks 1 on n1; 2, 3 on n2 did not come within 50 s; 1 of 4 ranks came, on node0"),
+        (
+            (0, 1, 2),
+            "",
+            "rank 3 on node1 did not come within 50 s; 3 of 4 ranks came, on node0, node1",
+        ),
+        (
+            (0, 1),
+            "",
+            (
+                "ranks 2, 3 on a node that is not here did not come within 50 s; 2 of 4 ranks came,"
+                " on node0"
+            ),
+        ),
+        (
+            (0,),
+            "n[1-2]",
+            "ranks 1 on n1; 2, 3 on n2 did not come within 50 s; 1 of 4 ranks came, on node0",
+        ),
     ],
 )
 def test_who_did_not_come_and_where_from(monkeypatch, came, nodes, words):
     environment = {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4"}
-    step = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NODELIST": nodes}
+    step = {
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+        "SLURM_STEP_NODELIST": nodes,
+    }
     for name, value in (environment | (step if nodes else {})).items():
         monkeypatch.setenv(name, value)
     assert first_problem({rank: said(rank) for rank in came}, 4, 50) == Failure(words)
 
 
-OF_A_FILE = {"file": "net.py", "function": "workload", "source_sha256": "0123456789", "parameters": 8}
+OF_A_FILE = {
+    "file": "net.py",
+    "function": "workload",
+    "source_sha256": "0123456789",
+    "parameters": 8,
+}
 
 
 def of_file(rank: int, **model) -> dict:
@@ -73,11 +100,20 @@ def of_file(rank: int, **model) -> dict:
 @pytest.mark.parametrize(
     ("facts", "line"),
     [
-        ([said(0), of_file(1)], "--workload: rank 1 has net.py:workload (sha256 01234567), rank 0 has none"),
-        ([of_file(0), said(1)], "--workload: rank 1 has none, rank 0 has net.py:workload (sha256 01234567)"),
+        (
+            [said(0), of_file(1)],
+            "--workload: rank 1 has net.py:workload (sha256 01234567), rank 0 has none",
+        ),
+        (
+            [of_file(0), said(1)],
+            "--workload: rank 1 has none, rank 0 has net.py:workload (sha256 01234567)",
+        ),
         (
             [of_file(0), of_file(1, source_sha256="abc")],
-            "--workload: rank 1 has net.py:workload (sha256 abc), rank 0 has net.py:workload (sha256 01234567)",
+            (
+                "--workload: rank 1 has net.py:workload (sha256 abc), rank 0 has net.py:workload"
+                " (sha256 01234567)"
+            ),
         ),
         ([of_file(0), of_file(1, file="../other/net.py")], None),  # nodes need not share folders
         ([of_file(0), of_file(1, dropout=0.1)], "--dropout: rank 1 has 0.1, rank 0 has None"),
@@ -112,7 +148,7 @@ def test_a_second_attempt_of_torchrun_finds_nothing_of_the_first(monkeypatch):
     del agent
 
 
-# ---- While they train ----------------------------------------------------------------------------------------------
+# ---- While they train ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -220,12 +256,21 @@ def test_a_failure_elsewhere_ends_the_step(watches, monkeypatch):
     assert errors.is_interruption(raised.value)
 
 
-# ---- Real ranks ----------------------------------------------------------------------------------------------------
+# ---- Real ranks ----------------------------------------------------------------------------------
 
 
 def start_rank(rank: int, *flags: str, cwd, port: int, wait_s: str = "1"):
-    ranks_of_run = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TINY_LLAMA_RANKS_TIMEOUT": wait_s}
+    ranks_of_run = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    meeting = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TINY_LLAMA_RANKS_TIMEOUT": wait_s,
+    }
     script = [sys.executable, str(PROJECT / "tiny_llama_v1.py"), *SMALL_MODEL, "--device", "cpu"]
     return start(*script, *flags, cwd=cwd, env=ranks_of_run | meeting | {"OMP_NUM_THREADS": "1"})
 
@@ -248,12 +293,26 @@ def test_a_rank_that_does_not_come(tmp_path, port):
     [
         ({}, "WORLD_SIZE=2, but RANK, MASTER_ADDR and MASTER_PORT are not set; "),
         ({"RANK": "0", "MASTER_ADDR": "a"}, "WORLD_SIZE=2, but MASTER_PORT is not set; "),
-        ({"RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "http"}, "MASTER_PORT=http: is not the number of a port"),
-        ({"RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "65536"}, "MASTER_PORT=65536: is not the number of a port"),
-        ({"RANK": "one"}, "RANK=one: is not a number"),
-        ({"RANK": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK=2: there is no such rank of WORLD_SIZE=2"),
         (
-            {"RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1", "TINY_LLAMA_RANKS_TIMEOUT": "soon"},
+            {"RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "http"},
+            "MASTER_PORT=http: is not the number of a port",
+        ),
+        (
+            {"RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "65536"},
+            "MASTER_PORT=65536: is not the number of a port",
+        ),
+        ({"RANK": "one"}, "RANK=one: is not a number"),
+        (
+            {"RANK": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
+            "RANK=2: there is no such rank of WORLD_SIZE=2",
+        ),
+        (
+            {
+                "RANK": "0",
+                "MASTER_ADDR": "a",
+                "MASTER_PORT": "1",
+                "TINY_LLAMA_RANKS_TIMEOUT": "soon",
+            },
             "TINY_LLAMA_RANKS_TIMEOUT=soon: is not a number of seconds",
         ),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two: is not a number"),
@@ -262,7 +321,13 @@ def test_a_rank_that_does_not_come(tmp_path, port):
 )
 def test_variables_that_name_no_rank(tmp_path, variables, line):
     """Each is told by its own name, before anything slow is imported."""
-    command = [sys.executable, str(PROJECT / "tiny_llama_v1.py"), *SMALL_MODEL, "--output-dir", "run"]
+    command = [
+        sys.executable,
+        str(PROJECT / "tiny_llama_v1.py"),
+        *SMALL_MODEL,
+        "--output-dir",
+        "run",
+    ]
     code, out = finish(start(*command, cwd=tmp_path, env={"WORLD_SIZE": "2"} | variables))
     assert (code, out.count("\n")) == (2, 1), out
     assert out.startswith(f"tiny_llama_v1.py: error: {line}")
@@ -277,7 +342,9 @@ def test_a_port_where_another_program_listens(tmp_path, port):
         (code_0, out_0), (code_1, out_1) = map(finish, both)
     assert (code_0, code_1, out_0.count("\n"), out_1.count("\n")) == (1, 1, 1, 1)
     assert out_0.endswith(f"cannot listen at {place}: address already in use\n")
-    assert out_1.endswith(f"rank 0 does not answer at {place} within 1 s: another program listens there\n")
+    assert out_1.endswith(
+        f"rank 0 does not answer at {place} within 1 s: another program listens there\n"
+    )
 
 
 @pytest.mark.slow
@@ -285,7 +352,10 @@ def test_a_folder_that_one_rank_cannot_write(tmp_path, port):
     """Before the first step; a file in its place stops root, too."""
     (tmp_path / "file").touch()
     folders = enumerate(("run", "file"))
-    both = [start_rank(rank, "--output-dir", one, cwd=tmp_path, port=port, wait_s="50") for rank, one in folders]
+    both = [
+        start_rank(rank, "--output-dir", one, cwd=tmp_path, port=port, wait_s="50")
+        for rank, one in folders
+    ]
     (code_0, out_0), (code_1, out_1) = map(finish, both)
     assert (code_0, code_1, out_1) == (1, 1, "")
     (line,) = (line for line in out_0.splitlines() if "error: " in line)

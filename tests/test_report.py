@@ -28,7 +28,9 @@ class Page(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.add(tag)
-        self.addresses += [value for name, value in attributes if name in ("src", "href", "action", "srcset")]
+        self.addresses += [
+            value for name, value in attributes if name in ("src", "href", "action", "srcset")
+        ]
 
     def handle_data(self, data):
         self.text += data
@@ -75,11 +77,20 @@ def test_reports_of_real_gpus(tmp_path, name, capsys):
 
 @pytest.mark.slow
 def test_a_run_ends_with_a_report(tmp_path, profiler):
-    flags = [*SMALL_MODEL, *"--num-steps 8 --profile-steps 2 --include-memory --top-n 3 --sort-by calls".split()]
+    flags = [
+        *SMALL_MODEL,
+        *"--num-steps 8 --profile-steps 2 --include-memory --top-n 3 --sort-by calls".split(),
+    ]
     code, out = profiler("--profile-dir", "p", "--verbose", *flags)
     assert code == 0, out
     found = page(tmp_path / "p")
-    for words in ("attention.scores", "Peak memory", "temporaries", "run_pytorch_profiler.py", "Profiler overhead"):
+    for words in (
+        "attention.scores",
+        "Peak memory",
+        "temporaries",
+        "run_pytorch_profiler.py",
+        "Profiler overhead",
+    ):
         assert words in found.text, words
     assert "Files:\n  p/report.html\n" in out
     page_from_operators = out[out.index("ms of self CPU time") :].splitlines()
@@ -87,9 +98,14 @@ def test_a_run_ends_with_a_report(tmp_path, profiler):
     calls = [int(line.split()[1]) for line in table]
     assert calls == sorted(calls, reverse=True)
     assert "aten::" in table[0]
-    assert "aten::" not in page_from_operators[5]  # three rows were asked for, and the sum of the others
+    assert (
+        "aten::" not in page_from_operators[5]
+    )  # three rows were asked for, and the sum of the others
     assert_answer(out)
-    assert f"p/report.html; {tensorboard_command(Path('p'))}; docs/reading_a_profile.md" in " ".join(out.split())
+    assert (
+        f"p/report.html; {tensorboard_command(Path('p'))}; docs/reading_a_profile.md"
+        in " ".join(out.split())
+    )
     config = json.loads((tmp_path / "p" / "config.json").read_text())
     assert config["profiling"]["profile_memory"]
 
@@ -115,7 +131,12 @@ def test_a_run_ends_with_a_report(tmp_path, profiler):
 
 @pytest.mark.slow
 def test_default_traces_are_small(train, tmp_path):
-    assert train("--enable-pytorch-profiler", "--num-steps", "10", "--profile-dir", "p", small=False)[0] == 0
+    assert (
+        train("--enable-pytorch-profiler", "--num-steps", "10", "--profile-dir", "p", small=False)[
+            0
+        ]
+        == 0
+    )
     [trace] = (tmp_path / "p").glob("trace_step_5_10*")
     assert trace.stat().st_size < 25 * MB
     assert len(gzip.compress(trace.read_bytes(), 6)) < 3 * MB  # as --gzip does
@@ -126,10 +147,14 @@ def test_output_goes_where_it_was_asked_to(tmp_path, profiler):
     write_trace(tmp_path / "traces" / "a_trace.json", *SMALL)
     write_trace(tmp_path / "traces" / "b_trace.json", *SMALL)
     before = sorted((tmp_path / "traces").iterdir())
-    code, out = profiler("--analyze-existing", "traces", "--output-dir", "out/deep", "--generate-report")
+    code, out = profiler(
+        "--analyze-existing", "traces", "--output-dir", "out/deep", "--generate-report"
+    )
     assert code == 0, out
     assert "Files:" in out
-    names = {path.name for path in (tmp_path / "out" / "deep").iterdir() if "tfevents" not in path.name}
+    names = {
+        path.name for path in (tmp_path / "out" / "deep").iterdir() if "tfevents" not in path.name
+    }
     assert names == {"operator_analysis.json", "operator_analysis_b_trace.json", "report.html"}
     assert "a_trace.json" in page(tmp_path / "out" / "deep").text
     assert "Traces" in page(tmp_path / "out" / "deep").text
@@ -140,11 +165,18 @@ def test_output_goes_where_it_was_asked_to(tmp_path, profiler):
 
 
 def test_traces_of_one_worker_keep_their_names(tmp_path, capsys):
-    for name in ("vm_1.100.pt.trace.json", "vm_1.200.pt.trace.json", "vm_1.300.json", "vm_1.300.pt.trace.json"):
+    for name in (
+        "vm_1.100.pt.trace.json",
+        "vm_1.200.pt.trace.json",
+        "vm_1.300.json",
+        "vm_1.300.pt.trace.json",
+    ):
         write_trace(tmp_path / name, *SMALL)
     analyze_existing(tmp_path, tmp_path / "out", False, 5, None)
     written = {path.name for path in (tmp_path / "out").iterdir()}
-    assert written == {f"operator_analysis{part}.json" for part in ("", "_vm_1.200", "_vm_1.300_2", "_vm_1.300_3")}
+    assert written == {
+        f"operator_analysis{part}.json" for part in ("", "_vm_1.200", "_vm_1.300_2", "_vm_1.300_3")
+    }
 
 
 BAD = {

@@ -1,4 +1,5 @@
-"""What the caching allocator reserves: its rules on hand-made sequences, and on a GPU against the allocator itself."""
+"""What the caching allocator reserves: its rules on hand-made sequences, and on a GPU against the
+allocator itself."""
 
 import random
 
@@ -75,7 +76,8 @@ def test_a_stream_does_not_take_what_is_free_in_another():
 
 
 def test_only_segments_that_do_not_grow_lose_what_does_not_match():
-    """Of 30 free MB, 25 are taken and 5 are too few for the next: the segment that grows adds what is missing."""
+    """Of 30 free MB, 25 are taken and 5 are too few for the next: the segment that grows adds what
+    is missing."""
     reserved = []
     for expandable in (False, True):
         allocator = CachingAllocator(expandable)
@@ -89,8 +91,13 @@ def test_only_segments_that_do_not_grow_lose_what_does_not_match():
 
 def step_of(*allocations: tuple) -> StepMemory:
     """megabytes, category, born, died, stream"""
-    made = [Allocation(mb * MB, [mb * MB], "uint8", "", None, name, *times) for mb, name, *times in allocations]
-    return StepMemory(1, made, places=[""] * 20, phases=[Phase("forward", 1, 5), Phase("optimizer", 10, 19)])
+    made = [
+        Allocation(mb * MB, [mb * MB], "uint8", "", None, name, *times)
+        for mb, name, *times in allocations
+    ]
+    return StepMemory(
+        1, made, places=[""] * 20, phases=[Phase("forward", 1, 5), Phase("optimizer", 10, 19)]
+    )
 
 
 def test_a_replay_knows_the_first_step_and_the_streams():
@@ -98,7 +105,10 @@ def test_a_replay_knows_the_first_step_and_the_streams():
     activation, gradient = (30, "activations", 2, 8), (30, "gradients", 7, 15)
     assert reserved_bytes(step_of(parameters, activation, gradient)) == 100 * MB
     # The state is allocated in the first optimizer's phase, where the activation was.
-    assert reserved_bytes(step_of(parameters, activation, gradient, (30, "optimizer", 0, None))) == 130 * MB
+    assert (
+        reserved_bytes(step_of(parameters, activation, gradient, (30, "optimizer", 0, None)))
+        == 130 * MB
+    )
     assert reserved_bytes(step_of(parameters, activation, (30, "gradients", 9, 15))) == 70 * MB
     assert reserved_bytes(step_of(parameters, activation, (30, "gradients", 9, 15, 1))) == 100 * MB
     assert reserved_bytes(step_of(parameters, activation), [32 * MB, 32 * MB]) == 134 * MB
@@ -120,7 +130,9 @@ def test_fsdp_reserves_for_each_of_its_streams():
         one.stream = 0
     assert reserved_bytes(memory) < in_one
     predicted_memory.cache_clear()
-    assert {one.stream for one in predicted_memory(resolved(f"--dry-run {SMALL}"), True).allocations} == {0}
+    assert {
+        one.stream for one in predicted_memory(resolved(f"--dry-run {SMALL}"), True).allocations
+    } == {0}
 
 
 @pytest.mark.parametrize("short_mb", [-1, 1])
@@ -160,5 +172,7 @@ def test_the_allocator_of_a_gpu_reserves_the_same():
             block.pool.release(block)
         else:
             size = int(2 ** chance.uniform(0, 26))
-            held.append((torch.empty(size, dtype=torch.uint8, device="cuda"), allocator.allocate(size)))
+            held.append(
+                (torch.empty(size, dtype=torch.uint8, device="cuda"), allocator.allocate(size))
+            )
         assert torch.cuda.memory_reserved() - before == allocator.reserved

@@ -1,4 +1,5 @@
-"""How a run ends: divergence, signals, full disks and memory, folders of others, closed output, two ranks."""
+"""How a run ends: divergence, signals, full disks and memory, folders of others, closed output, two
+ranks."""
 
 import itertools
 import json
@@ -17,17 +18,27 @@ from helpers import PROJECT, SMALL_MODEL, finish, read_until, start
 from test_training import read
 
 import tiny_llama_v1 as tiny_llama
-from harness.base.errors import Interrupted, deferred_signals, ending_despite_signals, signals_as_errors
+from harness.base.errors import (
+    Interrupted,
+    deferred_signals,
+    ending_despite_signals,
+    signals_as_errors,
+)
 from harness.run.run_report import RunReport
 
 SCRIPT = str(PROJECT / "tiny_llama_v1.py")
-TRACED = [*SMALL_MODEL, *"--num-steps 4 --profile-steps 1 --warmup-steps 2 --enable-pytorch-profiler".split()]
+TRACED = [
+    *SMALL_MODEL,
+    *"--num-steps 4 --profile-steps 1 --warmup-steps 2 --enable-pytorch-profiler".split(),
+]
 
 
 def test_divergence_is_a_failure_at_its_step(train, tmp_path):
     code, out, err = train("--learning-rate", "1e30", "--output-dir", "run", "--num-steps", "20")
     assert code == 1
-    assert re.fullmatch(r"\S+: error: the loss is (nan|inf) at step \d+; lower --learning-rate.*\n", err)
+    assert re.fullmatch(
+        r"\S+: error: the loss is (nan|inf) at step \d+; lower --learning-rate.*\n", err
+    )
     summary = read(tmp_path / "run" / "performance_summary.json")
     assert summary["status"] == "failed"
     assert summary["loss"]["final"] is None
@@ -53,7 +64,15 @@ def check_what_a_signal_leaves(code: int, out: str, folder, expected: int) -> No
 @pytest.mark.slow
 def test_a_signal_to_the_script_leaves_the_steps_done(tmp_path):
     process = start(
-        sys.executable, SCRIPT, *SMALL_MODEL, *WINDOW_OF_ALL, "--log-interval", "8", "--output-dir", "run", cwd=tmp_path
+        sys.executable,
+        SCRIPT,
+        *SMALL_MODEL,
+        *WINDOW_OF_ALL,
+        "--log-interval",
+        "8",
+        "--output-dir",
+        "run",
+        cwd=tmp_path,
     )
     read_until(process, "Step 8/")
     process.send_signal(signal.SIGTERM)
@@ -83,7 +102,17 @@ def test_a_full_disk_leaves_whole_files(tmp_path, limit):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    code, out = finish(start(sys.executable, SCRIPT, *TRACED, "--profile-dir", "run", cwd=tmp_path, preexec_fn=limited))
+    code, out = finish(
+        start(
+            sys.executable,
+            SCRIPT,
+            *TRACED,
+            "--profile-dir",
+            "run",
+            cwd=tmp_path,
+            preexec_fn=limited,
+        )
+    )
     assert code == 1, out
     last = out.strip().splitlines()[-1]
     assert last.startswith("tiny_llama_v1.py: error: cannot write"), out
@@ -104,7 +133,8 @@ def test_out_of_memory_is_one_line(train, tmp_path, monkeypatch):
     monkeypatch.setattr(tiny_llama.TinyLlamaModel, "forward", fails)
     code, _, err = train("--output-dir", "run")
     assert code == 1
-    # Where the prediction of this model is at hand, it says what the step needs and what else to try.
+    # Where the prediction of this model is at hand, it says what the step needs and what else to
+    # try.
     assert re.fullmatch(r"\S+: error: out of memory: .*bytes.*lower --batch-size.*\n", err)
     summary = read(tmp_path / "run" / "performance_summary.json")
     assert summary["status"] == "failed"
@@ -139,7 +169,9 @@ def test_a_signal_that_a_finalizer_swallows_still_stops_the_run(train, tmp_path,
 
     def interrupted(self, *arguments):
         doomed = Doomed()
-        reference = weakref.ref(doomed, lambda _: os.kill(os.getpid(), signal.SIGINT))  # what it raises is ignored
+        reference = weakref.ref(
+            doomed, lambda _: os.kill(os.getpid(), signal.SIGINT)
+        )  # what it raises is ignored
         del doomed, reference
         return original(self, *arguments)
 
@@ -152,7 +184,9 @@ def test_a_signal_that_a_finalizer_swallows_still_stops_the_run(train, tmp_path,
 def test_a_signal_during_the_reports_leaves_the_summary(train, tmp_path, monkeypatch):
     from analysis.diagnosis import traces
 
-    monkeypatch.setattr(traces, "operator_analysis", lambda *args: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(
+        traces, "operator_analysis", lambda *args: os.kill(os.getpid(), signal.SIGTERM)
+    )
     code, out, _ = train("--enable-pytorch-profiler", "--output-dir", "run")
     assert code == 143
     assert "Performance Summary:" in out
@@ -161,7 +195,9 @@ def test_a_signal_during_the_reports_leaves_the_summary(train, tmp_path, monkeyp
 
 def catches(process, signum: int) -> bool:
     """Whether a process has a handler of its own for the signal."""
-    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text(), re.M)[1]
+    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text(), re.M)[
+        1
+    ]
     return bool(int(caught, 16) >> (signum - 1) & 1)
 
 
@@ -169,7 +205,13 @@ def catches(process, signum: int) -> bool:
 def test_ctrl_c_while_starting(tmp_path, delay):
     """From the moment on that the command has taken over the signals, before its imports."""
     process = start(
-        sys.executable, SCRIPT, *SMALL_MODEL, "--output-dir", "run", cwd=tmp_path, env={"WARM_PYTHON": "no"}
+        sys.executable,
+        SCRIPT,
+        *SMALL_MODEL,
+        "--output-dir",
+        "run",
+        cwd=tmp_path,
+        env={"WARM_PYTHON": "no"},
     )
     while process.poll() is None and not catches(process, signal.SIGTERM):
         time.sleep(0.01)
@@ -183,7 +225,15 @@ def test_ctrl_c_while_starting(tmp_path, delay):
 def test_a_loss_of_zero_is_a_number(train, tmp_path):
     (tmp_path / "a.txt").write_text("a" * 5000)
     _, out, _ = train(
-        "--data", "a.txt", "--vocab-size", "256", "--learning-rate", "0.05", "--num-steps", "60", "--verbose"
+        "--data",
+        "a.txt",
+        "--vocab-size",
+        "256",
+        "--learning-rate",
+        "0.05",
+        "--num-steps",
+        "60",
+        "--verbose",
     )
     assert "Loss = 0.0000" in out
     assert "0.0000 at the last" in out
@@ -204,7 +254,10 @@ def test_a_traceback_only_for_debugging(train, monkeypatch):
 
 @pytest.mark.slow
 def test_closed_output(tmp_path):
-    command = f"{sys.executable} {SCRIPT} {' '.join(SMALL_MODEL)} --num-steps 2000 --output-dir run | head -3"
+    command = (
+        f"{sys.executable} {SCRIPT} {' '.join(SMALL_MODEL)} --num-steps 2000 --output-dir run |"
+        " head -3"
+    )
     process = start("bash", "-c", f"set -o pipefail; {command}", cwd=tmp_path)
     code, out = finish(process)
     assert code == 1
@@ -232,14 +285,25 @@ def simulated_two_ranks(num_steps: int) -> list[float]:
 
 @pytest.mark.slow
 def test_two_ranks_share_a_run(tmp_path):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    code, out = finish(start(*launcher, SCRIPT, *TRACED, "--device", "cpu", "--output-dir", "run", cwd=tmp_path))
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
+    code, out = finish(
+        start(*launcher, SCRIPT, *TRACED, "--device", "cpu", "--output-dir", "run", cwd=tmp_path)
+    )
     assert code == 0, out
     assert out.count("Step 1/4") == 1
     assert "Ranks: 2" in out
     summary = read(tmp_path / "run" / "performance_summary.json")
     assert summary["training"]["world_size"] == 2
-    assert summary["performance"]["samples_per_sec"] == pytest.approx(8e3 / summary["performance"]["avg_step_time_ms"])
+    assert summary["performance"]["samples_per_sec"] == pytest.approx(
+        8e3 / summary["performance"]["avg_step_time_ms"]
+    )
     assert summary["steps"]["loss"] == pytest.approx(simulated_two_ranks(4), abs=1e-5)
     traces = sorted(f.name for f in (tmp_path / "run").glob("trace_*"))
     assert traces == ["trace_step_2_3_rank0.pt.trace.json", "trace_step_2_3_rank1.pt.trace.json"]
@@ -249,7 +313,9 @@ def test_two_ranks_share_a_run(tmp_path):
 def test_the_script_needs_what_is_below_it_alone(tmp_path):
     shutil.copy(SCRIPT, tmp_path)
     for folder in ("harness", "kernels", "analysis"):
-        shutil.copytree(PROJECT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            PROJECT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     flags = [*SMALL_MODEL, "--num-steps", "3", "--profile-steps", "1", "--enable-pytorch-profiler"]
     code, out = finish(start(sys.executable, "tiny_llama_v1.py", *flags, cwd=tmp_path))
     assert code == 0, out
@@ -310,7 +376,10 @@ def test_a_failed_run_leaves_all_its_files_despite_a_signal(train, tmp_path, mon
 
     monkeypatch.setattr(RunReport, "write_summary", interrupted)
     monkeypatch.setattr(tiny_llama.TinyLlamaModel, "forward", fails)
-    flags = "--num-steps 8 --enable-pytorch-profiler --profile-steps 1 --warmup-steps 2 --output-dir run"
+    flags = (
+        "--num-steps 8 --enable-pytorch-profiler --profile-steps 1 --warmup-steps 2"
+        " --output-dir run"
+    )
     code, _, err = train(*flags.split())
     assert code == 1 and "boom" in err
     assert read(tmp_path / "run" / "performance_summary.json")["status"] == "failed"

@@ -1,4 +1,5 @@
-"""Exercises that are run: progress, interruptions, predictions asked for before the measurement, and hints."""
+"""Exercises that are run: progress, interruptions, predictions asked for before the measurement,
+and hints."""
 
 import json
 import re
@@ -17,7 +18,9 @@ from workshop.worksheets.runner import what_is_left
 
 
 def test_a_run_that_is_interrupted_leaves_no_links_and_nothing_running(tmp_path):
-    process = start(sys.executable, str(PROJECT / "run_exercise.py"), "9", "--output-dir", "run", cwd=tmp_path)
+    process = start(
+        sys.executable, str(PROJECT / "run_exercise.py"), "9", "--output-dir", "run", cwd=tmp_path
+    )
     read_until(process, "[1/")
     process.send_signal(signal.SIGINT)
     code, out = finish(process)
@@ -37,11 +40,14 @@ def test_a_command_that_fails_is_named_with_its_line(tmp_path, monkeypatch):
 
 
 def test_progress_says_what_is_left_and_how_long(tmp_path, monkeypatch, capsys):
-    """The time left is what the blocks took on the machine of the stored results, at the pace seen here."""
+    """The time left is what the blocks took on the machine of the stored results, at the pace seen
+    here."""
     from workshop.exercise import shell_blocks as commands
 
     monkeypatch.setattr(commands, "PROGRESS_S", 0.1)
-    blocks = shell_blocks("```bash\necho one; sleep 2\n```\n```bash\n# needs a GPU\nx\n```\n```bash\necho two\n```\n")
+    blocks = shell_blocks(
+        "```bash\necho one; sleep 2\n```\n```bash\n# needs a GPU\nx\n```\n```bash\necho two\n```\n"
+    )
     monkeypatch.setattr(commands, "gpu_kind", lambda: None)
     known = {"echo one; sleep 2": 40.0, "echo two": 160.0}
     rows = commands.run_blocks(blocks, "text.md", tmp_path, tmp_path / "log", False, known)
@@ -61,17 +67,28 @@ def test_a_long_command_keeps_its_time_on_the_line(tmp_path, monkeypatch, capsys
     from workshop.exercise import shell_blocks as commands
 
     monkeypatch.setattr(commands, "gpu_kind", lambda: None)
-    blocks = shell_blocks(f"```bash\necho{' word' * 40}\n```\n```bash\n# needs a GPU\nx{' y' * 90}\n```\n")
-    commands.run_blocks(blocks, "text.md", tmp_path, tmp_path / "log", False, {blocks[0].title: 75.0})
+    blocks = shell_blocks(
+        f"```bash\necho{' word' * 40}\n```\n```bash\n# needs a GPU\nx{' y' * 90}\n```\n"
+    )
+    commands.run_blocks(
+        blocks, "text.md", tmp_path, tmp_path / "log", False, {blocks[0].title: 75.0}
+    )
     first, _, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("[1/2] echo word") and first.endswith("word ... (about 1 min 15 s left)")
+    assert first.startswith("[1/2] echo word") and first.endswith(
+        "word ... (about 1 min 15 s left)"
+    )
     assert second.startswith("[2/2] x y") and second.endswith("y ...: skipped, needs a GPU")
     assert max(len(first), len(second)) <= COLUMNS
 
 
 def test_what_is_left_after_an_exercise():
     def command(line: int, text: str, skipped: str | None = None) -> dict:
-        return {"line": line, "command": text, "seconds": None if skipped else 1.0, "skipped": skipped}
+        return {
+            "line": line,
+            "command": text,
+            "seconds": None if skipped else 1.0,
+            "skipped": skipped,
+        }
 
     known, unknown = Answer(1.0, "a.json: x"), Answer(None, "no kernels without a GPU")
     ran, long_one = command(3, "one"), command(9, "two" + " --flag" * 40, "needs a GPU")
@@ -94,7 +111,10 @@ def test_what_commands_took_is_in_the_text(monkeypatch):
     }
     monkeypatch.setattr("workshop.exercise.results.stored_answers", lambda number: document)
     told = numbers.commands_take(1)
-    assert re.match(r"The commands take 1 min 7 s on .+; the longest is `a` with 1 min 5 s\. Of an earlier", told)
+    assert re.match(
+        r"The commands take 1 min 7 s on .+; the longest is `a` with 1 min 5 s\. Of an earlier",
+        told,
+    )
     blocks = [block for block in shell_blocks(exercises()[1].text) if not block.mark]
     assert told.endswith(f": {len(blocks)} of its {len(blocks)} commands were not timed.")
     document["commands"] = [{"command": block.title, "seconds": 1} for block in blocks]
@@ -105,7 +125,7 @@ def test_what_commands_took_is_in_the_text(monkeypatch):
     assert numbers.commands_take(1) == "How long the commands take has not been recorded yet."
 
 
-# ---- Predictions and hints --------------------------------------------------------------------------------------
+# ---- Predictions and hints -----------------------------------------------------------------------
 
 
 def test_a_prediction_is_asked_for_before_its_measurement(tmp_path, monkeypatch, capsys):
@@ -116,20 +136,22 @@ def test_a_prediction_is_asked_for_before_its_measurement(tmp_path, monkeypatch,
     page.write_text(
         "# Exercise 1: a page\n\n**Question.** What?\n\n"
         "```bash\nmkdir folder\n```\n\n**Predict.** How many\nare there?\n\n"
-        """```bash\necho '{"schema_version": 3, "n": 4, "environment": ENV}' > folder/a.json\n```\n\n""".replace(
-            "ENV", json.dumps(ENVIRONMENT)
-        )
-        + "## Worksheet\n\n| # | measured for you | unit | where |\n| --- | --- | --- | --- |\n"
-        "| 1.1 | all | rows | `folder/a.json: n` |\n\n| # | quantity | unit | your value | where |\n"
-        "| --- | --- | --- | --- | --- |\n| 1.2 | half | rows | ____ | 1.1 <!-- #1.1 / 2 --> |\n\n"
-        "<details>\n<summary>Later</summary>\n\n| # | measured for you | unit | where |\n| --- | --- | --- | --- |\n"
-        "| 1.3 | twice | rows | `folder/a.json: 2 * n` |\n\n</details>\n\n## Questions\n\n1. Why?\n"
+        """```bash\necho '{"schema_version": 3, "n": 4, "environment": ENV}'"""
+        """ > folder/a.json\n```\n\n""".replace("ENV", json.dumps(ENVIRONMENT))
+        + "## Worksheet\n\n| # | measured for you | unit | where |\n| --- | --- | --- | --- |\n|"
+        " 1.1 | all | rows | `folder/a.json: n` |\n\n| # | quantity | unit | your value | where"
+        " |\n| --- | --- | --- | --- | --- |\n| 1.2 | half | rows | ____ | 1.1 <!-- #1.1 / 2 -->"
+        " |\n\n<details>\n<summary>Later</summary>\n\n| # | measured for you | unit | where |\n|"
+        " --- | --- | --- | --- |\n| 1.3 | twice | rows | `folder/a.json: 2 * n`"
+        " |\n\n</details>\n\n## Questions\n\n1. Why?\n"
     )
     exercise = Exercise(1, page)
     monkeypatch.setattr(Exercise, "name", page.name)
     asked = []
     state = [tmp_path / "run/folder", tmp_path / "run/folder/a.json"]
-    monkeypatch.setattr("builtins.input", lambda prompt: asked.append([one.exists() for one in state]) or "about 5")
+    monkeypatch.setattr(
+        "builtins.input", lambda prompt: asked.append([one.exists() for one in state]) or "about 5"
+    )
     folder = runner.run_one(exercise, tmp_path / "run", long=False, stop=True)
     assert asked == [[True, False]] and state[1].exists()
     assert "Predict (exercise_1_page.md:9): How many are there?" in capsys.readouterr().out
@@ -137,7 +159,9 @@ def test_a_prediction_is_asked_for_before_its_measurement(tmp_path, monkeypatch,
     assert "- How many are there?\n  - about 5\n" in own
     assert "| 1.1 | all | rows | 4 | `folder/a.json: n` |" in own
     assert "| 1.2 | half | rows | ____ | 1.1 |" in own
-    assert "twice" not in own and "| 1.3 | twice | rows | 8 |" in (folder / "answers_1.md").read_text()
+    assert (
+        "twice" not in own and "| 1.3 | twice | rows | 8 |" in (folder / "answers_1.md").read_text()
+    )
     (folder / "worksheet_1.md").write_text("mine")
     runner.fill_from(exercise, folder)
     assert (folder / "worksheet_1.md").read_text() == "mine"

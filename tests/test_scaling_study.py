@@ -1,4 +1,5 @@
-"""Scaling over ranks: efficiency and findings from made-up measurements, the sweep, and one on two gloo ranks."""
+"""Scaling over ranks: efficiency and findings from made-up measurements, the sweep, and one on two
+gloo ranks."""
 
 import argparse
 import functools
@@ -32,7 +33,12 @@ def collectives(calls: int, kind: str = "all_reduce", size: int = 8 * MB) -> lis
 
 def row(world_size=2, step_ms=10.0, **more) -> dict:
     alone = world_size == 1
-    key = {"scaling": "weak", "parallel": None if alone else "ddp", "world_size": world_size, "bucket_mb": None}
+    key = {
+        "scaling": "weak",
+        "parallel": None if alone else "ddp",
+        "world_size": world_size,
+        "bucket_mb": None,
+    }
     found = {
         "status": "ok",
         "reason": "",
@@ -57,7 +63,7 @@ def row(world_size=2, step_ms=10.0, **more) -> dict:
     return key | found | more
 
 
-# ---- Rows together -------------------------------------------------------------------------------------------------
+# ---- Rows together -------------------------------------------------------------------------------
 
 
 def test_efficiency_refers_to_the_base():
@@ -70,14 +76,21 @@ def test_efficiency_refers_to_the_base():
     (alone,) = with_conclusions([row(4, 10.0)], network)
     assert alone["efficiency"] is None and alone["efficiency_reason"] == "the base was not measured"
     strong = row(4, 2.5, scaling="strong", batch_size=2, tokens_per_sec=8 * 128 / 2.5e-3)
-    assert with_conclusions([row(1, 8.0, scaling="strong"), strong], None)[1]["efficiency"] == pytest.approx(0.8)
+    assert with_conclusions([row(1, 8.0, scaling="strong"), strong], None)[1][
+        "efficiency"
+    ] == pytest.approx(0.8)
 
 
 def test_without_one_rank_the_base_is_that_of_the_mode():
     rows = [row(2, 10.0, parallel=mode, base_world_size=2) for mode in ("ddp", "fsdp")]
     rows.append(row(4, 20.0, parallel="fsdp", base_world_size=2))
     found = with_conclusions(
-        [rows[0], rows[1] | {"step_ms": 15.0, "tokens_per_sec": rows[1]["tokens_per_sec"] / 1.5}, rows[2]], None
+        [
+            rows[0],
+            rows[1] | {"step_ms": 15.0, "tokens_per_sec": rows[1]["tokens_per_sec"] / 1.5},
+            rows[2],
+        ],
+        None,
     )
     assert found[2]["efficiency"] == pytest.approx(0.75)
     assert found[2]["predicted_efficiency_reason"] == "the base communicates"
@@ -118,31 +131,56 @@ def test_each_fault_is_named_from_what_was_measured(fault):
     if fault not in ("small-buckets", "fine-wrapping"):  # a reference with the same fault
         (verdict,) = verdicts([planted, planted | {"fault": fault, "disturbed": True}])
         assert not verdict["named"]
-        assert verdict["text"].startswith("without the fault too; not decidable: the run was disturbed; ")
+        assert verdict["text"].startswith(
+            "without the fault too; not decidable: the run was disturbed; "
+        )
 
 
 def test_findings_give_their_evidence():
     (slow,) = findings(row(local_step_ms=[8.0, 12.0]), None).values()
-    assert slow == "rank 1 is slow: 1.50 times the others' step without communication; ranks wait 1.0 ms a step"
-    (more,) = findings(row(parallel="fsdp", samples_by_rank=[8, 12], local_step_ms=None), None).values()
+    assert (
+        slow
+        == "rank 1 is slow: 1.50 times the others' step without communication; ranks wait 1.0 ms a"
+        " step"
+    )
+    (more,) = findings(
+        row(parallel="fsdp", samples_by_rank=[8, 12], local_step_ms=None), None
+    ).values()
     assert more == "rank 1 has more data, 12 samples, others 8"
     (small,) = findings(row(measured_collectives=collectives(32)), row()).values()
-    assert small.startswith("all-reduces are too small, 32 of 262 KB, not 3 of 2,796 KB: too small buckets")
+    assert small.startswith(
+        "all-reduces are too small, 32 of 262 KB, not 3 of 2,796 KB: too small buckets"
+    )
 
 
-# ---- Which rows ----------------------------------------------------------------------------------------------------
+# ---- Which rows ----------------------------------------------------------------------------------
 
 
 def flags(**more):
-    values = {"world_sizes": [1, 2, 4], "parallel_modes": ["ddp", "fsdp"], "scalings": ["weak", "strong"], "faults": []}
-    values |= {"bucket_mbs": [], "size": None, "batch_size": 8, "seq_len": 16, "device": "cpu", "device_memory": None}
+    values = {
+        "world_sizes": [1, 2, 4],
+        "parallel_modes": ["ddp", "fsdp"],
+        "scalings": ["weak", "strong"],
+        "faults": [],
+    }
+    values |= {
+        "bucket_mbs": [],
+        "size": None,
+        "batch_size": 8,
+        "seq_len": 16,
+        "device": "cpu",
+        "device_memory": None,
+    }
     return argparse.Namespace(**values | {"flags": " ".join(SMALL_MODEL[:8])} | more)
 
 
 def test_batches_of_weak_and_strong_scaling():
     given = flags(bucket_mbs=[1.0, 5.0], faults=["more-data", "small-buckets"])
     launches = scaling.ScalingStudy(given, CPU_PROPERTIES).launches()
-    assert [row["scaling"] for row in launches[0].rows] == ["weak", "strong"]  # one launch is the base of both
+    assert [row["scaling"] for row in launches[0].rows] == [
+        "weak",
+        "strong",
+    ]  # one launch is the base of both
     found = {tuple(launch.rows[0].values()): launch for launch in launches}
     assert found["strong", "fsdp", 4, None, None].workload.batch_size == 2
     assert found["weak", "ddp", 4, 5.0, None].workload.parallel.bucket_mb == 5.0
@@ -156,21 +194,39 @@ def test_batches_of_weak_and_strong_scaling():
     ("given", "words"),
     [
         ("--world-sizes 1", "--world-sizes 1: scaling needs two ranks or more"),
-        ("--world-sizes 1 3", "--batch-size 4: not divisible by 3 ranks, which strong scaling requires"),
+        (
+            "--world-sizes 1 3",
+            "--batch-size 4: not divisible by 3 ranks, which strong scaling requires",
+        ),
         (
             "--world-sizes 65 --scalings weak --parallel-modes fsdp",
             "64 rows of the largest parameter cannot be shared by 65",
         ),
-        ("--bucket-mbs 1 --parallel-modes fsdp", "--bucket-mbs: has no effect with --parallel-modes fsdp"),
-        ("--faults fine-wrapping --parallel-modes ddp", "--faults fine-wrapping: is compared with fsdp; add it"),
+        (
+            "--bucket-mbs 1 --parallel-modes fsdp",
+            "--bucket-mbs: has no effect with --parallel-modes fsdp",
+        ),
+        (
+            "--faults fine-wrapping --parallel-modes ddp",
+            "--faults fine-wrapping: is compared with fsdp; add it",
+        ),
         ("--faults naive --bucket-mbs 1", "--faults: are compared with buckets of PyTorch's size"),
-        ("--flags=--no-fsdp-reshard", "--fsdp-reshard: has no effect with --parallel ddp; use fsdp"),
-        ("--flags=--compile", "--flags --compile: the study varies modes and ranks itself, and compiles nothing"),
+        (
+            "--flags=--no-fsdp-reshard",
+            "--fsdp-reshard: has no effect with --parallel ddp; use fsdp",
+        ),
+        (
+            "--flags=--compile",
+            "--flags --compile: the study varies modes and ranks itself, and compiles nothing",
+        ),
         ("--flags=--cuda-graphs", "--flags --cuda-graphs: a graph runs no separate operators"),
         ("--flags=--num-steps=7", "--flags --num-steps: does not change the step; leave it out"),
         ("--flags=--batch-size=2", "--flags --batch-size: pass it without --flags"),
         ("--flags=--profile-memory", "--flags --profile-memory: does not change the step"),
-        ("--flags=--bucket-mb=1 --bucket-mbs 5", "--flags --bucket-mb: --bucket-mbs sets it; leave one of the two out"),
+        (
+            "--flags=--bucket-mb=1 --bucket-mbs 5",
+            "--flags --bucket-mb: --bucket-mbs sets it; leave one of the two out",
+        ),
         ("--flags=--precision=tf32", "--flags: --precision tf32: TF32 exists only in"),
         ("--flags=--kernels=triton", "--flags --kernels triton: its kernels are for GPUs"),
         ("--network fast", "fast is not a network; use measured, or a positive number in GB/s"),
@@ -185,7 +241,7 @@ def test_wrong_input(scratch, capfd, given, words):
     assert not list(scratch.iterdir())
 
 
-# ---- The sweep -----------------------------------------------------------------------------------------------------
+# ---- The sweep -----------------------------------------------------------------------------------
 
 
 def on_made_up_ranks(launches: list, fail: tuple = ()):
@@ -212,7 +268,8 @@ def on_made_up_ranks(launches: list, fail: tuple = ()):
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """The study without ranks and predictions; made_up() gives the launches so far, made_up.fail fails some."""
+    """The study without ranks and predictions; made_up() gives the launches so far, made_up.fail
+    fails some."""
     launches = []
     found = {"predicted_memory_bytes": 100, "predicted_memory_by_category": {"activations": 100}}
     found |= {"predicted_collective_bytes": 8 * MB, "predicted_collectives": collectives(3)}
@@ -229,7 +286,18 @@ def made_up(monkeypatch):
 
 def test_rounds_are_interleaved_and_resumed(scratch, capfd, made_up):
     launches = made_up()
-    given = ["--device", "cpu", "--world-sizes", "1", "2", "--parallel-modes", "ddp", "fsdp", "--repetitions", "2"]
+    given = [
+        "--device",
+        "cpu",
+        "--world-sizes",
+        "1",
+        "2",
+        "--parallel-modes",
+        "ddp",
+        "fsdp",
+        "--repetitions",
+        "2",
+    ]
     given += ["--scalings", "weak", "--network", "5", "--faults", "slow-rank"]
     assert study(*given, "--output-dir", "run") == 0
     once = [(None, 1, None), ("ddp", 2, None), ("fsdp", 2, None), ("ddp", 2, "slow-rank")]
@@ -258,7 +326,9 @@ def test_rounds_are_interleaved_and_resumed(scratch, capfd, made_up):
 
 def test_a_launch_that_fails_is_not_repeated(scratch, capfd, made_up):
     launches = made_up(("zero1", 2, None))
-    given = "--device cpu --world-sizes 2 --parallel-modes ddp zero1 --scalings weak --output-dir run".split()
+    given = (
+        "--device cpu --world-sizes 2 --parallel-modes ddp zero1 --scalings weak --output-dir run"
+    ).split()
     assert study(*given) == 1
     assert launches.count(("zero1", 2, None)) == 1 and launches.count(("ddp", 2, None)) == 3
     rows = json.loads((scratch / "run" / "scaling_study.json").read_text())["rows"]
@@ -268,13 +338,16 @@ def test_a_launch_that_fails_is_not_repeated(scratch, capfd, made_up):
 
 def test_a_dry_run_predicts_any_number_of_ranks(scratch, capfd, made_up):
     launches = made_up()
-    given = "--device cpu --dry-run --world-sizes 1 512 --parallel-modes ddp --scalings weak --output-dir run".split()
+    given = (
+        "--device cpu --dry-run --world-sizes 1 512 --parallel-modes ddp --scalings weak"
+        " --output-dir run".split()
+    )
     assert study(*given) == 0
     assert launches == []
     assert "Predicted peaks: from" in capfd.readouterr().out
 
 
-# ---- Ranks ---------------------------------------------------------------------------------------------------------
+# ---- Ranks ---------------------------------------------------------------------------------------
 
 
 def summed(rank):
@@ -330,8 +403,22 @@ def test_gradients_are_averaged_after_the_backward_pass(flat, monkeypatch):
 
 @pytest.mark.slow
 def test_two_ranks_are_as_predicted_and_the_fault_is_named(scratch, capfd):
-    given = "--device cpu --world-sizes 1 2 --parallel-modes ddp --scalings weak --repetitions 1 --num-steps 2".split()
-    given += ["--warmup-steps", "2", "--faults", "naive", "--batch-size", "2", "--seq-len", "16", "--output-dir", "run"]
+    given = (
+        "--device cpu --world-sizes 1 2 --parallel-modes ddp --scalings weak --repetitions 1"
+        " --num-steps 2".split()
+    )
+    given += [
+        "--warmup-steps",
+        "2",
+        "--faults",
+        "naive",
+        "--batch-size",
+        "2",
+        "--seq-len",
+        "16",
+        "--output-dir",
+        "run",
+    ]
     assert study(*given, f"--flags={' '.join(SMALL_MODEL[:8])}") == 0, capfd.readouterr()
     document = json.loads((scratch / "run" / "scaling_study.json").read_text())
     base, ddp, naive = document["rows"]
@@ -342,4 +429,6 @@ def test_two_ranks_are_as_predicted_and_the_fault_is_named(scratch, capfd):
     assert ddp["overlapped_share"] > 0.99 and naive["overlapped_share"] == 0
     assert ddp["samples_by_rank"] == [2, 2] and len(ddp["local_step_ms"]) == 2
     assert document["verdicts"][0]["named"], document["verdicts"]
-    assert all(not mismatches(found, documents.ScalingStudyRow, "row") for found in document["rows"])
+    assert all(
+        not mismatches(found, documents.ScalingStudyRow, "row") for found in document["rows"]
+    )

@@ -10,7 +10,12 @@ from harness.instruments.compilation import compile_in_place
 from harness.model.checkpointing import checkpointed_layers
 from harness.model.optimizations import flags_in_use
 
-CHOICES = ("", "--activation-checkpointing", "--activation-checkpointing op", "--activation-checkpointing 2")
+CHOICES = (
+    "",
+    "--activation-checkpointing",
+    "--activation-checkpointing op",
+    "--activation-checkpointing 2",
+)
 
 
 @pytest.mark.parametrize(
@@ -33,22 +38,38 @@ def test_each_choice_trains_alike_and_recomputes_what_the_formula_says(flags):
 
 
 def test_every_second_matmul_is_that_of_torchtitan():
-    """Of seven in a block, k, o and up run again; fused attention is kept, eager attention runs again."""
+    """Of seven in a block, k, o and up run again; fused attention is kept, eager attention runs
+    again."""
     workload = resolved("--attention sdpa --activation-checkpointing op")
     parts = workload.formulas.forward_flops_by_component()
     again = sum(parts[name] for name in ("attention.k_proj", "attention.o_proj", "mlp.up_proj"))
-    scores = 2 * workload.batch_size * workload.seq_len**2 * workload.config.hidden_dim * workload.config.n_layers
+    scores = (
+        2
+        * workload.batch_size
+        * workload.seq_len**2
+        * workload.config.hidden_dim
+        * workload.config.n_layers
+    )
     assert workload.recomputed_flops() == again + scores
     eager = resolved("--activation-checkpointing op").recomputed_flops()
     assert eager == again + parts["attention.sdpa"]
 
 
 def test_choices():
-    assert [checkpointed_layers(choice, 5) for choice in (False, True, "op", 2, 5, 6)] == [0, 5, 5, 2, 1, 0]
+    assert [checkpointed_layers(choice, 5) for choice in (False, True, "op", 2, 5, 6)] == [
+        0,
+        5,
+        5,
+        2,
+        1,
+        0,
+    ]
     told = [flags_in_use(vars(resolved(choice).training)) for choice in CHOICES]
     assert told == [[], *([choice] for choice in CHOICES[1:])]
     assert (
-        resolved("--activation-checkpointing full") == resolved("--activation-checkpointing 1") == resolved(CHOICES[1])
+        resolved("--activation-checkpointing full")
+        == resolved("--activation-checkpointing 1")
+        == resolved(CHOICES[1])
     )
 
 

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from helpers import PROJECT
 
-# A python3 with packages of its own: what it has are metadata folders, and pip makes more of them.  Of torch there is
-# also version.py, which names the build: that of the index, or STUB_BUILD.
+# A python3 with packages of its own: what it has are metadata folders, and pip makes more of them.
+# Of torch there is also version.py, which names the build: that of the index, or STUB_BUILD.
 STUB_PYTHON = r"""#!/usr/bin/env bash
 site=$(cd "$(dirname "$0")/.." && pwd)/site-packages
 mkdir -p "$site"
@@ -27,7 +27,8 @@ if [ "$1 $2" = "-m venv" ]; then
 elif [ "$1 $2" != "-m pip" ]; then
     case "$*" in *get_path*) echo "$site"; exit ;; esac
     paths=$site
-    [ ! -f "$site/base_environment.pth" ] || paths=$paths:$(paste -sd : "$site/base_environment.pth")
+    base=$site/base_environment.pth
+    [ ! -f "$base" ] || paths=$paths:$(paste -sd : "$base")
     PYTHONPATH=$paths exec "$REAL_PYTHON" -S "$@"
 fi
 shift 2
@@ -50,7 +51,9 @@ done
 [ -n "${STUB_NO_NETWORK:-}" ] && [ -z "$local_only" ] && exit 1
 [ -z "$wheels" ] || : >"$wheels/some.whl"
 if [ -n "$report" ]; then
-    echo '{"install": [{"metadata": {"name": "some"}, "download_info": {"url": "file:///some.whl"}}]}' >"$report"
+    cat >"$report" <<'END'
+{"install": [{"metadata": {"name": "some"}, "download_info": {"url": "file:///some.whl"}}]}
+END
     exit
 fi
 if [ -n "$local_only" ] && ! [ -e "$folder/some.whl" ]; then exit 1; fi
@@ -78,7 +81,9 @@ done
 STUB_UV = r"""#!/usr/bin/env bash
 echo "uv $UV_CUDA_DRIVER_VERSION$UV_AMD_GPU_ARCHITECTURE $*" >>"$STUB_LOG"
 for build in $STUB_BUILDS 2.13.0+cpu; do
-    case "${@: -1}" in "torch==${build%+*}" | "torch>=2.6") echo " + torch==$build" >&2; exit ;; esac
+    case "${@: -1}" in
+    "torch==${build%+*}" | "torch>=2.6") echo " + torch==$build" >&2 && exit ;;
+    esac
 done
 """
 
@@ -130,7 +135,10 @@ class Machine:
         path.write_text(text)
 
     def nvidia(self, driver: str) -> None:
-        line = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release Build  (dvs)\n"
+        line = (
+            f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release Build "
+            " (dvs)\n"
+        )
         self.file(self.root / "proc" / "driver" / "nvidia" / "version", line)
 
     def amd(self, *architectures: int) -> None:
@@ -138,7 +146,10 @@ class Machine:
         self.file(self.root / "dev" / "kfd", "")
         for number, architecture in enumerate(architectures):
             node = self.root / "sys" / "class" / "kfd" / "kfd" / "topology" / "nodes" / str(number)
-            self.file(node / "properties", f"simd_count 304\ngfx_target_version {architecture}\nvendor_id 4098\n")
+            self.file(
+                node / "properties",
+                f"simd_count 304\ngfx_target_version {architecture}\nvendor_id 4098\n",
+            )
 
     def command(self, name: str, text: str) -> None:
         path = self.bin / name
@@ -147,7 +158,10 @@ class Machine:
 
     def set_up(self, *files: str, device: str = "", **variables: str):
         needed = " ".join(f'"$HERE/{file}"' for file in files or ("requirements.txt",))
-        script = f"CDPATH=/:/tmp; . {self.project}/launcher_common.sh; DEVICE={device}; use_python {needed}"
+        script = (
+            f"CDPATH=/:/tmp; . {self.project}/launcher_common.sh; DEVICE={device}; use_python"
+            f" {needed}"
+        )
         return self.run("bash", "-c", f"{script}; echo PYTHON=$PYTHON", **variables)
 
     def run(self, *command: str, **variables: str):
@@ -160,14 +174,20 @@ class Machine:
             "HOME": str(self.root / "home"),
             **variables,
         }
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=self.project, timeout=120)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=self.project, timeout=120
+        )
         return done.returncode, done.stdout + done.stderr
 
     def pip_calls(self) -> list[str]:
         return [line for line in self.log.read_text().splitlines() if line.startswith("pip")]
 
     def torch_call(self) -> str:
-        return next(line for line in reversed(self.pip_calls()) if " torch" in line and "torch-tb" not in line)
+        return next(
+            line
+            for line in reversed(self.pip_calls())
+            if " torch" in line and "torch-tb" not in line
+        )
 
 
 HAS_ALL = dict.fromkeys(
@@ -192,7 +212,9 @@ def test_a_machine_without_a_gpu_gets_the_cpu_build(tmp_path):
     assert out.endswith(f"PYTHON={machine.project}/.venv/bin/python\n")
     assert "torch==2.13.0+cpu" in machine.pip_calls()[0]
     assert len(machine.pip_calls()) == 4  # torch, the packages, DeepSpeed, the tab of TensorBoard
-    assert machine.pip_calls()[-1].endswith(f"--no-build-isolation --editable {machine.project}/tensorboard_plugin")
+    assert machine.pip_calls()[-1].endswith(
+        f"--no-build-isolation --editable {machine.project}/tensorboard_plugin"
+    )
 
 
 @pytest.mark.slow
@@ -200,15 +222,29 @@ def test_without_a_cpu_build_at_hand_its_wheel_source_is_asked(tmp_path):
     machine = Machine(tmp_path)
     code, _ = machine.set_up(STUB_FAILS="torch==2.13.0+cpu")
     assert code == 0
-    assert "--index-url https://download.pytorch.org/whl/cpu torch==2.13.0" in machine.pip_calls()[1]
+    assert (
+        "--index-url https://download.pytorch.org/whl/cpu torch==2.13.0" in machine.pip_calls()[1]
+    )
 
 
-# ---- The build of torch --------------------------------------------------------------------------------------------
+# ---- The build of torch --------------------------------------------------------------------------
 
 
 NEAREST = {  # the newest published index at or below a driver or a ROCm
-    "cu": {"590.10": "cu130", "580.65.06": "cu130", "575.51.03": "cu126", "525.60.13": "cu126", "470.82": "cu118"},
-    "rocm": {"7.14.0": "rocm7.2", "6.4.4": "rocm6.4", "6.3.0": "rocm6.3", "6.2.4": "rocm6.2.4", "6.2.0": "rocm6.1"},
+    "cu": {
+        "590.10": "cu130",
+        "580.65.06": "cu130",
+        "575.51.03": "cu126",
+        "525.60.13": "cu126",
+        "470.82": "cu118",
+    },
+    "rocm": {
+        "7.14.0": "rocm7.2",
+        "6.4.4": "rocm6.4",
+        "6.3.0": "rocm6.3",
+        "6.2.4": "rocm6.2.4",
+        "6.2.0": "rocm6.1",
+    },
 }
 
 
@@ -224,8 +260,13 @@ def test_without_uv_the_driver_decides(tmp_path):
     machine.nvidia("550.144.03")
     code, out = machine.set_up()
     assert code == 0, out
-    assert "--index-url https://download.pytorch.org/whl/cu126 torch==2.13.0" in machine.torch_call()
-    told = "Setup: torch from https://download.pytorch.org/whl/cu126, the newest index for NVIDIA driver 550.144.03 ("
+    assert (
+        "--index-url https://download.pytorch.org/whl/cu126 torch==2.13.0" in machine.torch_call()
+    )
+    told = (
+        "Setup: torch from https://download.pytorch.org/whl/cu126, the newest index for NVIDIA"
+        " driver 550.144.03 ("
+    )
     assert told in out
 
 
@@ -235,7 +276,9 @@ def test_a_driver_that_is_too_old_for_any_build(tmp_path):
     code, out = machine.set_up()
     assert code == 1
     assert (
-        out.strip().splitlines()[-1].startswith("error: found no build of torch for NVIDIA driver 390.157; set TORCH")
+        out.strip()
+        .splitlines()[-1]
+        .startswith("error: found no build of torch for NVIDIA driver 390.157; set TORCH")
     )
 
 
@@ -250,13 +293,18 @@ def test_uv_is_asked_first(tmp_path, on_path):
     (question,) = [line for line in machine.log.read_text().splitlines() if line.startswith("uv ")]
     assert question.startswith("uv 550.144.03 pip install --dry-run --python ")
     assert question.endswith("--torch-backend=auto torch==2.13.0")
-    assert "--index-url https://download.pytorch.org/whl/cu126 torch==2.13.0+cu126" in machine.torch_call()
+    assert (
+        "--index-url https://download.pytorch.org/whl/cu126 torch==2.13.0+cu126"
+        in machine.torch_call()
+    )
     assert "Setup: torch==2.13.0+cu126, chosen by uv for NVIDIA driver 550.144.03\n" in out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("builds", "requirement"), [("2.9.1+rocm6.4", "torch==2.9.1+rocm6.4"), ("", "torch==2.13.0")], ids=["older", "none"]
+    ("builds", "requirement"),
+    [("2.9.1+rocm6.4", "torch==2.9.1+rocm6.4"), ("", "torch==2.13.0")],
+    ids=["older", "none"],
 )
 def test_uv_that_has_the_pinned_version_for_cpus_only(tmp_path, builds, requirement):
     machine = Machine(tmp_path)
@@ -266,7 +314,9 @@ def test_uv_that_has_the_pinned_version_for_cpus_only(tmp_path, builds, requirem
     code, out = machine.set_up(STUB_BUILDS=builds, **rocm_path(machine))
     assert code == 0, out
     assert "uv gfx942 pip install" in machine.log.read_text()
-    assert machine.torch_call().endswith(f"--index-url https://download.pytorch.org/whl/rocm6.4 {requirement}")
+    assert machine.torch_call().endswith(
+        f"--index-url https://download.pytorch.org/whl/rocm6.4 {requirement}"
+    )
 
 
 @pytest.mark.slow
@@ -301,7 +351,10 @@ def test_without_uv_the_installed_rocm_decides(tmp_path):
     machine = Machine(tmp_path)
     code, out = machine.set_up(**rocm(machine, "6.2.4-129"))
     assert code == 0, out
-    assert "--index-url https://download.pytorch.org/whl/rocm6.2.4 torch==2.13.0" in machine.torch_call()
+    assert (
+        "--index-url https://download.pytorch.org/whl/rocm6.2.4 torch==2.13.0"
+        in machine.torch_call()
+    )
 
 
 @pytest.mark.slow
@@ -330,11 +383,15 @@ def test_gpus_that_no_wheel_is_built_for_are_named(tmp_path):
     code, out = machine.set_up()
     assert code == 0, out
     assert "torch==2.13.0+cpu" in machine.pip_calls()[0]
-    assert "Setup: torch==2.13.0 for cpu: published builds are not for gfx1031 gfx1036 (TORCH_INDEX_URL names" in out
+    assert (
+        "Setup: torch==2.13.0 for cpu: published builds are not for gfx1031 gfx1036"
+        " (TORCH_INDEX_URL names" in out
+    )
 
 
 def test_a_container_without_the_devices_ends_setup(tmp_path):
-    """Before anything is installed: the kernel shows GPUs of the host, which the container was not given."""
+    """Before anything is installed: the kernel shows GPUs of the host, which the container was not
+    given."""
     machine = Machine(tmp_path)
     script = "harness/machine/hardware_seen.py"
     (machine.project / script).write_bytes((PROJECT / script).read_bytes())
@@ -342,7 +399,10 @@ def test_a_container_without_the_devices_ends_setup(tmp_path):
     (machine.root / "dev" / "kfd").unlink()
     code, out = machine.set_up()
     assert (code, machine.pip_calls()) == (1, [])
-    cause = "this machine has an AMD GPU (gfx942), but /dev/kfd is missing; start a container with --device=/dev/kfd"
+    cause = (
+        "this machine has an AMD GPU (gfx942), but /dev/kfd is missing; start a container with"
+        " --device=/dev/kfd"
+    )
     assert out.strip().splitlines()[-1].startswith(f"error: {cause}")
 
 
@@ -358,7 +418,7 @@ def test_rocm_of_an_unknown_version_asks(tmp_path):
     assert f"--index-url {index} torch>=2.6" in machine.torch_call()
 
 
-# ---- The right environment for this node ---------------------------------------------------------------------------
+# ---- The right environment for this node ---------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -371,7 +431,10 @@ def test_a_gpu_that_torch_does_not_see_ends_setup(tmp_path):
         assert code == 1
         assert out.strip().splitlines()[-1] == cause
     code, out = machine.set_up(STUB_UNSEEN=cause, device="cpu")
-    assert (code, out.splitlines()[-2:]) == (0, [venv_line(machine), cause.replace("error", "warning")])
+    assert (code, out.splitlines()[-2:]) == (
+        0,
+        [venv_line(machine), cause.replace("error", "warning")],
+    )
     assert machine.set_up()[0] == 0
 
 
@@ -388,12 +451,16 @@ def test_an_environment_from_a_login_node_is_noticed_and_kept(tmp_path):
     machine.amd(0, 90010)
     code, out = machine.set_up()
     assert (code, out.count("\n")) == (1, 1)
-    assert out.startswith(f"error: {machine.project}/.venv has torch for cpu, of another kind of node: ")
+    assert out.startswith(
+        f"error: {machine.project}/.venv has torch for cpu, of another kind of node: "
+    )
     assert "rename or remove it, or set VENV" in out
     assert (machine.project / ".venv" / "made").read_text() == made
     code, out = machine.set_up(device="cpu")
     assert (code, out.splitlines()[-1].split(":")[0]) == (0, "warning")
-    code, out = machine.set_up(VENV="of-this-node", STUB_BUILD="rocm6.4", TORCH_INDEX_URL="https://wheels.example")
+    code, out = machine.set_up(
+        VENV="of-this-node", STUB_BUILD="rocm6.4", TORCH_INDEX_URL="https://wheels.example"
+    )
     assert code == 0, out
     assert out.endswith(f"PYTHON={machine.project}/of-this-node/bin/python\n")
     assert (machine.project / "of-this-node" / "made").read_text().startswith("rocm6.4 Python 3.")
@@ -414,7 +481,9 @@ def test_an_environment_whose_python_does_not_run_here(tmp_path):
     code, out = machine.set_up()
     assert (code, out.count("\n")) == (1, 1)
     assert re.search(
-        r"/\.venv was made with Python 3\.\d+ on \w+ and does not run on this node; rename or remove it", out
+        r"/\.venv was made with Python 3\.\d+ on \w+ and does not run on this node; rename or"
+        r" remove it",
+        out,
     )
     assert (machine.project / ".venv" / "site-packages").exists()
 
@@ -434,17 +503,21 @@ def test_a_home_that_cannot_be_written(tmp_path):
     machine = Machine(tmp_path, torch="2.13.0", **HAS_ALL)
     scratch = tmp_path / "scratch"
     script = f". {machine.project}/launcher_common.sh; use_python; env"
-    code, out = machine.run("bash", "-c", script, HOME="/proc/nobody", TMPDIR=str(scratch), TRITON_CACHE_DIR="/mine")
+    code, out = machine.run(
+        "bash", "-c", script, HOME="/proc/nobody", TMPDIR=str(scratch), TRITON_CACHE_DIR="/mine"
+    )
     assert code == 0, out
     caches = scratch / f"tiny_llama_cache_{os.geteuid()}"
     assert out.startswith(f"The home folder cannot be written; caches are in {caches}\n")
     assert caches.stat().st_mode & 0o777 == 0o700
-    assert {f"XDG_CACHE_HOME={caches}", "TRITON_CACHE_DIR=/mine", f"MIOPEN_USER_DB_PATH={caches}/miopen"} <= set(
-        out.splitlines()
-    )
+    assert {
+        f"XDG_CACHE_HOME={caches}",
+        "TRITON_CACHE_DIR=/mine",
+        f"MIOPEN_USER_DB_PATH={caches}/miopen",
+    } <= set(out.splitlines())
 
 
-# ---- Without a network ---------------------------------------------------------------------------------------------
+# ---- Without a network ---------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -453,7 +526,9 @@ def test_a_wheelhouse_is_made_and_used(tmp_path):
     maker = machine.project / "make_wheelhouse.sh"
     maker.write_bytes((PROJECT / "make_wheelhouse.sh").read_bytes())
     wheels = tmp_path / "the wheels"
-    code, out = machine.run("bash", str(maker), str(wheels), TORCH_INDEX_URL="https://wheels.example/rocm6.4")
+    code, out = machine.run(
+        "bash", str(maker), str(wheels), TORCH_INDEX_URL="https://wheels.example/rocm6.4"
+    )
     assert code == 0, out
     assert f"Wheelhouse: 1 wheels in {wheels}, for rocm6.4 Python 3." in out
     assert f"WHEELHOUSE={wheels}" in out
@@ -468,14 +543,16 @@ def test_a_wheelhouse_is_made_and_used(tmp_path):
     assert all("uv" not in call.split() for call in machine.pip_calls())
 
 
-@pytest.mark.parametrize(("folder", "message"), [("none", "is not a folder"), (".", "does WHEELHOUSE have wheels for")])
+@pytest.mark.parametrize(
+    ("folder", "message"), [("none", "is not a folder"), (".", "does WHEELHOUSE have wheels for")]
+)
 def test_a_wheelhouse_that_lacks_what_is_needed(tmp_path, folder, message):
     code, out = Machine(tmp_path).set_up(WHEELHOUSE=folder)
     assert (code, out.count("error: ")) == (1, 1)
     assert message in out
 
 
-# ---- Ranks ---------------------------------------------------------------------------------------------------------
+# ---- Ranks ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -492,17 +569,24 @@ def test_only_rank_0_sets_up(tmp_path):
 def test_the_other_ranks_do_not_wait_for_a_setup_that_failed(tmp_path):
     machine = Machine(tmp_path)
     with ThreadPoolExecutor() as pool:
-        done = list(pool.map(lambda rank: machine.set_up(**step(rank), STUB_NO_NETWORK="1"), (1, 0)))
+        done = list(
+            pool.map(lambda rank: machine.set_up(**step(rank), STUB_NO_NETWORK="1"), (1, 0))
+        )
     assert [code for code, _ in done] == [1, 1]
     assert [out.count("error: ") for _, out in done] == [0, 1]
 
 
 def step(rank: int) -> dict:
     """What srun sets, of three tasks."""
-    return {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": str(rank)}
+    return {
+        "SLURM_JOB_ID": "77",
+        "SLURM_STEP_ID": "3",
+        "SLURM_STEP_NUM_TASKS": "3",
+        "SLURM_PROCID": str(rank),
+    }
 
 
-# ---- What is there stays -------------------------------------------------------------------------------------------
+# ---- What is there stays -------------------------------------------------------------------------
 
 
 def test_a_torch_that_is_there_is_never_replaced(tmp_path):
@@ -544,7 +628,11 @@ def test_the_tests_need_more(tmp_path):
 def test_no_network_and_something_missing(tmp_path):
     code, out = Machine(tmp_path).set_up(STUB_NO_NETWORK="1")
     assert code == 1
-    assert out.strip().splitlines()[-1].startswith("error: could not install torch==2.13.0; is there a network, ")
+    assert (
+        out.strip()
+        .splitlines()[-1]
+        .startswith("error: could not install torch==2.13.0; is there a network, ")
+    )
 
 
 @pytest.mark.slow
@@ -596,7 +684,10 @@ def test_an_environment_that_setup_did_not_make_is_left_as_it_is(tmp_path):
     machine.file(own, "")
     code, out = machine.set_up()
     assert (code, out.count("\n"), out.count("error: ")) == (1, 1, 1)
-    assert f"{machine.project}/.venv does not have what is needed, and is not setup's to replace; " in out
+    assert (
+        f"{machine.project}/.venv does not have what is needed, and is not setup's to replace; "
+        in out
+    )
     assert own.exists()
 
 
@@ -629,6 +720,8 @@ def test_a_place_that_cannot_be_written(tmp_path):
     code, out = Machine(tmp_path).set_up(VENV="/proc/venv")
     assert (code, out) == (
         1,
-        "error: cannot create /proc/venv: set VENV to a folder elsewhere, or activate an environment that has the "
-        "packages\n",
+        (
+            "error: cannot create /proc/venv: set VENV to a folder elsewhere, or activate an"
+            " environment that has the packages\n"
+        ),
     )

@@ -32,7 +32,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-# ---- The report ------------------------------------------------------------------------------------------------------
+# ---- The report ----------------------------------------------------------------------------------
 
 
 def test_a_report_lists_fixes_and_ends_with_the_first_fatal_check(capsys):
@@ -42,23 +42,31 @@ def test_a_report_lists_fixes_and_ends_with_the_first_fatal_check(capsys):
         Check("Kernels", "none for sm_75", "install another build", fatal=True),
         Check("Disk", "gone", fatal=True),
     ]
-    with pytest.raises(UserError, match=r"^Kernels: none for sm_75; install another build$") as stop:
+    with pytest.raises(
+        UserError, match=r"^Kernels: none for sm_75; install another build$"
+    ) as stop:
         setup_checks.report("Setup", checks)
     assert stop.value.exit_code == 1
     lines = capsys.readouterr().out.splitlines()
     assert "Caches   writable" in lines
     assert "Threads  warning: 8 on 4 cores" in lines
     assert "Kernels  ERROR: none for sm_75" in lines
-    assert lines[-4:-1] == ["What to do:", "  Threads: export OMP_NUM_THREADS=4", "  Kernels: install another build"]
+    assert lines[-4:-1] == [
+        "What to do:",
+        "  Threads: export OMP_NUM_THREADS=4",
+        "  Kernels: install another build",
+    ]
 
 
 def test_missing_packages_are_warnings():
     *_, numpy, deepspeed = package_checks({"numpy": "2.4.6", "deepspeed": None})
     assert numpy == Check("numpy", "2.4.6")
-    assert deepspeed == Check("deepspeed", "missing", "pip install deepspeed, needed for --enable-deepspeed-flops")
+    assert deepspeed == Check(
+        "deepspeed", "missing", "pip install deepspeed, needed for --enable-deepspeed-flops"
+    )
 
 
-# ---- GPUs ------------------------------------------------------------------------------------------------------------
+# ---- GPUs ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -88,7 +96,7 @@ def test_memory_used_by_others():
     assert "other processes" in check.fix
 
 
-# ---- Cores -----------------------------------------------------------------------------------------------------------
+# ---- Cores ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -111,11 +119,18 @@ def test_limits_of_cgroups(tmp_path):
     """Version 2, with a limit on the job and none on its step; and version 1."""
     for number, (own, files, cores) in enumerate(
         [
-            ("0::/job_7/step_0\n", {"job_7/cpu.max": "400000 100000\n", "job_7/step_0/cpu.max": "max 100000\n"}, 4),
+            (
+                "0::/job_7/step_0\n",
+                {"job_7/cpu.max": "400000 100000\n", "job_7/step_0/cpu.max": "max 100000\n"},
+                4,
+            ),
             ("0::/other\n", {"job_7/cpu.max": "400000 100000\n"}, None),
             (
                 "3:cpuset:/x\n2:cpu,cpuacct:/docker\n",
-                {"cpu,cpuacct/docker/cpu.cfs_quota_us": "150000\n", "cpu,cpuacct/docker/cpu.cfs_period_us": "100000\n"},
+                {
+                    "cpu,cpuacct/docker/cpu.cfs_quota_us": "150000\n",
+                    "cpu,cpuacct/docker/cpu.cfs_period_us": "100000\n",
+                },
                 1.5,
             ),
         ]
@@ -143,20 +158,28 @@ def test_facts_of_this_process(tmp_path):
     assert len(facts.cores) == len(usable_cores())
 
 
-def rank(number: int, cores: range, nodes=(0,), gpu_node=None, host="n1", threads=4) -> RankPlacement:
+def rank(
+    number: int, cores: range, nodes=(0,), gpu_node=None, host="n1", threads=4
+) -> RankPlacement:
     gpu = None if gpu_node is None else "cuda:0 AMD Instinct MI250X"
     return RankPlacement(number, host, threads, frozenset(cores), frozenset(nodes), gpu, gpu_node)
 
 
 def test_bound_ranks():
-    facts = [rank(0, range(4), gpu_node=0), rank(1, range(4, 8), (1,), gpu_node=1), rank(2, range(4), host="n2")]
+    facts = [
+        rank(0, range(4), gpu_node=0),
+        rank(1, range(4, 8), (1,), gpu_node=1),
+        rank(2, range(4), host="n2"),
+    ]
     checks = binding_checks(facts)
     assert [check.fix for check in checks] == [None, None, None]
     assert checks[0].result == "n1, cores 0-3, NUMA node 0, cuda:0 AMD Instinct MI250X"
 
 
 def test_ranks_that_share_cores():
-    first, second, alone = binding_checks([rank(0, range(6)), rank(1, range(6)), rank(2, range(4), host="n2")])
+    first, second, alone = binding_checks(
+        [rank(0, range(6)), rank(1, range(6)), rank(2, range(4), host="n2")]
+    )
     assert "shared: 8 threads of 2 ranks on 6 cores" in first.result
     assert first.fix == second.fix == "export OMP_NUM_THREADS=3"
     assert alone.fix is None
@@ -168,7 +191,7 @@ def test_a_rank_far_from_its_gpu():
     assert "srun --cpu-bind=cores --gpu-bind=closest" in check.fix
 
 
-# ---- Transport -------------------------------------------------------------------------------------------------------
+# ---- Transport -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -190,9 +213,27 @@ def test_network_of_this_node(tmp_path):
     ("nodes", "network", "environ", "result", "fixed"),
     [
         (1, NetworkHardware(), {}, "RCCL 2.26.6 within the node", False),
-        (2, NetworkHardware(("hsn0", "hsn1")), {}, "Slingshot is present (hsn0,hsn1), but no plugin", True),
-        (2, NetworkHardware(("hsn0",), (), ("librccl-net.so",)), {}, "network plugin librccl-net.so", False),
-        (2, NetworkHardware(("hsn0",)), {"NCCL_NET": "AWS Libfabric"}, "network plugin AWS Libfabric", False),
+        (
+            2,
+            NetworkHardware(("hsn0", "hsn1")),
+            {},
+            "Slingshot is present (hsn0,hsn1), but no plugin",
+            True,
+        ),
+        (
+            2,
+            NetworkHardware(("hsn0",), (), ("librccl-net.so",)),
+            {},
+            "network plugin librccl-net.so",
+            False,
+        ),
+        (
+            2,
+            NetworkHardware(("hsn0",)),
+            {"NCCL_NET": "AWS Libfabric"},
+            "network plugin AWS Libfabric",
+            False,
+        ),
         (2, NetworkHardware(("ib0",), ("mlx5_0",)), {}, "InfiniBand or RoCE (mlx5_0)", False),
         (2, NetworkHardware(("eth0",)), {"NCCL_SOCKET_IFNAME": "eth0"}, "TCP over eth0", False),
     ],
@@ -205,10 +246,13 @@ def test_transport_of_gpus(rccl, nodes, network, environ, result, fixed):
 
 
 def test_transport_of_cpus():
-    assert transport_check("cpu", 2, NetworkHardware(), {"GLOO_SOCKET_IFNAME": "ib0"}).result == "gloo, TCP over ib0"
+    assert (
+        transport_check("cpu", 2, NetworkHardware(), {"GLOO_SOCKET_IFNAME": "ib0"}).result
+        == "gloo, TCP over ib0"
+    )
 
 
-# ---- Caches and versions ---------------------------------------------------------------------------------------------
+# ---- Caches and versions -------------------------------------------------------------------------
 
 
 def test_caches_that_cannot_be_written(tmp_path, monkeypatch):
@@ -243,7 +287,9 @@ def test_caches_of_miopen(tmp_path, monkeypatch):
 def test_versions_with_known_issues(versions, environ, sources):
     checks = known_issue_checks(versions, environ)
     assert [check.fix is not None for check in checks] == [True] * len(sources) or [False]
-    assert all(source in check.result for source, check in zip(sources, checks, strict=bool(sources)))
+    assert all(
+        source in check.result for source, check in zip(sources, checks, strict=bool(sources))
+    )
 
 
 @pytest.mark.parametrize(
@@ -251,7 +297,12 @@ def test_versions_with_known_issues(versions, environ, sources):
     [
         ("7.2.1", "7.2.26015", (7, 2, 1), "use 7.2.2 or later; the profile"),
         ("7.2.2", "7.2.53210", (7, 2, 2), None),
-        (None, "7.2.53210-671d39a55e", (7, 2), "use 7.2.2 or later, unless this is one: PyTorch does not tell which"),
+        (
+            None,
+            "7.2.53210-671d39a55e",
+            (7, 2),
+            "use 7.2.2 or later, unless this is one: PyTorch does not tell which",
+        ),
     ],
 )
 def test_the_version_of_rocm_is_as_exact_as_pytorch_tells_it(monkeypatch, rocm, hip, numbers, fix):

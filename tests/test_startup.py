@@ -9,7 +9,9 @@ from helpers import PROJECT, REAL_PYTHON, finish, start
 from workshop.exercise.page import shell_blocks
 
 COMMANDS = sorted(path.name for path in PROJECT.glob("*.py"))
-LACKING = {name: "torch" for name in COMMANDS} | {"analyze_trace.py": "numpy"}  # which reads traces without PyTorch
+LACKING = {name: "torch" for name in COMMANDS} | {
+    "analyze_trace.py": "numpy"
+}  # which reads traces without PyTorch
 BARE = (REAL_PYTHON, "-S")  # without site-packages
 
 
@@ -17,7 +19,9 @@ BARE = (REAL_PYTHON, "-S")  # without site-packages
 def project(tmp_path):
     """A copy of the project, without .venv."""
     for name in ("harness", "kernels", "analysis", "studies", "workshop"):
-        shutil.copytree(PROJECT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            PROJECT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in COMMANDS:
         shutil.copy(PROJECT / name, tmp_path)
     return tmp_path
@@ -39,7 +43,9 @@ def test_without_venv_one_line_says_what_to_do(project, name):
     assert "source .venv/bin/activate" in out
     code, out = finish(start(*BARE, name, "--help", cwd=project))
     assert code == 0 and name.removesuffix(".py") in out, out
-    assert out.splitlines()[-1].startswith(f"no {LACKING[name]}: all flags are shown after set-up; ./run_baseline.sh")
+    assert out.splitlines()[-1].startswith(
+        f"no {LACKING[name]}: all flags are shown after set-up; ./run_baseline.sh"
+    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -69,14 +75,18 @@ def test_a_venv_that_lacks_them_too_does_not_start_a_loop(project):
 
 def test_a_module_is_handed_over_as_a_module(project):
     make_venv(project, 'echo "$@"')
-    code, out = finish(start(*BARE, "-m", "compare_runs", "a", cwd=project, env={"PYTHONPATH": os.fspath(project)}))
+    code, out = finish(
+        start(*BARE, "-m", "compare_runs", "a", cwd=project, env={"PYTHONPATH": os.fspath(project)})
+    )
     assert (code, out.splitlines()[1]) == (0, "-S -m compare_runs a")
 
 
 def test_the_check_of_the_environment(project):
     """As typed, with an interpreter that has no PyTorch."""
     text = (PROJECT / "exercises" / "README.md").read_text()
-    (block,) = (one.commands for one in shell_blocks(text) if "get_device_properties" in one.commands)
+    (block,) = (
+        one.commands for one in shell_blocks(text) if "get_device_properties" in one.commands
+    )
     typed = ("bash", "-c", block.replace("python3", " ".join(BARE)))
     code, out = finish(start(*typed, cwd=project))
     assert (code, out.count("\n")) == (1, 1), out

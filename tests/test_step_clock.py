@@ -1,4 +1,5 @@
-"""Times of a program's steps on a GPU, which works through its queue while the host is steps ahead."""
+"""Times of a program's steps on a GPU, which works through its queue while the host is steps
+ahead."""
 
 import os
 import statistics
@@ -15,8 +16,8 @@ PRETENDED = os.path.join(os.path.dirname(__file__), "pretend_gpu")
 
 
 class Device:
-    """A host's clock and a device's queue, in seconds that pass only where they are told to.  events_see: whether
-    events stand in the queue that has the work."""
+    """A host's clock and a device's queue, in seconds that pass only where they are told to.
+    events_see: whether events stand in the queue that has the work."""
 
     def __init__(self, monkeypatch, events_see: bool = True):
         self.now = self.free_at = 0.0
@@ -63,7 +64,13 @@ def timed(monkeypatch, tmp_path):
     monkeypatch.setattr(Watch, "record", lambda self: setattr(self, "left", -1))
 
     def times(host_s: float, device_s: list[float], events_see: bool = True) -> list[float]:
-        settings = {"tool": os.getpid(), "processes": str(tmp_path), "every": 1, "warmup": 3, "timed": 5}
+        settings = {
+            "tool": os.getpid(),
+            "processes": str(tmp_path),
+            "every": 1,
+            "warmup": 3,
+            "timed": 5,
+        }
         with monkeypatch.context() as patch:
             device = Device(patch, events_see)
             watch = Watch(settings)
@@ -95,7 +102,8 @@ def test_the_spread_of_steps_is_that_of_the_device(timed, events_see):
 
 @pytest.mark.parametrize("host_s", (0.01, 0.28))
 def test_work_that_no_event_waits_for_is_timed_by_synchronizations(timed, host_s):
-    """As of streams that the current one never waits for: then a step is the host's part and the device's."""
+    """As of streams that the current one never waits for: then a step is the host's part and the
+    device's."""
     assert timed(host_s, [0.3], events_see=False) == pytest.approx([1e3 * (host_s + 0.3)] * 5)
 
 
@@ -137,5 +145,6 @@ def test_a_program_that_is_far_ahead_of_its_gpu(profiled, monkeypatch, source): 
     process = profiled(source, warmup=3, timed=5).recorded[0]
     for times_ms in (process["times_ms"], process["recorded_ms"][1:]):
         assert statistics.median(times_ms) == pytest.approx(100, rel=0.05)
-        # Times of the host alone spread by more than a step; a busy machine adds some ms to one of them.
+        # Times of the host alone spread by more than a step; a busy machine adds some ms to one of
+        # them.
         assert statistics.stdev(times_ms) < 20

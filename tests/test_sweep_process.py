@@ -20,19 +20,35 @@ from studies.engine.device import properties_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SWEEPS = {
-    "attention_benchmark": (run_attention_benchmark, "--dry-run --d-heads 8 --seq-lens 16 --implementations eager"),
+    "attention_benchmark": (
+        run_attention_benchmark,
+        "--dry-run --d-heads 8 --seq-lens 16 --implementations eager",
+    ),
     "memory_study": (run_memory_study, "--dry-run --batch-sizes 1 --seq-lens 8"),
     "precision_study": (run_precision_study, "--dry-run --size tiny --seq-len 8 --precisions fp32"),
-    "training_benchmark": (run_training_benchmark, "--dry-run --sizes tiny --seq-lens 8 --precisions fp32"),
-    "optimization_study": (run_optimization_study, "--dry-run --sizes tiny --seq-len 8 --rungs sdpa --no-reference"),
-    "scaling_study": (run_scaling_study, "--dry-run --seq-len 8 --world-sizes 2 --parallel-modes ddp --scalings weak"),
-    "timing_study": (run_timing_study, "--seq-len 8 --batch-size 1 --repetitions 2 --warmup-steps 1"),
+    "training_benchmark": (
+        run_training_benchmark,
+        "--dry-run --sizes tiny --seq-lens 8 --precisions fp32",
+    ),
+    "optimization_study": (
+        run_optimization_study,
+        "--dry-run --sizes tiny --seq-len 8 --rungs sdpa --no-reference",
+    ),
+    "scaling_study": (
+        run_scaling_study,
+        "--dry-run --seq-len 8 --world-sizes 2 --parallel-modes ddp --scalings weak",
+    ),
+    "timing_study": (
+        run_timing_study,
+        "--seq-len 8 --batch-size 1 --repetitions 2 --warmup-steps 1",
+    ),
 }
 
 
 @pytest.fixture
 def gpu_for_children(monkeypatch):
-    """This process sees a GPU that it must not touch; the processes that it starts compute on the CPU instead."""
+    """This process sees a GPU that it must not touch; the processes that it starts compute on the
+    CPU instead."""
 
     def touched(*args, **options):
         raise AssertionError("the process of the sweep has made a context on the GPU")
@@ -52,7 +68,9 @@ def gpu_for_children(monkeypatch):
 
     def with_cpu(work, *arguments, **options):
         options |= {"device": CPU} if options.get("device") == GPU else {}
-        status, answer = in_child(work, *(CPU if one == GPU else one for one in arguments), **options)
+        status, answer = in_child(
+            work, *(CPU if one == GPU else one for one in arguments), **options
+        )
         return status, answer._replace(device=GPU) if work is properties_of else answer
 
     monkeypatch.setattr(isolation, "in_fresh_process", with_cpu)
@@ -69,9 +87,13 @@ def test_a_sweep_makes_no_context_in_its_own_process(scratch, capfd, gpu_for_chi
     assert not any("No GPU" in note for note in document["notes"])
 
 
-def test_what_fails_in_the_process_for_the_gpu_is_an_error_of_the_command(scratch, capfd, monkeypatch):
+def test_what_fails_in_the_process_for_the_gpu_is_an_error_of_the_command(
+    scratch, capfd, monkeypatch
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(isolation, "in_fresh_process", lambda *work: ("failed", "all GPUs are busy"))
+    monkeypatch.setattr(
+        isolation, "in_fresh_process", lambda *work: ("failed", "all GPUs are busy")
+    )
     assert run_command(run_timing_study, "--output-dir", "run") == 1
     assert capfd.readouterr().err.endswith("error: all GPUs are busy\n")
     assert not list(scratch.iterdir())
@@ -81,7 +103,10 @@ def test_ranks_of_a_sweep_are_refused(scratch, monkeypatch):
     """srun and torchrun start several: each would write the folder."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(sys, "argv", ["run_memory_study.py", "--output-dir", "run"])
-    told = "run_memory_study.py is one process, and 2 were started: use srun --ntasks=1, and no torchrun"
+    told = (
+        "run_memory_study.py is one process, and 2 were started: use srun --ntasks=1, and no"
+        " torchrun"
+    )
     with pytest.raises(UserError, match=f"^{told}$"):
         run_memory_study.main()
     assert not list(scratch.iterdir())

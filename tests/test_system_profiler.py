@@ -1,5 +1,5 @@
-"""The launcher of system profilers, with stand-ins for rocprofv3, nsys and the training, which write down their calls;
-and what the training tells a system profiler."""
+"""The launcher of system profilers, with stand-ins for rocprofv3, nsys and the training, which
+write down their calls; and what the training tells a system profiler."""
 
 import contextlib
 import ctypes
@@ -26,7 +26,8 @@ from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
 
 # What the launcher may find beside the stand-ins.  A whole /usr/bin might hold a real profiler.
 UTILITIES = (
-    "bash cat date dirname env grep head mkdir mv readlink rm rmdir sed sh sleep tee timeout tr uname mktemp id".split()
+    "bash cat date dirname env grep head mkdir mv readlink rm rmdir sed sh sleep tee timeout tr"
+    " uname mktemp id".split()
 )
 
 # Writes the call, and behaves like its namesake of that version, as far as the launcher can see.
@@ -61,7 +62,8 @@ elif "--help-reports" in arguments:
     end("\n".join(name + " -- a report" for name in known), 0)
 elif arguments[0] == "stats":
     names = [name.split("[")[0] for name in known]
-    print("** the table **" if options["--report"] in names else "ERROR: Report could not be found.")
+    found = options["--report"] in names
+    print("** the table **" if found else "ERROR: Report could not be found.")
     end("", settings.get("stats_code", 0))
 elif arguments[0] == "export":
     assert os.path.exists(arguments[-1]) and options["--type"] == "sqlite"
@@ -70,7 +72,8 @@ elif arguments[0] == "export":
     end("Processing events...", settings.get("export_code", 0))
 environment = os.environ | dict(UNDER=tool)
 if tool == "rocprofv3":
-    if unknown := [word for word in arguments[:first] if word.startswith("--") and word not in [*known, "--"]]:
+    flags = [word for word in arguments[:first] if word.startswith("--")]
+    if unknown := [word for word in flags if word not in [*known, "--"]]:
         end("rocprofv3: error: unrecognized arguments: " + unknown[0], 2)
     if options["--output-format"] not in formats[0]:
         end("rocprofv3: error: argument --output-format: invalid choice", 2)
@@ -119,7 +122,10 @@ print("error: no kernels in it" if code else "Verdict: is compute-bound")
 sys.exit(code)
 """
 
-VERSIONS = [line.split("|") for line in (PROJECT / "tests/pretend_gpu/versions.txt").read_text().splitlines()]
+VERSIONS = [
+    line.split("|")
+    for line in (PROJECT / "tests/pretend_gpu/versions.txt").read_text().splitlines()
+]
 TOLD = {(row[0].strip(), row[1].strip()): row[2:] for row in VERSIONS if not row[0].startswith("#")}
 
 HARDWARE_SEEN = """
@@ -132,10 +138,18 @@ else:
 
 
 class Machine:
-    """A scratch copy of the launcher, and a PATH on which only stand-ins and a few utilities answer."""
+    """A scratch copy of the launcher, and a PATH on which only stand-ins and a few utilities
+    answer."""
 
     def __init__(
-        self, folder, *tools: str, gpu="", captures: bool = True, rocm: str = "7.1", nsys: str = "2026.1", **settings
+        self,
+        folder,
+        *tools: str,
+        gpu="",
+        captures: bool = True,
+        rocm: str = "7.1",
+        nsys: str = "2026.1",
+        **settings,
     ):
         self.project, self.bin, self.log = folder / "project", folder / "bin", folder / "calls"
         self.cwd = folder / "work dir"
@@ -146,7 +160,9 @@ class Machine:
         (self.project / "requirements.txt").touch()  # nothing to set up
         self.settings = folder / "settings"
         for name, text in (("tiny_llama_v1.py", TRAINING), ("run_pytorch_profiler.py", ANALYSIS)):
-            (self.project / name).write_text(text.format(log=str(self.log), settings=str(self.settings)))
+            (self.project / name).write_text(
+                text.format(log=str(self.log), settings=str(self.settings))
+            )
         for name in UTILITIES:
             if path := shutil.which(name):
                 (self.bin / name).symlink_to(path)
@@ -156,13 +172,19 @@ class Machine:
             empty.parent.mkdir(parents=True, exist_ok=True)
             empty.touch()
         self.unseen(None)
-        self.python = self.command("python3", f'PYTHONPATH={self.torch.parent} exec {sys.executable} -S "$@"')
+        self.python = self.command(
+            "python3", f'PYTHONPATH={self.torch.parent} exec {sys.executable} -S "$@"'
+        )
         tells = {"rocprofv3": TOLD["rocprofv3", rocm], "nsys": TOLD["nsys", nsys]}
         self.settings.write_text(json.dumps({"captures": captures, "tells": tells, **settings}))
         for tool in tools:
             self.stand_in(self.bin / tool)
-        self.command("rocminfo", f"echo '  Name:    {'gfx942' if gpu == 'rocm' else 'a processor'}'")
-        self.command("nvidia-smi", "echo 580.65.06" if gpu == "cuda" else "echo 'it has failed'; exit 9")
+        self.command(
+            "rocminfo", f"echo '  Name:    {'gfx942' if gpu == 'rocm' else 'a processor'}'"
+        )
+        self.command(
+            "nvidia-smi", "echo 580.65.06" if gpu == "cuda" else "echo 'it has failed'; exit 9"
+        )
         self.log.touch()
 
     def command(self, name: str, text: str) -> Path:
@@ -174,33 +196,62 @@ class Machine:
     def unseen(self, cause: str | None) -> None:
         """What is told of a GPU that PyTorch does not see."""
         self.seen.parent.mkdir(parents=True, exist_ok=True)
-        self.seen.write_text(HARDWARE_SEEN.format(real=str(PROJECT / "harness/machine/hardware_seen.py"), cause=cause))
+        self.seen.write_text(
+            HARDWARE_SEEN.format(
+                real=str(PROJECT / "harness/machine/hardware_seen.py"), cause=cause
+            )
+        )
 
     def stand_in(self, path: Path) -> None:
-        values = {"settings": str(self.settings), "log": str(self.log), "interpreter": str(self.python)}
+        values = {
+            "settings": str(self.settings),
+            "log": str(self.log),
+            "interpreter": str(self.python),
+        }
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(STAND_IN.format(python=sys.executable, **values))
         path.chmod(0o755)
 
     def start(self, *flags: str):
-        environment = {"PATH": str(self.bin), "ROCM_PATH": f"{self.bin}/rocm", "CUDA_HOME": f"{self.bin}/cuda"}
-        environment |= {"TINY_LLAMA_ROOT": f"{self.bin}/no-root", "PROBE_SECONDS": "2", "HOME": f"{self.bin}/home"}
+        environment = {
+            "PATH": str(self.bin),
+            "ROCM_PATH": f"{self.bin}/rocm",
+            "CUDA_HOME": f"{self.bin}/cuda",
+        }
+        environment |= {
+            "TINY_LLAMA_ROOT": f"{self.bin}/no-root",
+            "PROBE_SECONDS": "2",
+            "HOME": f"{self.bin}/home",
+        }
         launcher = str(self.project / "run_system_profiler.sh")
-        return start("env", *(f"{k}={v}" for k, v in environment.items()), launcher, *flags, cwd=self.cwd)
+        return start(
+            "env", *(f"{k}={v}" for k, v in environment.items()), launcher, *flags, cwd=self.cwd
+        )
 
     def launch(self, *flags: str):
         return finish(self.start(*flags))
 
     def calls(self, *names: str) -> list[list[str]]:
         calls = [json.loads(line) for line in self.log.read_text().splitlines()]
-        return [call for call in calls if call[0] in (names or ("rocprofv3", "nsys", "training", "analysis"))]
+        return [
+            call
+            for call in calls
+            if call[0] in (names or ("rocprofv3", "nsys", "training", "analysis"))
+        ]
 
     def only_folder(self):
         (folder,) = self.cwd.iterdir()
         return folder
 
     def analysis(self, profile: str) -> list[str]:
-        return ["analysis", "--analyze-existing", profile, "--generate-report", "--output-dir", self.only_folder().name]
+        return [
+            "analysis",
+            "--analyze-existing",
+            profile,
+            "--generate-report",
+            "--output-dir",
+            self.only_folder().name,
+        ]
 
     def training(self, folder) -> list[str]:
         """The command that a tool has to run."""
@@ -209,7 +260,8 @@ class Machine:
 
 
 @pytest.mark.parametrize(
-    ("nsys", "table"), [("2022.4", "gpukernsum"), *dict.fromkeys(("2024.5", "2026.1"), "cuda_gpu_kern_sum").items()]
+    ("nsys", "table"),
+    [("2022.4", "gpukernsum"), *dict.fromkeys(("2024.5", "2026.1"), "cuda_gpu_kern_sum").items()],
 )
 def test_nsys(tmp_path, nsys, table):
     machine = Machine(tmp_path, "nsys", gpu="cuda", nsys=nsys)
@@ -220,8 +272,19 @@ def test_nsys(tmp_path, nsys, table):
     training = [*machine.training(folder.name), "--size", "tiny", "--data", "a text.txt"]
     capture = ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
     profile = f"{folder.name}/system_profile"
-    options = ["--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", *capture, "--force-overwrite=true"]
-    export = ["--type=sqlite", "--force-overwrite=true", f"--output={profile}.sqlite", f"{profile}.nsys-rep"]
+    options = [
+        "--trace=cuda,nvtx",
+        "--sample=none",
+        "--cpuctxsw=none",
+        *capture,
+        "--force-overwrite=true",
+    ]
+    export = [
+        "--type=sqlite",
+        "--force-overwrite=true",
+        f"--output={profile}.sqlite",
+        f"{profile}.nsys-rep",
+    ]
     assert machine.calls() == [
         ["nsys", "profile", *options, f"--output={profile}", *training],
         ["training", *training[2:]],
@@ -231,7 +294,12 @@ def test_nsys(tmp_path, nsys, table):
         machine.analysis(f"{profile}.sqlite"),
     ]
     assert f"training under nsys logged to {folder.name}/training_output.log" in out
-    told = ("Generated", f"System profile: {profile}.nsys-rep, opens in nsys-ui", "** the table **", "Verdict: ")
+    told = (
+        "Generated",
+        f"System profile: {profile}.nsys-rep, opens in nsys-ui",
+        "** the table **",
+        "Verdict: ",
+    )
     assert sorted(told, key=out.index) == list(told)
     assert out.endswith("Verdict: is compute-bound\n")
     assert (folder / "training_output.log").read_text() == out
@@ -246,8 +314,18 @@ TABLE = ["--summary-groups", "KERNEL_DISPATCH", "--summary-units", "usec"]
     ("rocm", "output", "ending", "chosen"),
     [
         ("6.4", "json", "json", []),
-        ("7.0", "rocpd", "db, opens in ROCm Optiq", ["--selected-regions", "--disable-signal-handlers"]),
-        ("7.1", "rocpd", "db, opens in ROCm Optiq", ["--selected-regions", "--disable-signal-handlers"]),
+        (
+            "7.0",
+            "rocpd",
+            "db, opens in ROCm Optiq",
+            ["--selected-regions", "--disable-signal-handlers"],
+        ),
+        (
+            "7.1",
+            "rocpd",
+            "db, opens in ROCm Optiq",
+            ["--selected-regions", "--disable-signal-handlers"],
+        ),
     ],
 )
 def test_rocprofv3(tmp_path, rocm, output, ending, chosen):
@@ -329,7 +407,9 @@ def test_no_tool_for_this_machine(tmp_path, gpu, there, named):
     assert not list(machine.cwd.iterdir())
 
 
-@pytest.mark.parametrize(("gpu", "path"), [("rocm", "rocm/bin/rocprofv3"), ("cuda", "cuda/bin/nsys")])
+@pytest.mark.parametrize(
+    ("gpu", "path"), [("rocm", "rocm/bin/rocprofv3"), ("cuda", "cuda/bin/nsys")]
+)
 def test_a_tool_that_is_not_on_path(tmp_path, gpu, path):
     machine = Machine(tmp_path, gpu=gpu)
     machine.stand_in(machine.bin / path)
@@ -363,17 +443,22 @@ def test_a_wheel_with_a_rocm_of_its_own_clashes_with_the_tool(tmp_path, clash):
     (line,) = re.findall("^error: .*", out, re.M)
     assert line.startswith(f"error: one operation on the GPU fails under rocprofv3: {told}")
     assert line.endswith(
-        f"; torch brings its own ROCm ({own}), which clashes with that of {machine.bin}/rocprofv3: run this in a "
-        "container whose torch uses the system's ROCm, such as rocm/pytorch (docs/gpu_nodes.md)"
+        f"; torch brings its own ROCm ({own}), which clashes with that of {machine.bin}/rocprofv3:"
+        " run this in a container whose torch uses the system's ROCm, such as rocm/pytorch"
+        " (docs/gpu_nodes.md)"
     )
     assert machine.calls("training") == []
 
 
 def test_a_tool_that_fails_with_a_torch_of_the_system(tmp_path):
-    machine = Machine(tmp_path, "nsys", gpu="cuda", probe_code=1, probe_says="RuntimeError: out of luck")
+    machine = Machine(
+        tmp_path, "nsys", gpu="cuda", probe_code=1, probe_says="RuntimeError: out of luck"
+    )
     code, out = machine.launch()
     assert code == 1
-    assert out.endswith("error: one operation on the GPU fails under nsys: RuntimeError: out of luck\n")
+    assert out.endswith(
+        "error: one operation on the GPU fails under nsys: RuntimeError: out of luck\n"
+    )
 
 
 def test_a_gpu_that_torch_does_not_see_without_the_tool_either(tmp_path):
@@ -398,7 +483,10 @@ def test_no_step_was_captured(tmp_path, tool, gpu, code):
     machine = Machine(tmp_path, tool, gpu=gpu, captures=False)
     found, out = machine.launch("--code", str(code))
     assert found == code
-    assert out.splitlines()[-1] == f"error: {tool} wrote no profile: no step to capture was reached on a GPU"
+    assert (
+        out.splitlines()[-1]
+        == f"error: {tool} wrote no profile: no step to capture was reached on a GPU"
+    )
     assert not any("stats" in call for call in machine.calls())
 
 
@@ -415,7 +503,9 @@ def test_a_summary_that_fails_is_told_in_one_line(tmp_path):
     machine = Machine(tmp_path, "nsys", gpu="cuda", stats_code=3)
     code, out = machine.launch()
     assert code == 0
-    assert re.findall("^error: .*", out, re.M) == ["error: nsys stats failed with exit code 3: no table of kernels"]
+    assert re.findall("^error: .*", out, re.M) == [
+        "error: nsys stats failed with exit code 3: no table of kernels"
+    ]
     assert out.endswith("Verdict: is compute-bound\n")
 
 
@@ -449,10 +539,15 @@ def test_the_folder_can_be_chosen(tmp_path, flags):
 @pytest.mark.parametrize(("signum", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_the_launcher_alone_is_told_to_stop(tmp_path, tool, gpu, signum, expected):
     machine = Machine(tmp_path, tool, gpu=gpu)
-    # The real tools outlive a signal; after the captured steps nsys then ends with 0, whatever the training says.
+    # The real tools outlive a signal; after the captured steps nsys then ends with 0, whatever the
+    # training says.
     outlive = f"import signal; signal.signal({int(signum)}, lambda *_: None)\n"
-    stand_in = (machine.bin / tool).read_text().replace("\nimport json", f"\n{outlive}import json", 1)
-    (machine.bin / tool).write_text(stand_in.replace("sys.exit(code)", f"sys.exit(code * {tool != 'nsys'})"))
+    stand_in = (
+        (machine.bin / tool).read_text().replace("\nimport json", f"\n{outlive}import json", 1)
+    )
+    (machine.bin / tool).write_text(
+        stand_in.replace("sys.exit(code)", f"sys.exit(code * {tool != 'nsys'})")
+    )
     process = machine.start("--wait")
     read_until(process, "ready")
     process.send_signal(signum)
@@ -471,19 +566,22 @@ def test_help_needs_no_tool(tmp_path):
     assert not list(machine.cwd.iterdir())
 
 
-# ---- What the training tells the tool --------------------------------------------------------------------------------
+# ---- What the training tells the tool ------------------------------------------------------------
 
 
 @pytest.fixture
 def under_a_tool(monkeypatch):
-    """What a system profiler and the device are told in six steps, of which it captures the third and the fourth."""
+    """What a system profiler and the device are told in six steps, of which it captures the third
+    and the fourth."""
     calls = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("wait"))
     monkeypatch.setattr(torch.cuda.profiler, "start", lambda: calls.append("start"))
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: calls.append("stop"))
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
-    monkeypatch.setattr(torch.autograd.profiler, "emit_nvtx", lambda record_shapes: Operators(calls, record_shapes))
+    monkeypatch.setattr(
+        torch.autograd.profiler, "emit_nvtx", lambda record_shapes: Operators(calls, record_shapes)
+    )
     for name in os.environ:
         if name.startswith("ROCP"):
             monkeypatch.delenv(name)
@@ -517,10 +615,14 @@ CAPTURED = ["operators", "ProfilerStep#3", 3, "pop", "ProfilerStep#4", 4, "pop",
 
 
 def test_the_window_is_opened_to_the_system_profiler(monkeypatch, under_a_tool, capsys):
-    """Once, around its steps alone, when the device has finished what came before; its operators are ranges."""
+    """Once, around its steps alone, when the device has finished what came before; its operators
+    are ranges."""
     monkeypatch.setattr(torch.version, "hip", None)
     assert under_a_tool[1]() == [1, 2, "wait", "start", *CAPTURED, "stop", 5, 6]
-    told = "System profiler: captures steps 3 to 4 alone; there each operator is a range, which makes the host's times"
+    told = (
+        "System profiler: captures steps 3 to 4 alone; there each operator is a range, which makes"
+        " the host's times"
+    )
     assert capsys.readouterr().out == f"{told} longer\n"
 
 
@@ -528,16 +630,28 @@ def roctx_of(calls, monkeypatch, paused=0, resumed=0):
     """A program with AMD's functions, which return these codes."""
     returned = {"roctxProfilerPause": paused, "roctxProfilerResume": resumed}
     kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
-    made = {name: kind(lambda thread, name=name: calls.append(name) or returned[name]) for name in returned}
+    made = {
+        name: kind(lambda thread, name=name: calls.append(name) or returned[name])
+        for name in returned
+    }
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(ctypes, "CDLL", lambda library: types.SimpleNamespace(**made))
 
 
 @pytest.mark.parametrize(
     ("selected", "first", "how"),
-    [("1", [], "alone"), (None, ["roctxProfilerPause"], "in a profile that begins with the program, paused from here")],
+    [
+        ("1", [], "alone"),
+        (
+            None,
+            ["roctxProfilerPause"],
+            "in a profile that begins with the program, paused from here",
+        ),
+    ],
 )
-def test_rocprofv3_is_paused_where_it_does_not_begin_so(monkeypatch, under_a_tool, capsys, selected, first, how):
+def test_rocprofv3_is_paused_where_it_does_not_begin_so(
+    monkeypatch, under_a_tool, capsys, selected, first, how
+):
     calls, steps = under_a_tool
     roctx_of(calls, monkeypatch)
     if selected:
@@ -548,8 +662,11 @@ def test_rocprofv3_is_paused_where_it_does_not_begin_so(monkeypatch, under_a_too
 
 
 @pytest.mark.parametrize("has_library", [False, True])
-def test_rocprofv3_that_cannot_be_paused_captures_the_whole_run(monkeypatch, under_a_tool, capsys, has_library):
-    """Without the library, or with one that answers that it does not pause: steps are marked all the same."""
+def test_rocprofv3_that_cannot_be_paused_captures_the_whole_run(
+    monkeypatch, under_a_tool, capsys, has_library
+):
+    """Without the library, or with one that answers that it does not pause: steps are marked all
+    the same."""
     calls, steps = under_a_tool
     monkeypatch.setenv("ROCPROF_OUTPUT_PATH", "somewhere")
     real_library = ctypes.CDLL
@@ -566,7 +683,9 @@ def test_rocprofv3_that_cannot_be_paused_captures_the_whole_run(monkeypatch, und
     ({"ROCPROF_SELECTED_REGIONS": "1"}, None, "not started by rocprofv3"),
     ({"ROCPROF_SELECTED_REGIONS": "1"}, {"resumed": 1}, "roctxProfilerResume failed"),
 ])  # fmt: skip
-def test_a_capture_that_would_be_empty_is_refused(monkeypatch, under_a_tool, environment, codes, words):
+def test_a_capture_that_would_be_empty_is_refused(
+    monkeypatch, under_a_tool, environment, codes, words
+):
     calls, steps = under_a_tool
     roctx_of(calls, monkeypatch, **codes or {})
     monkeypatch.setattr(recorder, "ROCTX", (None,) if codes else ())
@@ -580,8 +699,14 @@ def test_a_capture_that_would_be_empty_is_refused(monkeypatch, under_a_tool, env
 def test_a_range_is_shown_once_by_what_makes_ranges_of_operators(monkeypatch, profiler, records):
     """emit_nvtx makes ranges of record_function, too, with numbers in their names."""
     shown, made = [], []
-    monkeypatch.setattr(torch._C._autograd, "_profiler_type", lambda: getattr(ActiveProfilerType, profiler))
-    monkeypatch.setattr(torch.profiler, "record_function", lambda name: made.append(name) or contextlib.nullcontext())
+    monkeypatch.setattr(
+        torch._C._autograd, "_profiler_type", lambda: getattr(ActiveProfilerType, profiler)
+    )
+    monkeypatch.setattr(
+        torch.profiler,
+        "record_function",
+        lambda name: made.append(name) or contextlib.nullcontext(),
+    )
     observer = types.SimpleNamespace(range_push=shown.append, range_pop=lambda: shown.append("pop"))
     monkeypatch.setattr(ranges, "range_observers", [observer])
     with trace_range("forward"):

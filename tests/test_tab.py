@@ -1,5 +1,5 @@
-"""The tab in TensorBoard: what it is told about runs and traces, and TensorBoard's side of it.  The page itself is
-looked at in a browser in test_tensorboard.py."""
+"""The tab in TensorBoard: what it is told about runs and traces, and TensorBoard's side of it.  The
+page itself is looked at in a browser in test_tensorboard.py."""
 
 import ast
 import json
@@ -45,14 +45,16 @@ def logdir(tmp_path):
         (tmp_path / name).mkdir(parents=True)
     for name in ("one/a.json", "two/trace_1.json", *(f"{name}/trace.json" for name in NOT_LISTED)):
         write_trace(tmp_path / name, *SMALL)
-    (tmp_path / "two" / "trace_2.json").write_bytes((tmp_path / "two" / "trace_1.json").read_bytes()[:99])
+    (tmp_path / "two" / "trace_2.json").write_bytes(
+        (tmp_path / "two" / "trace_1.json").read_bytes()[:99]
+    )
     for path in (tmp_path / "two").iterdir():
         os.utime(path, (0, 0))
     (tmp_path / "others" / "package.json").write_text('{"name": "no trace"}')
     return tmp_path
 
 
-# ---- What the page is told ------------------------------------------------------------------------------------------
+# ---- What the page is told -----------------------------------------------------------------------
 
 
 def runs_of(tab):
@@ -74,7 +76,10 @@ def test_folders_elsewhere_are_no_runs(logdir):
     tab = Tab(logdir)
     assert tab.folder("one") == logdir / "one"
     for run in ("c", "one/../two", "../x", "/"):
-        assert "no such run in" in answer_request(tab, {"route": "page", "parameters": {"run": run}})["error"]
+        assert (
+            "no such run in"
+            in answer_request(tab, {"route": "page", "parameters": {"run": run}})["error"]
+        )
 
 
 def test_a_trace_is_read_where_nothing_was_written(logdir):
@@ -82,11 +87,20 @@ def test_a_trace_is_read_where_nothing_was_written(logdir):
     page = Tab(logdir).page("two")
     assert (page["trace"], page["step"], page["ranks_to_read"]) == ("trace_1.json", None, 0)
     assert page["traces"] == ["trace_1.json", "trace_2.json"]
-    for words in ("Trust: ", "Disturbance", "aten::linear", "GPU kernels", 'data-chart="step_timeline"'):
+    for words in (
+        "Trust: ",
+        "Disturbance",
+        "aten::linear",
+        "GPU kernels",
+        'data-chart="step_timeline"',
+    ):
         assert words in page["html"], words
     assert {"step_breakdown", "queue"} <= page["charts"].keys()
     queued, ahead = page["charts"]["queue"]["data"]
-    assert (max(queued["y"]), max(ahead["y"])) == (1, pytest.approx(0.018, abs=1e-3))  # add_kernel, from 72 to 90 us
+    assert (max(queued["y"]), max(ahead["y"])) == (
+        1,
+        pytest.approx(0.018, abs=1e-3),
+    )  # add_kernel, from 72 to 90 us
     assert sorted(logdir.rglob("*")) == before
     json.dumps(page, allow_nan=False)  # a browser reads no NaN
     both = Tab(logdir).page("two", ranks="1")
@@ -104,9 +118,19 @@ def test_what_was_proven_of_a_program_is_shown(logdir):
         "line": "x",
         "where": "a:1",
     }
-    row |= unchanged | dict.fromkeys(("peak_memory_difference_mb", "extra_start_s", "pays_after_steps"))
-    proof = {"plain": {"step_ms": 1.0, "repeats": "bit-equal"}, "nothing": None, "together": None, "not_timed": None}
-    write_json(logdir / "one" / "proof.json", proof | {"command": "train.py", "rows": [row], "seconds": 1.0})
+    row |= unchanged | dict.fromkeys(
+        ("peak_memory_difference_mb", "extra_start_s", "pays_after_steps")
+    )
+    proof = {
+        "plain": {"step_ms": 1.0, "repeats": "bit-equal"},
+        "nothing": None,
+        "together": None,
+        "not_timed": None,
+    }
+    write_json(
+        logdir / "one" / "proof.json",
+        proof | {"command": "train.py", "rows": [row], "seconds": 1.0},
+    )
     html = Tab(logdir).page("one")["html"]
     assert "Changes, tried" in html and "lower precision" in html
 
@@ -161,7 +185,9 @@ def test_what_cannot_be_shown_is_a_line(logdir, parameters, words):
 
 def test_ranks_of_one_run_are_offered_and_unrelated_programs_are_not(tmp_path):
     for name in ("trace_1.json", "trace_2.json"):
-        write_trace(tmp_path / name, *SMALL, distributedInfo={"rank": int(name[6]) - 1, "world_size": 2})
+        write_trace(
+            tmp_path / name, *SMALL, distributedInfo={"rank": int(name[6]) - 1, "world_size": 2}
+        )
     assert Tab(tmp_path).page(".")["ranks_to_read"] == 2
     write_trace(tmp_path / "trace_3.json", *SMALL)
     assert Tab(tmp_path).page(".")["ranks_to_read"] == 0  # three files of two ranks
@@ -180,7 +206,9 @@ def test_a_file_of_several_ranks_offers_them_all_and_a_recording_is_one_trace(tm
 
 
 def test_two_runs_side_by_side(logdir):
-    write_trace(logdir / "two" / "trace_1.json", step(3, 0, 200), *SMALL[1:5], event("aten::add", 150, 20))
+    write_trace(
+        logdir / "two" / "trace_1.json", step(3, 0, 200), *SMALL[1:5], event("aten::add", 150, 20)
+    )
     tab = Tab(logdir)
     found = tab.compare("one", "", "two")
     assert "two against one" in found["html"] and "x as fast" in found["html"]
@@ -191,7 +219,9 @@ def test_two_runs_side_by_side(logdir):
     shutil.copy(summary, logdir / "others" / "performance_summary.json")
     found = tab.compare("one", "", "others")
     assert (
-        found["charts"] == {} and "parts are not compared" in found["html"] and "Settings that differ" in found["html"]
+        found["charts"] == {}
+        and "parts are not compared" in found["html"]
+        and "Settings that differ" in found["html"]
     )
     write_trace(logdir / "two" / "trace_1.json", *[one for one in SMALL if one["cat"] != "kernel"])
     assert "different clocks, GPU and host" in tab.compare("one", "", "two")["html"]
@@ -204,7 +234,9 @@ def test_names_with_markup_are_text(logdir, tmp_path):
     assert "<script" not in page["html"] and "<img" not in page["html"]
     row = {"component": "<b>x</b>", "ms_per_step": 1.0, "phases_ms": {"forward": 1.0}}
     phases = [{"phase": "forward", "ms_per_step": 1.0}]
-    chart = breakdown_chart({"components": [row], "phases": phases, "attribution": {"clock": "host"}}, {})
+    chart = breakdown_chart(
+        {"components": [row], "phases": phases, "attribution": {"clock": "host"}}, {}
+    )
     assert chart["data"][0]["y"] == ["&lt;b&gt;x&lt;/b&gt;"]  # plotly takes <b> for markup
 
 
@@ -216,7 +248,7 @@ def test_names_that_look_alike_show_where_they_differ():
     assert max(map(len, shown)) <= 60
 
 
-# ---- The timeline ---------------------------------------------------------------------------------------------------
+# ---- The timeline --------------------------------------------------------------------------------
 
 
 def names_in(found, row):
@@ -242,10 +274,18 @@ def test_the_timeline_of_a_step(tmp_path):
         event("aten::linear", 10, 40),
         shaped("aten::mm", 15, 30, [[4, 8], [8]]),
     ]
-    events += [*on_gpu("gemm", 20, 30, 70, 1), *on_gpu(REDUCE, 62, 65, 20, 2, stream=9, operator=communication)]
+    events += [
+        *on_gpu("gemm", 20, 30, 70, 1),
+        *on_gpu(REDUCE, 62, 65, 20, 2, stream=9, operator=communication),
+    ]
     events += on_gpu("copy_kernel", 24, 40, 6, 3)  # while the gemm runs
     found = zoomed_step(attributed(trace_of(tmp_path, *events)), number=1)
-    assert (found["steps"], found["step"], found["window_ms"], found["left_out"]) == ([1, 2], 1, [0.0, 0.1], 0)
+    assert (found["steps"], found["step"], found["window_ms"], found["left_out"]) == (
+        [1, 2],
+        1,
+        [0.0, 0.1],
+        0,
+    )
     gpu, second = ("GPU 0 stream 7", "process 0, stream 7"), "GPU 0 stream 9, communication"
     lanes = [(row["lane"], row["level"], names_in(found, row)) for row in found["rows"]]
     assert lanes == [
@@ -258,25 +298,38 @@ def test_the_timeline_of_a_step(tmp_path):
         ("host", 3, ["cudaLaunchKernel", "cudaLaunchKernel"]),
         ("host thread 1", 0, ["allreduce"]),
     ]
-    assert {row["where"] for row in found["rows"]} >= {gpu[1], "process 1, thread 1", "process 1, thread 2"}
+    assert {row["where"] for row in found["rows"]} >= {
+        gpu[1],
+        "process 1, thread 1",
+        "process 1, thread 2",
+    }
     sums = spent(found)
     # 30 to 100, what runs beneath included; before that the host prepares it
-    assert sums["GPU"] == pytest.approx({"idle: launch": 0.022, "idle: latency": 0.008, "matmul, forward": 0.07})
+    assert sums["GPU"] == pytest.approx(
+        {"idle: launch": 0.022, "idle: latency": 0.008, "matmul, forward": 0.07}
+    )
     assert sums["host"]["matmul, forward"] == pytest.approx(0.04)
     for first, last in ((0.0, 0.1), (0.011, 0.083)):  # every range adds up
-        assert [sum(one.values()) for one in spent(found, first, last).values()] == pytest.approx([last - first] * 2)
+        assert [sum(one.values()) for one in spent(found, first, last).values()] == pytest.approx(
+            [last - first] * 2
+        )
 
 
 def test_all_about_an_event_of_the_timeline(tmp_path):
-    """Who called or launched it, with what inputs, in which step, and when it begins in Perfetto, which counts from the
-    first event of the file, of whatever kind."""
+    """Who called or launched it, with what inputs, in which step, and when it begins in Perfetto,
+    which counts from the first event of the file, of whatever kind."""
     operators = [
         event("aten::linear", 110, 40),
         shaped("aten::mm", 115, 30, [[4, 8], [8, 2]], types=["float", "c10::Half"]),
     ]
     before = event("PyTorch Profiler (0)", 40, 900, kind="Trace")
-    gemm, name = on_gpu("gemm", 120, 130, 70, 1), {"ph": "M", "name": "process_name", "ts": 0, "pid": 1}
-    found = zoomed_step(attributed(trace_of(tmp_path, name, before, step(7, 100, 100), *operators, *gemm)))
+    gemm, name = (
+        on_gpu("gemm", 120, 130, 70, 1),
+        {"ph": "M", "name": "process_name", "ts": 0, "pid": 1},
+    )
+    found = zoomed_step(
+        attributed(trace_of(tmp_path, name, before, step(7, 100, 100), *operators, *gemm))
+    )
     events, i = found["events"], found["events"]["name"].index(found["names"].index("gemm"))
     assert (events["start_ms"][i], events["ms"][i], events["step"][i]) == (0.03, 0.07, 7)
     callers, at = [], i
@@ -293,7 +346,8 @@ def test_all_about_an_event_of_the_timeline(tmp_path):
 
 @pytest.mark.parametrize("name", ["cpu.pt.trace.json.gz", "gpu.pt.trace.json.gz"])
 def test_a_finding_tells_where_perfetto_shows_it_as_the_timeline_does(name):
-    """The longest event of it is in the timeline of its step, at the same time of the same thread."""
+    """The longest event of it is in the timeline of its step, at the same time of the same
+    thread."""
     links = attributed(read_trace(PROJECT / "tests/golden" / name))
     document = operator_analysis(links, None)
     places = [row["place"] for row in document["opportunities"] if row["place"]]
@@ -306,22 +360,36 @@ def test_a_finding_tells_where_perfetto_shows_it_as_the_timeline_does(name):
                 begins = round(found["began_ms"] + found["events"]["start_ms"][i], 4)
                 shown.add((begins, row["where"], found["names"][found["events"]["name"][i]]))
     exact = [one for one in places if not one["event"].startswith("idle before ")]
-    assert exact and {(round(one["began_ms"], 4), one["thread"], one["event"]) for one in exact} <= shown
+    assert (
+        exact
+        and {(round(one["began_ms"], 4), one["thread"], one["event"]) for one in exact} <= shown
+    )
     for one in places:
         if one not in exact:  # it ends where that event begins
-            end = one["began_ms"] + one["duration_ms"], one["thread"], one["event"].removeprefix("idle before ")
+            end = (
+                one["began_ms"] + one["duration_ms"],
+                one["thread"],
+                one["event"].removeprefix("idle before "),
+            )
             assert any(end[1:] == other[1:] and end[0] <= other[0] + 1e-3 for other in shown)
 
 
 def test_a_window_shows_what_the_whole_step_leaves_out(tmp_path, monkeypatch):
     monkeypatch.setattr(step_zoom, "MOST", 5)
-    links = attributed(trace_of(tmp_path, step(1, 0, 1000), *(event("aten::add", 10 * i, 5) for i in range(90))))
+    links = attributed(
+        trace_of(tmp_path, step(1, 0, 1000), *(event("aten::add", 10 * i, 5) for i in range(90)))
+    )
     whole = zoomed_step(links)
     assert (len(whole["rows"][1]["events"]), whole["left_out"]) == (4, 86)
-    assert spent(whole)["host"] == pytest.approx({"element-wise, forward": 0.45, "idle: launch": 0.55})
+    assert spent(whole)["host"] == pytest.approx(
+        {"element-wise, forward": 0.45, "idle: launch": 0.55}
+    )
     window = zoomed_step(links, 1, (0.0, 0.02))
     [_, adds] = window["rows"]
-    assert ([window["events"]["start_ms"][i] for i in adds["events"]], window["left_out"]) == ([0.0, 0.01], 0)
+    assert ([window["events"]["start_ms"][i] for i in adds["events"]], window["left_out"]) == (
+        [0.0, 0.01],
+        0,
+    )
 
 
 def test_the_timeline_keeps_who_launched_what_it_shows(tmp_path, monkeypatch):
@@ -336,7 +404,7 @@ def test_an_event_lies_below_its_caller():
     assert rows_of([0] * (DEPTH + 2), [9] * (DEPTH + 2)) == [*range(DEPTH), DEPTH, DEPTH]
 
 
-# ---- TensorBoard's side ---------------------------------------------------------------------------------------------
+# ---- TensorBoard's side --------------------------------------------------------------------------
 
 ECHO = """
 import json, sys
@@ -384,7 +452,13 @@ def test_tensorboard_is_never_kept_waiting(reader):
     assert wait_until(lambda: reader.waiting, time.monotonic() + 60)
     assert tab.is_active()
     assert tab.frontend_metadata().es_module_path == "/index.js"
-    assert {"/index.js", "/timeline.js", "/page.css", "/runs", "/timeline"} <= tab.get_plugin_apps().keys()
+    assert {
+        "/index.js",
+        "/timeline.js",
+        "/page.css",
+        "/runs",
+        "/timeline",
+    } <= tab.get_plugin_apps().keys()
     assert waiting.is_alive()
 
 
@@ -400,14 +474,27 @@ def test_its_routes_are_methods_of_the_tab():
 
 
 def test_it_loads_nothing_of_the_analysis_into_tensorboard():
-    tree = ast.parse((PROJECT / "tensorboard_plugin" / "tensorboard_step_profile" / "plugin.py").read_text())
+    tree = ast.parse(
+        (PROJECT / "tensorboard_plugin" / "tensorboard_step_profile" / "plugin.py").read_text()
+    )
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    modules |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
-    assert {name.split(".")[0] for name in modules} <= {"tensorboard", "werkzeug", *sys.stdlib_module_names}
+    modules |= {
+        name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
+    }
+    assert {name.split(".")[0] for name in modules} <= {
+        "tensorboard",
+        "werkzeug",
+        *sys.stdlib_module_names,
+    }
 
 
 def test_its_entry_point():
     text = (PROJECT / "tensorboard_plugin" / "pyproject.toml").read_text()
-    entry = re.search(r'^\[project.entry-points.tensorboard_plugins\]\nstep_profile = "(.*)"$', text, re.M)[1]
-    assert metadata.EntryPoint("step_profile", entry, "tensorboard_plugins").load() is plugin.StepProfile
+    entry = re.search(
+        r'^\[project.entry-points.tensorboard_plugins\]\nstep_profile = "(.*)"$', text, re.M
+    )[1]
+    assert (
+        metadata.EntryPoint("step_profile", entry, "tensorboard_plugins").load()
+        is plugin.StepProfile
+    )
     assert re.search(r'^name = "(.*)"$', text, re.M)[1] == TAB

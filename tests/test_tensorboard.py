@@ -1,4 +1,5 @@
-"""TensorBoard on folders that our scripts wrote: what its routes answer, and what a browser shows."""
+"""TensorBoard on folders that our scripts wrote: what its routes answer, and what a browser
+shows."""
 
 import gzip
 import json
@@ -32,18 +33,30 @@ pytestmark = pytest.mark.slow  # each test starts TensorBoard, some a browser
 def fetch(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=60) as answer:
         body = answer.read()
-    return gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body  # some routes compress unasked
+    return (
+        gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body
+    )  # some routes compress unasked
 
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
-    """run: one process, with stacks and memory; ranks: two; gpu, eight_ranks: traces of GPUs, where at hand; markup."""
+    """run: one process, with stacks and memory; ranks: two; gpu, eight_ranks: traces of GPUs, where
+    at hand; markup."""
     folder = tmp_path_factory.mktemp("logs")
     flags = [*SMALL_MODEL, "--num-steps", "9", "--profile-steps", "2"]
     command = [sys.executable, str(PROJECT / "run_pytorch_profiler.py"), *flags]
-    code, out = finish(start(*command, "--profile-dir", "run", "--profile-stacks", "--profile-memory", cwd=folder))
+    code, out = finish(
+        start(*command, "--profile-dir", "run", "--profile-stacks", "--profile-memory", cwd=folder)
+    )
     assert code == 0, out
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
+    torchrun = [
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(free_port()),
+    ]
     command = [sys.executable, *torchrun, str(PROJECT / "run_pytorch_profiler.py"), *flags]
     ranks = ["--profile-dir", "ranks", "--gzip", "--device", "cpu", "--no-sync-steps", "2"]
     code, out = finish(start(*command, *ranks, cwd=folder))
@@ -61,12 +74,24 @@ def logs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The environment of a process in which the tab is installed from the checkout, as set-up does."""
+    """The environment of a process in which the tab is installed from the checkout, as set-up
+    does."""
     site = tmp_path_factory.mktemp("site")
-    flags = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--target", str(site)]
-    code, out = finish(start(sys.executable, "-m", "pip", "install", *flags, str(PROJECT / "tensorboard_plugin")))
+    flags = [
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        str(site),
+    ]
+    code, out = finish(
+        start(sys.executable, "-m", "pip", "install", *flags, str(PROJECT / "tensorboard_plugin"))
+    )
     assert code == 0, out
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    }
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +100,13 @@ def tensorboard(logs, installed):
     port = free_port()
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logs), "--port", str(port)]
     output = (logs.parent / "tensorboard.log").open("w")
-    process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True, env=installed)
-    url, wanted = f"http://127.0.0.1:{port}", {path.parent.name for path in logs.glob("*/*.pt.trace.json*")}
+    process = subprocess.Popen(
+        command, stdout=output, stderr=output, start_new_session=True, env=installed
+    )
+    url, wanted = (
+        f"http://127.0.0.1:{port}",
+        {path.parent.name for path in logs.glob("*/*.pt.trace.json*")},
+    )
     try:
         until = time.monotonic() + 300
         while time.monotonic() < until:
@@ -122,8 +152,12 @@ def test_views_of_a_run(tensorboard):
     assert view(tensorboard, "overview", "run", worker)["steps"]["rows"]
     table = view(tensorboard, "operation/table", "run", worker, group_by="Operation")
     assert any(row["name"] == "aten::mm" for row in table["data"])
-    assert view(tensorboard, "operation", "run", worker, group_by="Operation")["host_total_time"]["rows"]
-    assert any(row[0] == "aten::mm" for row in view(tensorboard, "memory", "run", worker)["rows"]["CPU"])
+    assert view(tensorboard, "operation", "run", worker, group_by="Operation")["host_total_time"][
+        "rows"
+    ]
+    assert any(
+        row[0] == "aten::mm" for row in view(tensorboard, "memory", "run", worker)["rows"]["CPU"]
+    )
     assert view(tensorboard, "memory_curve", "run", worker)["rows"]
     modules = json.dumps(view(tensorboard, "module", "run", worker))
     assert "TransformerBlock" in modules
@@ -143,7 +177,8 @@ def test_ranks_are_workers(tensorboard, logs):
 
 
 def test_communication_of_two_ranks_is_as_predicted(logs):
-    """The run predicts its collectives and measures them, by trace and by difference; analyzing it again tells all."""
+    """The run predicts its collectives and measures them, by trace and by difference; analyzing it
+    again tells all."""
     analysis, summary = (
         json.loads((logs / "ranks" / f"{name}.json").read_text())
         for name in ("operator_analysis", "performance_summary")
@@ -152,13 +187,22 @@ def test_communication_of_two_ranks_is_as_predicted(logs):
     [row] = about["predicted"]
     assert (row["kind"], row["group_size"]) == ("all_reduce", 2)
     assert (row["calls"], row["bytes"]) == (row["predicted_calls"], row["predicted_bytes"])
-    assert {row["phase"] for row in analysis["collectives"]} == {"backward", None}  # that of the loss is in no phase
+    assert {row["phase"] for row in analysis["collectives"]} == {
+        "backward",
+        None,
+    }  # that of the loss is in no phase
     assert about["by_difference"] == summary["no_sync"] and summary["no_sync"]["steps"] == 2
     assert [one["rank"] for one in summary["ranks"]] == [0, 1]
     peaks = [row["peak_memory_mb"] for row in analysis["ranks"]["rows"]]
     assert peaks == [one["peak_memory_mb"] for one in summary["ranks"]]
-    types = {"collectives": list[MeasuredCollectiveRow], "communication": StepCommunication, "ranks": Ranks}
-    assert [line for name, kind in types.items() for line in mismatches(analysis[name], kind, name)] == []
+    types = {
+        "collectives": list[MeasuredCollectiveRow],
+        "communication": StepCommunication,
+        "ranks": Ranks,
+    }
+    assert [
+        line for name, kind in types.items() for line in mismatches(analysis[name], kind, name)
+    ] == []
     assert mismatches(summary, PerformanceSummary, "summary") == []
     analyze_existing(logs / "ranks", logs.parent / "again", False, 3, None)
     again = json.loads((logs.parent / "again" / "operator_analysis.json").read_text())
@@ -196,10 +240,12 @@ def test_in_a_browser(tensorboard, logs, browser):
         browser.open(f"{proxy.url}/#text&tagFilter=breakdown")
         browser.text_with("attention.scores", "framework overhead")
         browser.open(f"{proxy.url}/#pytorch_profiler")
-        browser.text_with("Workers", "Step Time Breakdown", "SteppedAreaChart of", "Table of", "PieChart of")
+        browser.text_with(
+            "Workers", "Step Time Breakdown", "SteppedAreaChart of", "Table of", "PieChart of"
+        )
 
 
-# ---- Our tab --------------------------------------------------------------------------------------------------------
+# ---- Our tab -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -229,26 +275,30 @@ def unfold(browser) -> None:
 
 
 def texts(browser, selector: str) -> list[str]:
-    return browser.in_tab(f"[...document.querySelectorAll({json.dumps(selector)})].map(one => one.textContent)")
+    return browser.in_tab(
+        f"[...document.querySelectorAll({json.dumps(selector)})].map(one => one.textContent)"
+    )
 
 
 def width_hidden(browser) -> int:
-    """How many pixels of the page lie behind a scrollbar; tables may scroll in a box of their own."""
+    """How many pixels of the page lie behind a scrollbar; tables may scroll in a box of their
+    own."""
     page = "document.documentElement"
     return browser.in_tab(f"{page}.scrollWidth - {page}.clientWidth")
 
 
 def point_at(browser, row: int, share: float = 0.5) -> tuple[float, float]:
-    """Move the pointer over the longest event in a row of the timeline, at this share of its length; where that is."""
+    """Move the pointer over the longest event in a row of the timeline, at this share of its
+    length; where that is."""
     x, y = browser.in_tab(
-        "(() => { const plot = document.querySelector('.lanes'), area = plot.querySelector('.nsewdrag');"
-        f" const {{x, y, z: [z]}} = plot.data[{row}], {{xaxis, yaxis}} = plot._fullLayout;"
-        " const ms = z.map((part, i) => part === null ? 0 : x[i + 1] - x[i]), i = ms.indexOf(Math.max(...ms));"
-        " plot.scrollIntoView({block: 'center'}); const box = area.getBoundingClientRect();"
-        " const frame = window.frameElement.getBoundingClientRect(), [first, last] = xaxis.range;"
-        f" const at = (x[i] + {share} * ms[i] - first) / (last - first);"
-        " return [frame.x + box.x + at * box.width, frame.y + box.y + (y[0] + y[1]) / 2 / yaxis.range[0] * box.height];"
-        "})()"
+        "(() => { const plot = document.querySelector('.lanes'), area ="
+        f" plot.querySelector('.nsewdrag'); const {{x, y, z: [z]}} = plot.data[{row}], {{xaxis,"
+        " yaxis} = plot._fullLayout; const ms = z.map((part, i) => part === null ? 0 : x[i + 1] -"
+        " x[i]), i = ms.indexOf(Math.max(...ms)); plot.scrollIntoView({block: 'center'}); const"
+        " box = area.getBoundingClientRect(); const frame ="
+        " window.frameElement.getBoundingClientRect(), [first, last] = xaxis.range; const at ="
+        f" (x[i] + {share} * ms[i] - first) / (last - first); return [frame.x + box.x + at *"
+        " box.width, frame.y + box.y + (y[0] + y[1]) / 2 / yaxis.range[0] * box.height];})()"
     )
     for away in (3, 0):
         mouse(browser, "mouseMoved", x + away, y)
@@ -269,7 +319,8 @@ def click_at(browser, row: int) -> dict[str, str]:
     assert wait_until(lambda: texts(browser, ".about tr"), time.monotonic() + 30)
     return dict(
         browser.in_tab(
-            "[...document.querySelectorAll('.about tr')].map(one => [...one.cells].map(td => td.textContent))"
+            "[...document.querySelectorAll('.about tr')].map(one => [...one.cells].map(td =>"
+            " td.textContent))"
         )
     )
 
@@ -301,7 +352,9 @@ def test_the_tab_shows_our_run(tab, tensorboard):
     )  # below TensorBoard's bar
     assert tab.in_tab("document.documentElement.scrollHeight") <= 4000
     assert f"{tensorboard}/data/plugin/step_profile/plotly.min.js" in tab.requests
-    assert [url for url in tab.requests if not url.startswith((tensorboard, "data:", "blob:", "about:"))] == []
+    assert [
+        url for url in tab.requests if not url.startswith((tensorboard, "data:", "blob:", "about:"))
+    ] == []
 
 
 def test_the_tab_shows_kernels_of_a_gpu(tab, logs):
@@ -309,14 +362,19 @@ def test_the_tab_shows_kernels_of_a_gpu(tab, logs):
         pytest.skip("no GPU trace is here")
     show(tab, "gpu")
     tab.text_with("launch-bound", "GPU kernels", "GPU 0 stream 7", "Most of this range")
-    per_step = "#gpu-kernels > .scroll:not(h3 ~ .scroll) tbody tr td:nth-child(2)"  # not of their durations
+    # Cells of the table of kernels, not of that of their durations
+    per_step = "#gpu-kernels > .scroll:not(h3 ~ .scroll) tbody tr td:nth-child(2)"
     tab.in_tab("document.querySelector('#gpu-kernels th:nth-child(2)').click()")
     counts = [float(text) for text in texts(tab, per_step)]
     assert counts == sorted(counts, reverse=True) and len({*counts}) > 1
     tab.in_tab("document.querySelector('#gpu-kernels th:nth-child(2)').click()")
     assert [float(text) for text in texts(tab, per_step)] == sorted(counts)
     about = click_at(tab, 0)
-    assert about["On"] == "GPU 0 stream 7" and about["Operator"].startswith("aten::") and "] " in about["Operator"]
+    assert (
+        about["On"] == "GPU 0 stream 7"
+        and about["Operator"].startswith("aten::")
+        and "] " in about["Operator"]
+    )
     assert " later" in about["Launched by"] and " ← aten::" in about["Called by"]
     assert re.fullmatch(r"[\d.]+ ms, process 0, stream 7", about["In Perfetto"])
 
@@ -330,7 +388,9 @@ def test_the_timeline_moves_by_keys_and_sums_up_a_range(tab):
         mouse(tab, "mouseMoved", at, y, modifiers=8, buttons=1)
     mouse(tab, "mouseReleased", end, y, modifiers=8)
     assert wait_until(lambda: texts(tab, ".sums tr.total"), time.monotonic() + 30)
-    first, last = map(float, re.search(r"host, ([\d.]+) to ([\d.]+) ms", texts(tab, ".sums th")[0]).groups())
+    first, last = map(
+        float, re.search(r"host, ([\d.]+) to ([\d.]+) ms", texts(tab, ".sums th")[0]).groups()
+    )
     parts = [float(text) for text in texts(tab, ".sums tbody tr:not(.total) td:nth-child(3)")]
     assert sum(parts) == pytest.approx(last - first, abs=1e-3) and len(parts) > 3
     assert any(text.startswith("idle: ") for text in texts(tab, ".sums tbody td:first-child"))
@@ -344,21 +404,28 @@ def test_the_timeline_moves_by_keys_and_sums_up_a_range(tab):
 
 
 def test_a_new_width_redraws_the_tab(tab):
-    """Charts become as wide as their places, and names in the timeline no wider than the cells that they are in."""
+    """Charts become as wide as their places, and names in the timeline no wider than the cells that
+    they are in."""
     show(tab, "run")
     tab.text_with("Most of this range")
     names, timeline = [], "[data-chart=step_timeline]"
     charts = "[...document.querySelectorAll('.chart:has(.main-svg)')]"
     misfits = (
-        f"{charts}.filter(one => Math.abs(one.querySelector('.main-svg').clientWidth - one.clientWidth) > 2).length"
+        f"{charts}.filter(one => Math.abs(one.querySelector('.main-svg').clientWidth -"
+        " one.clientWidth) > 2).length"
     )
     edge = f"document.querySelector('{timeline} .nsewdrag').getBoundingClientRect().right + 2"
-    cut = f"document.querySelectorAll('{timeline} .annotation-text')].filter(one => one.getBoundingClientRect().right"
+    cut = (
+        f"document.querySelectorAll('{timeline} .annotation-text')].filter(one =>"
+        " one.getBoundingClientRect().right"
+    )
     for width in (1400, 800):
         tab.resize(width)
         until = time.monotonic() + 30
         while (
-            tab.in_tab(f"{charts}[0].clientWidth > {width} || {misfits} || [...{cut} > {edge}).length")
+            tab.in_tab(
+                f"{charts}[0].clientWidth > {width} || {misfits} || [...{cut} > {edge}).length"
+            )
             or (shown := texts(tab, f"{timeline} .annotation-text")) == names
         ):
             assert time.monotonic() < until, f"the charts do not fit into {width} pixels"
@@ -369,7 +436,9 @@ def test_a_new_width_redraws_the_tab(tab):
 def test_the_tab_compares_runs(tab):
     choose(tab, "run", "run")
     choose(tab, "other", "ranks")
-    tab.text_with("ranks against run", "Operators of ranks against run", "What the parts of both take")
+    tab.text_with(
+        "ranks against run", "Operators of ranks against run", "What the parts of both take"
+    )
     assert "x as fast" in texts(tab, ".sentence")[0]
     assert len(texts(tab, "#runs-against-run tbody tr")) == 2
 
@@ -394,7 +463,10 @@ def test_markup_in_names_is_text_in_the_tab(tab):
     tab.text_with("<script>alert(1)</script>", "{{ 7 * 7 }}", "Most of this range", "trace<b>.json")
     assert tab.in_tab("document.querySelectorAll('img, main b, main script').length") == 0
     about = click_at(tab, 0)
-    assert about["Event"].startswith("void kernel<float>(T*) <b>&amp;") and "<img src=x" in about["Called by"]
+    assert (
+        about["Event"].startswith("void kernel<float>(T*) <b>&amp;")
+        and "<img src=x" in about["Called by"]
+    )
     assert texts(tab, ".tip")[0].startswith("void kernel<float>")
     search = "document.querySelector('.search')"
     tab.in_tab(f"void Object.assign({search}, {{value: 'XXXX'}}).oninput()")

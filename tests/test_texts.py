@@ -1,4 +1,5 @@
-"""The documentation: blocks run, numbers come from the code, links lead somewhere, worksheets can be filled in."""
+"""The documentation: blocks run, numbers come from the code, links lead somewhere, worksheets can
+be filled in."""
 
 import ast
 import functools
@@ -45,18 +46,20 @@ TEXTS = [*PROSE, PROJECT / "benchmarks" / "README.md", PROJECT / "tools" / "READ
 name_of = lambda path: str(path.relative_to(PROJECT))  # noqa: E731
 
 
-# ---- Commands ---------------------------------------------------------------------------------------------------
+# ---- Commands ------------------------------------------------------------------------------------
 
 
 def with_cores(number: int):
     """Ranks of an exercise need cores of their own beside the other tests."""
     too_few = number in SEVERAL_RANKS and (os.cpu_count() or 1) < 4
-    return pytest.param(number, marks=pytest.mark.skipif(too_few, reason="its ranks need four cores"))
+    return pytest.param(
+        number, marks=pytest.mark.skipif(too_few, reason="its ranks need four cores")
+    )
 
 
 SEVERAL_RANKS = (10, 11)
-# What no other test runs: a page from its first command to its checked worksheet, matmuls timed by a script on the
-# page, variants of a training script, a trace that is written, and parts of one.
+# What no other test runs: a page from its first command to its checked worksheet, matmuls timed by
+# a script on the page, variants of a training script, a trace that is written, and parts of one.
 ALWAYS_RUN = (1, 7, 12, 14)
 
 
@@ -64,12 +67,15 @@ ALWAYS_RUN = (1, 7, 12, 14)
 @pytest.mark.usefixtures("known_peaks")
 @pytest.mark.parametrize("number", [with_cores(number) for number in exercises()])
 def test_an_exercise_runs_and_fills_its_worksheet(tmp_path, number):
-    """All blocks that this machine can run, in order; then each field has its answer, and the check agrees.
+    """All blocks that this machine can run, in order; then each field has its answer, and the check
+    agrees.
 
-    Its commands have tests of their own, and test_worksheets.py reads its recorded results: as long as these are of
-    what stands on the page, it is not run.
+    Its commands have tests of their own, and test_worksheets.py reads its recorded results: as long
+    as these are of what stands on the page, it is not run.
     """
-    if number not in ALWAYS_RUN and json.loads(COMMANDS.read_text())[str(number)] == commands_of(number):
+    if number not in ALWAYS_RUN and json.loads(COMMANDS.read_text())[str(number)] == commands_of(
+        number
+    ):
         pytest.skip("its results were recorded with these commands")
     folder = run_one(exercises()[number], tmp_path / "results", long=False)
     text = (folder / f"answers_{number}.md").read_text()
@@ -105,14 +111,21 @@ def test_shapes_on_paper_are_those_of_the_default_model():
     rows = re.findall(r"^\| (\w+) \|[^|]*\| (?:`--(.*?)`|D / H) \| ([\d,]+) \|$", text, re.M)
     values = {letter: int(value.replace(",", "")) for letter, _, value in rows}
     settings = vars(training) | vars(workload.config) | {"": workload.config.head_dim}
-    assert len(rows) == 9 and [settings[flag.replace("-", "_")] for _, flag, _ in rows] == [*values.values()]
+    assert len(rows) == 9 and [settings[flag.replace("-", "_")] for _, flag, _ in rows] == [
+        *values.values()
+    ]
     drawn = re.findall(r"^ *[a-z_, ]+ \[([A-Z].*?)\] +\[(.*?)\]", text, re.M)
     assert len(drawn) == 17
     for letters, sizes in drawn:
-        assert [values[one] for one in letters.split(", ")] == [int(size) for size in sizes.split(", ")]
+        assert [values[one] for one in letters.split(", ")] == [
+            int(size) for size in sizes.split(", ")
+        ]
     elements = values["B"] * values["S"] * values["D_ff"]
     share = 5 * elements / sum(workload.formulas.forward_flops_per_layer().values())
-    sentence = f"D_ff = {elements:,} elements per layer. At five operations per element that is {share:.2%} of"
+    sentence = (
+        f"D_ff = {elements:,} elements per layer. At five operations per element that is"
+        f" {share:.2%} of"
+    )
     assert sentence in " ".join(text.split())
 
 
@@ -125,7 +138,9 @@ def test_blocks_of_the_other_texts_run(tmp_path):
         blocks = [block for block in shell_blocks(path.read_text()) if block.commands not in seen]
         seen |= {block.commands for block in blocks}
         run_blocks(blocks, path.name, tmp_path, tmp_path / "commands.log", False, {})
-    (baseline,), (profiled,) = (tmp_path.glob(f"{name}_results_*") for name in ("baseline", "profiler"))
+    (baseline,), (profiled,) = (
+        tmp_path.glob(f"{name}_results_*") for name in ("baseline", "profiler")
+    )
     names = {file.name.split(".")[0] for file in profiled.iterdir()}
     assert {"report", "operator_analysis", "training_output", "trace_step_5_10"} <= names
     assert "Performance Summary" in (baseline / "training_output.log").read_text()
@@ -136,21 +151,30 @@ HELP: dict[str, str] = {}  # what each script prints for --help
 
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
 def test_blocks_can_be_parsed(path, command, monkeypatch):
-    """Shell, Python in it, and the flags of each of our commands: found in a second, before the blocks are run."""
+    """Shell, Python in it, and the flags of each of our commands: found in a second, before the
+    blocks are run."""
     monkeypatch.syspath_prepend(PROJECT / "benchmarks")
     for block in shell_blocks(path.read_text()):
         subprocess.run(["bash", "-n", "-c", block.commands], check=True)
-        for source in re.findall(r"<<'PYTHON'\n(.*?)^PYTHON$|-c \"\n(.*?)\"$", block.commands, re.S | re.M):
+        for source in re.findall(
+            r"<<'PYTHON'\n(.*?)^PYTHON$|-c \"\n(.*?)\"$", block.commands, re.S | re.M
+        ):
             ast.parse("".join(source))
-        joined = re.sub(r"<<'PYTHON'.*?^PYTHON$", "", block.commands, flags=re.S | re.M).replace("\\\n", " ")
+        joined = re.sub(r"<<'PYTHON'.*?^PYTHON$", "", block.commands, flags=re.S | re.M).replace(
+            "\\\n", " "
+        )
         for script, arguments in re.findall(r"python3 (?:benchmarks/)?(\w+)\.py(.*)", joined):
             if script not in HELP:
                 _, HELP[script], _ = command(importlib.import_module(script), "--help")
             known = HELP[script]
             if "tiny_llama_v1.py --help" in known:
                 known += tiny_llama.build_parser().format_help()
-            for flag in re.findall(r"(?<!\S)--[a-z][a-z-]*", re.sub(r"'.*?'|\|\|.*|#.*", "", arguments)):
-                assert re.search(rf"{flag}\b", known), f"{path.name}:{block.line}: {script}.py has no {flag}"
+            for flag in re.findall(
+                r"(?<!\S)--[a-z][a-z-]*", re.sub(r"'.*?'|\|\|.*|#.*", "", arguments)
+            ):
+                assert re.search(rf"{flag}\b", known), (
+                    f"{path.name}:{block.line}: {script}.py has no {flag}"
+                )
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
@@ -165,8 +189,13 @@ def test_marks_are_known_and_few(path):
 
 
 def test_what_this_machine_cannot_run_is_skipped_with_a_reason():
-    blocks = shell_blocks("\n".join(f"```bash\n# {mark}: why\ntrue\n```" for mark in ("needs a GPU", "takes minutes")))
-    assert [reason_to_skip(block, None, False) for block in blocks] == ["needs a GPU", "takes minutes; --long runs it"]
+    blocks = shell_blocks(
+        "\n".join(f"```bash\n# {mark}: why\ntrue\n```" for mark in ("needs a GPU", "takes minutes"))
+    )
+    assert [reason_to_skip(block, None, False) for block in blocks] == [
+        "needs a GPU",
+        "takes minutes; --long runs it",
+    ]
     assert [reason_to_skip(block, "rocm", True) for block in blocks] == [None, None]
     assert (gpu_kind() is None) == (not torch.cuda.is_available())
 
@@ -174,18 +203,23 @@ def test_what_this_machine_cannot_run_is_skipped_with_a_reason():
 def test_the_folder_sees_the_project_and_is_left_clean(tmp_path):
     with linked_project(tmp_path):
         assert (tmp_path / "tiny_llama_v1.py").exists()
-        assert {"harness", "docs", "launcher_common.sh"} <= {path.name for path in tmp_path.iterdir()}
-        assert not any(path.match(pattern) for path in tmp_path.iterdir() for pattern in (".*", *FOLDERS))
+        assert {"harness", "docs", "launcher_common.sh"} <= {
+            path.name for path in tmp_path.iterdir()
+        }
+        assert not any(
+            path.match(pattern) for path in tmp_path.iterdir() for pattern in (".*", *FOLDERS)
+        )
     assert not list(tmp_path.iterdir())
 
 
-# ---- Numbers ----------------------------------------------------------------------------------------------------
+# ---- Numbers -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
 def test_numbers_are_those_of_the_code(path, capsys):
-    """What cog would write is what stands there: tables of parameters, FLOPs, memory, flags, sizes, results."""
+    """What cog would write is what stands there: tables of parameters, FLOPs, memory, flags, sizes,
+    results."""
     pinned = re.search(r"^torch==(.+)$", (PROJECT / "constraints.txt").read_text(), re.M)[1]
     if torch.__version__.split("+")[0] != pinned:
         pytest.skip(f"operators and their memory are those of torch {pinned}")
@@ -199,7 +233,9 @@ def test_a_measured_gpu_takes_the_place_of_what_is_computed_for_it(tmp_path, mon
     monkeypatch.setattr(numbers, "GPU_RESULTS", tmp_path)
     computed = numbers.tracks(9, "--batch-size 2", *rows)
     assert "computed for NVIDIA H100 80GB HBM3, not measured" in " ".join(computed.split())
-    assert re.search(r"step \(9\.1\) \| [\d.]+ ms \| [\d.]+ ms \(90%: [\d.]+ to [\d.]+\) \|", computed)
+    assert re.search(
+        r"step \(9\.1\) \| [\d.]+ ms \| [\d.]+ ms \(90%: [\d.]+ to [\d.]+\) \|", computed
+    )
     assert re.search(r"\(9\.2\) \| [\d.]+ x \| [\d.]+ x \|", computed)
     assert re.search(r"\(9\.7\) \| [\d.]+ ms \| not measured yet \|", computed)
     document = stored_answers(9)
@@ -214,34 +250,59 @@ def test_a_measured_gpu_takes_the_place_of_what_is_computed_for_it(tmp_path, mon
     assert not fields(computed + measured)  # no row of it looks like one of the worksheet
     document["answers"] |= {f"3.{nr}": {"value": 7.0} for nr in (51, 52, 53)}
     (tmp_path / "exercise_3.json").write_text(json.dumps(document))
-    assert "| medium | 167,224,320 | measured on a GPU | 7.000 | 7.000 | 7.000 |" in numbers.sizes_compared()
+    assert (
+        "| medium | 167,224,320 | measured on a GPU | 7.000 | 7.000 | 7.000 |"
+        in numbers.sizes_compared()
+    )
 
 
 def test_no_measured_figure_in_the_prose():
     """Times, rates and sizes are in generated tables, with their provenance, and nowhere else."""
-    figure = re.compile(r"\d[\d.,]*\s?(ms|us|s|seconds|GB/s|samples/s|tokens/s|TFLOP/s|MB|x faster|times faster)\b")
+    figure = re.compile(
+        r"\d[\d.,]*\s?(ms|us|s|seconds|GB/s|samples/s|tokens/s|TFLOP/s|MB|x faster|times faster)\b"
+    )
     for path in PROSE:
-        prose = re.sub(r"<!-- \[\[\[cog.*?\[\[\[end\]\]\] -->", "", outside_of_blocks(path.read_text()), flags=re.S)
+        prose = re.sub(
+            r"<!-- \[\[\[cog.*?\[\[\[end\]\]\] -->",
+            "",
+            outside_of_blocks(path.read_text()),
+            flags=re.S,
+        )
         for number, line in enumerate(prose.splitlines(), 1):
             assert not figure.search(line), f"{path}: {line} ({number})"
 
 
-@pytest.mark.parametrize("flags", ["--size tiny", "--size small", "--size tiny --precision tf32 --compile"])
+@pytest.mark.parametrize(
+    "flags", ["--size tiny", "--size small", "--size tiny --precision tf32 --compile"]
+)
 def test_expected_times_are_those_of_a_dry_run(flags):
     for card in expected.CARDS.values():
-        about = expected_step_time(expected.workload_of(flags.split()), described(card), None, measure="never")
+        about = expected_step_time(
+            expected.workload_of(flags.split()), described(card), None, measure="never"
+        )
         told = about["expected_step_time_ms"]
         low, high = expected.shown(told["low"]), expected.shown(told["high"])
-        assert expected.expected(flags, card) == (f"{expected.shown(told['median'])} ({low} to {high})", told["bound"])
+        assert expected.expected(flags, card) == (
+            f"{expected.shown(told['median'])} ({low} to {high})",
+            told["bound"],
+        )
         assert expected.parts_of(flags, card)[1:] == (told["launches"], told["host_ms"])
 
 
 def test_what_a_gpu_showed_appears_once_it_is_stored(tmp_path, monkeypatch):
-    """A column for each machine whose results know a field; none of them is taken for a field of the page."""
+    """A column for each machine whose results know a field; none of them is taken for a field of
+    the page."""
     results = tmp_path / "benchmarks" / "results"
-    known = {"a-cpu": ("cpu", {"5.1": 2.0, "5.24": None}), "b-gpu": ("cuda", {"5.1": 1.0, "5.24": 0.5})}
+    known = {
+        "a-cpu": ("cpu", {"5.1": 2.0, "5.24": None}),
+        "b-gpu": ("cuda", {"5.1": 1.0, "5.24": 0.5}),
+    }
     for name, (kind, values) in known.items():
-        environment = {"device": {"type": kind, "name": name}, "cpu": {"torch_threads": 1}, "python": "3"}
+        environment = {
+            "device": {"type": kind, "name": name},
+            "cpu": {"torch_threads": 1},
+            "python": "3",
+        }
         environment |= {"packages": {"torch": "2"}, "timestamp": "2026-01-01"}
         (results / name).mkdir(parents=True)
         document = {"answers": {field: {"value": value} for field, value in values.items()}}
@@ -256,7 +317,7 @@ def test_what_a_gpu_showed_appears_once_it_is_stored(tmp_path, monkeypatch):
     assert expected.seen(5, "5.99", on_gpu=True) == "Not measured on a GPU yet."
 
 
-# ---- Links and pictures -----------------------------------------------------------------------------------------
+# ---- Links and pictures --------------------------------------------------------------------------
 
 
 def outside_of_blocks(text: str) -> str:
@@ -267,7 +328,9 @@ def headings(text: str) -> set[str]:
     """The anchors of a text's headings, as GitHub makes them."""
     found: set[str] = set()
     for title in re.findall(r"^#{1,6} (.+)$", outside_of_blocks(text), re.M):
-        plain = re.sub(r"[^\w\- ]", "", re.sub(r"`|\*\*", "", title).strip().lower()).replace(" ", "-")
+        plain = re.sub(r"[^\w\- ]", "", re.sub(r"`|\*\*", "", title).strip().lower()).replace(
+            " ", "-"
+        )
         names = (plain, *(f"{plain}-{n}" for n in range(1, 99)))
         found.add(next(name for name in names if name not in found))
     return found
@@ -291,12 +354,15 @@ def test_links_lead_somewhere(path):
 
 
 def test_exercises_lead_from_one_to_the_next():
-    """Each is on the way once, measuring well is second, and none comes before one that it needs."""
+    """Each is on the way once, measuring well is second, and none comes before one that it
+    needs."""
     order = numbers.in_order()
     assert order[:2] == [1, 9]
     assert sorted(order) == list(exercises()) == list(range(1, len(order) + 1))
     for place, number in enumerate(order):
-        assert set(numbers.exercises_named("Prerequisites", exercises()[number].text)) <= set(order[:place])
+        assert set(numbers.exercises_named("Prerequisites", exercises()[number].text)) <= set(
+            order[:place]
+        )
         assert sum(numbers.minutes_needed(number).values()) <= 60
     for exercise in exercises().values():
         for heading in ("## Worksheet", "## Questions", "## Troubleshooting", "## Done when"):
@@ -305,19 +371,27 @@ def test_exercises_lead_from_one_to_the_next():
 
 def test_pictures_are_small():
     pictures = [
-        path for suffix in ("png", "jpg", "svg", "gif") for path in (PROJECT / "exercises").rglob(f"*.{suffix}")
+        path
+        for suffix in ("png", "jpg", "svg", "gif")
+        for path in (PROJECT / "exercises").rglob(f"*.{suffix}")
     ]
     assert all(path.stat().st_size < 200_000 for path in pictures)
 
 
-# ---- Flags and files --------------------------------------------------------------------------------------------
+# ---- Flags and files -----------------------------------------------------------------------------
 
 PLACES = ("harness", "kernels", "analysis", "studies", "workshop", "benchmarks", "tests", "tools")
 OTHERS = {"--logdir", "--port", "--nproc-per-node", "--version"}  # of programs that are not ours
 OTHERS |= set("--torch-backend --group-add --ipc --security-opt --gpus --rocm --nv --bind".split())
-OTHERS |= set("--job-name --nodes --ntasks --ntasks-per-node --gpus-per-node --cpus-per-task --time".split())
+OTHERS |= set(
+    "--job-name --nodes --ntasks --ntasks-per-node --gpus-per-node --cpus-per-task --time".split()
+)
 OTHERS |= set("--gpus-per-task --gpu-bind --cpu-bind --signal".split())
-OTHERS |= set("--nnodes --node-rank --master-addr --master-port --rdzv-id --rdzv-backend --rdzv-endpoint".split())
+OTHERS |= set(
+    (
+        "--nnodes --node-rank --master-addr --master-port --rdzv-id --rdzv-backend --rdzv-endpoint"
+    ).split()
+)
 OTHERS |= {"--numa-binding", "--epochs", "--its"}
 OTHERS |= {"--trace", "--cuda-graph-trace", "--hip-runtime-trace"}  # of nsys and rocprofv3
 OTHERS |= {"--stats", "--truncate-kernels"}  # of rocprofv3
@@ -326,7 +400,10 @@ OTHERS |= {"--stats", "--truncate-kernels"}  # of rocprofv3
 @functools.cache
 def known_flags() -> set[str]:
     known = set(tiny_llama.build_parser()._option_string_actions) | OTHERS
-    for command in (*PROJECT.glob("*.py"), *(file for place in PLACES for file in (PROJECT / place).rglob("*.py"))):
+    for command in (
+        *PROJECT.glob("*.py"),
+        *(file for place in PLACES for file in (PROJECT / place).rglob("*.py")),
+    ):
         known |= set(re.findall(r"(?<![\w-])--[a-z][a-z-]+(?=[\"')])", command.read_text()))
     for launcher in PROJECT.glob("*.sh"):
         known |= set(re.findall(r"(?<![\w-])--[a-z][a-z-]+(?=[\"')| ])", launcher.read_text()))
@@ -335,14 +412,19 @@ def known_flags() -> set[str]:
 
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
 def test_only_flags_that_exist_are_named(path):
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+(?![\w-]*\.)", path.read_text())) - known_flags() == set()
+    assert (
+        set(re.findall(r"(?<![\w-])--[a-z][a-z-]+(?![\w-]*\.)", path.read_text())) - known_flags()
+        == set()
+    )
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
 def test_only_files_that_exist_are_named(path):
     places = ("", *PLACES)
     for name in re.findall(r"`\.?/?([\w/]+\.(?:py|sh|txt|toml))`", path.read_text()):
-        assert any((PROJECT / place / name).exists() for place in places) or kind_of(Path(name).name), name
+        assert any((PROJECT / place / name).exists() for place in places) or kind_of(
+            Path(name).name
+        ), name
 
 
 def test_scalars_are_called_what_the_text_calls_them(train):
@@ -355,7 +437,7 @@ def test_scalars_are_called_what_the_text_calls_them(train):
     assert set(re.findall(r"`([^`]+)`", line)) <= set(events.Tags()["scalars"])
 
 
-# ---- Worksheets -------------------------------------------------------------------------------------------------
+# ---- Worksheets ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", exercises())
@@ -368,7 +450,9 @@ def test_each_field_has_a_number_and_a_formula(number):
     to_fill_in = [field for field in found if field.value is not None]
     assert all(field.value == ("" if field.unit == YES_NO else BLANK) for field in to_fill_in)
     assert 9 <= len(to_fill_in) <= 15
-    for table in re.findall(r"^\| # \| measured for you .*\n.*\n\| \S+ \|.*\| `(.+)` \|$", text, re.M):
+    for table in re.findall(
+        r"^\| # \| measured for you .*\n.*\n\| \S+ \|.*\| `(.+)` \|$", text, re.M
+    ):
         assert ".json: " in table
     assert fields(section(REFERENCE.read_text(), TEMPLATE_HEADING))[-1].id == "R.19"
 
@@ -385,7 +469,9 @@ def test_a_prediction_comes_before_what_it_is_about(number):
 @pytest.mark.parametrize("number", exercises())
 def test_what_a_machine_showed_is_what_its_results_say(number):
     """`1.26: no`, wherever a page of answers says so."""
-    told = re.findall(r"\b(\d+)\.(\d+):\s+(yes|no)\b", outside_of_blocks(ANSWERS[number - 1].read_text()))
+    told = re.findall(
+        r"\b(\d+)\.(\d+):\s+(yes|no)\b", outside_of_blocks(ANSWERS[number - 1].read_text())
+    )
     assert told
     for exercise, field, value in told:
         answer = stored_answers(int(exercise))["answers"][f"{exercise}.{field}"]["value"]
@@ -396,7 +482,12 @@ def test_results_are_found_newest_first(tmp_path):
     for i, name in enumerate(("performance_results_tiny_1", "performance_results_tiny_2")):
         folder = tmp_path / name
         folder.mkdir()
-        document = {"schema_version": 2, "status": "completed", "config": {"model": {"size": "tiny"}}, "n": i}
+        document = {
+            "schema_version": 2,
+            "status": "completed",
+            "config": {"model": {"size": "tiny"}},
+            "n": i,
+        }
         (folder / "performance_summary.json").write_text(json.dumps(document))
     results = Results(tmp_path, exercises()[3])
     assert results.document("performance_results_tiny_*/performance_summary.json").n == 1

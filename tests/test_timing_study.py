@@ -1,4 +1,5 @@
-"""One step, timed by the right method and by five wrong ones: what each reports, and what is concluded from it."""
+"""One step, timed by the right method and by five wrong ones: what each reports, and what is
+concluded from it."""
 
 import functools
 import json
@@ -14,7 +15,10 @@ from studies.timing.methods import METHODS, RIGHT, Step, dispatch_ms
 from studies.timing.results import conclusion, reported, with_conclusions
 
 CPU = torch.device("cpu")
-FAST = "--batch-size 1 --seq-len 16 --wrong-method-repetitions 4 --repetitions 4 --warmup-steps 1 --device cpu".split()
+FAST = (
+    "--batch-size 1 --seq-len 16 --wrong-method-repetitions 4 --repetitions 4 --warmup-steps 1"
+    " --device cpu".split()
+)
 study = functools.partial(run_command, run_timing_study)
 
 
@@ -34,7 +38,9 @@ def test_every_method_is_a_row(document):
     rows = {row["method"]: row for row in document["rows"]}
     assert list(rows) == list(METHODS)
     assert all(row["status"] == "ok" and row["conclusion"] for row in rows.values())
-    assert all(row[name] > 0 for row in rows.values() for name in ("baseline_ms", "changed_ms", "ratio"))
+    assert all(
+        row[name] > 0 for row in rows.values() for name in ("baseline_ms", "changed_ms", "ratio")
+    )
     right = rows[RIGHT]
     assert right["ratio_95"][0] <= right["ratio"] <= right["ratio_95"][1]
     assert len(right["ratios_of_pairs"]) == 4
@@ -93,8 +99,16 @@ def test_dispatched_steps_are_completed():
         ("--change=", 2, "does not change the step"),
         ("--change=--num-steps=7", 2, "does not change the step"),
         ("--change=--cuda-graphs --device cpu", 2, "--change --cuda-graphs: only a GPU has them"),
-        ("--change=--kernels=triton --device cpu", 2, "--change --kernels triton: its kernels are for GPUs"),
-        ("--change=--world-size=2", 2, "--change --world-size: the study's steps have one rank; leave it out"),
+        (
+            "--change=--kernels=triton --device cpu",
+            2,
+            "--change --kernels triton: its kernels are for GPUs",
+        ),
+        (
+            "--change=--world-size=2",
+            2,
+            "--change --world-size: the study's steps have one rank; leave it out",
+        ),
         ("--change=--compile", 2, "compiling is not part of a step"),
         ("--change=--attention=none", 2, "invalid choice: 'none'"),
         ("--change=--no-such-flag", 2, "--no-such-flag"),
@@ -112,20 +126,30 @@ def test_wrong_input(scratch, capfd, flags, code, words):
     assert not list(scratch.iterdir())
 
 
-@pytest.mark.parametrize("flag", ["--num-steps 7", "--profile-memory", "--device cpu", "--output-dir elsewhere"])
+@pytest.mark.parametrize(
+    "flag", ["--num-steps 7", "--profile-memory", "--device cpu", "--output-dir elsewhere"]
+)
 def test_a_flag_beside_a_change_is_not_dropped(scratch, capfd, flag):
     assert study(f"--change=--attention sdpa {flag}", "--device", "cpu") == 2
-    assert f"--change {flag.split()[0]}: does not change the step; leave it out" in capfd.readouterr().err
+    assert (
+        f"--change {flag.split()[0]}: does not change the step; leave it out"
+        in capfd.readouterr().err
+    )
 
 
 @pytest.mark.slow
 def test_another_change(scratch, capfd):
     assert study(*FAST, "--change=--hidden-dim 64", "--output-dir", "run") == 0
-    assert json.loads((scratch / "run" / "config.json").read_text())["settings"]["change"] == ["--hidden-dim", "64"]
+    assert json.loads((scratch / "run" / "config.json").read_text())["settings"]["change"] == [
+        "--hidden-dim",
+        "64",
+    ]
 
 
 def test_a_change_that_fails_is_a_row_with_the_reason(scratch, capfd, monkeypatch):
-    monkeypatch.setattr("studies.engine.isolation.in_fresh_process", lambda *work, **options: ("failed", "it broke"))
+    monkeypatch.setattr(
+        "studies.engine.isolation.in_fresh_process", lambda *work, **options: ("failed", "it broke")
+    )
     assert study(*FAST, "--output-dir", "run") == 1
     rows = json.loads((scratch / "run" / "timing_study.json").read_text())["rows"]
     assert {row["reason"] for row in rows} == {"it broke"}
@@ -134,5 +158,8 @@ def test_a_change_that_fails_is_a_row_with_the_reason(scratch, capfd, monkeypatc
 @pytest.mark.gpu
 def test_gpu_calls_return_before_the_device_is_done(scratch):
     assert study("--repetitions", "5", "--size", "small", "--output-dir", "run") == 0
-    rows = {row["method"]: row for row in json.loads((scratch / "run" / "timing_study.json").read_text())["rows"]}
+    rows = {
+        row["method"]: row
+        for row in json.loads((scratch / "run" / "timing_study.json").read_text())["rows"]
+    }
     assert rows["no synchronization"]["baseline_ms"] < rows[RIGHT]["baseline_ms"]

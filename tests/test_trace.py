@@ -1,4 +1,5 @@
-"""Reading traces, and what is read from them: against traces of real GPUs, small made-up ones, and damaged ones."""
+"""Reading traces, and what is read from them: against traces of real GPUs, small made-up ones, and
+damaged ones."""
 
 import collections
 import gzip
@@ -54,7 +55,9 @@ def test_a_small_trace(tmp_path):
     assert operators["aten::linear"]["self_cpu_us"] == 20
     assert operators["aten::mm"]["self_cpu_us"] == 30
     assert operators["aten::mm"]["self_device_us"] == 20
-    assert operators["aten::add"]["self_device_us"] == 5  # by the operator around the call: it carries no id
+    assert (
+        operators["aten::add"]["self_device_us"] == 5
+    )  # by the operator around the call: it carries no id
     assert {row["name"]: row["launched_by"] for row in analysis["kernels"]} == {
         "gemm": "aten::mm",
         "add_kernel": "aten::add",
@@ -64,7 +67,9 @@ def test_a_small_trace(tmp_path):
     assert analysis["steps"]["rows"][0]["number"] == 3
     assert analysis["steps"]["mean_ms"] == pytest.approx(0.1)
     timeline = analysis["gpu_timeline"]
-    assert (timeline["total_ms"], timeline["busy_ms"], timeline["idle_ms"]) == pytest.approx((0.06, 0.027, 0.033))
+    assert (timeline["total_ms"], timeline["busy_ms"], timeline["idle_ms"]) == pytest.approx(
+        (0.06, 0.027, 0.033)
+    )
     assert any("unknown" in line for line in as_text(kernel_section(analysis)))
 
 
@@ -83,9 +88,15 @@ def test_reference_timeline_of_an_h100():
 
 def test_reference_timeline_of_an_mi300x():
     trace = real(MI300X)
-    assert trace.gpu["kind"].value_counts().to_dict() == {"kernel": 2995, "memcpy": 550, "memset": 108}
+    assert trace.gpu["kind"].value_counts().to_dict() == {
+        "kernel": 2995,
+        "memcpy": 550,
+        "memset": 108,
+    }
     timeline = gpu_timeline(attributed(trace).gpu)
-    assert (timeline["total_ms"], timeline["busy_ms"]) == pytest.approx((86.5677, 84.0021), rel=1e-4)
+    assert (timeline["total_ms"], timeline["busy_ms"]) == pytest.approx(
+        (86.5677, 84.0021), rel=1e-4
+    )
     assert trace.steps["number"].tolist() == [15, 16, 17]
 
 
@@ -108,16 +119,62 @@ def test_a_trace_of_pytorch_1_8(tmp_path):
     trace = trace_of(
         tmp_path,
         old("Operator", "ProfilerStep#5", 0, 100, **{"External id": 1, "Input dims": []}),
-        old("Operator", "enumerate(DataLoader)#_Iter.__next__", 0, 10, **{"External id": 2, "Input dims": []}),
-        old("Operator", "aten::mm", 12, 10, **{"External id": 3, "Input dims": [[4, 2], [2, 8]], "Input type": []}),
-        old("Operator", "aten::mm", 13, 8, **{"External id": 4, "Input dims": [[4, 2], [2, 8]], "Input type": []}),
+        old(
+            "Operator",
+            "enumerate(DataLoader)#_Iter.__next__",
+            0,
+            10,
+            **{"External id": 2, "Input dims": []},
+        ),
+        old(
+            "Operator",
+            "aten::mm",
+            12,
+            10,
+            **{"External id": 3, "Input dims": [[4, 2], [2, 8]], "Input type": []},
+        ),
+        old(
+            "Operator",
+            "aten::mm",
+            13,
+            8,
+            **{"External id": 4, "Input dims": [[4, 2], [2, 8]], "Input type": []},
+        ),
         old("Runtime", "cudaLaunchKernel", 15, 2, **{"correlation": 9, "external id": 4}),
-        old("Kernel", "sgemm", 20, 30, "stream 7", **{"correlation": 9, "external id": 4, "device": 0, "stream": 7}),
+        old(
+            "Kernel",
+            "sgemm",
+            20,
+            30,
+            "stream 7",
+            **{"correlation": 9, "external id": 4, "device": 0, "stream": 7},
+        ),
         old("Operator", "MmBackward", 50, 20, "2", **{"External id": 5, "Input dims": [[4, 8]]}),
-        old("Operator", "aten::mul", 52, 10, "2", **{"External id": 6, "Input dims": [[4, 8]], "Input type": []}),
+        old(
+            "Operator",
+            "aten::mul",
+            52,
+            10,
+            "2",
+            **{"External id": 6, "Input dims": [[4, 8]], "Input type": []},
+        ),
         old("Runtime", "cudaLaunchKernel", 55, 2, "2", **{"correlation": 10, "external id": 6}),
-        old("Kernel", "mul", 60, 20, "stream 7", **{"correlation": 10, "external id": 6, "device": 0, "stream": 7}),
-        old("Memset", "Memset (Device)", 90, 5, "stream 7", **{"correlation": 3, "external id": 0, "stream": 7}),
+        old(
+            "Kernel",
+            "mul",
+            60,
+            20,
+            "stream 7",
+            **{"correlation": 10, "external id": 6, "device": 0, "stream": 7},
+        ),
+        old(
+            "Memset",
+            "Memset (Device)",
+            90,
+            5,
+            "stream 7",
+            **{"correlation": 3, "external id": 0, "stream": 7},
+        ),
     )
     assert trace.steps["number"].tolist() == [5]
     assert trace.gpu["kind"].tolist() == ["kernel", "kernel", "memset"]
@@ -134,25 +191,38 @@ def test_a_trace_of_pytorch_1_8(tmp_path):
 @pytest.mark.slow
 def test_a_real_trace_of_pytorch_1_8():
     trace = real(TORCH_1_8)
-    assert trace.gpu["kind"].value_counts().to_dict() == {"kernel": 9538, "memset": 377, "memcpy": 12}
+    assert trace.gpu["kind"].value_counts().to_dict() == {
+        "kernel": 9538,
+        "memset": 377,
+        "memcpy": 12,
+    }
     assert (len(trace.operators), len(trace.annotations), len(trace.launches)) == (42414, 24, 10800)
     assert trace.steps["number"].tolist() == [5, 6, 7, 8, 9, 10]
     links = link(trace)
     assert (links.gpu["call"] >= 0).sum() == 8802 + 348 + 12  # launches of kernels, memsets, copies
     timeline = gpu_timeline(attributed(trace).gpu)
-    assert (timeline["computation_ms"], timeline["exposed_memcpy_ms"]) == pytest.approx((635.614, 13.858))
+    assert (timeline["computation_ms"], timeline["exposed_memcpy_ms"]) == pytest.approx(
+        (635.614, 13.858)
+    )
 
 
 def launched_by(trace) -> list:
     links = link(trace)
-    return [row if row < 0 else int(links.trace.operators["start"][row]) for row in links.gpu["operator"]]
+    return [
+        row if row < 0 else int(links.trace.operators["start"][row])
+        for row in links.gpu["operator"]
+    ]
 
 
 def test_external_ids_of_runtime_calls(tmp_path):
-    """Kernels without a correlation number, as some versions for ROCm write them: ids of calls and operators differ."""
+    """Kernels without a correlation number, as some versions for ROCm write them: ids of calls and
+    operators differ."""
     events = []
     for i in range(3):  # operators 1, 2, 3; calls 1 to 6, of which every other one launches
-        mm, query = event("aten::mm", 10 * i, 9, **{"External id": i + 1}), {"External id": 2 * i + 1}
+        mm, query = (
+            event("aten::mm", 10 * i, 9, **{"External id": i + 1}),
+            {"External id": 2 * i + 1},
+        )
         call, kernel = ({"External id": 2 * i + 2, "stream": 0} for _ in range(2))
         events += [mm, event("hipGetDeviceProperties", 10 * i + 1, 1, "cuda_runtime", **query)]
         events += [event("hipExtModuleLaunchKernel", 10 * i + 4, 2, "cuda_runtime", **call)]
@@ -176,8 +246,14 @@ def test_an_external_id_of_another_operator_is_not_believed(tmp_path):
     wrong = event("conv", 40, 10, "kernel", correlation=22, **{"External id": 4})
     conv = event("aten::conv", 20, 9, **{"External id": 9})
     call = event("hipLaunchKernel", 22, 2, "cuda_runtime", correlation=22)
-    unrecorded = event("triton_", 60, 5, "kernel", correlation=30, **{"External id": 9})  # a launch that is not traced
-    assert launched_by(trace_of(tmp_path, early, other, conv, call, wrong, unrecorded)) == [-1, 20, 20]
+    unrecorded = event(
+        "triton_", 60, 5, "kernel", correlation=30, **{"External id": 9}
+    )  # a launch that is not traced
+    assert launched_by(trace_of(tmp_path, early, other, conv, call, wrong, unrecorded)) == [
+        -1,
+        20,
+        20,
+    ]
 
 
 def test_parents_are_the_innermost():
@@ -190,14 +266,17 @@ def test_parents_are_the_innermost():
 def test_gzip_arrays_and_missing_arguments(tmp_path):
     path = tmp_path / "trace.json.gz"
     path.write_bytes(
-        gzip.compress(json.dumps([{"ph": "X", "cat": "cpu_op", "name": "x", "ts": "5", "dur": 1}]).encode())
+        gzip.compress(
+            json.dumps([{"ph": "X", "cat": "cpu_op", "name": "x", "ts": "5", "dur": 1}]).encode()
+        )
     )
     trace = read_trace(path)
     assert trace.operators["external_id"].tolist() == [-1]
 
 
 def test_a_trace_with_nan_is_read(tmp_path):
-    """As Python's json writes it; an event with such a time is malformed, other values are unknown."""
+    """As Python's json writes it; an event with such a time is malformed, other values are
+    unknown."""
     broken = event("aten::mm", float("nan"), 5), event("aten::mm", 5, float("inf"))
     odd = event("aten::mm", 5, 1, **{"External id": float("nan"), "bandwidth": float("nan")})
     trace = trace_of(tmp_path, *SMALL, *broken, odd)
@@ -207,7 +286,12 @@ def test_a_trace_with_nan_is_read(tmp_path):
 
 
 def test_malformed_events_are_left_out_and_counted(tmp_path):
-    broken = [event("back", 5, -1), event(None, 5, 1), {"ph": "X", "cat": "cpu_op", "name": "no time"}, "no event"]
+    broken = [
+        event("back", 5, -1),
+        event(None, 5, 1),
+        {"ph": "X", "cat": "cpu_op", "name": "no time"},
+        "no event",
+    ]
     trace = trace_of(tmp_path, *SMALL, *broken)
     assert trace.n_malformed == 3
     assert len(trace.operators) == 3
@@ -234,7 +318,9 @@ def test_what_comes_before_a_cut_is_read(tmp_path):
 def test_a_cut_trace_is_analyzed_and_the_exit_code_tells(tmp_path, profiler):
     text = json.dumps(ODD, indent=1).encode()
     (tmp_path / "trace.json").write_bytes(text[: text.index(b'"gemm"') + 40])
-    code, out = profiler("--analyze-existing", "trace.json", "--generate-report", "--output-dir", "found")
+    code, out = profiler(
+        "--analyze-existing", "trace.json", "--generate-report", "--output-dir", "found"
+    )
     assert code == 1, out
     assert "error: trace.json: truncated or damaged; " in out.splitlines()[-1]
     assert "Verdict" in out and "cut off" in out
@@ -243,22 +329,37 @@ def test_a_cut_trace_is_analyzed_and_the_exit_code_tells(tmp_path, profiler):
 
 @pytest.mark.parametrize("part", [50, 300, 2000])
 def test_parts_of_a_file_are_the_file(tmp_path, monkeypatch, part):
-    """Wherever a part ends: in a string that looks like the end of an event, in an object, within a letter."""
+    """Wherever a part ends: in a string that looks like the end of an event, in an object, within a
+    letter."""
     arguments = {"External id": 4, "list": [{"a": 1}, {"b": [{}, {}]}], "é": "ü]}"}
     nested = event('}, {"ph": "X"}, {', 110, 1, **arguments)
-    metadata = {"list": [{"a": 1}, {"b": 2}], "traceName": '"traceEvents": [', "baseTimeNanoseconds": 5}
-    document = {**metadata, "traceEvents": [*SMALL, nested, *SMALL], "displayTimeUnit": "ms", "after": [{}, {}]}
+    metadata = {
+        "list": [{"a": 1}, {"b": 2}],
+        "traceName": '"traceEvents": [',
+        "baseTimeNanoseconds": 5,
+    }
+    document = {
+        **metadata,
+        "traceEvents": [*SMALL, nested, *SMALL],
+        "displayTimeUnit": "ms",
+        "after": [{}, {}],
+    }
     monkeypatch.setattr("analysis.trace.readers.chrome.PART", part)
     for indent, data in itertools.product((None, 2), (document, document["traceEvents"])):
         text = json.dumps(data, indent=indent, ensure_ascii=False).encode()
-        for name, content in (("a.json", text), ("b.json.gz", gzip.compress(text[:99]) + gzip.compress(text[99:]))):
+        for name, content in (
+            ("a.json", text),
+            ("b.json.gz", gzip.compress(text[:99]) + gzip.compress(text[99:])),
+        ):
             (tmp_path / name).write_bytes(content)
             trace = read_trace(tmp_path / name)
             assert not trace.file.cut_off
             assert trace.n_events == 2 * len(SMALL) + 1
             assert trace.operators["name"].tolist().count(nested["name"]) == 1
             if data is document:
-                assert trace.file.metadata == {key: value for key, value in document.items() if key != "traceEvents"}
+                assert trace.file.metadata == {
+                    key: value for key, value in document.items() if key != "traceEvents"
+                }
 
 
 def test_a_window_of_the_steps(tmp_path):
@@ -266,12 +367,19 @@ def test_a_window_of_the_steps(tmp_path):
     events = []
     for i in range(5):
         mm = event("aten::mm", 100 * i + 10, 20, **{"External id": i + 1})
-        events += [step(i, 100 * i, 100), *on_gpu(f"gemm_{i}", 100 * i + 12, 100 * i + 130, 60, i + 1, operator=mm)]
+        events += [
+            step(i, 100 * i, 100),
+            *on_gpu(f"gemm_{i}", 100 * i + 12, 100 * i + 130, 60, i + 1, operator=mm),
+        ]
     path = write_trace(tmp_path / "trace.json", *events)
     trace = read_trace(path, window=2)
     assert trace.steps["number"].tolist() == [3, 4]
     assert (len(trace.operators), len(trace.launches)) == (2, 2)
-    assert trace.gpu["name"].tolist() == ["gemm_2", "gemm_3", "gemm_4"]  # the first ran while step 3 did
+    assert trace.gpu["name"].tolist() == [
+        "gemm_2",
+        "gemm_3",
+        "gemm_4",
+    ]  # the first ran while step 3 did
     whole, part = analysis_of(read_trace(path)), analysis_of(trace)
     assert part["steps"]["mean_ms"] == whole["steps"]["mean_ms"]
     assert part["integrity"]["trustworthy"]
@@ -282,7 +390,8 @@ def test_a_window_of_the_steps(tmp_path):
     with pytest.raises(UserError, match=r"--steps-from epoch: no event has this name"):
         read_trace(path, steps_from="epoch")
     assert not any(
-        "marked steps were read" in note for note in analysis_of(read_trace(path, window=5))["integrity"]["notes"]
+        "marked steps were read" in note
+        for note in analysis_of(read_trace(path, window=5))["integrity"]["notes"]
     )
 
 
@@ -294,10 +403,14 @@ def test_a_trace_larger_than_memory_is_refused_before_it_fills_it(tmp_path, monk
 
 
 def test_a_window_on_a_gpu_that_is_far_behind(tmp_path):
-    """Work of steps before the window keeps the GPU busy after the window has ended on the host: it is no idle time."""
+    """Work of steps before the window keeps the GPU busy after the window has ended on the host: it
+    is no idle time."""
     events = []
     for i in range(5):
-        events += [step(i, 100 * i, 100), *on_gpu(f"gemm_{i}", 100 * i + 12, 200 + 200 * i, 200, i + 1)]
+        events += [
+            step(i, 100 * i, 100),
+            *on_gpu(f"gemm_{i}", 100 * i + 12, 200 + 200 * i, 200, i + 1),
+        ]
     path = write_trace(tmp_path / "trace.json", *events, event("aten::mm", 412, 4))
     trace = read_trace(path, window=1)
     assert trace.gpu["name"].tolist() == [f"gemm_{i}" for i in range(1, 5)]
@@ -316,7 +429,12 @@ def test_a_window_of_steps_from_a_name(tmp_path):
 
 
 def test_of_nested_ranges_of_one_name_the_innermost_are_the_steps(tmp_path):
-    marks = [("iteration", 0, 95), ("iteration", 2, 92), ("iteration", 100, 95), ("iteration", 102, 92)]
+    marks = [
+        ("iteration", 0, 95),
+        ("iteration", 2, 92),
+        ("iteration", 100, 95),
+        ("iteration", 102, 92),
+    ]
     marks = [event(name, start, duration, "user_annotation") for name, start, duration in marks]
     events = [event("aten::mm", start, 5) for start in (10, 30, 110, 130)]
     trace = replace(trace_of(tmp_path, *marks, *events), steps_from="iteration")
@@ -326,7 +444,8 @@ def test_of_nested_ranges_of_one_name_the_innermost_are_the_steps(tmp_path):
 
 
 def test_steps_from_a_name(tmp_path):
-    """From one event of this name to the next; marks that fill the time are the steps themselves."""
+    """From one event of this name to the next; marks that fill the time are the steps
+    themselves."""
     marks = [event("iteration", 100 * i, 30, kind="user_annotation") for i in range(4)]
     full = [event(f"batch {i}", 100 * i, 99, kind="user_annotation") for i in range(4)]
     trace = trace_of(tmp_path, *SMALL[1:], *marks, *full)
@@ -335,8 +454,11 @@ def test_steps_from_a_name(tmp_path):
     assert link(replace(trace, steps_from="iteration")).steps_are_marked
 
 
-def unmarked(kernels: list[str], n: int, end: str = "Memcpy DtoH (Device -> Pageable)", before: int = 0) -> list[dict]:
-    """n times these kernels, 10 us each, and what ends a step; after `before` us of set-up in other kernels."""
+def unmarked(
+    kernels: list[str], n: int, end: str = "Memcpy DtoH (Device -> Pageable)", before: int = 0
+) -> list[dict]:
+    """n times these kernels, 10 us each, and what ends a step; after `before` us of set-up in other
+    kernels."""
     events, names = [], ["setup"] * (before // 10) + n * [*kernels, *([end] if end else [])]
     for i, name in enumerate(names):
         kind = "gpu_memcpy" if name == end else "kernel"
@@ -355,7 +477,8 @@ def test_a_trace_of_a_gpu_alone_is_one_step(tmp_path, kernels):
 
 
 def test_steps_are_found_where_work_repeats(tmp_path):
-    """Set-up is not judged.  Layers, which no copy or synchronization parts, are no steps, nor are parts of a range."""
+    """Set-up is not judged.  Layers, which no copy or synchronization parts, are no steps, nor are
+    parts of a range."""
     layers = ["embed", *4 * ["gemm", "gemm", "softmax", "norm"], "head"]
     links = link(trace_of(tmp_path, *unmarked(layers, 5, before=200)))
     assert links.steps_found == "repetitions of the same 19 events"
@@ -363,7 +486,8 @@ def test_steps_are_found_where_work_repeats(tmp_path):
     trust = analysis_of(links.trace)["integrity"]
     assert trust["steps"] == 5
     assert any(
-        "5 steps were found, repetitions of the same 19 events, from 0.2 to 1.1 ms" in one for one in trust["notes"]
+        "5 steps were found, repetitions of the same 19 events, from 0.2 to 1.1 ms" in one
+        for one in trust["notes"]
     )
     whole = event("generate", 0, 2000, kind="user_annotation")
     for events in (unmarked(layers, 5, end=""), [whole, *unmarked(layers, 5)], unmarked(layers, 2)):
@@ -371,7 +495,8 @@ def test_steps_are_found_where_work_repeats(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "how"), [(MI300X, "repetitions of the same 895"), (NANOGPT, "from one Optimizer.step#NorMuon")]
+    ("name", "how"),
+    [(MI300X, "repetitions of the same 895"), (NANOGPT, "from one Optimizer.step#NorMuon")],
 )
 def test_steps_are_found_in_a_real_trace_without_its_marks(name, how):
     marked = real(name)
@@ -399,27 +524,43 @@ def test_a_slim_trace(tmp_path, profiler):
     code, out = profiler("--analyze-existing", "trace.json", "--slim", "slim.json.gz")
     assert code == 0, out
     assert f"For viewers: slim.json.gz, {len(SMALL) + 4} of {len(SMALL) + 5} events" in out
-    document = json.loads(gzip.decompress((tmp_path / "slim.json.gz").read_bytes()), parse_constant=pytest.fail)
+    document = json.loads(
+        gzip.decompress((tmp_path / "slim.json.gz").read_bytes()), parse_constant=pytest.fail
+    )
     kept = document.pop("traceEvents")
     assert document == {"schemaVersion": 1, "sigma": None}
     assert kept[:2] == [arrow, name] and kept[4:] == list(SMALL)
     assert kept[3]["name"] == "aten::endless" and "dur" not in kept[3]
-    code, out = profiler("--analyze-existing", "trace.json", "--slim", "slim.json", "--shortest", "10", "--window", "1")
+    code, out = profiler(
+        "--analyze-existing",
+        "trace.json",
+        "--slim",
+        "slim.json",
+        "--shortest",
+        "10",
+        "--window",
+        "1",
+    )
     long = [one for one in SMALL if one["dur"] >= 10]
     assert json.loads((tmp_path / "slim.json").read_text())["traceEvents"] == [name, *long]
     for flags in (["--slim", "trace.json"], ["--slim", "a.txt"], ["--shortest", "5"]):
         code, out = profiler("--analyze-existing", "trace.json", *flags)
         assert (code, out.count("\n")) == (2, 1), out
     assert profiler("--window", "2")[0] == 2
-    code, out = profiler("--analyze-existing", "trace.json", "--slim", "absent/slim.json", "--output-dir", "out")
+    code, out = profiler(
+        "--analyze-existing", "trace.json", "--slim", "absent/slim.json", "--output-dir", "out"
+    )
     assert code == 1 and "no folder absent" in out and not (tmp_path / "out").exists()
 
 
 def test_a_slim_trace_of_the_last_steps(tmp_path):
-    """Of three steps the last two, with what reaches into them; the first event of the file is long before them."""
+    """Of three steps the last two, with what reaches into them; the first event of the file is long
+    before them."""
     steps = [[step(n, 1000 * n, 1000), event(f"aten::op{n}", 1000 * n + 10, 20)] for n in (1, 2, 3)]
     reaches = event("kernel", 1900, 200, "kernel", correlation=1, device=0, stream=7)
-    write_trace(tmp_path / "trace.json", event("aten::early", 5, 10), reaches, *itertools.chain(*steps))
+    write_trace(
+        tmp_path / "trace.json", event("aten::early", 5, 10), reaches, *itertools.chain(*steps)
+    )
     write_slim(tmp_path / "trace.json", tmp_path / "slim.json", None, {"window": 2})
     kept = json.loads((tmp_path / "slim.json").read_text())["traceEvents"]
     assert kept == [reaches, *steps[1], *steps[2]]
@@ -436,7 +577,10 @@ DAMAGED = {
     "a number": (b"5", "not a trace"),
     "no events": (b'{"traceEvents": []}', "neither operators"),
     "only marks": (b'{"traceEvents": [{"ph": "i", "name": "x", "ts": 1}]}', "neither operators"),
-    "no times": (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "x"}]}', "none of its 1 events"),
+    "no times": (
+        b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "x"}]}',
+        "none of its 1 events",
+    ),
 }
 
 
@@ -494,25 +638,45 @@ class MadeUpReader(Reader):
     """Of a format that is none: two parts, of what a database of a system profiler might tell."""
 
     def parts(self, wanted=None):
-        marks = {"name": ["ProfilerStep#7"], "start": np.array([1000.0]), "end": np.array([1100.0]), "thread": ["main"]}
+        marks = {
+            "name": ["ProfilerStep#7"],
+            "start": np.array([1000.0]),
+            "end": np.array([1100.0]),
+            "thread": ["main"],
+        }
         marks |= {"signature": [None]}
-        calls = {"name": ["cudaLaunchKernel", None], "thread": ["main", "main"], "kernel": [None, None]}
+        calls = {
+            "name": ["cudaLaunchKernel", None],
+            "thread": ["main", "main"],
+            "kernel": [None, None],
+        }
         calls |= {"start": np.array([1010.0, 1020.0]), "end": np.array([1012.0, 1022.0])}
         calls |= {"external_id": np.array([-1, -1]), "correlation": np.array([5, 6])}
         yield Part(100, [(ANNOTATION, marks), (CALL, calls)])
         kernels = {"name": ["gemm"], "start": np.array([1020.0]), "end": np.array([1060.0])}
-        kernels |= {name: np.array([n]) for name, n in (("device", 0), ("stream", 7), ("correlation", 5))}
+        kernels |= {
+            name: np.array([n]) for name, n in (("device", 0), ("stream", 7), ("correlation", 5))
+        }
         yield Part(50, [(KERNEL, kernels | {"external_id": np.array([-1])})])
 
 
 def test_a_format_is_what_its_reader_yields(tmp_path, monkeypatch):
     metadata = {"distributedInfo": {"rank": 3, "world_size": 4}}
-    monkeypatch.setattr("analysis.trace.tables.reader_of", lambda path, *_: MadeUpReader(path, metadata=metadata))
+    monkeypatch.setattr(
+        "analysis.trace.tables.reader_of", lambda path, *_: MadeUpReader(path, metadata=metadata)
+    )
     trace = read_trace(tmp_path / "trace.db")
     assert (trace.rank, trace.n_events, trace.n_malformed) == (3, 4, 1)  # a call has no name
     analysis = analysis_of(trace)
-    assert (analysis["steps"]["count"], analysis["gpu_timeline"]["computation_ms"]) == (1, pytest.approx(0.04))
-    assert analysis["classes"][0] == {"class": "idle", "ms_per_step": pytest.approx(0.06), "share": pytest.approx(0.6)}
+    assert (analysis["steps"]["count"], analysis["gpu_timeline"]["computation_ms"]) == (
+        1,
+        pytest.approx(0.04),
+    )
+    assert analysis["classes"][0] == {
+        "class": "idle",
+        "ms_per_step": pytest.approx(0.06),
+        "share": pytest.approx(0.6),
+    }
     assert analysis["kernels"][0]["category"] == "matmul"
 
 
@@ -523,11 +687,15 @@ def test_a_missing_file(tmp_path):
 
 @pytest.mark.slow
 def test_a_step_is_attributed_whole(train, tmp_path):
-    code, out, _ = train("--profile-operators", "--verbose", "--profile-dir", "p", "--num-steps", "8", small=False)
+    code, out, _ = train(
+        "--profile-operators", "--verbose", "--profile-dir", "p", "--num-steps", "8", small=False
+    )
     assert code == 0
     analysis = json.loads((tmp_path / "p" / "operator_analysis.json").read_text())
     assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1, abs=1e-6)
-    assert sum(row["ms_per_step"] for row in analysis["phases"]) == pytest.approx(analysis["steps"]["mean_ms"])
+    assert sum(row["ms_per_step"] for row in analysis["phases"]) == pytest.approx(
+        analysis["steps"]["mean_ms"]
+    )
     assert analysis["attribution"]["unattributed_share"] < 0.03
     assert any(row["component"] == "unattributed" for row in analysis["components"])
     phases = {row["component"]: set(row["phases_ms"]) for row in analysis["components"]}
@@ -554,7 +722,12 @@ def test_backward_work_goes_to_the_range_that_caused_it(tmp_path):
         event("layers.3.mlp.up_proj", 5, 30, kind="user_annotation"),
         event("aten::mm", 10, 20, **{"Sequence number": 5}),
         event("backward", 50, 40, kind="user_annotation"),
-        event("autograd::engine::evaluate_function: MmBackward0", 55, 30, **{"Sequence number": 5, "Fwd thread id": 1}),
+        event(
+            "autograd::engine::evaluate_function: MmBackward0",
+            55,
+            30,
+            **{"Sequence number": 5, "Fwd thread id": 1},
+        ),
         event("aten::mm", 60, 20),
     )
     assert rows_of(analysis_of(trace)) == {
@@ -573,9 +746,11 @@ def test_overlapping_gpu_events_are_counted_once(tmp_path):
 
 @pytest.mark.slow
 def test_components_agree_with_a_direct_measurement(tmp_path):
-    """Timers in hooks around the modules, forward and backward, in the very steps that the trace holds.
+    """Timers in hooks around the modules, forward and backward, in the very steps that the trace
+    holds.
 
-    A few times, for the timers also count a pause that another process causes between two operators.
+    A few times, for the timers also count a pause that another process causes between two
+    operators.
     """
     pairs = []
     for i in range(5):
@@ -587,7 +762,8 @@ def test_components_agree_with_a_direct_measurement(tmp_path):
 
 
 def timed_and_attributed(path) -> tuple[dict, dict]:
-    """Milliseconds of a step by component and phase: by timers in hooks, and by the analysis of the trace."""
+    """Milliseconds of a step by component and phase: by timers in hooks, and by the analysis of the
+    trace."""
     torch.manual_seed(0)
     config = tiny_llama.TinyLlamaConfig()
     model = tiny_llama.TinyLlamaModel(config)
@@ -598,7 +774,9 @@ def timed_and_attributed(path) -> tuple[dict, dict]:
             return lambda *_: started.update({(module, phase): time.perf_counter()})
 
         def stop(phase):
-            return lambda *_: seconds.update({(name, phase): time.perf_counter() - started[module, phase]})
+            return lambda *_: seconds.update(
+                {(name, phase): time.perf_counter() - started[module, phase]}
+            )
 
         module.register_forward_pre_hook(start("forward"))
         module.register_forward_hook(stop("forward"))
@@ -636,7 +814,9 @@ def test_existing_traces_are_read_without_training(tmp_path, profiler):
     folder = tmp_path / "traces"
     folder.mkdir()
     (folder / "trace_a.json").write_text(json.dumps({"traceEvents": SMALL}))
-    (folder / "trace_b.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": SMALL}).encode())[:15])
+    (folder / "trace_b.json.gz").write_bytes(
+        gzip.compress(json.dumps({"traceEvents": SMALL}).encode())[:15]
+    )
     code, out = profiler("--analyze-existing", "traces", "--output-dir", "out", "--verbose")
     assert code == 0, out
     assert "aten::linear" in out
@@ -652,12 +832,15 @@ def test_existing_traces_are_read_without_training(tmp_path, profiler):
 
 
 def test_what_repeats_from_the_first_event_to_the_last_is_a_step(tmp_path):
-    """Nothing tells where a step ends but that nothing else happens; layers have an embedding before them."""
+    """Nothing tells where a step ends but that nothing else happens; layers have an embedding
+    before them."""
     names = "normal_ addmm clamp_min addmm mean mm mm mm add_".split()
     loop = [event(f"aten::{name}", 1000 * i, 990) for i, name in enumerate(names * 12)]
     found = link(trace_of(tmp_path, *loop))
     assert (len(found.steps), found.steps_are_marked) == (12, True)
-    assert (found.steps["end"] - found.steps["start"]).tolist() == pytest.approx([9000] * 11 + [8990])
+    assert (found.steps["end"] - found.steps["start"]).tolist() == pytest.approx(
+        [9000] * 11 + [8990]
+    )
     for extra in (event("aten::embedding", -1000, 990), event("aten::nll_loss", 200_000, 990)):
         assert not link(trace_of(tmp_path, *loop, extra)).steps_are_marked
 
@@ -682,8 +865,16 @@ ODD_VALUES = {  # of an event beside many usual ones, and the column and value t
     "a list": ({"args": {"External id": [1]}}, "external_id", -1),
     "no object": ({"args": 5}, "external_id", -1),
     "hexadecimal": ({"args": {"External id": "0x10"}}, "external_id", 16),
-    "NaN": ({"args": {"est. achieved occupancy %": float("nan"), "External id": 4}}, "external_id", 4),
-    "NaN in a list": ({"args": {"a": [float("nan"), 1, ": NaN, "], "External id": 4}}, "external_id", 4),
+    "NaN": (
+        {"args": {"est. achieved occupancy %": float("nan"), "External id": 4}},
+        "external_id",
+        4,
+    ),
+    "NaN in a list": (
+        {"args": {"a": [float("nan"), 1, ": NaN, "], "External id": 4}},
+        "external_id",
+        4,
+    ),
     "minus infinity": ({"args": {"External id": float("-inf")}}, "external_id", -1),
     "a fraction as a thread": ({"tid": 1.0}, "thread", 0),
 }
@@ -692,7 +883,9 @@ ODD_VALUES = {  # of an event beside many usual ones, and the column and value t
 @pytest.mark.parametrize("kind", ODD_VALUES)
 def test_a_value_of_another_type_costs_its_own_event_alone(tmp_path, monkeypatch, kind):
     odd, column, value = ODD_VALUES[kind]
-    path = write_trace(tmp_path / "trace.json", *MANY[:150], event("odd: NaN, {", 3000, 5) | odd, *MANY[150:])
+    path = write_trace(
+        tmp_path / "trace.json", *MANY[:150], event("odd: NaN, {", 3000, 5) | odd, *MANY[150:]
+    )
     slowly = read_leniently(monkeypatch)
     trace = read_trace(path)
     assert len(slowly) <= 1
@@ -706,8 +899,10 @@ def test_a_value_of_another_type_costs_its_own_event_alone(tmp_path, monkeypatch
 def test_streams_as_addresses_in_text_are_read_with_all_others(tmp_path, monkeypatch):
     """As ROCm writes those of calls; that of a kernel would be one stream among others."""
     copy = event("hipMemcpyWithStream", 1, 5, "cuda_runtime", correlation=1, stream="0x0")
-    kernel, odd, unknown = (on_gpu("gemm", 10 * i, 10 * i, 5, i + 1, stream=stream)[1] for i, stream in
-                            enumerate((7, "0x7f00", "none")))  # fmt: skip
+    streams = enumerate((7, "0x7f00", "none"))
+    kernel, odd, unknown = (
+        on_gpu("gemm", 10 * i, 10 * i, 5, i + 1, stream=stream)[1] for i, stream in streams
+    )
     slowly = read_leniently(monkeypatch)
     trace = trace_of(tmp_path, copy, kernel, odd, unknown)
     assert slowly == []
@@ -735,13 +930,19 @@ def in_tar(content: bytes) -> bytes:
 
 
 WRAPPED = {
-    "gzip within gzip": (gzip.compress(gzip.compress(EVENTS)), "compressed twice with gzip, .* gunzip"),
+    "gzip within gzip": (
+        gzip.compress(gzip.compress(EVENTS)),
+        "compressed twice with gzip, .* gunzip",
+    ),
     "tar.gz": (in_tar(EVENTS), "an archive of tar, .* tar -xf"),
     "tar": (gzip.decompress(in_tar(EVENTS)), "an archive of tar, .* tar -xf"),
     "UTF-16": (EVENTS.decode().encode("utf-16"), "text in UTF-16, .* iconv -f UTF-16"),
     "UTF-16 without its mark": (EVENTS.decode().encode("utf-16-le"), "text in UTF-16"),
     "JSON lines": ("\n".join(map(json.dumps, SMALL)).encode(), "JSON lines, .* jq -s"),
-    "deep": (EVENTS[:-2] + b', {"args": ' + b"[" * 100_000 + b"]" * 100_000 + b"}]}", "nested too deeply"),
+    "deep": (
+        EVENTS[:-2] + b', {"args": ' + b"[" * 100_000 + b"]" * 100_000 + b"}]}",
+        "nested too deeply",
+    ),
 }
 
 
@@ -770,11 +971,24 @@ OTHER_DEVICES = {"Ascend Hardware": "torch_npu", "/device:TPU:0": "JAX", "6 CPU 
 def test_a_trace_of_another_vendor_is_said_to_be_that(tmp_path, process):
     """Its device events have no category, and stand in a process that has a name."""
     named = {"name": "process_name", "ph": "M", "pid": 4, "args": {"name": process}}
-    task = {"ph": "X", "name": "MatMulV2", "pid": 4, "tid": 2, "ts": "12.5", "dur": 22.0, "args": {"Stream Id": 2}}
-    with pytest.raises(UserError, match=rf"a trace of .*{OTHER_DEVICES[process]}.*: its 3 device events are not read"):
+    task = {
+        "ph": "X",
+        "name": "MatMulV2",
+        "pid": 4,
+        "tid": 2,
+        "ts": "12.5",
+        "dur": 22.0,
+        "args": {"Stream Id": 2},
+    }
+    with pytest.raises(
+        UserError,
+        match=rf"a trace of .*{OTHER_DEVICES[process]}.*: its 3 device events are not read",
+    ):
         trace_of(tmp_path, event("aten::mm", 10, 9), task, task, task, named)
     kernels = on_gpu("gemm", 10, 20, 5, 1)  # of a GPU that is read: the rest is missing
-    problems = analysis_of(trace_of(tmp_path, *SMALL, *kernels, task, task, task, named))["integrity"]["problems"]
+    problems = analysis_of(trace_of(tmp_path, *SMALL, *kernels, task, task, task, named))[
+        "integrity"
+    ]["problems"]
     assert any("3 events of an accelerator" in problem for problem in problems)
 
 
@@ -782,7 +996,10 @@ def of_rank(rank, first):
     """A step of 100 us with an operator and a kernel, of events that tell their rank."""
     number = first + 1
     operator = event("aten::mm", first + 10, 20, **{"External id": number})
-    events = [step(number, first, 100), *on_gpu(f"gemm_{rank}", first + 12, first + 30, 40, number, operator=operator)]
+    events = [
+        step(number, first, 100),
+        *on_gpu(f"gemm_{rank}", first + 12, first + 30, 40, number, operator=operator),
+    ]
     return [one | {"args": {**one["args"], "rank": rank}} for one in events]
 
 
@@ -790,15 +1007,30 @@ def same_trace(one, other) -> bool:
     tables = ("operators", "annotations", "modules", "launches", "gpu", "gpu_annotations")
     for table in tables:
         pd.testing.assert_frame_equal(getattr(one, table), getattr(other, table))
-    return (one.rank, one.first_us, one.ranks_in_file) == (other.rank, other.first_us, other.ranks_in_file)
+    return (one.rank, one.first_us, one.ranks_in_file) == (
+        other.rank,
+        other.first_us,
+        other.ranks_in_file,
+    )
 
 
 @pytest.mark.parametrize("part", [300, 1 << 20])
 def test_a_file_with_several_ranks_is_read_once(tmp_path, monkeypatch, part):
-    """Which are those that are read alone, also with events that tell no rank, and a rank that begins late."""
+    """Which are those that are read alone, also with events that tell no rank, and a rank that
+    begins late."""
     monkeypatch.setattr("analysis.trace.readers.chrome.PART", part)
-    shared = event("aten::of_all", 500, 5), {"ph": "s", "id": 1, "ts": 5, "pid": 1, "tid": 1, "name": "arrow"}
-    events = [*of_rank(2, 0), *of_rank(0, 5), *of_rank(2, 200), *of_rank(0, 205), *shared, *of_rank(3, 900)]
+    shared = (
+        event("aten::of_all", 500, 5),
+        {"ph": "s", "id": 1, "ts": 5, "pid": 1, "tid": 1, "name": "arrow"},
+    )
+    events = [
+        *of_rank(2, 0),
+        *of_rank(0, 5),
+        *of_rank(2, 200),
+        *of_rank(0, 205),
+        *shared,
+        *of_rank(3, 900),
+    ]
     path = write_trace(tmp_path / "trace.json", *events)
     files, reader = [], chrome.ChromeTrace
 
@@ -810,7 +1042,11 @@ def test_a_file_with_several_ranks_is_read_once(tmp_path, monkeypatch, part):
     traces = [*read_traces(path)]
     assert len(files) == 1
     assert [trace.rank for trace in traces] == [2, 0, 3]
-    assert [trace.gpu["name"].tolist() for trace in traces] == [["gemm_2"] * 2, ["gemm_0"] * 2, ["gemm_3"]]
+    assert [trace.gpu["name"].tolist() for trace in traces] == [
+        ["gemm_2"] * 2,
+        ["gemm_0"] * 2,
+        ["gemm_3"],
+    ]
     assert all(same_trace(trace, read_trace(path, rank=trace.rank)) for trace in traces)
     assert ["aten::of_all" in trace.operators["name"].tolist() for trace in traces] == [True] * 3
     files.clear()
@@ -837,7 +1073,9 @@ def test_folders_with_traces_below_a_folder_are_named_unless_they_were_read(tmp_
     read = {tmp_path / "a.json", tmp_path / "capture_traces" / "c.json"}
     assert [str(error).partition(":")[0] for error in left_out(tmp_path, read)] == [str(inner)]
     (tmp_path / "a.json").unlink()
-    with pytest.raises(UserError, match=rf"has no trace .*{inner}: a folder with files that may be traces"):
+    with pytest.raises(
+        UserError, match=rf"has no trace .*{inner}: a folder with files that may be traces"
+    ):
         find_traces(tmp_path)
     for i in range(12):
         (tmp_path / f"run{i:02}").mkdir()
@@ -846,7 +1084,8 @@ def test_folders_with_traces_below_a_folder_are_named_unless_they_were_read(tmp_
 
 
 def test_the_answer_says_whose_figures_they_are(tmp_path, profiler):
-    """Of traces that are not compared, of ranks of which some are absent, and of ranks in one file."""
+    """Of traces that are not compared, of ranks of which some are absent, and of ranks in one
+    file."""
     write_trace(tmp_path / "a.json", *SMALL)
     write_trace(tmp_path / "b.json", *SMALL)
     code, out = profiler("--analyze-existing", str(tmp_path))
@@ -876,7 +1115,8 @@ def test_an_impossible_time_is_skipped_as_damage(tmp_path, kind):
 
 
 def test_long_work_in_a_long_recording_is_no_damage(tmp_path):
-    """A kernel of two hours for which the host waits, a range around a short program, and two runs days apart."""
+    """A kernel of two hours for which the host waits, a range around a short program, and two runs
+    days apart."""
     hour = 3.6e9
     kernel = on_gpu("spin", 10, 15, 2 * hour, 1)
     ranges = event("main", 0, 99 * hour, "user_annotation"), event("aten::mm", 2 * hour + 20, 5)
@@ -888,10 +1128,18 @@ def test_long_work_in_a_long_recording_is_no_damage(tmp_path):
 
 def test_the_traces_of_the_benchmark_are_whole(tmp_path):
     """Each is of the work that it is said to be, whatever its values are."""
-    for change in (trace_reading.as_usual, trace_reading.with_text_starts, trace_reading.with_nan_in_kernels):
+    for change in (
+        trace_reading.as_usual,
+        trace_reading.with_text_starts,
+        trace_reading.with_nan_in_kernels,
+    ):
         trace_reading.write_trace(tmp_path / "a.json", 0.5, change)
         trace = read_trace(tmp_path / "a.json")
-        assert (trace.n_malformed, len(trace.gpu), len(trace.steps)) == (0, len(trace.operators), len(trace.gpu) / 200)
+        assert (trace.n_malformed, len(trace.gpu), len(trace.steps)) == (
+            0,
+            len(trace.operators),
+            len(trace.gpu) / 200,
+        )
         assert analysis_of(trace)["integrity"]["problems"] == []
     trace_reading.write_trace(tmp_path / "a.json", 0.8, trace_reading.with_ranks)
     assert [trace.rank for trace in read_traces(tmp_path / "a.json")] == [0, 1, 2, 3]

@@ -1,4 +1,5 @@
-"""All that a trace shows, as sections: nothing of its document is lost, and nothing is shown twice."""
+"""All that a trace shows, as sections: nothing of its document is lost, and nothing is shown
+twice."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,18 +19,26 @@ from harness.base.tables import ANSWER_LINES, COLUMNS
 
 def rank_of_two(rank: int) -> list[dict]:
     events = [step(1, 0, 1000), shaped("aten::mm", 2, 60, [[64, 64], [64, 64]])]
-    events += on_gpu("gemm", 4, 10, 100 + 300 * rank, 1, operator=shaped("aten::mm", 3, 4, [[64, 64], [64, 64]]))
-    return events + on_gpu("ncclDevKernel_AllReduce", 8, 500, 400, 2, operator=event("c10d::allreduce_", 7, 4))
+    events += on_gpu(
+        "gemm", 4, 10, 100 + 300 * rank, 1, operator=shaped("aten::mm", 3, 4, [[64, 64], [64, 64]])
+    )
+    return events + on_gpu(
+        "ncclDevKernel_AllReduce", 8, 500, 400, 2, operator=event("c10d::allreduce_", 7, 4)
+    )
 
 
 def documents(name: str, folder) -> list[dict]:
-    """Of a trace of golden/, of the smallest one, or of the ranks of a run, with what was predicted of it."""
+    """Of a trace of golden/, of the smallest one, or of the ranks of a run, with what was predicted
+    of it."""
     if name.endswith(".gz"):
         return [analyze_all([GOLDEN / name])[0][0][1]]
     if name == "small":
         return [analyze_all([write_trace(folder / "t.json", *SMALL)])[0][0][1]]
     about = [{"rank": rank, "world_size": 2} for rank in range(2)]
-    paths = [write_trace(folder / f"t_rank{i}.json", *rank_of_two(i), distributedInfo=about[i]) for i in range(2)]
+    paths = [
+        write_trace(folder / f"t_rank{i}.json", *rank_of_two(i), distributedInfo=about[i])
+        for i in range(2)
+    ]
     found = [one for _, one in analyze_all(paths)[0]]
     add_prediction(found[0], [{"kind": "all_reduce", "group_size": 2, "calls": 1, "bytes": 8}])
     return found
@@ -49,10 +58,20 @@ def test_each_table_of_a_trace_is_shown_once(tmp_path, name):
     timeline, about = analysis["gpu_timeline"], analysis["communication"] or {}
     tables = {
         key: analysis[key]
-        for key in ("components", "classes", "opportunities", "operators", "operators_by_shape", "kernels")
+        for key in (
+            "components",
+            "classes",
+            "opportunities",
+            "operators",
+            "operators_by_shape",
+            "kernels",
+        )
     }
     tables |= {key: analysis[key] for key in ("shape_rates", "collectives")}
-    tables |= {"path": (analysis["critical_path"] or {}).get("rows"), "durations": timeline["kernel_durations"]}
+    tables |= {
+        "path": (analysis["critical_path"] or {}).get("rows"),
+        "durations": timeline["kernel_durations"],
+    }
     tables |= {"idle": [row for row in timeline["idle_by_cause"] or [] if row["ms"]]}
     tables |= {"predicted": about.get("predicted"), "ranks": analysis.get("ranks", {}).get("rows")}
     shown = Counter(id(row) for section in sections for row in section.rows)
@@ -65,7 +84,11 @@ def test_each_table_of_a_trace_is_shown_once(tmp_path, name):
     assert [len(one.rows) for one in shown] == [1 + len(others)] * bool(others)
     rows = [text for one in sections for text in (*one.note, *map(str, one.facts.values()))]
     rows += next(one.warning for one in sections if one.title == "Trust").split("; ")
-    for text in (*analysis["integrity"]["notes"], *analysis["integrity"]["problems"], analysis["verdict"]["line"]):
+    for text in (
+        *analysis["integrity"]["notes"],
+        *analysis["integrity"]["problems"],
+        analysis["verdict"]["line"],
+    ):
         assert rows.count(text) == 1
     for row in (*analysis["opportunities"], *analysis["not_here"]):
         assert sum(row.get("basis", row.get("reason")) in text for text in rows) >= 1
@@ -94,8 +117,17 @@ def test_nothing_that_says_what_to_do_is_cut(tmp_path, name):
     assert len(lines) <= ANSWER_LINES and max(map(len, lines)) <= COLUMNS
     told = " ".join(" ".join(lines).split())
     judged = analysis["verdict"].get("rank_judged", 0)
-    shown = next(one for one in (analysis, *others) if one["integrity"]["rank"] in (judged, None, -1) or not others)
-    for text in (shown["headline"]["finding"], shown["headline"]["next"], analysis["verdict"]["line"], where):
+    shown = next(
+        one
+        for one in (analysis, *others)
+        if one["integrity"]["rank"] in (judged, None, -1) or not others
+    )
+    for text in (
+        shown["headline"]["finding"],
+        shown["headline"]["next"],
+        analysis["verdict"]["line"],
+        where,
+    ):
         assert text in told
         assert told.count(text) == 1
     assert all(text in told for text in best_three(shown))

@@ -82,7 +82,9 @@ def test_corpus_has_zipf_frequencies_and_successors():
     entropy = -(frequency[frequency > 0] * np.log(frequency[frequency > 0])).sum()
     assert entropy < 0.85 * math.log(1000)
     assert frequency[0] > 20 * frequency[300]
-    after = corpus[1:][corpus[:-1] == np.bincount(corpus).argmax()]  # what follows the most frequent token
+    after = corpus[1:][
+        corpus[:-1] == np.bincount(corpus).argmax()
+    ]  # what follows the most frequent token
     assert np.sort(np.bincount(after))[::-1][:8].sum() > 0.7 * len(after)
     assert np.array_equal(corpus, synthetic_corpus(1000, 2**18, seed=0))
 
@@ -98,7 +100,9 @@ def test_labels_are_the_next_tokens():
 def test_deterministic_runs_repeat_to_the_last_digit(train, tmp_path):
     for name in ("a", "b"):
         assert train("--deterministic", "--num-steps", "6", "--output-dir", name)[0] == 0
-    first, second = (read(tmp_path / name / "performance_summary.json")["steps"]["loss"] for name in "ab")
+    first, second = (
+        read(tmp_path / name / "performance_summary.json")["steps"]["loss"] for name in "ab"
+    )
     assert first == second
     assert torch.are_deterministic_algorithms_enabled()
     assert train("--deterministic", "--seed", "7", "--num-steps", "6", "--output-dir", "c")[0] == 0
@@ -109,7 +113,10 @@ def test_deterministic_runs_repeat_to_the_last_digit(train, tmp_path):
 def test_accumulated_gradients_equal_the_large_batch(train, tmp_path, micro_steps):
     train("--output-dir", "whole", "--num-steps", "8")
     train("--output-dir", "split", "--num-steps", "8", "--gradient-accumulation-steps", micro_steps)
-    whole, split = (read(tmp_path / name / "performance_summary.json")["steps"]["loss"] for name in ("whole", "split"))
+    whole, split = (
+        read(tmp_path / name / "performance_summary.json")["steps"]["loss"]
+        for name in ("whole", "split")
+    )
     assert split == pytest.approx(whole, abs=1e-5)
     assert whole[-1] != whole[0]
 
@@ -118,7 +125,19 @@ def test_accumulated_gradients_equal_the_large_batch(train, tmp_path, micro_step
 def test_checkpointing_changes_memory_and_no_loss(train, tmp_path):
     losses, peaks = [], []
     for name, flags in (("kept", ()), ("again", ("--activation-checkpointing",))):
-        assert train("--output-dir", name, "--num-steps", "4", "--seq-len", "64", "--profile-memory", *flags)[0] == 0
+        assert (
+            train(
+                "--output-dir",
+                name,
+                "--num-steps",
+                "4",
+                "--seq-len",
+                "64",
+                "--profile-memory",
+                *flags,
+            )[0]
+            == 0
+        )
         losses.append(read(tmp_path / name / "performance_summary.json")["steps"]["loss"])
         peaks.append(read(tmp_path / name / "memory_timeline.json")["peak_bytes"])
     assert losses[0] == losses[1]
@@ -132,7 +151,9 @@ class Recorder(torch.optim.SGD):
         self.gradients = [p.grad.clone() for group in self.param_groups for p in group["params"]]
 
 
-def without_instruments(state, device: torch.device, num_steps: int) -> tuple[StepMeter, Instruments]:
+def without_instruments(
+    state, device: torch.device, num_steps: int
+) -> tuple[StepMeter, Instruments]:
     """What the training loop needs around it."""
     meter = StepMeter(device, 1, lambda step: False, lambda record: None)
     profiling = ProfilerConfig()
@@ -156,7 +177,9 @@ def test_a_run_leaves_the_observers_of_others():
 
 def gradients_of_a_step(micro_steps: int, grad_clip: float | None = None) -> list[torch.Tensor]:
     device = torch.device("cpu")
-    training = tiny_llama.TrainingConfig(gradient_accumulation_steps=micro_steps, grad_clip=grad_clip)
+    training = tiny_llama.TrainingConfig(
+        gradient_accumulation_steps=micro_steps, grad_clip=grad_clip
+    )
     workload = tiny_llama.TinyLlamaWorkload(tiny_llama.TinyLlamaConfig(n_layers=1), training)
     torch.manual_seed(0)
     state = workload.build(device)
@@ -170,12 +193,14 @@ def test_accumulated_gradients_have_the_size_of_the_large_batch():
         torch.testing.assert_close(split, whole, rtol=1e-3, atol=1e-6)
 
 
-# ---- Clipped gradients ---------------------------------------------------------------------------------------------
+# ---- Clipped gradients ---------------------------------------------------------------------------
 
 
 def test_clipping_is_that_of_pytorch():
     torch.manual_seed(0)
-    ours, reference = ([torch.nn.Parameter(torch.zeros(n, n)) for n in (1, 30, 200)] for _ in range(2))
+    ours, reference = (
+        [torch.nn.Parameter(torch.zeros(n, n)) for n in (1, 30, 200)] for _ in range(2)
+    )
     for max_norm in (0.1, 1.0, 1e9):
         for one, other in zip(ours, reference, strict=True):
             one.grad = torch.randn_like(one)
@@ -184,7 +209,9 @@ def test_clipping_is_that_of_pytorch():
         assert norm == torch.nn.utils.clip_grad_norm_(reference, max_norm)
         for one, other in zip(ours, reference, strict=True):
             assert torch.equal(one.grad, other.grad)
-    assert clip_gradients(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], 0.1), 1.0) == 0  # without a gradient
+    assert (
+        clip_gradients(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], 0.1), 1.0) == 0
+    )  # without a gradient
 
 
 def test_the_gradients_of_a_step_are_clipped_once_they_are_complete():
@@ -201,8 +228,12 @@ def test_norms_of_gradients_are_reported(train, tmp_path):
     every = "--num-steps 4 --gradient-accumulation-steps 2 --output-dir".split()
     _, plain, _ = train(*every, "plain")
     assert "Gradient norm" not in plain
-    _, out, _ = train(*every, "far", "--grad-clip", "1e9")  # more than any of them: all other figures stay
-    found = re.findall(r"^Step \d/4: Loss = \S+, Time = \S+ seconds, Gradient norm = (\S+)$", out, re.M)
+    _, out, _ = train(
+        *every, "far", "--grad-clip", "1e9"
+    )  # more than any of them: all other figures stay
+    found = re.findall(
+        r"^Step \d/4: Loss = \S+, Time = \S+ seconds, Gradient norm = (\S+)$", out, re.M
+    )
     assert losses(out) == losses(plain)
     summary = read(tmp_path / "far" / "performance_summary.json")
     norms, ends = summary["steps"]["grad_norm"], summary["training"]["grad_norm"]
@@ -216,45 +247,77 @@ def test_norms_of_gradients_are_reported(train, tmp_path):
     clipped = sum(norm > middle for norm in summary["steps"]["grad_norm"])
     assert 0 < clipped == summary["training"]["grad_norm"]["clipped_steps"] < 4
     assert f"clipped in {clipped} of 4 steps\n" in out
-    assert summary["loss"]["final"] != read(tmp_path / "plain" / "performance_summary.json")["loss"]["final"]
+    assert (
+        summary["loss"]["final"]
+        != read(tmp_path / "plain" / "performance_summary.json")["loss"]["final"]
+    )
 
 
 def test_a_step_that_the_gradient_scaler_skips_is_not_clipped():
     """Its gradients are infinite, because the loss is scaled too far; the next scale fits."""
     device = torch.device("cpu")
     training = tiny_llama.TrainingConfig(batch_size=2, seq_len=16, grad_clip=0.5)
-    workload = tiny_llama.TinyLlamaWorkload(tiny_llama.TinyLlamaConfig(n_layers=1, max_seq_len=16), training)
+    workload = tiny_llama.TinyLlamaWorkload(
+        tiny_llama.TinyLlamaConfig(n_layers=1, max_seq_len=16), training
+    )
     torch.manual_seed(0)
     state = workload.build(device)
-    state = state._replace(scaler=torch.amp.GradScaler("cpu", init_scale=1e38, backoff_factor=1e-30))
+    state = state._replace(
+        scaler=torch.amp.GradScaler("cpu", init_scale=1e38, backoff_factor=1e-30)
+    )
     before = [parameter.clone() for parameter in state.model.parameters()]
     meter, instruments = without_instruments(state, device, 2)
     workload.train(state, workload.batches(device), 1, meter, instruments)
     assert all(map(torch.equal, before, state.model.parameters()))
     workload.train(state, workload.batches(device), 1, meter, instruments)
     schedule = InstrumentSchedule(2, ProfilerConfig())
-    run = Measurements(workload, workload.settings(), schedule, device, (0, 1), lambda step: True, lambda record: None)
+    run = Measurements(
+        workload,
+        workload.settings(),
+        schedule,
+        device,
+        (0, 1),
+        lambda step: True,
+        lambda record: None,
+    )
     run.meter = meter
     run.sampler.sample()
     summary = summarize(run)
     skipped, norm = summary["steps"]["grad_norm"]
-    expected = {"first": None, "first_reason": "not a finite number", "last": norm, "max": norm, "clipped_steps": 1}
+    expected = {
+        "first": None,
+        "first_reason": "not a finite number",
+        "last": norm,
+        "max": norm,
+        "clipped_steps": 1,
+    }
     assert skipped is None and summary["training"]["grad_norm"] == expected
     alone = tiny_llama.TinyLlamaWorkload(workload.config, training).build(device)
     for parameter, start_of in zip(alone.model.parameters(), before, strict=True):
         parameter.data.copy_(start_of)
     workload.loss(alone.model, next(workload.batches(device))).backward()  # of an unscaled loss
-    assert norm == pytest.approx(torch.nn.utils.get_total_norm([p.grad for p in alone.model.parameters()]).item())
-    assert grad_norm_facts(summary["training"])["Gradient norm"].startswith("not finite at the first step, ")
+    assert norm == pytest.approx(
+        torch.nn.utils.get_total_norm([p.grad for p in alone.model.parameters()]).item()
+    )
+    assert grad_norm_facts(summary["training"])["Gradient norm"].startswith(
+        "not finite at the first step, "
+    )
 
 
 @pytest.mark.parametrize("flags", ["", "--optimizer-impl fused --gradient-accumulation-steps 2"])
 def test_memory_of_clipping_is_predicted(train, tmp_path, flags):
-    assert train("--profile-memory", "--output-dir", "run", "--grad-clip", "0.5", *flags.split())[0] == 0
+    assert (
+        train("--profile-memory", "--output-dir", "run", "--grad-clip", "0.5", *flags.split())[0]
+        == 0
+    )
     measured = read(tmp_path / "run" / "memory_timeline.json")
-    args = tiny_llama.build_parser().parse_args([*SMALL_MODEL, "--grad-clip", "0.5", *flags.split()])
+    args = tiny_llama.build_parser().parse_args(
+        [*SMALL_MODEL, "--grad-clip", "0.5", *flags.split()]
+    )
     found = predicted_memory(tiny_llama.resolve(args)[0], on_gpu=False).document()
-    assert [row["peak_bytes"] for row in found["phases"]] == [row["peak_bytes"] for row in measured["phases"]]
+    assert [row["peak_bytes"] for row in found["phases"]] == [
+        row["peak_bytes"] for row in measured["phases"]
+    ]
     assert found["allocations"] == measured["allocations"]
 
 
@@ -264,7 +327,10 @@ def test_precisions_train_and_stay_near_fp32(train, tmp_path, precision):
         pytest.skip("this CPU build does not train in fp16")
     train("--output-dir", "fp32", "--num-steps", "6")
     train("--output-dir", "low", "--num-steps", "6", "--precision", precision)
-    exact, low = (read(tmp_path / name / "performance_summary.json")["steps"]["loss"] for name in ("fp32", "low"))
+    exact, low = (
+        read(tmp_path / name / "performance_summary.json")["steps"]["loss"]
+        for name in ("fp32", "low")
+    )
     assert low == pytest.approx(exact, abs=0.02)
     assert low != exact
 
@@ -314,12 +380,18 @@ def test_run_folder(train, tmp_path):
     assert performance["samples_per_sec"] == pytest.approx(4e3 / performance["avg_step_time_ms"])
     phases = sum(performance[f"avg_{phase}_time_ms"] for phase in PHASES)
     assert phases == pytest.approx(performance["avg_step_time_ms"])
-    assert performance["gpu_utilization_percent"] is not None or performance["gpu_utilization_percent_reason"]
+    assert (
+        performance["gpu_utilization_percent"] is not None
+        or performance["gpu_utilization_percent_reason"]
+    )
     assert summary["memory"]["peak_mb"] >= summary["memory"]["average_mb"] > 0
     assert f"{summary['loss']['final']:.4f}" == losses(out)[-1]
 
 
-SCALARS = "loss step_time_ms step_time_ms/forward throughput/samples_per_sec throughput/tokens_per_sec used_memory_mb"
+SCALARS = (
+    "loss step_time_ms step_time_ms/forward throughput/samples_per_sec throughput/tokens_per_sec"
+    " used_memory_mb"
+)
 SCALARS = SCALARS.split()
 
 
@@ -337,7 +409,14 @@ def test_events_hold_scalars_text_and_hyperparameters(train, tmp_path):
     start = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     shown = HParamsPluginData.FromString(start).session_start_info.hparams
     assert (shown["compile"].string_value, shown["optimizer_impl"].string_value) == ("no", "none")
-    assert not {"num_steps", "world_size", "parallel", "bucket_mb", "fsdp_wrap", "reduce_precision"} & set(shown)
+    assert not {
+        "num_steps",
+        "world_size",
+        "parallel",
+        "bucket_mb",
+        "fsdp_wrap",
+        "reduce_precision",
+    } & set(shown)
 
 
 def test_an_earlier_run_is_moved_whole(train, tmp_path):
@@ -379,7 +458,11 @@ def test_profiler_window(train, tmp_path, flags, window, moved):
     assert ("Profiling window moved" in out) == moved
     (trace,) = (tmp_path / "p").glob("trace_step_*.json")
     assert trace.name == f"trace_step_{window[0]}_{window[1]}.pt.trace.json"
-    steps = {e["name"] for e in read(trace)["traceEvents"] if str(e.get("name")).startswith("ProfilerStep")}
+    steps = {
+        e["name"]
+        for e in read(trace)["traceEvents"]
+        if str(e.get("name")).startswith("ProfilerStep")
+    }
     assert len(steps) == window[1] - window[0]
     assert out.count("[PROFILING]") == window[1] - window[0]
     assert read(tmp_path / "p" / "operator_analysis.json")["operators"]
@@ -402,7 +485,10 @@ def test_profiled_steps_are_no_part_of_averages(train, tmp_path):
     )
     summary = read(tmp_path / "p" / "performance_summary.json")
     times = summary["steps"]["time_ms"]
-    counted = [times[1], *times[5:]]  # not 1 (first), 3 (warm-up of the profiler), 4 and 5 (profiled)
+    counted = [
+        times[1],
+        *times[5:],
+    ]  # not 1 (first), 3 (warm-up of the profiler), 4 and 5 (profiled)
     assert summary["performance"]["avg_step_time_ms"] == pytest.approx(np.mean(counted))
 
 
@@ -424,14 +510,21 @@ def test_memory_profile_of_the_default_model(train, tmp_path):
     peak = memory["peak"]["bytes_by_category"]
     config = tiny_llama.TinyLlamaConfig()
     assert peak["parameters"] == 4 * config.parameter_count()
-    assert 0 <= peak["optimizer"] - 8 * config.parameter_count() < 1000  # two moments, and a step count a tensor
+    assert (
+        0 <= peak["optimizer"] - 8 * config.parameter_count() < 1000
+    )  # two moments, and a step count a tensor
     assert sum(peak.values()) == memory["peak_bytes"] == max(memory["timeline"]["total_bytes"])
     assert memory["peak_bytes"] / 2**20 == pytest.approx(135.8, abs=0.5)
     gradients = memory["timeline"]["gradients_bytes"]
     assert max(gradients) == 4 * config.parameter_count()
     assert gradients[-1] == 0
     assert "Largest Tensor: 4.0 MB (layers.0.attention scores [8, 8, 128, 128])" in out
-    titles = ("Peak Memory Usage", "Average Memory Usage", "Memory at Forward Pass", "Memory at Backward Pass")
+    titles = (
+        "Peak Memory Usage",
+        "Average Memory Usage",
+        "Memory at Forward Pass",
+        "Memory at Backward Pass",
+    )
     for title in (*titles, "Memory at Optimizer Step"):
         assert re.search(rf"^{title}: [\d.]+ MB$", out, re.M), title
     assert re.search(r"^Number of Allocations: \d+$", out, re.M)
@@ -440,8 +533,13 @@ def test_memory_profile_of_the_default_model(train, tmp_path):
 
 def test_counting_memory_changes_no_loss(train, tmp_path):
     train("--output-dir", "plain", "--num-steps", "5", "--deterministic")
-    train("--output-dir", "counted", "--num-steps", "5", "--deterministic", "--enable-all-profiling")
-    plain, counted = (read(tmp_path / d / "performance_summary.json")["steps"]["loss"] for d in ("plain", "counted"))
+    train(
+        "--output-dir", "counted", "--num-steps", "5", "--deterministic", "--enable-all-profiling"
+    )
+    plain, counted = (
+        read(tmp_path / d / "performance_summary.json")["steps"]["loss"]
+        for d in ("plain", "counted")
+    )
     assert plain == counted
 
 
@@ -471,7 +569,9 @@ def test_a_step_whose_flops_are_counted_is_in_no_average(num_steps):
     every = ProfilerConfig(enable_pytorch_profiler=True, enable_deepspeed_flops=True)
     schedule = InstrumentSchedule(num_steps, every)
     records = [StepRecord(step, total_ms=1.0) for step in range(1, num_steps + 1)]
-    averaged, note = averaged_steps(records, [schedule.exclusion_reason(record.step) for record in records])
+    averaged, note = averaged_steps(
+        records, [schedule.exclusion_reason(record.step) for record in records]
+    )
     steps = {record.step for record in averaged}
     assert schedule.flops_step not in steps or num_steps == 1
     if num_steps >= 6:
@@ -483,17 +583,26 @@ def test_a_step_whose_flops_are_counted_is_in_no_average(num_steps):
 
 
 @pytest.mark.parametrize(
-    ("step", "text"), [(0, "break-even step 0"), (7, "break-even step 7"), (None, "no break-even: why")]
+    ("step", "text"),
+    [(0, "break-even step 0"), (7, "break-even step 7"), (None, "no break-even: why")],
 )
 def test_when_compiling_pays(step, text):
     """Code from the cache may have cost nothing that could be measured."""
-    times = {"compile_s": 0.0, "from_cache": True, "uncompiled_pass_ms": 2.0, "compiled_pass_ms": 1.0, "passes": 3}
+    times = {
+        "compile_s": 0.0,
+        "from_cache": True,
+        "uncompiled_pass_ms": 2.0,
+        "compiled_pass_ms": 1.0,
+        "passes": 3,
+    }
     found = times | {"break_even_step": step, "break_even_step_reason": "why"}
     assert compilation_facts(found)["Compiled forward and backward"].endswith(text)
 
 
 def test_instruments_keep_apart():
-    every = ProfilerConfig(enable_pytorch_profiler=True, profile_memory=True, enable_deepspeed_flops=True)
+    every = ProfilerConfig(
+        enable_pytorch_profiler=True, profile_memory=True, enable_deepspeed_flops=True
+    )
     for num_steps in range(1, 30):
         schedule = InstrumentSchedule(num_steps, every)
         first, last = schedule.window
@@ -510,7 +619,9 @@ def test_instruments_keep_apart():
 
 @pytest.mark.gpu
 def test_gpu_times_and_memory(train, tmp_path):
-    code, out, _ = train("--num-steps", "20", "--output-dir", "run", "--log-interval", "10", small=False)
+    code, out, _ = train(
+        "--num-steps", "20", "--output-dir", "run", "--log-interval", "10", small=False
+    )
     assert code == 0
     assert "GPU: " in out
     summary = read(tmp_path / "run" / "performance_summary.json")
@@ -527,7 +638,9 @@ def test_gpu_times_and_memory(train, tmp_path):
 def test_gpu_runs_repeat_to_the_last_digit(train, tmp_path):
     for name in ("a", "b"):
         train("--deterministic", "--num-steps", "10", "--output-dir", name, small=False)
-    first, second = (read(tmp_path / name / "performance_summary.json")["steps"]["loss"] for name in "ab")
+    first, second = (
+        read(tmp_path / name / "performance_summary.json")["steps"]["loss"] for name in "ab"
+    )
     assert first == second
 
 
@@ -540,7 +653,9 @@ def test_gpu_step_does_not_wait(grad_clip):
     state, stream = workload.build(device), workload.batches(device)
     meter, instruments = without_instruments(state, device, 3)
     workload.train(state, stream, 3, meter, instruments)
-    instruments.audit = contextlib.nullcontext()  # of a run's first step alone: it reads gradients on the host
+    instruments.audit = (
+        contextlib.nullcontext()
+    )  # of a run's first step alone: it reads gradients on the host
     torch.cuda.set_sync_debug_mode("error")
     try:
         workload.train(state, stream, 3, meter, instruments)

@@ -26,7 +26,9 @@ from studies.training.study import TrainingBenchmark, measured_rows
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 
 CPU = torch.device("cpu")
-CONFIG = TinyLlamaConfig(vocab_size=100, hidden_dim=32, n_layers=2, n_heads=4, n_kv_heads=2, max_seq_len=16)
+CONFIG = TinyLlamaConfig(
+    vocab_size=100, hidden_dim=32, n_layers=2, n_heads=4, n_kv_heads=2, max_seq_len=16
+)
 WORKLOAD = TinyLlamaWorkload(CONFIG, TrainingConfig(batch_size=4, seq_len=16, device="cpu"))
 
 
@@ -97,12 +99,18 @@ def test_measuring(mode):
 def test_memory_of_a_forward_pass_is_as_predicted():
     """To the byte, against the tensors of a real one."""
     state, batch = WORKLOAD.build(CPU), next(WORKLOAD.batches(CPU))
-    with torch.no_grad(), MemoryTracker(state.model, state.optimizer) as real, trace_range("forward"):
+    with (
+        torch.no_grad(),
+        MemoryTracker(state.model, state.optimizer) as real,
+        trace_range("forward"),
+    ):
         WORKLOAD.loss(state.model, batch)
     peak = real.timeline.document()["peak_bytes"]
     assert fake_forward(WORKLOAD, MemoryTracker).timeline.document()["peak_bytes"] == peak
     again = fake_forward(WORKLOAD.with_settings(activation_checkpointing=True), MemoryTracker)
-    assert again.timeline.document()["peak_bytes"] == peak  # nothing is saved that checkpointing could free
+    assert (
+        again.timeline.document()["peak_bytes"] == peak
+    )  # nothing is saved that checkpointing could free
 
 
 @pytest.mark.slow
@@ -112,12 +120,21 @@ def test_peaks_by_context_length_are_predicted_without_a_gpu(scratch, capfd):
     out = capfd.readouterr().out
     assert "No GPU: peaks are predicted" in out
     table = out[out.index("Peak memory by sequence length") :]
-    assert [line.split()[3] for line in table.splitlines() if line.startswith("tiny")] == ["128", "256", "512"]
+    assert [line.split()[3] for line in table.splitlines() if line.startswith("tiny")] == [
+        "128",
+        "256",
+        "512",
+    ]
     assert table.count("(prediction)") == 6
-    peaks = {(row["mode"], row["seq_len"]): row["predicted_peak_bytes"] for row in rows_in(scratch / "run")}
+    peaks = {
+        (row["mode"], row["seq_len"]): row["predicted_peak_bytes"]
+        for row in rows_in(scratch / "run")
+    }
     assert f"{peaks['train', 512] / 2**20:,.1f} MB (prediction)" in table
     assert all(peaks["forward", length] < peaks["train", length] for length in (128, 256, 512))
-    assert all(peaks[mode, 128] < peaks[mode, 256] < peaks[mode, 512] for mode in ("forward", "train"))
+    assert all(
+        peaks[mode, 128] < peaks[mode, 256] < peaks[mode, 512] for mode in ("forward", "train")
+    )
 
 
 def test_a_row_that_does_not_fit_is_not_run(scratch, capfd):
@@ -125,7 +142,9 @@ def test_a_row_that_does_not_fit_is_not_run(scratch, capfd):
     assert bench(*flags) == 0
     rows = {row["mode"]: row for row in rows_in(scratch / "run")}
     available = 0.3 * 1024 - (CONTEXT.least + RESERVES["cuda"].least) / 2**20  # as for a dry run
-    assert rows["train"]["reason"].startswith(f"would not fit: 135.8 MB predicted, {available:.1f} MB available")
+    assert rows["train"]["reason"].startswith(
+        f"would not fit: 135.8 MB predicted, {available:.1f} MB available"
+    )
     assert rows["forward"]["reason"] == "--dry-run predicts only"
 
 
@@ -148,11 +167,19 @@ def test_without_a_compiler_the_row_says_so(without_compiler):
 def row(compiled: bool, step_ms: float, compile_s: float | None) -> dict:
     key = ("tiny", 8, 1, "train", "fp32", compiled, 1)
     empty = dict.fromkeys(TrainingBenchmark.columns())
-    times = {"step_ms": step_ms, "step_mean_ms": step_ms, "compile_s": compile_s, "status": "ok", "reason": ""}
+    times = {
+        "step_ms": step_ms,
+        "step_mean_ms": step_ms,
+        "compile_s": compile_s,
+        "status": "ok",
+        "reason": "",
+    }
     return empty | dict(zip(TrainingBenchmark.key, key, strict=True)) | times
 
 
-@pytest.mark.parametrize(("step_ms", "expected"), [(5.0, ["2.00x", "400"]), (20.0, ["0.50x", "never"])])
+@pytest.mark.parametrize(
+    ("step_ms", "expected"), [(5.0, ["2.00x", "400"]), (20.0, ["0.50x", "never"])]
+)
 def test_compiled_compared_with_not_compiled(step_ms, expected):
     section = sections([row(False, 10.0, None), row(True, step_ms, 2.0)], snapshots=False)[-1]
     line = as_text(section)[-1]
@@ -199,17 +226,23 @@ def test_errors_that_mean_out_of_memory(error, expected):
 def test_a_row_is_skipped_by_the_rule_of_a_dry_run(scratch, monkeypatch):
     """What is in use and the reserve are not available to it."""
     memory = 140 * 2**20 + RESERVES["cpu"].least
-    monkeypatch.setattr("analysis.prediction.capacity.memory_of_a_rank", lambda device: (memory + 2**20, 6 * 2**20))
+    monkeypatch.setattr(
+        "analysis.prediction.capacity.memory_of_a_rank", lambda device: (memory + 2**20, 6 * 2**20)
+    )
     assert bench("--sizes", "tiny", "--device", "cpu", "--dry-run", "--output-dir", "run") == 0
     (train,) = (row for row in rows_in(scratch / "run") if row["mode"] == "train")
     assert train["reason"].startswith("would not fit: 135.8 MB predicted, 135.0 MB available")
     document = predict(workload_of(size="tiny", device="cpu"), torch.device("cpu"))
-    assert document["fits"] is False and document["margin_mb"] == pytest.approx(135 - 135.757, abs=1e-3)
+    assert document["fits"] is False and document["margin_mb"] == pytest.approx(
+        135 - 135.757, abs=1e-3
+    )
 
 
 def test_workspaces_of_libraries_are_part_of_both_peaks(monkeypatch):
     """The allocator's peak includes them, so the prediction beside it must."""
-    monkeypatch.setattr("studies.training.passes.workspace_bytes", lambda device, precision: 64 * 2**20)
+    monkeypatch.setattr(
+        "studies.training.passes.workspace_bytes", lambda device, precision: 64 * 2**20
+    )
     answer = measure_passes(WORKLOAD, "train", 2)
     assert answer["workspace_bytes"] == 64 * 2**20
 
@@ -229,7 +262,12 @@ def test_workspaces_of_libraries_are_part_of_both_peaks(monkeypatch):
 
 @pytest.mark.gpu
 def test_gpu_rows_and_their_snapshots(scratch):
-    assert bench(*TINY, "--compile", "--precisions", "bf16", "--memory-snapshot", "--output-dir", "run") == 0
+    assert (
+        bench(
+            *TINY, "--compile", "--precisions", "bf16", "--memory-snapshot", "--output-dir", "run"
+        )
+        == 0
+    )
     for row in rows_in(scratch / "run"):
         assert row["peak_bytes"] > row["workspace_bytes"] > 0
     assert list((scratch / "run" / "snapshots").rglob("memory_snapshot_step.pickle"))
@@ -238,14 +276,33 @@ def test_gpu_rows_and_their_snapshots(scratch):
 @pytest.mark.gpu
 def test_gpu_running_out_of_memory_is_a_row(scratch):
     assert (
-        bench("--sizes", "gpt3-2.7b", "--seq-lens", "8192", "--batch-size", "64", "--force", "--output-dir", "run") == 0
+        bench(
+            "--sizes",
+            "gpt3-2.7b",
+            "--seq-lens",
+            "8192",
+            "--batch-size",
+            "64",
+            "--force",
+            "--output-dir",
+            "run",
+        )
+        == 0
     )
     assert "oom" in {row["status"] for row in rows_in(scratch / "run")}
 
 
-@pytest.mark.parametrize(("compile_s", "saved_ms", "step"), [(0.0, 5.0, "0"), (1.0, 5.0, "200"), (1.0, -5.0, "never")])
+@pytest.mark.parametrize(
+    ("compile_s", "saved_ms", "step"), [(0.0, 5.0, "0"), (1.0, 5.0, "200"), (1.0, -5.0, "never")]
+)
 def test_compiling_that_cost_nothing_pays_from_the_first_step(compile_s, saved_ms, step):
-    compiled = {"status": "ok", "compile_s": compile_s, "step_ms": 10.0, "step_std_ms": 0.1, "repetitions": 5}
+    compiled = {
+        "status": "ok",
+        "compile_s": compile_s,
+        "step_ms": 10.0,
+        "step_std_ms": 0.1,
+        "repetitions": 5,
+    }
     assert speedup(compiled, compiled | {"step_ms": 10.0 + saved_ms})["break_even_step"] == step
 
 
@@ -260,4 +317,7 @@ def test_timed_steps_have_no_audit_in_them(monkeypatch):
 
 def test_an_optimizer_for_forward_passes_alone_is_refused(scratch, capfd):
     assert bench(*TINY, "--modes", "forward", "--optimizer-impl", "fused", "--device", "cpu") == 2
-    assert "--optimizer-impl fused: has no effect on a forward pass; add train to --modes" in capfd.readouterr().err
+    assert (
+        "--optimizer-impl fused: has no effect on a forward pass; add train to --modes"
+        in capfd.readouterr().err
+    )

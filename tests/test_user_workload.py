@@ -1,5 +1,5 @@
-"""--workload FILE.py[:NAME]: a training step that knows nothing of this project, measured, predicted and explained; and
-what is wrong with a file, in one line with its number."""
+"""--workload FILE.py[:NAME]: a training step that knows nothing of this project, measured,
+predicted and explained; and what is wrong with a file, in one line with its number."""
 
 import json
 import os
@@ -25,7 +25,14 @@ from analysis.prediction.document import predict
 from analysis.prediction.memory import peak_bytes, predicted_memory
 from analysis.prediction.text import prediction_lines
 from analysis.work.flop_counts import flops_of_step
-from analysis.work.user_workload import IN_THE_FILE, USED, UserWorkload, examined, hides_tokens, on_fake_tensors
+from analysis.work.user_workload import (
+    IN_THE_FILE,
+    USED,
+    UserWorkload,
+    examined,
+    hides_tokens,
+    on_fake_tensors,
+)
 from harness.base.errors import UserError
 from harness.base.layer_names import folded_names, part_of, starred
 from harness.instruments.audit import norms_by_part
@@ -192,7 +199,9 @@ def second_step(workload: UserWorkload) -> StepMemory:
     workload.train(state, stream, 1, NullMeter(), NullMeter())
     tracker = MemoryTracker(state.model, state.optimizer)
     workload.train(state, stream, 1, NullMeter(), NullMeter(tracker))
-    assert not any(module._forward_pre_hooks or module._forward_hooks for module in state.model.modules())
+    assert not any(
+        module._forward_pre_hooks or module._forward_hooks for module in state.model.modules()
+    )
     return tracker.timeline
 
 
@@ -236,7 +245,10 @@ def test_masks_of_a_library_are_those_of_a_real_step(tmp_path, name):
     (tmp_path / "gpt2.py").write_text(GPT2)
     workload = workload_of(tmp_path / "gpt2.py", name)
     assert workload.hides_tokens == (name == "padded")
-    measured, predicted = second_step(workload).document(), predicted_memory(workload, False).document()
+    measured, predicted = (
+        second_step(workload).document(),
+        predicted_memory(workload, False).document(),
+    )
     assert predicted["peak_bytes"] == measured["peak_bytes"]
     assert predicted["kept_for_backward"] == measured["kept_for_backward"]
 
@@ -245,32 +257,54 @@ def test_whether_a_batch_hides_tokens():
     ones, tokens = torch.ones(2, 8, dtype=torch.int64), torch.arange(16).reshape(2, 8)
     some = ones.clone()
     some[0, 5:] = 0
-    for batch in ((tokens, ones), tokens, {"input_ids": tokens, "attention_mask": ones}, {"token_type_ids": some}):
+    for batch in (
+        (tokens, ones),
+        tokens,
+        {"input_ids": tokens, "attention_mask": ones},
+        {"token_type_ids": some},
+    ):
         assert not hides_tokens(batch)
-    for batch in ((tokens, some.bool()), {"attention_mask": some}, {"input_ids": tokens, "position_ids": tokens}):
+    for batch in (
+        (tokens, some.bool()),
+        {"attention_mask": some},
+        {"input_ids": tokens, "position_ids": tokens},
+    ):
         assert hides_tokens(batch)
 
 
-# ---- What is found by itself ---------------------------------------------------------------------------------------
+# ---- What is found by itself ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["workload", "with_loader", "with_unused", "in_bfloat16"])
 def test_the_predicted_peak_is_that_of_a_real_step(file, name):
     workload = workload_of(file, name)
-    measured, predicted = second_step(workload).document(), predicted_memory(workload, False).document()
+    measured, predicted = (
+        second_step(workload).document(),
+        predicted_memory(workload, False).document(),
+    )
     assert predicted["peak_bytes"] == measured["peak_bytes"]
     assert predicted["peak"]["bytes_by_category"] == measured["peak"]["bytes_by_category"]
     kept = {(row["component"], row["layer"]) for row in measured["kept_for_backward"]}
     assert {("stem", None), ("blocks.*.norm", 0), ("blocks.*.norm", 1), ("loss", None)} <= kept
-    assert [row["name"] for row in measured["phases"]] == ["data", "forward", "backward", "optimizer"]
+    assert [row["name"] for row in measured["phases"]] == [
+        "data",
+        "forward",
+        "backward",
+        "optimizer",
+    ]
     assert workload.precision == ("bf16" if name == "in_bfloat16" else "fp32")
 
 
 @pytest.mark.parametrize("name", ["workload", "with_unused", "in_bfloat16"])
 def test_the_memory_of_clipping_is_predicted(file, name):
     workload = workload_of(file, name, "--grad-clip", "0.1")
-    measured, predicted = second_step(workload).document(), predicted_memory(workload, False).document()
-    assert [row["peak_bytes"] for row in predicted["phases"]] == [row["peak_bytes"] for row in measured["phases"]]
+    measured, predicted = (
+        second_step(workload).document(),
+        predicted_memory(workload, False).document(),
+    )
+    assert [row["peak_bytes"] for row in predicted["phases"]] == [
+        row["peak_bytes"] for row in measured["phases"]
+    ]
     assert predicted["allocations"] == measured["allocations"]
 
 
@@ -295,7 +329,8 @@ def test_flops_are_counted(file):
 
 
 def test_checkpointing_and_the_optimizers_implementation_from_outside(file):
-    """The same losses, the predicted peak to the byte, recomputation apart from the work of the step."""
+    """The same losses, the predicted peak to the byte, recomputation apart from the work of the
+    step."""
     plain, losses, peaks = workload_of(file, "workload"), [], []
     for flags in ([], ["--activation-checkpointing"], ["--optimizer-impl", "foreach"]):
         workload, meter = workload_of(file, "workload", *flags), NullMeter()
@@ -306,12 +341,19 @@ def test_checkpointing_and_the_optimizers_implementation_from_outside(file):
         peaks.append(second_step(workload).document()["peak_bytes"])
         assert peaks[-1] == peak_bytes(workload, False)
         assert workload.step_flops() == plain.step_flops()
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[2] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[2] == pytest.approx(
+        losses[0], rel=1e-5
+    )
     assert peaks[1] < peaks[0]
-    # Of each block all but its last operator, which no gradient needs: here the convolution, whose output is added.
+    # Of each block all but its last operator, which no gradient needs: here the convolution, whose
+    # output is added.
     assert workload_of(file, "workload", "--activation-checkpointing").recomputed_flops() == 0
     assert optimization_rungs(plain) == ["fused-optimizer", "compile", "checkpointing", "bf16"]
-    assert optimization_rungs(workload_of(file, "without_blocks")) == ["fused-optimizer", "compile", "bf16"]
+    assert optimization_rungs(workload_of(file, "without_blocks")) == [
+        "fused-optimizer",
+        "compile",
+        "bf16",
+    ]
 
 
 def optimization_rungs(workload: UserWorkload) -> list[str]:
@@ -321,7 +363,9 @@ def optimization_rungs(workload: UserWorkload) -> list[str]:
 def test_the_largest_batch_that_fits_is_predicted_and_the_length_is_the_files(file):
     workload = workload_of(file)
     document = predict(workload, CPU, peak=0.5, device_memory=2**30)
-    assert not mismatches(json.loads(json.dumps(document)) | {"schema_version": 2}, documents.Prediction, "prediction")
+    assert not mismatches(
+        json.loads(json.dumps(document)) | {"schema_version": 2}, documents.Prediction, "prediction"
+    )
     assert document["max_seq_len"] is None and document["max_seq_len_reason"]
     eight, nine = (peak_bytes(workload.with_settings(batch_size=n), False) for n in (8, 9))
     sixteen = peak_bytes(workload.with_settings(batch_size=16), False)
@@ -331,15 +375,24 @@ def test_the_largest_batch_that_fits_is_predicted_and_the_length_is_the_files(fi
 
 def test_repeated_blocks_are_folded():
     blocks = [f"model.h.{n}{part}" for n in range(12) for part in ("", ".attn", ".mlp.0", ".mlp.1")]
-    found = folded_names([*blocks, "layers.3.attention.scores", "net.0", "net.1", "net.1.conv", "head"])
+    found = folded_names(
+        [*blocks, "layers.3.attention.scores", "net.0", "net.1", "net.1.conv", "head"]
+    )
     assert found["model.h.7"] == "12 x model.h.*"
     assert found["model.h.11.attn"] == "12 x model.h.*.attn"
     assert found["model.h.11.mlp.1"] == "12 x model.h.*.mlp.1"
     assert found["layers.3.attention.scores"] == "attention.scores"
-    assert [found[name] for name in ("net.0", "net.1.conv", "head")] == ["net.0", "net.1.conv", "head"]
+    assert [found[name] for name in ("net.0", "net.1.conv", "head")] == [
+        "net.0",
+        "net.1.conv",
+        "head",
+    ]
     assert part_of("model.h.3.attn") == (3, "model.h.*.attn")
     assert part_of("layers.3.attention.scores") == (3, "attention.scores")
-    assert [starred(name) for name in ("model.h.3.mlp.1", "model.h.3")] == ["model.h.*.mlp.1", "model.h.3"]
+    assert [starred(name) for name in ("model.h.3.mlp.1", "model.h.3")] == [
+        "model.h.*.mlp.1",
+        "model.h.3",
+    ]
     assert starred("model.h.3", whole_layers=True) == "model.h.*"
     # Of models of any names: over all layers.
     norms = {f"model.layers.{i}.mlp.weight": 3.0 + i for i in range(2)} | {"head.weight": 1.0}
@@ -367,17 +420,28 @@ class Body(nn.Module):
 
 
 def test_flops_by_module_add_up_to_those_of_the_forward_pass():
-    """S = 3, D = 4, one sample: a linear layer and x @ ones have 2*S*D*D = 96 FLOPs, the scores twice 2*S*S*D = 72."""
+    """S = 3, D = 4, one sample: a linear layer and x @ ones have 2*S*D*D = 96 FLOPs, the scores
+    twice 2*S*S*D = 72."""
     model = nn.ModuleDict({"body": Body()})
     with FlopCounterMode(display=False) as counter:
         model["body"](torch.ones(1, 3, 4))
-    counts = {name: sum(one.values()) for name, one in counter.get_flop_counts().items()}  # "Global" for all
-    by_name = {name.replace("Body", "body"): counts[name] for name in counts if name.startswith("Body")}
-    assert (counts["Global"], by_name["body"], by_name["body.h.0"], by_name["body.tail"]) == (672, 672, 96 + 144, 96)
+    counts = {
+        name: sum(one.values()) for name, one in counter.get_flop_counts().items()
+    }  # "Global" for all
+    by_name = {
+        name.replace("Body", "body"): counts[name] for name in counts if name.startswith("Body")
+    }
+    assert (counts["Global"], by_name["body"], by_name["body.h.0"], by_name["body.tail"]) == (
+        672,
+        672,
+        96 + 144,
+        96,
+    )
     counted = {"counter": "FlopCounterMode", "forward_flops": 700}  # 28 in a function
     rows = by_module({"forward_flops_by_module": by_name, "rows": [counted]})
     assert {row["component"]: round(700 * row["share"]) for row in rows} == {
-        "2 x body.h.*": 288, "2 x body.h.*.keys": 192, "body": 96, "body.tail": 96, "the model itself": 28
+        "2 x body.h.*": 288, "2 x body.h.*.keys": 192, "body": 96, "body.tail": 96,
+        "the model itself": 28,
     }  # fmt: skip
 
 
@@ -395,7 +459,9 @@ def test_compiling_changes_neither_batches_nor_random_numbers(file, train, tmp_p
     for name, flags in (("eager", ()), ("compiled", ("--compile",))):
         code, _, err = train("--workload", str(file), "--output-dir", name, *flags, small=False)
         assert code == 0, err
-        losses.append(json.loads((tmp_path / name / "performance_summary.json").read_text())["steps"]["loss"])
+        losses.append(
+            json.loads((tmp_path / name / "performance_summary.json").read_text())["steps"]["loss"]
+        )
     assert losses[0] == losses[1]
 
 
@@ -420,7 +486,9 @@ def test_parts_are_named_in_observed_steps_alone(file):
 
     state, stream = workload.build(CPU), workload.batches(CPU)
     for module in state.model.modules():
-        module.register_forward_hook(lambda module, *call: seen.append(len(module._forward_pre_hooks)))
+        module.register_forward_hook(
+            lambda module, *call: seen.append(len(module._forward_pre_hooks))
+        )
     workload.train(state, stream, 1, NullMeter(), NullMeter())
     assert set(seen) == {0}
     seen.clear()
@@ -428,7 +496,7 @@ def test_parts_are_named_in_observed_steps_alone(file):
     assert set(seen) == {1}
 
 
-# ---- What is wrong with a file -------------------------------------------------------------------------------------
+# ---- What is wrong with a file -------------------------------------------------------------------
 
 
 def line_of(text: str) -> int:
@@ -436,28 +504,46 @@ def line_of(text: str) -> int:
 
 
 WRONG = {
-    "three": ("def three():", r"three\(\) returned a tuple of 3; expected \(model, optimizer, batches, loss\)"),
+    "three": (
+        "def three():",
+        r"three\(\) returned a tuple of 3; expected \(model, optimizer, batches, loss\)",
+    ),
     "no_model": ("def no_model():", "returned an int as model; expected an nn.Module"),
     "other_optimizer": ("def other_optimizer():", "none of the model's parameters"),
     "other_loss": (
         "    return *made(), drawn(), lambda model: 0",
         r"takes 1 argument; expected a loss\(model, batch\)",
     ),
-    "with_step": ("    def step(model, optimizer, batch):", r"takes 3 arguments; .*profile_program.py -- its program"),
-    "needs": ("def needs(size):", r"needs\(\) needs the argument size; expected a function that can be called without"),
+    "with_step": (
+        "    def step(model, optimizer, batch):",
+        r"takes 3 arguments; .*profile_program.py -- its program",
+    ),
+    "needs": (
+        "def needs(size):",
+        r"needs\(\) needs the argument size; expected a function that can be called without",
+    ),
     "vector": (
         "    return *made(), drawn(), lambda model, batch: model(batch[0]).mean(1)",
         r"the loss is a tensor of shape \[4\]; expected a scalar tensor",
     ),
-    "no_loss": ("    return *made(), drawn(), lambda model, batch: None", "the loss is None; expected a scalar tensor"),
+    "no_loss": (
+        "    return *made(), drawn(), lambda model, batch: None",
+        "the loss is None; expected a scalar tensor",
+    ),
     "detached": (
         "    return *made(), drawn(), lambda model, batch: loss(model, batch).detach()",
         "no gradient; expected",
     ),
-    "wrong": ("    return *made(), drawn(), lambda model, batch: batch[2]", "IndexError: tuple index out of range"),
+    "wrong": (
+        "    return *made(), drawn(), lambda model, batch: batch[2]",
+        "IndexError: tuple index out of range",
+    ),
     "on_gpu": ("    return Net().cuda(), made()[1], drawn(), loss", r"leave out .cuda\(\)"),
     "on_meta": ("def on_meta():", "the model is on meta, and this run is on cpu"),
-    "changes": ("def changes():", r"batch 3 is \[3, 1, 8, 8\] float32, \[3\] int64, the first was \[4, 1, 8, 8\]"),
+    "changes": (
+        "def changes():",
+        r"batch 3 is \[3, 1, 8, 8\] float32, \[3\] int64, the first was \[4, 1, 8, 8\]",
+    ),
     "ends": ("def ends():", "batches ended before the last step; expected a DataLoader"),
     "empty": ("def empty():", "there is no batch; expected a DataLoader"),
     "words": ("def words():", "a batch is str without tensors; expected a tensor"),
@@ -489,13 +575,23 @@ def test_an_error_of_a_gpu_is_not_for_want_of_one(file, monkeypatch):
 
 SOURCES = {
     "def workload(:\n": (1, "SyntaxError", ""),
-    "import nothing_of_this_name\ndef workload(): pass\n": (1, "No module named 'nothing_of_this_name'", ""),
-    "x = 1\ny = x / 0\ndef workload(): pass\n": (2, "ZeroDivisionError: division by zero", "y = x / 0"),
+    "import nothing_of_this_name\ndef workload(): pass\n": (
+        1, "No module named 'nothing_of_this_name'", "",
+    ),
+    "x = 1\ny = x / 0\ndef workload(): pass\n": (
+        2, "ZeroDivisionError: division by zero", "y = x / 0",
+    ),
     "workload = 3\n": (1, "workload is not a function", ""),
     "def train():\n    pass\n": (1, "it has train: use --workload", ""),
-    "def main():\n    loss.backward()\nif __name__ == '__main__':\n    main()\n": (2, "it trains by itself", ""),
-    "for x in data:\n    f(x).backward()\n": (2, "it trains by itself, .*profile_program.py -- program.py", ""),
-    "import transformers\nt = transformers.Trainer(m)\nt.train()\n": (2, "it trains by itself", ""),
+    "def main():\n    loss.backward()\nif __name__ == '__main__':\n    main()\n": (
+        2, "it trains by itself", "",
+    ),
+    "for x in data:\n    f(x).backward()\n": (
+        2, "it trains by itself, .*profile_program.py -- program.py", "",
+    ),
+    "import transformers\nt = transformers.Trainer(m)\nt.train()\n": (
+        2, "it trains by itself", "",
+    ),
 }  # fmt: skip
 
 
@@ -520,7 +616,12 @@ def test_every_flag_is_used_or_refused():
     """Each flag of the script means the same for a file's step, or is refused."""
     parser = tiny_llama.build_parser()
     groups = {"model", "training", "optimizations", "several ranks"}
-    training = {a.dest for group in parser._action_groups if group.title in groups for a in group._group_actions}
+    training = {
+        a.dest
+        for group in parser._action_groups
+        if group.title in groups
+        for a in group._group_actions
+    }
     assert training >= {"hidden_dim", "batch_size", "compile", "parallel"}
     refused = {name for names in IN_THE_FILE.values() for name in names}
     assert training <= refused | set(USED)
@@ -531,21 +632,28 @@ def test_flags_without_effect_are_refused(file, train, command, monkeypatch):
     for flag in ("--size", "tiny"), ("--seq-len", "8"), ("--learning-rate", "1"), ("--fused-norm",):
         code, out, err = train("--workload", str(file), *flag, small=False)
         assert (code, out) == (2, "") and f"{flag[0]}: has no effect with --workload" in err
-    code, _, err = train("--workload", f"{file}:without_blocks", "--activation-checkpointing", small=False)
+    code, _, err = train(
+        "--workload", f"{file}:without_blocks", "--activation-checkpointing", small=False
+    )
     assert code == 2 and "no repeated blocks" in err
-    monkeypatch.setattr(command_line, "run_in_subprocess_if_gpu", None)  # before a process looks at the GPU
-    for module, flag in ((run_memory_study, "--seq-lens"), (run_training_benchmark, "--batch-size")):
+    monkeypatch.setattr(
+        command_line, "run_in_subprocess_if_gpu", None
+    )  # before a process looks at the GPU
+    for module, flag in (
+        (run_memory_study, "--seq-lens"),
+        (run_training_benchmark, "--batch-size"),
+    ):
         code, out, err = command(module, "--workload", str(file), flag, "8")
         assert (code, out) == (2, "") and f"{flag}: has no effect with --workload" in err
 
 
-# ---- Commands ------------------------------------------------------------------------------------------------------
+# ---- Commands ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_a_profiled_run(file, command):
-    """Documents as declared, components that add up to the step and name the modules, opportunities without flags that
-    the file has no use for."""
+    """Documents as declared, components that add up to the step and name the modules, opportunities
+    without flags that the file has no use for."""
     flags = ["--workload", str(file), "--num-steps", "9", "--include-memory", "--peak", "1"]
     code, out, err = command(run_pytorch_profiler, *flags, "--profile-dir", "run")
     assert code == 0, err
@@ -561,16 +669,39 @@ def test_a_profiled_run(file, command):
         assert not mismatches(found[name], getattr(documents, kind), name)
     analysis, steps = found["operator_analysis"], found["performance_summary"]["performance"]
     parameters = sum(p.numel() for p in UserFile(file, "workload").make().model.parameters())
-    about = {"file": os.path.relpath(file), "function": "workload", "model": "Net", "parameters": parameters}
+    about = {
+        "file": os.path.relpath(file),
+        "function": "workload",
+        "model": "Net",
+        "parameters": parameters,
+    }
     assert found["config"]["model"].items() >= about.items()
     assert analysis["attribution"]["source"] == "named ranges"
     names = {row["component"] for row in analysis["components"]}
-    assert {"stem", "2 x blocks.*.norm", "2 x blocks.*.conv", "2 x blocks.*", "head", "loss", "optimizer"} <= names
+    assert {
+        "stem",
+        "2 x blocks.*.norm",
+        "2 x blocks.*.conv",
+        "2 x blocks.*",
+        "head",
+        "loss",
+        "optimizer",
+    } <= names
     total = sum(row["ms_per_step"] for row in analysis["components"])
     assert total == pytest.approx(analysis["attribution"]["ms_per_step"])
-    flags = {None, "--compile", "--optimizer-impl fused", "--activation-checkpointing", "--precision bf16"}
+    flags = {
+        None,
+        "--compile",
+        "--optimizer-impl fused",
+        "--activation-checkpointing",
+        "--precision bf16",
+    }
     assert {row["flag"] for row in analysis["opportunities"]} <= flags
-    assert steps["model_flops_per_step"] and steps["avg_backward_time_ms"] and steps["avg_optimizer_time_ms"]
+    assert (
+        steps["model_flops_per_step"]
+        and steps["avg_backward_time_ms"]
+        and steps["avg_optimizer_time_ms"]
+    )
 
 
 @pytest.mark.slow
@@ -583,15 +714,26 @@ def test_sweeps_have_a_row_for_the_file(file, command):
     assert [(row["batch_size"], row["seq_len"]) for row in rows] == [(4, 1)]
     assert rows[0]["predicted_bytes"] == peak_bytes(workload_of(file), False)
     rows = json.loads(Path("run_training_benchmark/training_benchmark.json").read_text())["rows"]
-    assert {(row["size"], row["mode"]) for row in rows} == {("net.py", "forward"), ("net.py", "train")}
+    assert {(row["size"], row["mode"]) for row in rows} == {
+        ("net.py", "forward"),
+        ("net.py", "train"),
+    }
 
 
 @pytest.mark.slow
 def test_a_file_on_a_pretended_gpu(file, tmp_path):
-    """Where losses are copied to the host while the device computes, and model and batches have to be moved."""
-    environment = {"PRETEND_GPU": "mi300x", "PYTHONPATH": f"{PROJECT / 'tests' / 'pretend_gpu'}:{PROJECT}"}
+    """Where losses are copied to the host while the device computes, and model and batches have to
+    be moved."""
+    environment = {
+        "PRETEND_GPU": "mi300x",
+        "PYTHONPATH": f"{PROJECT / 'tests' / 'pretend_gpu'}:{PROJECT}",
+    }
     flags = ["--workload", str(file), "--num-steps", "4", "--profile-memory", "--output-dir", "run"]
-    code, out = finish(start(sys.executable, str(PROJECT / "tiny_llama_v1.py"), *flags, cwd=tmp_path, env=environment))
+    code, out = finish(
+        start(
+            sys.executable, str(PROJECT / "tiny_llama_v1.py"), *flags, cwd=tmp_path, env=environment
+        )
+    )
     assert code == 0, out
     memory = json.loads((tmp_path / "run" / "memory_timeline.json").read_text())
     assert memory["predicted"]["peak_bytes"] == memory["peak_bytes"]
@@ -605,8 +747,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 def made(hidden, layers, heads):
     config = LlamaConfig(
-        hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=heads // 2, vocab_size=100, max_position_embeddings=32, attn_implementation="sdpa",
+        hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=heads // 2, vocab_size=100,
+        max_position_embeddings=32, attn_implementation="sdpa",
     )
     model = LlamaForCausalLM(config)
 
@@ -615,7 +758,8 @@ def made(hidden, layers, heads):
             tokens = torch.randint(100, (2, 16))
             yield {"input_ids": tokens, "labels": tokens}
 
-    return model, torch.optim.AdamW(model.parameters()), batches(), lambda model, batch: model(**batch).loss
+    optimizer = torch.optim.AdamW(model.parameters())
+    return model, optimizer, batches(), lambda model, batch: model(**batch).loss
 
 
 """
@@ -623,7 +767,8 @@ def made(hidden, layers, heads):
 
 @pytest.mark.slow
 def test_a_model_that_nobody_here_wrote(tmp_path):
-    """transformers' LLaMA by config, at three sizes: the peak to the byte, FLOPs by the formula of ours."""
+    """transformers' LLaMA by config, at three sizes: the peak to the byte, FLOPs by the formula of
+    ours."""
     pytest.importorskip("transformers")
     sizes = {"small": (32, 2, 4), "middle": (64, 3, 4), "large": (128, 4, 8)}
     made = [f"def {name}():\n    return made{size}\n" for name, size in sizes.items()]
@@ -634,7 +779,8 @@ def test_a_model_that_nobody_here_wrote(tmp_path):
         workload = workload_of(tmp_path / "llama.py", name)
         assert (workload.batch_size, workload.seq_len) == (2, 16)
         assert (
-            predicted_memory(workload, False).document()["peak_bytes"] == second_step(workload).document()["peak_bytes"]
+            predicted_memory(workload, False).document()["peak_bytes"]
+            == second_step(workload).document()["peak_bytes"]
         )
         ours = tiny_llama.TinyLlamaConfig(
             vocab_size=100,
@@ -659,7 +805,8 @@ def workload():
         while True:
             yield torch.randn(4, 8).bfloat16()
 
-    return model, torch.optim.SGD(model.parameters(), lr=0.1), batches(), lambda net, x: net(x).float().mean()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer, batches(), lambda net, x: net(x).float().mean()
 """
 
 
@@ -672,24 +819,53 @@ def narrow(scratch) -> Path:
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
 def test_a_precision_that_the_parameters_do_not_have_is_refused(narrow, train, precision):
-    code, out, err = train("--workload", "narrow.py", "--precision", precision, "--device", "cpu", small=False)
+    code, out, err = train(
+        "--workload", "narrow.py", "--precision", precision, "--device", "cpu", small=False
+    )
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f"--precision {precision}: has no effect with --workload: the parameters are bf16 in the file" in err
+    assert (
+        f"--precision {precision}: has no effect with --workload: the parameters are bf16 in the"
+        " file" in err
+    )
     assert workload_of(narrow).precision == "bf16"
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--rungs sdpa", "--rungs sdpa: --attention sdpa has no effect with --workload: the file has a model of its"),
-        ("--rungs compile checkpointing", "--rungs checkpointing: --activation-checkpointing: its model has no"),
-        ("--rungs bf16", "--rungs bf16: --precision bf16 is the precision of the baseline; leave it out"),
+        (
+            "--rungs sdpa",
+            (
+                "--rungs sdpa: --attention sdpa has no effect with --workload: the file has a model"
+                " of its"
+            ),
+        ),
+        (
+            "--rungs compile checkpointing",
+            "--rungs checkpointing: --activation-checkpointing: its model has no",
+        ),
+        (
+            "--rungs bf16",
+            "--rungs bf16: --precision bf16 is the precision of the baseline; leave it out",
+        ),
         ("--reference", "--reference: has no effect with --workload"),
-        ("--precisions fp32", "--precision fp32: has no effect with --workload: the parameters are bf16"),
+        (
+            "--precisions fp32",
+            "--precision fp32: has no effect with --workload: the parameters are bf16",
+        ),
     ],
 )
 def test_what_an_optimization_study_of_a_file_cannot_have_is_refused(narrow, command, flags, words):
-    given = ["--workload", "narrow.py", *flags.split(), "--dry-run", "--device", "cpu", "--output-dir", "study"]
+    given = [
+        "--workload",
+        "narrow.py",
+        *flags.split(),
+        "--dry-run",
+        "--device",
+        "cpu",
+        "--output-dir",
+        "study",
+    ]
     code, out, err = command(run_optimization_study, *given)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert words in err

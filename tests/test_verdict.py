@@ -35,7 +35,9 @@ VERDICTS = {
     "compute-bound": gpu_step((LARGE, 20, 800), (ADD, 820, 150)),
     "memory-bound": gpu_step((LARGE, 20, 100), (ADD, 120, 850)),
     "memory-bound: a matmul below the ridge": gpu_step((NARROW, 20, 800), (LARGE, 820, 150)),
-    "communication-bound": gpu_step((LARGE, 20, 100), (REDUCE, 120, 850, "ncclDevKernel_AllReduce")),
+    "communication-bound": gpu_step(
+        (LARGE, 20, 100), (REDUCE, 120, 850, "ncclDevKernel_AllReduce")
+    ),
     "launch-bound": [
         step(1, 0, 1000),
         *on_gpu("gemm", 10, 20, 10, 1, operator=LARGE | {"ts": 9}),
@@ -58,13 +60,17 @@ def test_verdicts(tmp_path, case):
     assert verdict["line"].startswith(f"{bound}: ")
     assert bound_text(verdict) == bound
     strength = "between" if "between" in bound else "is"
-    assert (verdict["strength"], verdict["runner_up"]) == (strength, "compute" if strength == "between" else None)
+    assert (verdict["strength"], verdict["runner_up"]) == (
+        strength,
+        "compute" if strength == "between" else None,
+    )
     assert verdict["bound"] == ("memory" if strength == "between" else bound.removesuffix("-bound"))
     assert sum(verdict["shares"].values()) == pytest.approx(1)
 
 
 def test_a_step_on_a_cpu_that_waits_for_its_loader_is_data_bound(tmp_path):
-    """By the range of PyTorch's own loader, or by one named data; without either, it is code of the program."""
+    """By the range of PyTorch's own loader, or by one named data; without either, it is code of the
+    program."""
     work = (event("aten::mm", 9000, 500), event("aten::add", 9500, 400))
     bounds = {
         "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__": "data",
@@ -87,14 +93,21 @@ def test_a_kernel_that_starts_late_for_no_recorded_reason_is_unexplained(tmp_pat
     assert analysis["integrity"]["unexplained_share"] == pytest.approx((990 - 12 - 100) / 1000)
     assert analysis["verdict"]["shares"]["unexplained"] == pytest.approx(0.878)
     assert "unexplained 87.8%" in analysis["verdict"]["line"]
-    assert trust_text(analysis).startswith("incomplete: 87.8% of the steps' time unexplained (idle, no event says why")
-    assert max(row["speedup_bound"] for row in analysis["opportunities"]) == pytest.approx(1 / (1 - 0.112))
+    assert trust_text(analysis).startswith(
+        "incomplete: 87.8% of the steps' time unexplained (idle, no event says why"
+    )
+    assert max(row["speedup_bound"] for row in analysis["opportunities"]) == pytest.approx(
+        1 / (1 - 0.112)
+    )
     analysis["integrity"] |= {"trustworthy": False, "problems": ["events are missing"]}
-    assert trust_text(analysis).startswith("NOT trustworthy: events are missing; 87.8% of the steps' time unexplained")
+    assert trust_text(analysis).startswith(
+        "NOT trustworthy: events are missing; 87.8% of the steps' time unexplained"
+    )
 
 
 def test_kernels_of_a_compiled_region_are_what_their_names_say(tmp_path):
-    """One operator launches all: neither its kind nor its shapes are theirs, so their length tells."""
+    """One operator launches all: neither its kind nor its shapes are theirs, so their length
+    tells."""
     region = shaped("Torch-Compiled Region: 0/0", 0, 4, [[8, 4096]])
     parts = (
         (region, 20, 600, "Cijk_Ailk_BBS"),
@@ -103,15 +116,25 @@ def test_kernels_of_a_compiled_region_are_what_their_names_say(tmp_path):
     )
     analysis = analysis_of(trace_of(tmp_path, *gpu_step(*parts), **H100_PROPERTIES))
     shares = {row["class"]: row["share"] for row in analysis["classes"]}
-    assert (shares["matmul"], shares["attention"], shares["element-wise"]) == pytest.approx((0.6, 0.1, 0.2))
+    assert (shares["matmul"], shares["attention"], shares["element-wise"]) == pytest.approx(
+        (0.6, 0.1, 0.2)
+    )
     found = analysis["verdict"]
-    assert (found["bound"], found["strength"], found["basis_shares"]) == ("compute", "probably", {"length": 0.7})
+    assert (found["bound"], found["strength"], found["basis_shares"]) == (
+        "compute",
+        "probably",
+        {"length": 0.7},
+    )
     assert (found["shares"]["compute"], found["shares"]["memory"]) == pytest.approx((0.7, 0.2))
 
 
 def test_kernels_of_a_graph_are_what_their_names_say(tmp_path):
     graph = event("cudaGraphLaunch", 10, 5, kind="cuda_runtime", correlation=5)
-    names = {"nvjet_tst_128": 600, "rotary_embedding_kernel": 100, "reshape_and_cache_kv_cache": 100}
+    names = {
+        "nvjet_tst_128": 600,
+        "rotary_embedding_kernel": 100,
+        "reshape_and_cache_kv_cache": 100,
+    }
     start, kernels = 20, []
     for name, duration in names.items():
         kernels.append(event(name, start, duration, "kernel", correlation=5, device=0, stream=7))
@@ -127,9 +150,9 @@ def test_kernels_of_a_graph_are_what_their_names_say(tmp_path):
 def test_matmuls_of_a_real_compiled_program():
     """Cijk kernels are 58.7% of all GPU time, by the sum of their durations."""
     analysis = analysis_of(real("flux_compiled.json.gz"))
-    assert sum(row["share"] for row in analysis["kernels"] if row["category"] == "matmul") == pytest.approx(
-        0.585, abs=3e-3
-    )
+    assert sum(
+        row["share"] for row in analysis["kernels"] if row["category"] == "matmul"
+    ) == pytest.approx(0.585, abs=3e-3)
     shares = {row["class"]: row["share"] for row in analysis["classes"]}
     assert shares["matmul"] == pytest.approx(0.538, abs=1e-3)
     assert shares["attention"] == pytest.approx(0.160, abs=1e-3)
@@ -137,15 +160,18 @@ def test_matmuls_of_a_real_compiled_program():
 
 
 def test_a_hole_in_a_real_trace_is_left_out():
-    """A kernel, the first of its stream, starts 463.252 ms after its launch; what ran until then was not recorded.
-    Before the first event and after the last 0.081 ms are the host's."""
+    """A kernel, the first of its stream, starts 463.252 ms after its launch; what ran until then
+    was not recorded.  Before the first event and after the last 0.081 ms are the host's."""
     analysis = analysis_of(real("mi300_sglang_decode.json.gz"))
-    assert analysis["attribution"]["ms_per_step"] == pytest.approx(473.831 - 463.252 - 0.081, abs=1e-3)
+    assert analysis["attribution"]["ms_per_step"] == pytest.approx(
+        473.831 - 463.252 - 0.081, abs=1e-3
+    )
     assert analysis["integrity"]["unexplained_share"] == 0
 
 
 def test_work_of_the_program_outside_of_operators_is_host_code(tmp_path):
-    """A batch that Python prepares for 20 ms between two kernels, on a GPU and on a CPU; no launch takes that long."""
+    """A batch that Python prepares for 20 ms between two kernels, on a GPU and on a CPU; no launch
+    takes that long."""
     around = LARGE | {"ts": 9, "dur": 100}, LARGE | {"ts": 20_200, "dur": 100}
     on_cpu = analysis_of(trace_of(tmp_path, step(1, 0, 20_310), *around))["verdict"]
     kernels = on_gpu("gemm", 20, 30, 300, 1), on_gpu("gemm", 20_220, 20_230, 70, 2)
@@ -180,8 +206,16 @@ def test_verdicts_on_a_cpu(tmp_path):
 
 def run_of(precision, device):
     """What a summary tells of a run on another machine."""
-    environment = {"device": device, "host": "elsewhere", "packages": {"torch": "0"}, "cpu": {"torch_threads": 0}}
-    return {"environment": environment, "config": {"training": {"precision": precision}, "profiling": {"peak": "auto"}}}
+    environment = {
+        "device": device,
+        "host": "elsewhere",
+        "packages": {"torch": "0"},
+        "cpu": {"torch_threads": 0},
+    }
+    return {
+        "environment": environment,
+        "config": {"training": {"precision": precision}, "profiling": {"peak": "auto"}},
+    }
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
@@ -191,7 +225,9 @@ def test_the_ridge_of_every_row_in_every_precision(tmp_path, precision):
         device = {"type": "cuda", "name": row.name, "compute_units": row.compute_units}
         ridges = Ridges(links, run_of(precision, device))
         rate = getattr(row, precision)
-        if rate is None:  # multiplied as a wider type; figures of fp32 on which sources disagree lie between others
+        if rate is None:
+            # Multiplied as a wider type; figures of fp32 on which sources disagree lie between
+            # others.
             low, high = ridges.of(None)
             assert 0 < low <= high
             assert (low < high) == (ridges.exact is None) == (row.fp32 is None)
@@ -205,13 +241,19 @@ def test_the_ridge_of_every_row_in_every_precision(tmp_path, precision):
 def test_a_trace_alone_of_every_row_is_explained(tmp_path):
     trace = trace_of(tmp_path, *VERDICTS["compute-bound"])
     for row in DATASHEETS:
-        properties = [{"name": row.name, "numSms": row.compute_units, "totalGlobalMem": row.memory_mb * 2**20}]
-        analysis = analysis_of(replace(trace, file=replace(trace.file, metadata={"deviceProperties": properties})))
+        properties = [
+            {"name": row.name, "numSms": row.compute_units, "totalGlobalMem": row.memory_mb * 2**20}
+        ]
+        analysis = analysis_of(
+            replace(trace, file=replace(trace.file, metadata={"deviceProperties": properties}))
+        )
         ridge = analysis["verdict"]["thresholds"]["ridge_flops_per_byte"]
         assert ridge > 0
 
 
-def test_without_peaks_of_the_gpu_shapes_tell_what_all_devices_have_in_common(tmp_path, monkeypatch):
+def test_without_peaks_of_the_gpu_shapes_tell_what_all_devices_have_in_common(
+    tmp_path, monkeypatch
+):
     unknown = {"deviceProperties": [{"name": "NVIDIA H800", "numSms": 132}]}
     analysis = analysis_of(trace_of(tmp_path, *VERDICTS["compute-bound"], **unknown))["verdict"]
     # 683 FLOPs/byte, more than any ridge point in fp32
@@ -230,7 +272,9 @@ def test_without_peaks_of_the_gpu_shapes_tell_what_all_devices_have_in_common(tm
     assert launches["bound"] == "launch"
 
 
-@pytest.mark.parametrize(("kind", "ridge"), [("float", 29.9), ("c10::BFloat16", 119.7), ("c10::Half", 119.7)])
+@pytest.mark.parametrize(
+    ("kind", "ridge"), [("float", 29.9), ("c10::BFloat16", 119.7), ("c10::Half", 119.7)]
+)
 def test_the_ridge_of_an_mi250x_by_its_trace(tmp_path, kind, ridge):
     product = shaped("aten::mm", 0, 4, [[64, 64], [64, 64]], [kind, kind])
     properties = {"name": "AMD Instinct MI250X/MI250", "numSms": 110, "totalGlobalMem": 68702699520}
@@ -238,7 +282,9 @@ def test_the_ridge_of_an_mi250x_by_its_trace(tmp_path, kind, ridge):
     assert Ridges(link(trace), None).exact == pytest.approx(ridge, abs=0.05)
 
 
-def test_a_run_of_this_machine_is_known_where_the_metadata_of_torch_leave_out_its_build(monkeypatch):
+def test_a_run_of_this_machine_is_known_where_the_metadata_of_torch_leave_out_its_build(
+    monkeypatch,
+):
     """2.13.0 for 2.13.0+cu130: measured peaks would not be used."""
     monkeypatch.setattr("harness.machine.environment.version_of", lambda package: "2.13.0")
     assert ran_here({"environment": describe_environment(torch.device("cpu"))})
@@ -250,7 +296,11 @@ def test_a_kernel_that_no_rule_knows_is_unclassified(tmp_path):
     analysis = analysis_of(trace_of(tmp_path, *gpu_step(unknown, length=4100), **H100_PROPERTIES))
     verdict = analysis["verdict"]
     assert (verdict["bound"], verdict["shares"]["memory"]) == ("gpu", 0)
-    assert verdict["unclassified_share"] == verdict["unknown_kind_share"] == pytest.approx(4000 / 4100, rel=0.01)
+    assert (
+        verdict["unclassified_share"]
+        == verdict["unknown_kind_share"]
+        == pytest.approx(4000 / 4100, rel=0.01)
+    )
     assert "kernels of unknown kind" in trust_text(analysis)
     on_cpu = analysis_of(trace_of(tmp_path, step(1, 0, 1000), event("mylib::frobnicate", 10, 980)))
     assert (on_cpu["verdict"]["bound"], on_cpu["verdict"]["shares"]["memory"]) == ("undecided", 0)

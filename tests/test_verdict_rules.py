@@ -1,5 +1,5 @@
-"""Which rule decides the verdict: on steps made so that it does, on shares on either side of its thresholds, and on
-real traces beside what an expert reads off their raw events."""
+"""Which rule decides the verdict: on steps made so that it does, on shares on either side of its
+thresholds, and on real traces beside what an expert reads off their raw events."""
 
 from dataclasses import replace
 
@@ -29,10 +29,13 @@ QUIET = Facts({}, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, [], None, 0.0, True, "record mor
 
 
 def decided(unclassified=0.0, unrecorded=0.0, facts=QUIET, **shares):
-    """bound, strength, runner_up and the number of the rule, of a step with these shares in percent."""
+    """bound, strength, runner_up and the number of the rule, of a step with these shares in
+    percent."""
     assert sum(shares.values()) + unclassified + unrecorded == pytest.approx(100)
     known = {name: share / 100 for name, share in shares.items()}
-    facts = replace(facts, shares=known, unclassified=unclassified / 100, unrecorded=unrecorded / 100)
+    facts = replace(
+        facts, shares=known, unclassified=unclassified / 100, unrecorded=unrecorded / 100
+    )
     found = [(ask(facts)[1], number) for number, ask in enumerate(RULES.values(), 1)]
     decision, number = next(one for one in found if one[0])
     assert decision.because and decision.because[-1] not in ".;, "
@@ -44,10 +47,13 @@ DISTURBED = replace(QUIET, doubt="disturbed", lost=0.3)
 ON_CPU = replace(DISTURBED, on_gpu=False)
 SLOW = replace(QUIET, slow=0.9)
 CASES = (
-    # shares in percent, the facts beside them, and the decision; then the same on the other side of a threshold
-    (dict(memory=70, launch=30, facts=replace(QUIET, problems=["cut off"])), ("undecided", "undecided", None, 1)),
+    # shares in percent, the facts beside them, and the decision; then the same on the other side of
+    # a threshold
+    (dict(memory=70, launch=30, facts=replace(QUIET, problems=["cut off"])),
+     ("undecided", "undecided", None, 1)),
     (dict(memory=70, launch=30, facts=replace(QUIET, capture=0.5)), ("capture", "is", None, 2)),
-    (dict(memory=70, launch=30, facts=replace(QUIET, capture=0.25)), ("capture", "probably", None, 2)),
+    (dict(memory=70, launch=30, facts=replace(QUIET, capture=0.25)),
+     ("capture", "probably", None, 2)),
     (dict(memory=70, launch=30, facts=replace(QUIET, capture=0.24)), ("memory", "is", None, 5)),
     (dict(memory=70, launch=25, communication=5, facts=HOST_PATH), ("launch", "is", None, 3)),
     (dict(memory=70, launch=24, communication=6, facts=HOST_PATH), ("memory", "is", None, 5)),
@@ -55,7 +61,8 @@ CASES = (
     # The profiler lengthens the path on the host: without it the GPU is idle for less.
     (dict(memory=70, launch=30, facts=replace(HOST_PATH, idle=0.6)), ("launch", "is", None, 3)),
     (dict(memory=70, launch=30, facts=replace(HOST_PATH, idle=0.59)), ("memory", "is", None, 5)),
-    (dict(compute=49, launch=4, memory=2, unrecorded=45, facts=replace(QUIET, on_host=0.96, idle=0.5)),
+    (dict(compute=49, launch=4, memory=2, unrecorded=45,
+          facts=replace(QUIET, on_host=0.96, idle=0.5)),
      ("compute", "probably", None, 6)),
     (dict(memory=50, launch=28, data=22, facts=HOST_PATH), ("data", "between", "launch", 3)),
     (dict(compute=54, allocation=44, launch=2, facts=HOST_PATH), ("allocation", "is", None, 3)),
@@ -71,7 +78,8 @@ CASES = (
     (dict(memory=55, launch=45, facts=SLOW), ("memory", "is", None, 5)),
     (dict(memory=90, launch=10, facts=replace(SLOW, on_gpu=False)), ("memory", "is", None, 5)),
     (dict(compute=40, launch=30, memory=30), ("compute", "is", None, 5)),
-    (dict(compute=60, memory=40, facts=replace(QUIET, guessed=0.2)), ("compute", "probably", None, 5)),
+    (dict(compute=60, memory=40, facts=replace(QUIET, guessed=0.2)),
+     ("compute", "probably", None, 5)),
     (dict(memory=60, compute=40, facts=replace(QUIET, guessed=0.2)), ("memory", "is", None, 5)),
     (dict(launch=40, data=30, allocation=30), ("launch", "is", None, 5)),
     (dict(start_up=80, memory=20), ("start_up", "is", None, 5)),
@@ -97,16 +105,22 @@ CASES = (
     (dict(memory=45, launch=10, unclassified=45, facts=ON_CPU), ("memory", "probably", None, 6)),
     (dict(memory=30, compute=30, unclassified=40), ("gpu", "is", None, 7)),
     (dict(communication=42, memory=34, compute=24), ("communication", "between", "memory", 7)),
-    (dict(launch=80, memory=20, facts=replace(DISTURBED, lost=0.7)), ("launch", "probably", None, 8)),
+    (dict(launch=80, memory=20, facts=replace(DISTURBED, lost=0.7)),
+     ("launch", "probably", None, 8)),
     (dict(memory=38, compute=14, launch=28, data=20), ("memory", "probably", None, 7)),
-    (dict(launch=30, host_code=25, memory=25, communication=20), ("launch", "between", "host_code", 8)),
+    (dict(launch=30, host_code=25, memory=25, communication=20),
+     ("launch", "between", "host_code", 8)),
     (dict(launch=36, host_code=14, memory=30, communication=20), ("launch", "is", None, 8)),
     (dict(communication=45, memory=40, launch=15), ("communication", "between", "memory", 9)),
     (dict(communication=45, memory=24, compute=24, launch=7), ("communication", "is", None, 5)),
-    (dict(communication=27, memory=24, allocation=27, data=22), ("allocation", "between", "communication", 9)),
-    (dict(communication=27, memory=24, allocation=24, data=25), ("data", "between", "communication", 9)),
-    (dict(communication=27, allocation=27, data=10, unrecorded=36), ("undecided", "undecided", None, 10)),
-    (dict(communication=30, memory=24, allocation=24, data=22), ("undecided", "undecided", None, 10)),
+    (dict(communication=27, memory=24, allocation=27, data=22),
+     ("allocation", "between", "communication", 9)),
+    (dict(communication=27, memory=24, allocation=24, data=25),
+     ("data", "between", "communication", 9)),
+    (dict(communication=27, allocation=27, data=10, unrecorded=36),
+     ("undecided", "undecided", None, 10)),
+    (dict(communication=30, memory=24, allocation=24, data=22),
+     ("undecided", "undecided", None, 10)),
 )  # fmt: skip
 
 
@@ -117,15 +131,19 @@ def test_rules(shares, expected):
 
 def test_the_rules_of_a_made_up_step_are_told_in_order(tmp_path, capsys, monkeypatch):
     path = trace_of(tmp_path, *gpu_step((LARGE, 20, 480), (ADD, 500, 480)), **H100_PROPERTIES).path
-    verdict = analysis_of(trace_of(tmp_path, *gpu_step((LARGE, 20, 480), (ADD, 500, 480)), **H100_PROPERTIES))[
-        "verdict"
-    ]
+    verdict = analysis_of(
+        trace_of(tmp_path, *gpu_step((LARGE, 20, 480), (ADD, 500, 480)), **H100_PROPERTIES)
+    )["verdict"]
     assert [row["rule"] for row in verdict["rules"]] == [*RULES]
     first = next(row for row in verdict["rules"] if row["holds"])
     assert [row for row in verdict["rules"] if row["decides"]] == [first]
     assert "memory 48%, compute 48%" in first["figures"]
-    assert verdict["because"].startswith("48% of the step is work that moves data rather than computes, and 48% ")
-    monkeypatch.setattr("sys.argv", ["run_pytorch_profiler.py", "--analyze-existing", str(path), "--explain"])
+    assert verdict["because"].startswith(
+        "48% of the step is work that moves data rather than computes, and 48% "
+    )
+    monkeypatch.setattr(
+        "sys.argv", ["run_pytorch_profiler.py", "--analyze-existing", str(path), "--explain"]
+    )
     main()
     shown = " ".join(capsys.readouterr().out.split())
     for line in as_text(rule_section(analyze_all([path])[0][0][1])):
@@ -148,8 +166,16 @@ def test_the_recording_of_a_graph_is_no_step(tmp_path):
 def test_a_step_with_stacks_owes_part_of_its_launches_to_them(tmp_path):
     run = [step(1, 0, 1000), *on_gpu("gemm", 10, 20, 10, 1, operator=LARGE | {"ts": 9})]
     run += on_gpu("gemm", 900, 910, 10, 2, operator=LARGE | {"ts": 899})
-    frame = event("train.py(3): step", 1, 950, kind="python_function", **{"Python id": 1, "Python parent id": None})
-    plain, stacked = (analysis_of(trace_of(tmp_path, *run, *more))["verdict"] for more in ((), (frame,)))
+    frame = event(
+        "train.py(3): step",
+        1,
+        950,
+        kind="python_function",
+        **{"Python id": 1, "Python parent id": None},
+    )
+    plain, stacked = (
+        analysis_of(trace_of(tmp_path, *run, *more))["verdict"] for more in ((), (frame,))
+    )
     assert plain["bound"] == stacked["bound"] == "launch"
     assert "stacks" not in plain["line"]
     assert stacked["line"].endswith("; recorded with stacks, which lengthen the host's part")
@@ -158,16 +184,26 @@ def test_a_step_with_stacks_owes_part_of_its_launches_to_them(tmp_path):
 def test_communication_is_told_by_what_it_is(tmp_path):
     parts = (LARGE, 20, 100), (REDUCE, 120, 850, "ncclDevKernel_AllReduce")
     found = analysis_of(trace_of(tmp_path, *gpu_step(*parts), **H100_PROPERTIES))["verdict"]
-    assert found["because"].startswith("85% of the step is communication that nothing hides; the traces of the other")
+    assert found["because"].startswith(
+        "85% of the step is communication that nothing hides; the traces of the other"
+    )
     about = {"time_ms": 4.0, "hidden_ms": 1.0, "exposed_ms": 3.0, "waiting_ms": 2.0}
     late, wire = (told_why(found, about | {"waiting_ms": ms})["because"] for ms in (2.0, 1.0))
-    assert "mostly waiting for late ranks: 2.00 of 3.00 ms are waiting; 25% of all communication is hidden" in late
+    assert (
+        "mostly waiting for late ranks: 2.00 of 3.00 ms are waiting; 25% of all communication is"
+        " hidden" in late
+    )
     assert "mostly transfer, by bandwidth: 1.00 of 3.00 ms" in wire
     assert told_why(found | {"bound": "memory"}, about)["because"] == found["because"]
 
 
 def test_the_rank_that_waits_least_decides_for_all():
-    own = {"bound": "communication", "shares": {"communication": 1.0}, "trustworthy": True, "rules": []}
+    own = {
+        "bound": "communication",
+        "shares": {"communication": 1.0},
+        "trustworthy": True,
+        "rules": [],
+    }
     told = {
         "strength": "between",
         "runner_up": "compute",
@@ -187,24 +223,41 @@ def test_the_rank_that_waits_least_decides_for_all():
     assert "rank 3" in found["because"] and "rank 3" in found["line"]
 
 
-# What an expert reads off the raw events of each trace: all bounds that may be said, and the evidence.
+# What an expert reads off the raw events of each trace: all bounds that may be said, and the
+# evidence.
 EXPERT = {
-    "b200_eager": ("launch", "the GPU works 11.6 of 84.5 ms, in gaps of up to 2.6 ms before launches of 25 us"),
-    "b300_moe": ("memory", "a gather has 56% of GPU time, the matmuls tiles of 512 x 8 and 256 x 8: few rows"),
-    "flux_compiled": ("compute", "busy 96.5%; Cijk tiles of 256 x 192 and 192 x 224, and attention, have 72%"),
-    "graph_replay_lagging_gpu": ("gpu", "busy 100%; 1.07 GFLOP and 6.6 MB take 2 ms, 0.06% of any roof: a bad kernel"),
-    "h100_bert_small_inference": ("launch", "the GPU works 0.31 of 3.91 ms, 60 kernels of 5 us"),
-    "mi250_trailing_step": ("start_up", "6.54 of 8.9 ms are one hipLaunchKernel, the first"),
-    "mi300_attention_far_below_roof": ("compute", "busy 100%, one attention of 32,768 tokens: 267 TFLOP/s"),
-    "mi300_ddp_resnet18_allocation": ("allocation", "3,346 of 3,391 ms inside hipFree"),
-    "mi300_resnet_training_rank0": ("communication", "72 of 87 ms in ncclDevKernel_Generic, 35 alone"),
-    "mi300_sglang_decode": ("memory", "463.1 of 473.8 ms under hipMemcpyWithStream; then few rows, paged KV"),
-    "mtia_async_collectives": ("compute gpu", "matmuls have 47% of the span; 32% idle while nothing is recorded"),
-    "nanogpt_trailing_step": ("memory compute gpu", "busy 98%; nvjet of 192 x 192 beside as much of Triton"),
-    "rocm_external_id_only": ("memory", "ten products of [131072, 32] x [32, 32], back to back, in 0.14 ms"),
-    "start_up_simple_add": ("start_up", "19.6 s of cudaDeviceGetStreamPriorityRange, 16 us of kernels"),
-    "torch1.8_resnet50": ("data launch", "49 of 211 ms in the loader, the GPU idle; it works half of the time"),
-    EIGHT_RANKS: ("memory compute gpu", "rank 1: busy 81%, as much of matmuls as of the rest; others wait for it"),
+    "b200_eager": ("launch",
+        "the GPU works 11.6 of 84.5 ms, in gaps of up to 2.6 ms before launches of 25 us"),
+    "b300_moe": ("memory",
+        "a gather has 56% of GPU time, the matmuls tiles of 512 x 8 and 256 x 8: few rows"),
+    "flux_compiled": ("compute",
+        "busy 96.5%; Cijk tiles of 256 x 192 and 192 x 224, and attention, have 72%"),
+    "graph_replay_lagging_gpu": ("gpu",
+        "busy 100%; 1.07 GFLOP and 6.6 MB take 2 ms, 0.06% of any roof: a bad kernel"),
+    "h100_bert_small_inference": ("launch",
+        "the GPU works 0.31 of 3.91 ms, 60 kernels of 5 us"),
+    "mi250_trailing_step": ("start_up",
+        "6.54 of 8.9 ms are one hipLaunchKernel, the first"),
+    "mi300_attention_far_below_roof": ("compute",
+        "busy 100%, one attention of 32,768 tokens: 267 TFLOP/s"),
+    "mi300_ddp_resnet18_allocation": ("allocation",
+        "3,346 of 3,391 ms inside hipFree"),
+    "mi300_resnet_training_rank0": ("communication",
+        "72 of 87 ms in ncclDevKernel_Generic, 35 alone"),
+    "mi300_sglang_decode": ("memory",
+        "463.1 of 473.8 ms under hipMemcpyWithStream; then few rows, paged KV"),
+    "mtia_async_collectives": ("compute gpu",
+        "matmuls have 47% of the span; 32% idle while nothing is recorded"),
+    "nanogpt_trailing_step": ("memory compute gpu",
+        "busy 98%; nvjet of 192 x 192 beside as much of Triton"),
+    "rocm_external_id_only": ("memory",
+        "ten products of [131072, 32] x [32, 32], back to back, in 0.14 ms"),
+    "start_up_simple_add": ("start_up",
+        "19.6 s of cudaDeviceGetStreamPriorityRange, 16 us of kernels"),
+    "torch1.8_resnet50": ("data launch",
+        "49 of 211 ms in the loader, the GPU idle; it works half of the time"),
+    EIGHT_RANKS: ("memory compute gpu",
+        "rank 1: busy 81%, as much of matmuls as of the rest; others wait for it"),
 }  # fmt: skip
 
 
@@ -217,6 +270,8 @@ def test_real_traces_are_called_what_an_expert_calls_them():
         for _, document in analyze_all(find_traces(path) if path.is_dir() else [path])[0]:
             found = document["verdict"]
             assert found["bound"] in bounds.split(), f"{name}: {found['line']}; {evidence}"
-            assert found["runner_up"] is None or found["runner_up"] in bounds.split(), f"{name}: {found['line']}"
+            assert found["runner_up"] is None or found["runner_up"] in bounds.split(), (
+                f"{name}: {found['line']}"
+            )
         between += [name] * (found["strength"] == "between")
     assert len(between) <= len(EXPERT) / 4, between

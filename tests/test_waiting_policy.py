@@ -11,7 +11,7 @@ from test_disturbance import needs_linux
 from harness.machine.host_limits import cgroup_folders
 from harness.run.startup import WAITING_POLICIES, default_variables
 
-# ---- Waiting policies ----------------------------------------------------------------------------------------------
+# ---- Waiting policies ----------------------------------------------------------------------------
 
 
 def test_idle_openmp_threads_sleep_unless_the_user_sets_a_policy(monkeypatch, train, tmp_path):
@@ -27,12 +27,13 @@ def test_idle_openmp_threads_sleep_unless_the_user_sets_a_policy(monkeypatch, tr
             assert config["environment"]["variables"][name] == "passive"
 
 
-# ---- CPU quotas -----------------------------------------------------------------------------------------------------
+# ---- CPU quotas ----------------------------------------------------------------------------------
 
 METER = """
 import os, sys, time, torch
 from harness.machine.disturbance import DisturbanceMeter
-with open(sys.argv[1], "w") as group:  # only now: under the quota the imports take a quarter of a minute
+# Only now: under the quota the imports take a quarter of a minute.
+with open(sys.argv[1], "w") as group:
     group.write(str(os.getpid()))
 meter = DisturbanceMeter(torch.device("cpu"))
 with meter.interval():

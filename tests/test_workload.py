@@ -52,7 +52,9 @@ class Classifier(Workload):
         with device:  # not by .to(device), which fake tensors do not support
             model = self.model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        return TrainingState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False), nullcontext())
+        return TrainingState(
+            model, optimizer, torch.amp.GradScaler("cpu", enabled=False), nullcontext()
+        )
 
     def batches(self, device: torch.device, rank: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         n = self.batch_size // self.micro_steps
@@ -68,7 +70,9 @@ class Classifier(Workload):
         inputs, labels = batch
         return F.cross_entropy(model(inputs), labels)
 
-    def train(self, state: TrainingState, stream: Iterator, num_steps: int, meter, instruments) -> None:
+    def train(
+        self, state: TrainingState, stream: Iterator, num_steps: int, meter, instruments
+    ) -> None:
         for step in range(1, num_steps + 1):
             with meter.step(step), instruments.step(step):
                 for _ in range(self.micro_steps):
@@ -86,11 +90,17 @@ class Classifier(Workload):
 
     def with_settings(self, batch_size=None, gradient_accumulation_steps=None, **others):
         return replace(
-            self, batch_size=batch_size or self.batch_size, micro_steps=gradient_accumulation_steps or self.micro_steps
+            self,
+            batch_size=batch_size or self.batch_size,
+            micro_steps=gradient_accumulation_steps or self.micro_steps,
         )
 
     def settings(self) -> dict[str, dict]:
-        training = {"batch_size": self.batch_size, "seq_len": self.seq_len, "precision": self.precision}
+        training = {
+            "batch_size": self.batch_size,
+            "seq_len": self.seq_len,
+            "precision": self.precision,
+        }
         return {"model": {"parameters": self.parameter_count()}, "training": training}
 
     def settings_lines(self, device: torch.device) -> dict[str, object]:
@@ -112,7 +122,12 @@ class Mlp(Classifier):
 @dataclass(frozen=True)
 class ConvolutionNet(Classifier):
     def model(self) -> nn.Module:
-        layers = (nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2))
+        layers = (
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 16, 3, stride=2),
+        )
         return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, CLASSES))
 
     def inputs(self) -> tuple[int, ...]:
@@ -138,19 +153,31 @@ def forward_flops(workload: Classifier) -> list[int]:
     return [2 * n * 8 * 12 * 12 * 3 * 9, 2 * n * 16 * 5 * 5 * 8 * 9, 2 * n * 16 * CLASSES]
 
 
-WORKLOADS = [Mlp(), Mlp(batch_size=8, micro_steps=2), ConvolutionNet(), ConvolutionNet(batch_size=8, micro_steps=4)]
+WORKLOADS = [
+    Mlp(),
+    Mlp(batch_size=8, micro_steps=2),
+    ConvolutionNet(),
+    ConvolutionNet(batch_size=8, micro_steps=4),
+]
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_the_predicted_peak_is_that_of_a_real_step(workload):
     state, stream = workload.build(CPU), workload.batches(CPU)
-    workload.train(state, stream, 1, NullMeter(), NullMeter())  # the optimizer has its state from now on
+    workload.train(
+        state, stream, 1, NullMeter(), NullMeter()
+    )  # the optimizer has its state from now on
     tracker = MemoryTracker(state.model, state.optimizer)
     workload.train(state, stream, 1, NullMeter(), NullMeter(tracker))
-    measured, predicted = tracker.timeline.document(), fake_step(workload, False, MemoryTracker).timeline.document()
+    measured, predicted = (
+        tracker.timeline.document(),
+        fake_step(workload, False, MemoryTracker).timeline.document(),
+    )
     assert predicted["peak_bytes"] == measured["peak_bytes"] == peak_bytes(workload, False)
     assert predicted["peak"]["bytes_by_category"] == measured["peak"]["bytes_by_category"]
-    assert measured["peak"]["bytes_by_category"]["optimizer"] == 4 * workload.parameter_count()  # momentum
+    assert (
+        measured["peak"]["bytes_by_category"]["optimizer"] == 4 * workload.parameter_count()
+    )  # momentum
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
@@ -176,8 +203,13 @@ def test_traffic(workload):
     assert table["flops"].sum() == flops_of_step(workload)[1]
     parameters = workload.parameter_count()
     in_optimizer = table[table["phase"] == "optimizer"]["bytes"].sum()
-    assert in_optimizer >= work.minimum_by_phase()["optimizer"] == 4 * 5 * parameters  # w, g, m read; w, m written
-    expected = {"Mlp": {"matmul", "element-wise"}, "ConvolutionNet": {"matmul", "convolution", "normalization"}}
+    assert (
+        in_optimizer >= work.minimum_by_phase()["optimizer"] == 4 * 5 * parameters
+    )  # w, g, m read; w, m written
+    expected = {
+        "Mlp": {"matmul", "element-wise"},
+        "ConvolutionNet": {"matmul", "convolution", "normalization"},
+    }
     assert expected[type(workload).__name__] <= set(table["class"])
 
 
@@ -186,7 +218,9 @@ def test_prediction(workload):
     document = predict(workload, CPU, peak=0.5)
     assert document["parameters"] == workload.parameter_count()
     assert document["step_flops"] == flops_of_step(workload)[1]
-    assert document["step_time_bounds"]["compute_ms"] == pytest.approx(1e3 * document["step_flops"] / 0.5e12)
+    assert document["step_time_bounds"]["compute_ms"] == pytest.approx(
+        1e3 * document["step_flops"] / 0.5e12
+    )
     assert document["fits"]
     rows = document["kept_for_backward"]
     assert all(row["quadratic_mb"] is None and row["quadratic_mb_reason"] for row in rows)
@@ -226,7 +260,9 @@ def test_rates_and_intensity_of_a_run():
     assert "Model FLOPS Utilization" in flops_section(profile).facts
     intensity = computational_intensity(profile, workload)
     assert intensity["step_flops"] == profile["flops_analysis"]["step_flops"]
-    assert math.isclose(intensity["arithmetic_intensity_flops_per_byte"] * intensity["step_bytes"], 2e-3 * rate)
+    assert math.isclose(
+        intensity["arithmetic_intensity_flops_per_byte"] * intensity["step_bytes"], 2e-3 * rate
+    )
     assert intensity_section(intensity).rows[-1]["bytes"] == intensity["step_bytes"]
 
 

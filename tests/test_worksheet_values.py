@@ -54,7 +54,11 @@ def test_numbers_as_people_write_them(text, unit, number):
             "tokens/s",
             "samples/s is samples per second, and the field is in tokens/s, tokens per second",
         ),
-        ("5 GFLOPs", "TFLOP/s", "GFLOPs is a number of operations, and the field is in TFLOP/s, a rate of computation"),
+        (
+            "5 GFLOPs",
+            "TFLOP/s",
+            "GFLOPs is a number of operations, and the field is in TFLOP/s, a rate of computation",
+        ),
         ("1.4 x", "%", "x is a ratio, and the field is in %, a percentage"),
         ("12 ms", "calls", "ms is a time, and the field is in calls"),
     ],

@@ -13,7 +13,14 @@ from tools import record_results
 from workshop.exercise.page import HINTS, YES_NO, exercises, fields, predictions, section
 
 SHEET = section(exercises()[9].text)
-METHODS = ("right", "no synchronization", "no warm-up", "profiler left on", "one run", "mean with an outlier")
+METHODS = (
+    "right",
+    "no synchronization",
+    "no warm-up",
+    "profiler left on",
+    "one run",
+    "mean with an outlier",
+)
 SETTINGS = {"change": ["--activation-checkpointing"]}
 NINE = ("exercise9_timing", "exercise9_comparison", "exercise9_determinism", "exercise9_prediction")
 STARTS = ("exercise9_first", "exercise9_second", "exercise9_third")
@@ -37,7 +44,10 @@ def results(tmp_path):
     ]
     study = {"settings": SETTINGS, "rows": rows, "environment": ENVIRONMENT}
     write_results(tmp_path / "exercise9_timing" / "timing_study.json", study)
-    runs = [{"name": name, "median_ms": 100.0 + i, "mean_ms": 100.0, "std_ms": 5.0} for i, name in enumerate(STARTS)]
+    runs = [
+        {"name": name, "median_ms": 100.0 + i, "mean_ms": 100.0, "std_ms": 5.0}
+        for i, name in enumerate(STARTS)
+    ]
     write_results(tmp_path / "exercise9_comparison" / "comparison.json", {"runs": runs})
     slower = {"name": "exercise9_deterministic", "ratio": 1.1, "mean_ms": 110.0, "std_ms": 5.5}
     runs = [runs[0], slower | {"largest_loss_difference": 0.0}]
@@ -51,7 +61,7 @@ def results(tmp_path):
     return tmp_path
 
 
-# ---- Answers ----------------------------------------------------------------------------------------------------
+# ---- Answers -------------------------------------------------------------------------------------
 
 
 def recorded(number: int) -> tuple[dict, dict]:
@@ -59,7 +69,9 @@ def recorded(number: int) -> tuple[dict, dict]:
 
     The documents are written into the working directory.
     """
-    found = json.loads((Path(__file__).parent / "exercise_results" / f"exercise_{number}.json").read_text())
+    found = json.loads(
+        (Path(__file__).parent / "exercise_results" / f"exercise_{number}.json").read_text()
+    )
     known, sizes = found.pop("answers"), found.pop("sizes")
     for name, document in found.items():
         write_results(Path(name), document)
@@ -85,7 +97,9 @@ def test_recorded_results_give_the_recorded_answers(number, command):
     assert found.keys() == known.keys()
     for name, answer in found.items():  # sums of floats differ in the last digit between processors
         is_number = isinstance(known[name], float)
-        assert answer["value"] == (pytest.approx(known[name], rel=1e-12) if is_number else known[name]), name
+        assert answer["value"] == (
+            pytest.approx(known[name], rel=1e-12) if is_number else known[name]
+        ), name
     assert all(answer["evidence"] for answer in found.values())
     assert found.keys() >= set(known_ids(number))
     code, out, err = command(run_exercise, "--check", f"answers_{number}.md")
@@ -103,7 +117,10 @@ def on_gpu(documents: dict, name: str) -> None:
 def test_kernels_of_a_gpu_are_counted(scratch, command):
     _, documents = recorded(1)
     name = "exercise1_profiles/operator_analysis.json"
-    write_results(Path(name), documents[name] | {"kernels": [{"count_per_step": 12.5}, {"count_per_step": 2.0}]})
+    write_results(
+        Path(name),
+        documents[name] | {"kernels": [{"count_per_step": 12.5}, {"count_per_step": 2.0}]},
+    )
     assert answered(1, command)["1.22"]["value"] == 14.5
 
 
@@ -111,7 +128,9 @@ def test_system_profile_of_a_gpu(scratch, command):
     recorded(5)
     summary = {"status": "completed", "config": {"model": {"size": "gpt2-small"}}}
     performance = {"avg_forward_time_ms": 3.5}
-    write_results(Path("exercise5_system/performance_summary.json"), summary | {"performance": performance})
+    write_results(
+        Path("exercise5_system/performance_summary.json"), summary | {"performance": performance}
+    )
     assert answered(5, command)["5.24"]["value"] == 3.5
 
 
@@ -119,16 +138,43 @@ def test_fused_backends_of_a_gpu(scratch, command):
     recorded(6)
     rows = [
         {"implementation": "sdpa-flash", "dtype": "bf16", "status": "ok", "reason": ""},
-        {"implementation": "sdpa-cudnn", "dtype": "bf16", "status": "skipped", "reason": "not built"},
+        {
+            "implementation": "sdpa-cudnn",
+            "dtype": "bf16",
+            "status": "skipped",
+            "reason": "not built",
+        },
         {"implementation": "sdpa-efficient", "dtype": "fp32", "status": "ok", "reason": ""},
     ]
-    for name, dtype, seq_len in (("eager", "fp32", 4096), ("sdpa-efficient", "fp32", 4096), ("eager", "bf16", 16384)):
-        rows.append({"implementation": name, "dtype": dtype, "seq_len": seq_len, "status": "ok", "forward_ms": 2.0})
+    for name, dtype, seq_len in (
+        ("eager", "fp32", 4096),
+        ("sdpa-efficient", "fp32", 4096),
+        ("eager", "bf16", 16384),
+    ):
+        rows.append(
+            {
+                "implementation": name,
+                "dtype": dtype,
+                "seq_len": seq_len,
+                "status": "ok",
+                "forward_ms": 2.0,
+            }
+        )
         rows[-1] |= {"backward_ms": 5.0}
-    refused = {"forward_ms": None, "forward_ms_reason": "oom", "backward_ms": None, "backward_ms_reason": "oom"}
-    rows.append({"implementation": "sdpa-flash", "dtype": "bf16", "seq_len": 16384, "status": "oom"} | refused)
+    refused = {
+        "forward_ms": None,
+        "forward_ms_reason": "oom",
+        "backward_ms": None,
+        "backward_ms_reason": "oom",
+    }
+    rows.append(
+        {"implementation": "sdpa-flash", "dtype": "bf16", "seq_len": 16384, "status": "oom"}
+        | refused
+    )
     settings = {"dtypes": ["fp32", "bf16"], "d_heads": [64], "seq_lens": [1024, 4096, 8192, 16384]}
-    write_results(Path("exercise6_gpu/attention_benchmark.json"), {"settings": settings, "rows": rows})
+    write_results(
+        Path("exercise6_gpu/attention_benchmark.json"), {"settings": settings, "rows": rows}
+    )
     found = answered(6, command)
     assert [found[name]["value"] for name in ("6.18", "6.50", "6.51", "6.53")] == [1, 2.0, 5.0, 5.0]
     assert "oom" in found["6.54"]["value_reason"]
@@ -137,38 +183,63 @@ def test_fused_backends_of_a_gpu(scratch, command):
 def test_attention_by_head_dimension(scratch, command):
     recorded(6)
     rows = [
-        {"implementation": name, "d_head": d_head, "seq_len": seq_len, "forward_ms": d_head / 8, "backward_ms": 1.0}
+        {
+            "implementation": name,
+            "d_head": d_head,
+            "seq_len": seq_len,
+            "forward_ms": d_head / 8,
+            "backward_ms": 1.0,
+        }
         for name in ("eager", "sdpa-flash")
         for d_head in (16, 32, 64, 128)
         for seq_len in (256, 1024, 4096, 8192)
     ]
     settings = {"d_heads": [16, 32, 64, 128], "seq_lens": [256, 1024, 4096, 8192]}
-    write_results(Path("exercise6_head_times/attention_benchmark.json"), {"settings": settings, "rows": rows})
+    write_results(
+        Path("exercise6_head_times/attention_benchmark.json"), {"settings": settings, "rows": rows}
+    )
     found = answered(6, command)
-    assert [found[name]["value"] for name in ("6.38", "6.39", "6.42", "6.47")] == [2.0, 16.0, 2.0, 1.0]
+    assert [found[name]["value"] for name in ("6.38", "6.39", "6.42", "6.47")] == [
+        2.0,
+        16.0,
+        2.0,
+        1.0,
+    ]
 
 
 def test_gpt_sizes_of_a_gpu(scratch, command):
     """Mean and spread in one field; a size that does not fit is unknown, with the reason."""
     recorded(5)
-    times = {f"{phase}_{kind}_ms": 1.234 for phase in ("forward", "backward") for kind in ("mean", "std")}
+    times = {
+        f"{phase}_{kind}_ms": 1.234 for phase in ("forward", "backward") for kind in ("mean", "std")
+    }
     sizes = ("gpt2-small", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt3-2.7b")
     rows = [
-        {"size": size, "mode": "train", "warmup_steps": warmup} | times for size in sizes for warmup in (0, 1, 2, 5)
+        {"size": size, "mode": "train", "warmup_steps": warmup} | times
+        for size in sizes
+        for warmup in (0, 1, 2, 5)
     ]
     for row in rows[-4:]:
-        row |= {name: None for name in times} | {f"{name}_reason": "skipped: would not fit" for name in times}
+        row |= {name: None for name in times} | {
+            f"{name}_reason": "skipped: would not fit" for name in times
+        }
     settings = {"sizes": [*sizes], "batch_size": 4, "seq_lens": [512], "warmups": [0, 1, 2, 5]}
-    write_results(Path("exercise5_gpu/training_benchmark.json"), {"settings": settings, "rows": rows})
+    write_results(
+        Path("exercise5_gpu/training_benchmark.json"), {"settings": settings, "rows": rows}
+    )
     rows = [
         {"size": "gpt2-large", "mode": mode, "seq_len": seq_len, "peak_bytes": seq_len * 2**20}
         for mode in ("forward", "train")
         for seq_len in (128, 256, 512)
     ]
     settings = {"sizes": ["gpt2-large"], "seq_lens": [128, 256, 512]}
-    write_results(Path("exercise5_snapshots/training_benchmark.json"), {"settings": settings, "rows": rows})
+    write_results(
+        Path("exercise5_snapshots/training_benchmark.json"), {"settings": settings, "rows": rows}
+    )
     found = answered(5, command)
-    assert [found[name]["value"] for name in ("5.37", "5.47", "5.48", "5.53")] == ["1.23 ± 1.23"] * 2 + [128.0, 512.0]
+    assert [found[name]["value"] for name in ("5.37", "5.47", "5.48", "5.53")] == [
+        "1.23 ± 1.23"
+    ] * 2 + [128.0, 512.0]
     assert "would not fit" in found["5.45"]["value_reason"]
 
 
@@ -186,14 +257,24 @@ def test_precisions_of_a_gpu(scratch, command):
         name = f"exercise7_{size.replace('-', '_')}"
         write_results(Path(name, "precision_study.json"), {"settings": settings, "rows": rows})
     found = answered(7, command)
-    assert [found[name]["value"] for name in ("7.23", "7.37", "7.39", "7.40")] == [0.25, 0.5, 20.0, 5.0]
+    assert [found[name]["value"] for name in ("7.23", "7.37", "7.39", "7.40")] == [
+        0.25,
+        0.5,
+        20.0,
+        5.0,
+    ]
     assert "oom: too large" in found["7.24"]["value_reason"]
 
 
 def test_compiled_steps_of_a_gpu(scratch, command):
     _, documents = recorded(8)
     on_gpu(documents, "exercise8_not_compiled/performance_summary.json")
-    settings = {"sizes": ["gpt2-small", "gpt2-medium"], "batch_size": 8, "seq_lens": [1024], "compile": True}
+    settings = {
+        "sizes": ["gpt2-small", "gpt2-medium"],
+        "batch_size": 8,
+        "seq_lens": [1024],
+        "compile": True,
+    }
     rows = [
         {"size": size, "mode": mode, "compiled": compiled, "step_ms": ms / (2 if compiled else 1)}
         for size, mode, ms in (
@@ -203,15 +284,27 @@ def test_compiled_steps_of_a_gpu(scratch, command):
         )
         for compiled in (False, True)
     ]
-    write_results(Path("exercise8_gpt2/training_benchmark.json"), {"settings": settings, "rows": rows})
+    write_results(
+        Path("exercise8_gpt2/training_benchmark.json"), {"settings": settings, "rows": rows}
+    )
     rows = [
-        {"implementation": name, "dtype": "fp32", "seq_len": seq_len, "forward_ms": ms, "backward_ms": 2 * ms}
+        {
+            "implementation": name,
+            "dtype": "fp32",
+            "seq_len": seq_len,
+            "forward_ms": ms,
+            "backward_ms": 2 * ms,
+        }
         for name, ms in (("eager", 8.0), ("compiled", 4.0), ("sdpa-efficient", 2.0))
         for seq_len in (256, 1024, 4096, 8192, 16384)
     ]
-    write_results(Path("exercise8_attention_gpu/attention_benchmark.json"), {"settings": {}, "rows": rows})
+    write_results(
+        Path("exercise8_attention_gpu/attention_benchmark.json"), {"settings": {}, "rows": rows}
+    )
     found = answered(8, command)
-    assert [found[name]["value"] for name in ("8.22", "8.23", "8.24", "8.43", "8.47", "8.48")] == [2.0] * 5 + [4.0]
+    assert [found[name]["value"] for name in ("8.22", "8.23", "8.24", "8.43", "8.47", "8.48")] == [
+        2.0
+    ] * 5 + [4.0]
 
 
 def test_forward_times_of_a_gpu(scratch, command):
@@ -224,7 +317,10 @@ def test_forward_times_of_a_gpu(scratch, command):
             performance = {"avg_forward_time_ms": 2000.0 / context + context / 100}
             summary = {"status": "completed", "config": config, "performance": performance}
             write_results(folder / "performance_summary.json", summary)
-            phases = [{"phase": "forward", "ms_per_step": context / 100}, {"phase": "idle", "ms_per_step": 1.0}]
+            phases = [
+                {"phase": "forward", "ms_per_step": context / 100},
+                {"phase": "idle", "ms_per_step": 1.0},
+            ]
             write_results(folder / "operator_analysis.json", {"phases": phases})
     found = answered(14, command)
     assert [found[name]["value"] for name in ("14.25", "14.35")] == [1.28, 10.24]
@@ -232,7 +328,11 @@ def test_forward_times_of_a_gpu(scratch, command):
     assert found["14.40"]["value"] is True
     Path("exercise14_gpt2-medium_1024/operator_analysis.json").unlink()
     found = answered(14, command)
-    assert [found[name]["value"] for name in ("14.34", "14.35", "14.40")] == [2000.0 / 512 + 5.12, None, None]
+    assert [found[name]["value"] for name in ("14.34", "14.35", "14.40")] == [
+        2000.0 / 512 + 5.12,
+        None,
+        None,
+    ]
 
 
 def test_without_a_compiler_the_others_are_compared(scratch, command):
@@ -240,17 +340,25 @@ def test_without_a_compiler_the_others_are_compared(scratch, command):
     name = "exercise4_study/optimization_study.json"
     for row in documents[name]["rows"]:
         if row.get("flags") == "--compile" or row["ladder"] == 3:
-            known = [column for column in row if not column.endswith("_reason") and column not in ("flags", "ladder")]
-            row |= dict.fromkeys(known) | {f"{column}_reason": "there is no compiler" for column in known}
+            known = [
+                column
+                for column in row
+                if not column.endswith("_reason") and column not in ("flags", "ladder")
+            ]
+            row |= dict.fromkeys(known) | {
+                f"{column}_reason": "there is no compiler" for column in known
+            }
             row |= {"status": "skipped", "reason": "there is no compiler"}
     write_results(Path(name), documents[name])
     found = answered(4, command)
     unknown = {nr for nr in known_ids(4) if found[nr]["value"] is None}
     on_no_cpu = set("4.51 4.56 4.57 4.59".split())
-    assert unknown == on_no_cpu | set("4.6 4.9 4.10 4.11 4.12 4.18 4.22 4.23 4.24 4.28 4.38 4.41 4.44".split())
+    assert unknown == on_no_cpu | set(
+        "4.6 4.9 4.10 4.11 4.12 4.18 4.22 4.23 4.24 4.28 4.38 4.41 4.44".split()
+    )
 
 
-# ---- Checking ---------------------------------------------------------------------------------------------------
+# ---- Checking ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -277,8 +385,16 @@ def test_readings_are_right_within_what_a_screen_shows(filled, command):
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        (r"(\| 9\.1 .*\| ms \|) [\d.]+", r"\1 ____", r"answers_9\.md:\d+: 9\.1 .*is blank; expected a number \(ms\)"),
-        (r"(\| 9\.1 .*\| ms \|) [\d.]+", r"\1 ", r"answers_9\.md:\d+: 9\.1 .*is blank; expected a number \(ms\)"),
+        (
+            r"(\| 9\.1 .*\| ms \|) [\d.]+",
+            r"\1 ____",
+            r"answers_9\.md:\d+: 9\.1 .*is blank; expected a number \(ms\)",
+        ),
+        (
+            r"(\| 9\.1 .*\| ms \|) [\d.]+",
+            r"\1 ",
+            r"answers_9\.md:\d+: 9\.1 .*is blank; expected a number \(ms\)",
+        ),
         (
             r"(\| 9\.1 .*\| ms \|) [\d.]+",
             r"\1 fast",
@@ -293,7 +409,10 @@ def test_readings_are_right_within_what_a_screen_shows(filled, command):
         (
             r"(\| 9\.1 .*\| ms \|) [\d.]+",
             r"\1 0.13 s",
-            r"answers_9\.md:\d+: 9\.1 .*: expected 100\.0 ms, given 0\.13 s; see exercise9_timing/timing_study\.json: ",
+            (
+                r"answers_9\.md:\d+: 9\.1 .*: expected 100\.0 ms, given 0\.13 s; see"
+                r" exercise9_timing/timing_study\.json: "
+            ),
         ),
         (r"\| 9\.1 .*\n", "", r"9\.1 right: baseline step: is missing; expected a number \(ms\)"),
         (r"- \[ \] \*\*9\.20", "- [x] **9.20", r"9\.20 .*yes +no +wrong"),
@@ -335,7 +454,11 @@ def test_the_line_is_that_of_the_field(filled, command):
         ("0", 2, "there is no exercise 0"),
         ("one", 2, "one: is not the number of an exercise"),
         ("", 2, "give the number of an exercise, `all`, or --check FILE"),
-        ("1 --check answers_9.md", 2, "1: not with --check, which reads the number from the worksheet"),
+        (
+            "1 --check answers_9.md",
+            2,
+            "1: not with --check, which reads the number from the worksheet",
+        ),
         ("9 --results . --long", 2, "--long: does not go with --results"),
         ("all --results .", 2, "--results: needs the number of one exercise"),
         ("9 --results nowhere", 1, "--results nowhere: is not a folder"),
@@ -366,8 +489,8 @@ def test_missing_results_name_the_command_that_writes_them(tmp_path, command):
     line, _ = exercises()[9].writer_of("exercise9_timing")
     assert code == 1
     assert (
-        f"exercise9_timing/timing_study.json is missing: the command in exercises/{exercises()[9].path.name}:{line}"
-        in err
+        "exercise9_timing/timing_study.json is missing: the command in"
+        f" exercises/{exercises()[9].path.name}:{line}" in err
     )
 
 
@@ -385,7 +508,10 @@ def test_results_of_another_exercise_are_named(results, command):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"config": {"training": {"num_steps": 5}}}, "has num_steps 5, and exercise 1 needs 20; the command in"),
+        (
+            {"config": {"training": {"num_steps": 5}}},
+            "has num_steps 5, and exercise 1 needs 20; the command in",
+        ),
         ({"status": "interrupted"}, "the run was interrupted"),
     ],
 )
@@ -402,7 +528,11 @@ def test_results_with_other_settings_are_refused(scratch, command, change, expec
 @pytest.mark.parametrize(
     ("file", "document", "expected"),
     [
-        ("exercise9_timing/timing_study.json", {"settings": SETTINGS}, "timing_study.json: has no rows"),
+        (
+            "exercise9_timing/timing_study.json",
+            {"settings": SETTINGS},
+            "timing_study.json: has no rows",
+        ),
         ("exercise9_comparison/comparison.json", {}, "comparison.json: has no runs"),
     ],
 )
@@ -449,14 +579,16 @@ def test_recording_takes_what_the_texts_quote(scratch, monkeypatch):
     assert run_command(record_results, str(made), "laptop") == 0
     assert (project / "benchmarks" / "results" / "laptop" / "exercise_9.json").read_text() == "9"
     assert (project / "exercises" / "pictures" / "roofline.png").is_file()
-    printed = f"$ a\nStep 1/2: Loss = 1\nStep: median\n$ # stays open: x\nnoise\n\n$ b\n{project}/c.py\n"
+    printed = (
+        f"$ a\nStep 1/2: Loss = 1\nStep: median\n$ # stays open: x\nnoise\n\n$ b\n{project}/c.py\n"
+    )
     (made / "exercise_9" / "commands.log").write_text(printed)
     assert run_command(record_results, str(made), "laptop") == 0
     stored = project / "benchmarks" / "results" / "laptop" / "exercise_9.log"
     assert stored.read_text() == "$ a\nStep: median\n$ b\nc.py\n"
 
 
-# ---- Handouts, and a class of them --------------------------------------------------------------------------------
+# ---- Handouts, and a class of them ---------------------------------------------------------------
 
 
 def test_handouts_have_what_is_to_fill_in_and_no_answer(scratch, command):

@@ -31,13 +31,19 @@ def analysis_of(trace, summary=None):
 
 
 def own_program(command="python3 train.py", cores=None, threads=None, **device):
-    """performance_summary.json of a program that profile_program.py ran, as far as a trace's analysis needs it."""
+    """performance_summary.json of a program that profile_program.py ran, as far as a trace's
+    analysis needs it."""
     environment = {
         "command_line": command,
         "host": "elsewhere",
         "cpu": {"logical_cores": cores, "torch_threads": threads},
     }
-    environment["device"] = {"type": "cuda" if device else "cpu", "name": "a CPU", "arch": "", **device}
+    environment["device"] = {
+        "type": "cuda" if device else "cpu",
+        "name": "a CPU",
+        "arch": "",
+        **device,
+    }
     return {"config": {"model": {"program": command}, "training": {}}, "environment": environment}
 
 
@@ -52,12 +58,17 @@ def attributed(trace):
 
 
 def rows_of(analysis):
-    return {(row["component"], phase): ms for row in analysis["components"] for phase, ms in row["phases_ms"].items()}
+    return {
+        (row["component"], phase): ms
+        for row in analysis["components"]
+        for phase, ms in row["phases_ms"].items()
+    }
 
 
 def event(name, start, duration, kind="cpu_op", thread=1, **arguments):
     return {
-        "ph": "X", "cat": kind, "name": name, "ts": start, "dur": duration, "pid": 1, "tid": thread, "args": arguments
+        "ph": "X", "cat": kind, "name": name, "ts": start, "dur": duration, "pid": 1,
+        "tid": thread, "args": arguments,
     }  # fmt: skip
 
 
@@ -79,8 +90,19 @@ def shaped(name, start, duration, shapes, types=None, **arguments):
     return event(name, start, duration, **{"Input Dims": shapes, "Input type": types}, **arguments)
 
 
-def on_gpu(name, launched, start, duration, number, kind="kernel", operator=None, stream=7, call="cudaLaunchKernel"):
-    """A launch call of 2 us and its GPU event; the operator around it starts 1 us before and takes 4."""
+def on_gpu(
+    name,
+    launched,
+    start,
+    duration,
+    number,
+    kind="kernel",
+    operator=None,
+    stream=7,
+    call="cudaLaunchKernel",
+):
+    """A launch call of 2 us and its GPU event; the operator around it starts 1 us before and takes
+    4."""
     call = event(call, launched, 2, kind="cuda_runtime", correlation=number)
     gpu = event(name, start, duration, kind=kind, correlation=number, device=0, stream=stream)
     return [*([operator] if operator else []), call, gpu]

@@ -1,4 +1,5 @@
-"""Started by torch.distributed.run: trains once for each set of flags, and prints what rank 0 measured as JSON.
+"""Started by torch.distributed.run: trains once for each set of flags, and prints what rank 0
+measured as JSON.
 
 torchrun --nproc-per-node 2 tests/train_on_ranks.py '["--parallel ddp", "--parallel fsdp"]'
 """
@@ -26,7 +27,8 @@ STEPS = 4
 
 
 def trained(flags: str, rank: int) -> dict:
-    """Losses and gradient norms of all steps, norms after clipping of all but the last, and the memory of that one."""
+    """Losses and gradient norms of all steps, norms after clipping of all but the last, and the
+    memory of that one."""
     workload, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(flags.split()))
     torch.manual_seed(workload.training.seed)
     state = sharded_state(workload, CPU)
@@ -45,7 +47,9 @@ def trained(flags: str, rank: int) -> dict:
     tracker = MemoryTracker(model, optimizer)
     workload.train(state, stream, 1, meter, NullMeter(tracker))
     memory = tracker.timeline.document()
-    losses = torch.stack(meter.losses).view(STEPS, -1).mean(1).tolist()  # of the micro-batches of a step
+    losses = (
+        torch.stack(meter.losses).view(STEPS, -1).mean(1).tolist()
+    )  # of the micro-batches of a step
     return {
         "losses": losses,
         "grad_norms": [norm.item() for norm in meter.grad_norms],

@@ -1,4 +1,5 @@
-"""Changes whose effect on training is known, as edits of programs: wrong ones, and right ones that may only round."""
+"""Changes whose effect on training is known, as edits of programs: wrong ones, and right ones that
+may only round."""
 
 import contextlib
 import os
@@ -21,7 +22,8 @@ from torch import nn
 torch.manual_seed(SEED)
 """
 MODELS = {
-    "attention": """
+    "attention": (
+        """
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -31,19 +33,26 @@ class Net(nn.Module):
 
     def forward(self, x):  # [B, T, 16]
         normed = self.norm(x)  # of the bias of k the gradient is zero but for rounding
-        q, k, v = (of(normed).unflatten(-1, (4, 4)).transpose(1, 2) for of in (self.q, self.k, self.v))
-        x = x + self.drop(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        q, k, v = (
+            of(normed).unflatten(-1, (4, 4)).transpose(1, 2) for of in (self.q, self.k, self.v)
+        )
+        x = x + self.drop(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
         return self.head(x + self.down(F.gelu(self.up(x)))).flatten(0, 1)
 
 
 def batch():
     return torch.randn(8, 6, 16), torch.randint(4, (48,))
-""",
-    "convolution": """
+"""
+    ),
+    "convolution": (
+        """
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.norm, self.second = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3)
+        self.first, self.norm = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, 3)
         self.head = nn.Linear(32, 4)
 
     def forward(self, x):  # [B, 1, 8, 8]
@@ -54,12 +63,15 @@ class Net(nn.Module):
 
 def batch():
     return torch.randn(8, 1, 8, 8), torch.randint(4, (8,))
-""",
-    "recurrent": """
+"""
+    ),
+    "recurrent": (
+        """
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embedding, self.lstm, self.head = nn.Embedding(20, 16), nn.LSTM(16, 16, batch_first=True), nn.Linear(16, 4)
+        self.embedding, self.lstm = nn.Embedding(20, 16), nn.LSTM(16, 16, batch_first=True)
+        self.head = nn.Linear(16, 4)
 
     def forward(self, x):  # [B, T]
         x = self.lstm(self.embedding(x))[0].flatten(0, 1)
@@ -68,12 +80,15 @@ class Net(nn.Module):
 
 def batch():
     return torch.randint(20, (8, 6)), torch.randint(4, (48,))
-""",
-    "perceptron": """
+"""
+    ),
+    "perceptron": (
+        """
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.norm, self.second = nn.Linear(16, 256), nn.LayerNorm(256), nn.Linear(256, 64)
+        self.first, self.norm = nn.Linear(16, 256), nn.LayerNorm(256)
+        self.second = nn.Linear(256, 64)
         self.head = nn.Linear(64, 4)
 
     def forward(self, x):  # [B, 16], the first always zero
@@ -83,13 +98,17 @@ class Net(nn.Module):
 
 def batch():
     return torch.randn(8, 16) * (torch.arange(16) > 0), torch.randint(4, (8,))
-""",
-    "gated": """
+"""
+    ),
+    "gated": (
+        """
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
         shapes = [(16, 32), (16, 32), (32, 16)]
-        self.gates, self.ups, self.downs = (nn.ModuleList(nn.Linear(*s) for _ in range(3)) for s in shapes)
+        self.gates, self.ups, self.downs = (
+            nn.ModuleList(nn.Linear(*s) for _ in range(3)) for s in shapes
+        )
         self.head = nn.Linear(16, 4)
 
     def forward(self, x):  # [B, 16]
@@ -100,7 +119,8 @@ class Net(nn.Module):
 
 def batch():
     return torch.randn(8, 16), torch.randint(4, (8,))
-""",
+"""
+    ),
 }
 OPTIMIZERS = {
     "AdamW": "torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)",
@@ -132,13 +152,20 @@ WRONG = {
     "no weight decay": [("weight_decay=0.1", "weight_decay=0.0")],
     "another beta or momentum": [("0.95)", "0.999)"), ("momentum=0.9", "momentum=0.8")],
     "no clipping": [("    nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n", "")],
-    "a frozen layer": [("model = Net()\n", "model = Net()\nnext(model.parameters()).requires_grad_(False)\n")],
+    "a frozen layer": [
+        ("model = Net()\n", "model = Net()\nnext(model.parameters()).requires_grad_(False)\n")
+    ],
     "accumulation not divided": [("y) / 2", "y)")],
     "no mask": [("is_causal=True", "is_causal=False"), ("model(x), y)", "model(x)[1:], y[1:])")],
-    "a wrong scale": [("is_causal=True", "is_causal=True, scale=0.4"), ("self.head(x)", "1.01 * self.head(x)")],
+    "a wrong scale": [
+        ("is_causal=True", "is_causal=True, scale=0.4"),
+        ("self.head(x)", "1.01 * self.head(x)"),
+    ],
     # The first loss is right, as where a compiler gets the backward pass wrong.
     "gradients too large": [("model = Net()\n", f"model = Net()\n{HOOKED.format('1.3 * grad')}")],
-    "a doubled gradient": [("model = Net()\n", f"model = Net()\n{HOOKED.format('grad * (2 if i == 0 else 1)')}")],
+    "a doubled gradient": [
+        ("model = Net()\n", f"model = Net()\n{HOOKED.format('grad * (2 if i == 0 else 1)')}")
+    ],
     "half a gradient lost": [("model = Net()\n", f"model = Net()\n{HOOKED.format(LOST)}")],
     "evaluation mode": [("model = Net()\n", "model = Net().eval()\n")],
 }
@@ -147,11 +174,19 @@ RIGHT = {
     "foreach": [("weight_decay=0.1", "weight_decay=0.1, foreach=True")],
     "one after another": [("weight_decay=0.1", "weight_decay=0.1, foreach=False")],
     "gradients set to zero": [("zero_grad()", "zero_grad(set_to_none=False)")],
-    "a graph of operators": [("model = Net()\n", "model = Net()\nmodel.compile(backend='aot_eager')\n")],
+    "a graph of operators": [
+        ("model = Net()\n", "model = Net()\nmodel.compile(backend='aot_eager')\n")
+    ],
     "two threads": [("torch.manual_seed(", "torch.set_num_threads(2)\ntorch.manual_seed(")],
-    "a sum, divided": [("F.cross_entropy(model(x), y)", "F.cross_entropy(model(x), y, reduction='sum') / len(y)")],
-    "a matmul with its bias": [("self.head(x", "(lambda x: x @ self.head.weight.T + self.head.bias)(x")],
-    "a loss in two parts": [("F.cross_entropy(model(x), y)", "F.nll_loss(F.log_softmax(model(x), -1), y)")],
+    "a sum, divided": [
+        ("F.cross_entropy(model(x), y)", "F.cross_entropy(model(x), y, reduction='sum') / len(y)")
+    ],
+    "a matmul with its bias": [
+        ("self.head(x", "(lambda x: x @ self.head.weight.T + self.head.bias)(x")
+    ],
+    "a loss in two parts": [
+        ("F.cross_entropy(model(x), y)", "F.nll_loss(F.log_softmax(model(x), -1), y)")
+    ],
 }
 
 
@@ -168,14 +203,17 @@ def proof_of(source: str) -> Iterator[Proof]:
         os.chdir(folder)
         try:
             Path("train.py").write_text(source)
-            with trials_of([sys.executable, "train.py"], dict(os.environ), 600, keep=True) as trials:
+            with trials_of(
+                [sys.executable, "train.py"], dict(os.environ), 600, keep=True
+            ) as trials:
                 yield Proof(trials, [], 4, audit_only=True)
         finally:
             os.chdir(before)
 
 
 def audits(program: str, seed: int, chosen: Collection[str] = (*WRONG, *RIGHT)) -> dict[str, str]:
-    """What the audit says of these edits of a program; of the program itself it says that it repeats itself."""
+    """What the audit says of these edits of a program; of the program itself it says that it
+    repeats itself."""
     source, said = PROGRAMS[program].replace("SEED", str(seed)), {}
     with proof_of(source) as proof:
         repeats, yardsticks = proof.yardsticks()
@@ -184,7 +222,10 @@ def audits(program: str, seed: int, chosen: Collection[str] = (*WRONG, *RIGHT)) 
             edits = (WRONG | RIGHT)[name]
             Path("train.py").write_text(edited(source, edits))
             trial = proof.trials.run(audit=True)
-            said[name] = trial.error or trains(apart(trial.found, proof.plain.found), yardsticks, ROUNDING)[0]
+            said[name] = (
+                trial.error
+                or trains(apart(trial.found, proof.plain.found), yardsticks, ROUNDING)[0]
+            )
     return said
 
 

@@ -65,7 +65,11 @@ def kept(value):
     """What was read, and the reason of each null."""
     if isinstance(value, Tracked):
         fields = dict.items(value)
-        return {name: kept(one) for name, one in fields if {name, name.removesuffix("_reason")} & value.read}
+        return {
+            name: kept(one)
+            for name, one in fields
+            if {name, name.removesuffix("_reason")} & value.read
+        }
     if isinstance(value, list):
         if len(value) > LONG and not isinstance(value[0], dict):
             value = value[:2] + value[-2:]
@@ -94,9 +98,14 @@ def record(folder: Path, number: int) -> None:
     results = Results(folder, exercises()[number])
     found = answers(results)
     machine(results.environment)
-    traces = {str(path.relative_to(folder)): path.stat().st_size for path in folder.glob("*/trace_step_*.json*")}
+    traces = {
+        str(path.relative_to(folder)): path.stat().st_size
+        for path in folder.glob("*/trace_step_*.json*")
+    }
     asked = {
-        Path(field.file).parent for field in fields(exercises()[number].text) if field.formula.startswith("file_bytes")
+        Path(field.file).parent
+        for field in fields(exercises()[number].text)
+        if field.formula.startswith("file_bytes")
     }
     sizes = {name: size for name, size in traces.items() if Path(name).parent in asked}
     recorded = {
@@ -104,7 +113,9 @@ def record(folder: Path, number: int) -> None:
         "sizes": sizes,  # of files whose content is not read
         **{name: kept(document) for name, document in documents.items()},
     }
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in recorded.items())
+    lines = ",\n".join(
+        f"{json.dumps(name)}: {json.dumps(value)}" for name, value in recorded.items()
+    )
     RECORDED.mkdir(exist_ok=True)
     (RECORDED / f"exercise_{number}.json").write_text(f"{{\n{lines}\n}}\n")
 
@@ -112,4 +123,6 @@ def record(folder: Path, number: int) -> None:
 if __name__ == "__main__":
     for number in exercises():
         record(Path(sys.argv[1]) / f"exercise_{number}", number)
-    COMMANDS.write_text(json.dumps({number: commands_of(number) for number in exercises()}, indent=1) + "\n")
+    COMMANDS.write_text(
+        json.dumps({number: commands_of(number) for number in exercises()}, indent=1) + "\n"
+    )

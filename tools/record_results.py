@@ -1,5 +1,6 @@
 __doc__ = """\
-Store the results of a machine that the documentation quotes: benchmarks/results/NAME, and exercises/pictures.
+Store the results of a machine that the documentation quotes: benchmarks/results/NAME, and \
+exercises/pictures.
 
 python3 run_exercise.py all --output-dir FOLDER
 (cd FOLDER && ../run_baseline.sh)
@@ -32,12 +33,18 @@ def main() -> None:
     from workshop.exercise.page import exercises
 
     parser = OneLineParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="where `run_exercise.py all` and ./run_baseline.sh wrote")
+    parser.add_argument(
+        "folder", type=Path, help="where `run_exercise.py all` and ./run_baseline.sh wrote"
+    )
     parser.add_argument("name", help="of the machine, such as cpu-amd-epyc-2-threads")
     args = parser.parse_args()
-    results, pictures = PROJECT / "benchmarks" / "results" / args.name, PROJECT / "exercises" / "pictures"
+    results, pictures = (
+        PROJECT / "benchmarks" / "results" / args.name,
+        PROJECT / "exercises" / "pictures",
+    )
     targets = {
-        f"exercise_{number}/answers_{number}.json": results / f"exercise_{number}.json" for number in exercises()
+        f"exercise_{number}/answers_{number}.json": results / f"exercise_{number}.json"
+        for number in exercises()
     }
     targets["baseline_results_*/performance_summary.json"] = results / "run_baseline.json"
     targets["baseline_results_*/training_output.log"] = results / "run_baseline.log"

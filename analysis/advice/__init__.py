@@ -1,1 +1,2 @@
-"""What would help, and how much at most?  Changes to try, each with its evidence in the trace and its bound."""
+"""What would help, and how much at most?  Changes to try, each with its evidence in the trace and \
+its bound."""

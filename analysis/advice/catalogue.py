@@ -1,9 +1,10 @@
-"""The catalogue of changes that may be proposed: a record each, in the order in which they are asked.
+"""The catalogue of changes that may be proposed: a record each, in the order in which they are
+asked.
 
-A record says what the change is called, to whom it applies, where the figures come from (the part of the step that it
-would still change, and what would remain of it), what each reader is told to do, and by which flag of our own script.
-What saves less than WORTH_LISTING of the step is not proposed.  A new one is a record here, a function that looks at
-the evidence, and a test.
+A record says what the change is called, to whom it applies, where the figures come from (the part
+of the step that it would still change, and what would remain of it), what each reader is told to
+do, and by which flag of our own script.  What saves less than WORTH_LISTING of the step is not
+proposed.  A new one is a record here, a function that looks at the evidence, and a test.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ Condition = Callable[[Evidence], str]  # why a change does not apply, in a few w
 MANY_CLASSES = 512  # of a loss: the logits of fewer are small beside what the model computes
 
 
-# ---- To whom it applies ----------------------------------------------------------------------------------------------
+# ---- To whom it applies --------------------------------------------------------------------------
 
 
 def has_gpu(evidence: Evidence) -> str:
@@ -39,7 +40,11 @@ def launches_kernels(evidence: Evidence) -> str:
 
 
 def has_torch_2(evidence: Evidence) -> str:
-    return "it needs PyTorch 2.0, and this trace is of an older one" if evidence.links.trace.file.is_1_x else ""
+    return (
+        "it needs PyTorch 2.0, and this trace is of an older one"
+        if evidence.links.trace.file.is_1_x
+        else ""
+    )
 
 
 def has_compiler(evidence: Evidence) -> str:
@@ -56,11 +61,12 @@ def has_many_classes(evidence: Evidence) -> str:
     return f"the loss is over {evidence.classes} classes: its logits are small"
 
 
-# ---- The records -----------------------------------------------------------------------------------------------------
+# ---- The records ---------------------------------------------------------------------------------
 
 
 HOW, LINE = the_same("{how}"), the_same("{line}")
-# What a change makes shorter.  Where the host is late, shorter kernels gain nothing, unless fewer are launched.
+# What a change makes shorter.  Where the host is late, shorter kernels gain nothing, unless fewer
+# are launched.
 KERNELS, KERNELS_AND_LAUNCHES, HOST = "kernels", "kernels, of which fewer are launched", "the host"
 
 
@@ -69,7 +75,9 @@ class Advice:
     """A change that may be proposed."""
 
     name: str
-    look: Callable[[Evidence], Found]  # the figures of the part that the change would still make shorter
+    look: Callable[
+        [Evidence], Found
+    ]  # the figures of the part that the change would still make shorter
     # What to do, for each reader; {how}, {flag} and what the figures fill in
     words: Words = HOW
     applies: tuple[Condition, ...] = ()
@@ -98,7 +106,11 @@ def of_fusion(fusion: fusions.Fusion) -> Advice:
 
 CATALOGUE = (
     *(of_fusion(fusion) for fusion in fusions.FUSIONS),
-    Advice(name="without dropout", look=fusions.without_dropout, words=the_same("nn.Dropout(0.0), dropout_p=0.0")),
+    Advice(
+        name="without dropout",
+        look=fusions.without_dropout,
+        words=the_same("nn.Dropout(0.0), dropout_p=0.0"),
+    ),
     Advice(
         name="better matmul kernels",
         look=partial(efficiency.better_kernels, "matmul"),
@@ -117,24 +129,54 @@ CATALOGUE = (
         look=efficiency.aligned_matmuls,
         words=Words(
             our_model="{how}: --vocab-size, --hidden-dim and --intermediate-dim",
-            own_program="nn.Linear(width, 8 * math.ceil(classes / 8)), and the same for the other dimensions",
-            file_only="nn.Linear(width, 8 * math.ceil(classes / 8)), and the same for the other dimensions",
+            own_program=(
+                "nn.Linear(width, 8 * math.ceil(classes / 8)), and the same for the other"
+                " dimensions"
+            ),
+            file_only=(
+                "nn.Linear(width, 8 * math.ceil(classes / 8)), and the same for the other"
+                " dimensions"
+            ),
         ),
         shortens=KERNELS,
     ),
-    Advice(name="channels-last layout", look=efficiency.one_layout, words=LINE, shortens=KERNELS_AND_LAUNCHES),
     Advice(
-        name="fused optimizer", look=changes.fused_optimizer, words=LINE, is_cause=False, shortens=KERNELS_AND_LAUNCHES
+        name="channels-last layout",
+        look=efficiency.one_layout,
+        words=LINE,
+        shortens=KERNELS_AND_LAUNCHES,
     ),
-    Advice(name="mixed precision", look=changes.mixed_precision, words=LINE, is_cause=False, shortens=KERNELS),
-    Advice(name="compile", look=changes.compilation, words=LINE, applies=(has_torch_2, has_compiler), is_cause=False),
+    Advice(
+        name="fused optimizer",
+        look=changes.fused_optimizer,
+        words=LINE,
+        is_cause=False,
+        shortens=KERNELS_AND_LAUNCHES,
+    ),
+    Advice(
+        name="mixed precision",
+        look=changes.mixed_precision,
+        words=LINE,
+        is_cause=False,
+        shortens=KERNELS,
+    ),
+    Advice(
+        name="compile",
+        look=changes.compilation,
+        words=LINE,
+        applies=(has_torch_2, has_compiler),
+        is_cause=False,
+    ),
     Advice(
         name="record later steps",
         look=waits.later_steps,
         words=Words(
             our_model="{again}",
             own_program="{again}",
-            file_only="a trace of later steps tells more: torch.profiler.schedule(wait=2, warmup=3, active=5)",
+            file_only=(
+                "a trace of later steps tells more: torch.profiler.schedule(wait=2, warmup=3,"
+                " active=5)"
+            ),
         ),
         said_if_absent=False,
     ),
@@ -148,7 +190,10 @@ CATALOGUE = (
     ),
     Advice(name="larger batch", look=waits.larger_batch, is_cause=False, shortens=HOST),
     Advice(
-        name="fewer synchronizations", look=waits.fewer_synchronizations, words=LINE, applies=(has_gpu_to_wait_for,)
+        name="fewer synchronizations",
+        look=waits.fewer_synchronizations,
+        words=LINE,
+        applies=(has_gpu_to_wait_for,),
     ),
     Advice(name="prefetch data", look=waits.faster_data, words=LINE),
     Advice(

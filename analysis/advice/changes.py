@@ -1,11 +1,19 @@
-"""Which changes to the optimizer, the precision, the compiler and what is kept in memory does the trace suggest?"""
+"""Which changes to the optimizer, the precision, the compiler and what is kept in memory does the
+trace suggest?"""
 
 import os
 
 import numpy as np
 import pandas as pd
 
-from analysis.advice.evidence import WORTH_LISTING, Evidence, Found, NotApplicable, Proposal, at_roof
+from analysis.advice.evidence import (
+    WORTH_LISTING,
+    Evidence,
+    Found,
+    NotApplicable,
+    Proposal,
+    at_roof,
+)
 from analysis.advice.who_reads import Reader
 from analysis.attribution import regions
 from analysis.hardware.matching import datasheet
@@ -23,9 +31,21 @@ NARROW_TYPES = ("c10::BFloat16", "c10::Half")
 TORCH_NAME = {"bf16": "bfloat16", "fp16": "float16"}
 # Of torch.optim: what their constructors take.
 WITH_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
-WITH_FOREACH = (*WITH_FUSED, "ASGD", "Adadelta", "Adafactor", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
+WITH_FOREACH = (
+    *WITH_FUSED,
+    "ASGD",
+    "Adadelta",
+    "Adafactor",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+)
 
-UPDATES = "addcdiv|addcmul|lerp|sqrt|foreach_mul|multi_tensor"  # in names of what a fused update replaces
+UPDATES = (  # in names of what a fused update replaces
+    "addcdiv|addcmul|lerp|sqrt|foreach_mul|multi_tensor"
+)
 
 
 def fused_optimizer(evidence: Evidence) -> Found:
@@ -35,13 +55,17 @@ def fused_optimizer(evidence: Evidence) -> Found:
     name, events = "fused optimizer", evidence.events
     table = evidence.links.gpu if evidence.links.on_gpu else evidence.links.host
     # What multiplies or communicates too, as Muon does, does not become less.
-    multiplies = take_or(table["named_category"].isin(MATMUL_CLASSES).to_numpy(), events.index.to_numpy(), False)
+    multiplies = take_or(
+        table["named_category"].isin(MATMUL_CLASSES).to_numpy(), events.index.to_numpy(), False
+    )
     updates = (events["phase"] == "optimizer") & (events["category"] != "communication")
     mask = (updates & ~multiplies).to_numpy()
     is_done = mask & evidence.runs(roles.FUSED_UPDATE)
     done = "already fused" if is_done.any() else ""
     mask = mask & ~is_done
-    if done:  # else steps that are counted and gradients that are cleared would be what is left to fuse
+    if (
+        done
+    ):  # else steps that are counted and gradients that are cleared would be what is left to fuse
         mask = mask & events["name"].astype(str).str.contains(UPDATES, regex=True).to_numpy(bool)
     if not mask.any():
         return NotApplicable(name, done) if done else None
@@ -55,9 +79,10 @@ def fused_optimizer(evidence: Evidence) -> Found:
         if moved < IN_A_CACHE:
             best, bound = 0.0, "its time could vanish, since a cache may hold them"
         basis = (
-            f"{optimizer} must read weights, gradients, two moments and write all but gradients, {moved / MB:,.0f} MB; "
-            f"at most: {bound}; estimate: at {evidence.best_bytes_per_us / 1e3:.1f} GB/s, the highest rate of any "
-            "operator in this trace"
+            f"{optimizer} must read weights, gradients, two moments and write all but gradients,"
+            f" {moved / MB:,.0f} MB; at most: {bound}; estimate: at"
+            f" {evidence.best_bytes_per_us / 1e3:.1f} GB/s, the highest rate of any operator in"
+            " this trace"
         )
     else:
         best, basis = 0.0, "its time could vanish; estimate: as long as its two longest operators"
@@ -66,14 +91,18 @@ def fused_optimizer(evidence: Evidence) -> Found:
     compiled = evidence.part(mask & evidence.compiled)[1] > us / 2
     how, line = "a compiled or fused version of its step", "torch.compile(optimizer.step)"
     if optimizer in WITH_FUSED:
-        how = line = f"torch.optim.{optimizer}(..., fused=True)" + ("" if foreach else ", or foreach=True")
+        how = line = f"torch.optim.{optimizer}(..., fused=True)" + (
+            "" if foreach else ", or foreach=True"
+        )
     elif optimizer in WITH_FOREACH and not foreach:
         how = line = f"torch.optim.{optimizer}(..., foreach=True)"
     elif compiled:
         how = line = "a fused version of its step: one kernel for many tensors"
     finding = f"The optimizer takes {evidence.share(us)} of the step"
     if done:
-        finding = f"The part of the optimizer that is not fused takes {evidence.share(us)} of the step"
+        finding = (
+            f"The part of the optimizer that is not fused takes {evidence.share(us)} of the step"
+        )
     words = {"filled": {"line": line}, "done": done}
     return evidence.proposal(name, finding, how, mask, basis, best, likely, **words)
 
@@ -87,8 +116,8 @@ def optimizer_of(evidence: Evidence) -> str | None:
 
 
 def mixed_precision(evidence: Evidence) -> Found:
-    """Of the matmuls that are still in fp32, where it can help: on a GPU by its datasheet; on a CPU by a small matmul,
-    timed if this machine ran it."""
+    """Of the matmuls that are still in fp32, where it can help: on a GPU by its datasheet; on a CPU
+    by a small matmul, timed if this machine ran it."""
     name, events, trace = "mixed precision", evidence.events, evidence.links.trace
     types = np.array([factor_type(shapes, kinds) for shapes, kinds, _ in trace.signatures], object)
     types = take_or(types, events["signature"].to_numpy(), None)
@@ -104,8 +133,11 @@ def mixed_precision(evidence: Evidence) -> Found:
     if gain is not None and gain < 1 + WORTH_LISTING:
         return NotApplicable(name, basis)
     how = f"torch.autocast in {narrow} around the forward pass"
-    # What is between matmuls moves half the bytes; attention that is written out may become a fused kernel.
-    between = evidence.of_model & ~events["class"].isin(("communication", *MATMUL_CLASSES)).to_numpy()
+    # What is between matmuls moves half the bytes; attention that is written out may become a fused
+    # kernel.
+    between = (
+        evidence.of_model & ~events["class"].isin(("communication", *MATMUL_CLASSES)).to_numpy()
+    )
     between &= (events["launches"] > 0).to_numpy() & ~in_narrow
     beside = evidence.part(between)[1]
     whole = evidence.part(between & (events["region"] == regions.ATTENTION).to_numpy())[1]
@@ -127,7 +159,8 @@ def multiplies_tf32(name: str) -> bool:
 
 
 def wide_precision(evidence: Evidence, multiplies: np.ndarray) -> str:
-    """fp32 or tf32: what most of the time of these matmuls, whose factors are fp32, is computed in."""
+    """fp32 or tf32: what most of the time of these matmuls,
+    whose factors are fp32, is computed in."""
     usual = precision_of(evidence.links, evidence.summary)
     if usual in ("fp32", "tf32"):
         return usual
@@ -136,9 +169,11 @@ def wide_precision(evidence: Evidence, multiplies: np.ndarray) -> str:
     return "tf32" if us_tf32 > us / 2 else "fp32"
 
 
-def gain_of_narrow_type(evidence: Evidence, now: str) -> tuple[str, float | None, float | None, str]:
-    """bf16, or fp16 where there is no bf16; how many times as fast its matmuls are as in the precision `now`; their
-    peak in FLOP/s; the sources.
+def gain_of_narrow_type(
+    evidence: Evidence, now: str
+) -> tuple[str, float | None, float | None, str]:
+    """bf16, or fp16 where there is no bf16; how many times as fast its matmuls are as in the
+    precision `now`; their peak in FLOP/s; the sources.
 
     None is unknown."""
     device, summary = device_of(evidence.links, evidence.summary), evidence.summary
@@ -150,7 +185,12 @@ def gain_of_narrow_type(evidence: Evidence, now: str) -> tuple[str, float | None
         roof = 1e12 * found[1] * rates[1] if rates[1] else None
         bound = f"at most: its FLOPs at {rates[1]:,.4g} TFLOP/s" if roof else vanish
         if not all(rates):
-            return narrow, None, roof, f"{bound}; no estimate: the datasheet of {row.name} has no {now}"
+            return (
+                narrow,
+                None,
+                roof,
+                f"{bound}; no estimate: the datasheet of {row.name} has no {now}",
+            )
         gain = rates[1] / rates[0]
         times = f"{narrow} is {gain:.1f} times as fast as {now} by the datasheet of {row.name}"
         return narrow, gain, roof, f"{bound}; estimate: {times}"
@@ -159,23 +199,42 @@ def gain_of_narrow_type(evidence: Evidence, now: str) -> tuple[str, float | None
 
         if timed := cache.measured(device, "bf16", "gain"):
             times = f"bf16 is {timed.rate:.2g} times as fast as fp32 on this CPU: {timed.source}"
-            return "bf16", timed.rate, None, times if timed.rate < 1 else f"{vanish}; estimate: {times}"
-    return "bf16", None, None, f"{vanish}; no datasheet gives the speedup, and a CPU may be slower in bf16"
+            return (
+                "bf16",
+                timed.rate,
+                None,
+                times if timed.rate < 1 else f"{vanish}; estimate: {times}",
+            )
+    return (
+        "bf16",
+        None,
+        None,
+        f"{vanish}; no datasheet gives the speedup, and a CPU may be slower in bf16",
+    )
 
 
-LITTLE_LEFT = 0.1  # of the work between matmuls: so much uncompiled tells that the model is compiled as it should be
+# Share of the work between matmuls: so much uncompiled tells that the model is compiled as it
+# should be
+LITTLE_LEFT = 0.1
 FUSABLE = ("element-wise", "normalization", "reduction", "copy")
 
 
 def compilation(evidence: Evidence) -> Found:
     """What the compiler could fuse of the operators that it did not compile yet."""
     events, inside = evidence.events, evidence.of_model & ~evidence.compiled
-    fusable = inside & events["category"].isin(FUSABLE).to_numpy() & ~evidence.of_copies(*roles.HOST_COPIES)
-    if evidence.links.on_gpu:  # the kernels of others, as inference engines call them, are what they are
+    fusable = (
+        inside
+        & events["category"].isin(FUSABLE).to_numpy()
+        & ~evidence.of_copies(*roles.HOST_COPIES)
+    )
+    if (
+        evidence.links.on_gpu
+    ):  # the kernels of others, as inference engines call them, are what they are
         known = [*filter(is_of_pytorch, events["name"].cat.categories)]
         fusable &= events["name"].isin(known).to_numpy() | evidence.kernels("at::native")
     rows, us = evidence.part(fusable)
-    # Attention that is written out is a pattern that the compiler knows; the overhead is that of all operators.
+    # Attention that is written out is a pattern that the compiler knows; the overhead is that of
+    # all operators.
     multiplies = events["class"].isin(MATMUL_CLASSES) & (events["region"] != regions.ATTENTION)
     whole = inside & ~(multiplies | (events["class"] == "communication")).to_numpy()
     whole &= ~evidence.of_copies(*roles.HOST_COPIES)
@@ -183,8 +242,13 @@ def compilation(evidence: Evidence) -> Found:
     overhead = waits + evidence.part(whole & (events["launches"] == 0).to_numpy())[1]
     saved, fewer = in_chains(evidence, fusable, inside)
     beside = "wait for launches" if evidence.links.on_gpu else "overhead between operators"
-    text = f"{evidence.described(rows)}, none of them a matmul, and {evidence.share(overhead)} {beside}"
-    finding = f"Operators between matmuls take {evidence.share(us)} of the step, each a kernel of its own"
+    text = (
+        f"{evidence.described(rows)}, none of them a matmul, and {evidence.share(overhead)}"
+        f" {beside}"
+    )
+    finding = (
+        f"Operators between matmuls take {evidence.share(us)} of the step, each a kernel of its own"
+    )
     finding += f", and {evidence.share(overhead)} {beside}" * (overhead > us)
     how, done = "compile the model: chains of element-wise operators become one kernel each", ""
     line = CHANGES["compile"].line()
@@ -195,23 +259,31 @@ def compilation(evidence: Evidence) -> Found:
         if us < LITTLE_LEFT * (us + compiled_us):
             return NotApplicable("compile", done)
         finding = f"Outside of what is compiled, o{finding[1:]}"
-        how = "compile the rest of the model too: chains of element-wise operators become one kernel each"
+        how = (
+            "compile the rest of the model too: chains of element-wise operators become one kernel"
+            " each"
+        )
         line = "torch.compile() of the parts of the model that no compiled region contains"
     basis = (
-        "all work between matmuls could be fused into them, and all overhead vanish; estimate: each chain takes as "
-        f"long as its longest operator, and the overhead of {fewer:.0%} of the operators vanishes"
+        "all work between matmuls could be fused into them, and all overhead vanish; estimate:"
+        f" each chain takes as long as its longest operator, and the overhead of {fewer:.0%} of the"
+        " operators vanishes"
     )
     likely = affected + waits - saved - overhead * fewer
     affected += waits
     words = {"filled": {"line": line}, "done": done}
-    return Proposal("compile", finding, how, affected, basis, 0.0, likely, evidence=text, shown=fusable, **words)
+    return Proposal(
+        "compile", finding, how, affected, basis, 0.0, likely, evidence=text, shown=fusable, **words
+    )
 
 
 def in_chains(evidence: Evidence, fusable: np.ndarray, inside: np.ndarray) -> tuple[float, float]:
-    """What chains of fusable operators take beyond the longest operator of each, in us, and the share of operators that
-    become part of another."""
+    """What chains of fusable operators take beyond the longest operator of each, in us, and the
+    share of operators that become part of another."""
     table = evidence.links.gpu if evidence.links.on_gpu else evidence.links.host
-    rows = np.flatnonzero(inside & (evidence.events["launches"] > 0).to_numpy() & (evidence.events.index >= 0))
+    rows = np.flatnonzero(
+        inside & (evidence.events["launches"] > 0).to_numpy() & (evidence.events.index >= 0)
+    )
     rows = rows[np.argsort(table["start"].to_numpy()[evidence.events.index[rows]], kind="stable")]
     of = fusable[rows]
     phase = pd.factorize(evidence.events["phase"].to_numpy(object)[rows])[0]
@@ -221,21 +293,36 @@ def in_chains(evidence: Evidence, fusable: np.ndarray, inside: np.ndarray) -> tu
 
 
 def checkpointing(evidence: Evidence) -> Found:
-    """Saves memory and costs time.  Listed if the trace recorded memory that grows and shrinks within a step, by a part
-    of the device's memory that is worth the time."""
-    name, memory, steps = "activation checkpointing", evidence.links.trace.memory, evidence.links.steps
+    """Saves memory and costs time.  Listed if the trace recorded memory that grows and shrinks
+    within a step, by a part of the device's memory that is worth the time."""
+    name, memory, steps = (
+        "activation checkpointing",
+        evidence.links.trace.memory,
+        evidence.links.steps,
+    )
     memory = memory[memory["on_gpu"]] if memory["on_gpu"].any() else memory
-    inside = memory[(memory["start"] >= steps["start"].min()) & (memory["start"] < steps["end"].max())]
+    inside = memory[
+        (memory["start"] >= steps["start"].min()) & (memory["start"] < steps["end"].max())
+    ]
     us = evidence.part(evidence.events["phase"] == "forward")[1]
     forward, grown = us / evidence.total_us, inside["total"].max() - inside["total"].min()
-    if not forward or not evidence.trains or not grown >= max(MB, 0.5 * inside["total"].max()):  # NaN without memory
+    if (
+        not forward or not evidence.trains or not grown >= max(MB, 0.5 * inside["total"].max())
+    ):  # NaN without memory
         return None
-    # Our sizes stand for larger ones, and the optimization study compares what it costs with what was measured.
+    # Our sizes stand for larger ones, and the optimization study compares what it costs with what
+    # was measured.
     device_bytes = None if evidence.reader == Reader.OUR_MODEL else memory_of_device(evidence)
     if device_bytes and grown < WORTH_LISTING * device_bytes:
-        saves = f"it saves at most {grown / MB:,.0f} MB, {grown / device_bytes:.1%} of the memory there is"
+        saves = (
+            f"it saves at most {grown / MB:,.0f} MB, {grown / device_bytes:.1%} of the memory"
+            " there is"
+        )
         return NotApplicable(name, saves)
-    basis = f"the forward pass, {forward:.1%} of the step, runs twice; at most that much memory is saved"
+    basis = (
+        f"the forward pass, {forward:.1%} of the step, runs twice; at most that much memory is"
+        " saved"
+    )
     how = "torch.utils.checkpoint around each block: saves memory, costs time"
     finding = f"Memory grows by {grown / MB:,.0f} MB within a step"
     filled = {"line": CHANGES["checkpoint"].line()}

@@ -1,4 +1,4 @@
-"""Which kernels are far from what the device can do, and what would they take at a realistic rate?"""
+"""Which kernels are far from what the device can do; what would they take at a realistic rate?"""
 
 import re
 
@@ -15,11 +15,13 @@ from analysis.vocabulary.kernels import MISALIGNED
 from analysis.work.operator_costs import factor_type
 from harness.model.changes import CHANGES
 
-# Shares of the datasheet's peak that good kernels reach: large matmuls of libraries about 70%, attention 50 to 73%
-# (FlashAttention-2, arXiv 2307.08691, on an A100).
+# Shares of the datasheet's peak that good kernels reach: large matmuls of libraries about 70%,
+# attention 50 to 73% (FlashAttention-2, arXiv 2307.08691, on an A100).
 REALISTIC = {"matmul": 0.7, "attention": 0.5}
 NAMES = {"matmul": "matmuls", "convolution": "convolutions", "attention": "attention"}
-FORECAST = 10.0  # times as fast: what should become faster by more has another reason than its kernel
+FORECAST = (
+    10.0  # times as fast: what should become faster by more has another reason than its kernel
+)
 OF_RUNTIME = "^__amd_rocclr_"  # kernels by which the runtime copies and fills memory
 KERNEL_NAME = 60  # letters by which profilers find a kernel: mangled names have thousands
 SHORTEST_US = 5.0  # of a kernel that does something, with its first and last blocks
@@ -27,7 +29,7 @@ LAYOUT = r"(?i)nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|batched_transpose_|tran
 
 
 def better_kernels(what: str, evidence: Evidence) -> Found:
-    """Matmuls, or attention, whose shapes say that they are far below the nearer of the two roofs."""
+    """Matmuls or attention whose shapes say that they are far below the nearer of the two roofs."""
     events, trace = evidence.events, evidence.links.trace
     classes = ("attention",) if what == "attention" else ("matmul", "convolution")
     known = events["class"].isin(classes).to_numpy() & (events["signature"] >= 0).to_numpy()
@@ -35,7 +37,9 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
     peaks, bandwidth = Roofs(evidence.links, evidence.summary), evidence.bandwidth_roofs
     of_events = np.zeros(len(events), bool)
     far = []  # us, at its roof, likely, at best, name and shapes, a row of the events, peak, class
-    for (code, signature, kind), rows in events[known].groupby(["code", "signature", "class"], observed=True):
+    for (code, signature, kind), rows in events[known].groupby(
+        ["code", "signature", "class"], observed=True
+    ):
         shapes, types, _ = trace.signatures[signature]
         peak = peaks.of(factor_type(shapes, types))[1]
         us, flops, moved = (float(rows[one].sum()) for one in ("us", "flops", "bytes"))
@@ -44,7 +48,9 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
         # What was measured is no limit, and Winograd's convolution multiplies less.
         needed = 0.0 if peak.kind == "measured" or kind == "convolution" else 1.0
         roof_us = 1e6 * max(flops / peak.rate, moved / bandwidth[0].rate)
-        likely = max(roof_us / REALISTIC[what], SHORTEST_US * rows["launches"].sum() * evidence.links.on_gpu)
+        likely = max(
+            roof_us / REALISTIC[what], SHORTEST_US * rows["launches"].sum() * evidence.links.on_gpu
+        )
         if likely < us:
             name = f"{trace.operators['name'].cat.categories[code]} {shapes_text(shapes)}"
             best = min(likely, 1e6 * needed * flops / peak.rate)
@@ -56,59 +62,96 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
     worst = max(far, key=lambda one: one[0] - one[2])
     rate = f"{100 * roof_us / us:.2g}% of the nearer roof"
     text = f"{evidence.share(us)} of the step at {rate}; most is lost in {worst[4]}"
-    basis = f"at most: the FLOPs that they need, at the peak {worst[6]}" if best else "at most: its time could vanish"
+    basis = (
+        f"at most: the FLOPs that they need, at the peak {worst[6]}"
+        if best
+        else "at most: its time could vanish"
+    )
     if us > FORECAST * likely:
         likely = None
-        basis += "; no estimate: from so far below its roof a kernel that runs otherwise is no forecast"
+        basis += (
+            "; no estimate: from so far below its roof a kernel that runs otherwise is no forecast"
+        )
     else:
-        basis += f"; estimate: at {REALISTIC[what]:.0%} of the nearer roof, which good kernels reach"
-    how = "wider, padded dimensions, a larger batch, or kernels chosen by timing: torch.compile(mode='max-autotune')"
+        basis += (
+            f"; estimate: at {REALISTIC[what]:.0%} of the nearer roof, which good kernels reach"
+        )
+    how = (
+        "wider, padded dimensions, a larger batch, or kernels chosen by timing:"
+        " torch.compile(mode='max-autotune')"
+    )
     kinds = {one[-1] for one in far}
     who = " and ".join(name for kind, name in NAMES.items() if kind in kinds).capitalize()
     if what == "attention":
-        how = "another fused kernel of attention, longer sequences or more heads per call, a head width of 64 or 128"
-    finding = f"{who} run{'s' * (what == 'attention')} at {rate} for {evidence.share(us)} of the step"
+        how = (
+            "another fused kernel of attention, longer sequences or more heads per call, a head"
+            " width of 64 or 128"
+        )
+    finding = (
+        f"{who} run{'s' * (what == 'attention')} at {rate} for {evidence.share(us)} of the step"
+    )
     command = counters(evidence.links, evidence.summary, worst[5])["counters"]
     if command is None:
-        command = "perf stat -e cycles,instructions,cache-misses, of a program with this shape alone"
+        command = (
+            "perf stat -e cycles,instructions,cache-misses, of a program with this shape alone"
+        )
     what = "convolution" if kinds == {"convolution"} else what
     name, shown = f"better {what} kernels", events.index == worst[5]
     filled = {"counters": command}
-    return Proposal(name, finding, how, us, basis, best, likely, filled, text, shown=shown, of_events=of_events)
+    return Proposal(
+        name, finding, how, us, basis, best, likely, filled, text, shown=shown, of_events=of_events
+    )
 
 
 def counters(links: AttributedLinks, summary: dict | None, event: int | None = None) -> dict:
-    """`counters`: the command that reads the counters of a kernel, which tell why it is slow; for who runs a program of
-    their own, and of a kernel alone: those profilers repeat a kernel, which for a collective waits for ranks that never
-    come, and know no copies.
+    """`counters`: the command that reads the counters of a kernel, which tell why it is slow; for
+    who runs a program of their own, and of a kernel alone: those profilers repeat a kernel, which
+    for a collective waits for ranks that never come, and know no copies.
 
     event: of the GPU, by default one of those that take longest together; none without a GPU."""
     if not links.on_gpu:
         return {"counters": None}
     gpu, reader = links.gpu, who_reads(summary)
     if reader != Reader.OWN_PROGRAM:
-        return {"counters": None, "counters_reason": f"for a program of one's own; who reads this {reader.value}"}
+        return {
+            "counters": None,
+            "counters_reason": f"for a program of one's own; who reads this {reader.value}",
+        }
     is_kernel = (gpu["kind"] == "kernel") & (gpu["category"] != "communication")
     is_kernel &= ~by_name(gpu["name"], lambda name: bool(re.search(OF_RUNTIME, name)), bool)
-    kernels = gpu[is_kernel.to_numpy()] if event is None else gpu.iloc[[event]][is_kernel.iloc[[event]].to_numpy()]
+    kernels = (
+        gpu[is_kernel.to_numpy()]
+        if event is None
+        else gpu.iloc[[event]][is_kernel.iloc[[event]].to_numpy()]
+    )
     if kernels.empty:
-        return {"counters": None, "counters_reason": "no kernel of the program's own takes that time"}
+        return {
+            "counters": None,
+            "counters_reason": "no kernel of the program's own takes that time",
+        }
     us = (kernels["end"] - kernels["start"]).groupby(kernels["name"].astype(str)).sum()
     name = re.split(r"[<(]", us.idxmax().removeprefix("void "))[0][:KERNEL_NAME]
     command = command_of(summary) or "python3 YOUR_SCRIPT"
     if device_of(links, summary).get("arch", "").startswith("gfx"):
         return {"counters": f"rocprof-compute profile -n kernel -k '{name}' -- {command}"}
-    return {"counters": f"ncu --set full --kernel-name-base demangled --kernel-name regex:'{name}' {command}"}
+    return {
+        "counters": (
+            f"ncu --set full --kernel-name-base demangled --kernel-name regex:'{name}' {command}"
+        )
+    }
 
 
 def aligned_matmuls(evidence: Evidence) -> Found:
-    """Kernels for matmuls with a dimension that is no multiple of 8, which load two or four bytes at a time."""
+    """Kernels for matmuls with a dimension that is no multiple of 8, which load two or four bytes
+    at a time."""
     mask = evidence.kernels(MISALIGNED)
     if not mask.any():
         return None
     rows, us = evidence.part(mask)
     flops, roofs = rows["flops"].sum(), evidence.compute_roofs
-    rate = evidence.best_rate("flops", ~mask) or (roofs[0].rate / 1e6 * REALISTIC["matmul"] if roofs else None)
+    rate = evidence.best_rate("flops", ~mask) or (
+        roofs[0].rate / 1e6 * REALISTIC["matmul"] if roofs else None
+    )
     likely = min(us, flops / rate) if rate and flops else None
     best, bound = at_roof(flops, roofs, "GFLOP/s", us if likely is None else likely)
     basis = f"at most: {bound}"
@@ -129,8 +172,13 @@ def one_layout(evidence: Evidence) -> Found:
     if not mask.any():
         return None
     us = evidence.part(mask)[1]
-    finding = f"Changing tensors between channels-first and channels-last takes {evidence.share(us)} of the step"
+    finding = (
+        f"Changing tensors between channels-first and channels-last takes {evidence.share(us)} of"
+        " the step"
+    )
     how = "model and inputs in channels-last, and no .contiguous() that changes them back"
     basis = "its time could vanish, and waits for launches with it; estimate: its own"
     filled = {"line": CHANGES["channels-last"].line()}
-    return evidence.proposal("channels-last layout", finding, how, mask, basis, likely_us=0.0, filled=filled)
+    return evidence.proposal(
+        "channels-last layout", finding, how, mask, basis, likely_us=0.0, filled=filled
+    )

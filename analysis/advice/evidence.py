@@ -1,4 +1,5 @@
-"""What a proposal is made of: the events of the steps, with the FLOPs and bytes of each where they are known."""
+"""What a proposal is made of: the events of the steps, with the FLOPs and bytes of each where they
+are known."""
 
 import functools
 import re
@@ -27,9 +28,11 @@ from harness.base.units import MB
 from harness.model.optimizations import ANY_MODEL
 
 WORTH_LISTING = 0.02  # of the step: what affects or saves less is not proposed
-LATE_HOST = 0.1  # of the step, in which the GPU waits for the host: from here on it may have the critical path
+# Share of the step in which the GPU waits for the host: from here on it may have the critical path
+LATE_HOST = 0.1
 OF_HOST = ("launch", "latency", "host_code", "data", "allocation")  # causes of such waits
-# How the names of classes end that only models of transformers have, and what their attention is chosen by.
+# How the names of classes end that only models of transformers have, and what their attention is
+# chosen by.
 OF_TRANSFORMERS = re.compile(
     r"(For(CausalLM|MaskedLM|PreTraining|\w+Classification|QuestionAnswering|ConditionalGeneration)|LMHeadModel)(_\d+)?$"
 )
@@ -37,21 +40,30 @@ OF_TRANSFORMERS = re.compile(
 
 @dataclass
 class Proposal:
-    """What the trace tells of a change: the part of the steps that it affects, and what would remain of that."""
+    """What the trace tells of a change: the part of the steps that it affects, and what would
+    remain of that."""
 
     name: str
     finding: str  # one sentence: what is wrong, with its figure
     how: str
     us: float  # time of the steps that it affects
     basis: str  # where best_us and likely_us come from
-    best_us: float | None = 0.0  # what would remain of `us` at best; None: no bound can be given, as the basis says
+    best_us: float | None = (
+        0.0  # what would remain of `us` at best; None: no bound can be given, as the basis says
+    )
     likely_us: float | None = None  # what would probably remain of it, if that is known
-    filled: dict[str, str] = field(default_factory=dict)  # placeholders in the words of the catalogue
+    filled: dict[str, str] = field(
+        default_factory=dict
+    )  # placeholders in the words of the catalogue
     evidence: str = ""  # the figures that support it, where they are more than those of the finding
     other_flag: str | None = None  # of tiny_llama_v1.py, where it is not that of the catalogue
-    shown: np.ndarray | str | None = None  # which of the events show it, or the cause of the waits that do
+    shown: np.ndarray | str | None = (
+        None  # which of the events show it, or the cause of the waits that do
+    )
     of_events: np.ndarray | None = None  # which of the events become shorter
-    done: str = ""  # why too little is left to gain, where the program does the same already in other parts
+    done: str = (
+        ""  # why too little is left to gain, where the program does the same already in other parts
+    )
     memory_mb: float | None = None  # that it saves at most, of what costs time instead
 
     def __post_init__(self) -> None:
@@ -80,7 +92,7 @@ class Evidence:
     """The events of the steps, with the FLOPs and bytes of each where they are known."""
 
     def __init__(self, links: AttributedLinks, summary: dict | None, path_is_known: bool = True):
-        """path_is_known: the times of GPU and host can be compared, so that a critical path is one."""
+        """path_is_known: the times of GPU and host can be compared, so a critical path is one."""
         self.links, self.steps, self.summary = links, len(links.steps), summary
         self.path_is_known = path_is_known
         self.reader, self.command = who_reads(summary), command_of(summary)
@@ -93,12 +105,20 @@ class Evidence:
         inputs = take_or(operators["signature"], rows, -1)
         works = ~views_and_metadata(links, rows)
         costs, which = costs_of_operators(links)
-        # What a kernel must do at least, so that a bound is one: of causal attention the scores that are not masked.
-        least = {"flops": [one.flops and one.least_flops for one in costs], "bytes": [one.bytes for one in costs]}
+        # What a kernel must do at least, so that a bound is one: of causal attention the scores
+        # that are not masked.
+        least = {
+            "flops": [one.flops and one.least_flops for one in costs],
+            "bytes": [one.bytes for one in costs],
+        }
         done = {work: np.array([n or 0 for n in each], float) for work, each in least.items()}
-        owners = rows if links.on_gpu else events.index.to_numpy()  # rows of links.host: operators, ranges, modules
+        owners = (
+            rows if links.on_gpu else events.index.to_numpy()
+        )  # rows of links.host: operators, ranges, modules
         self.owners = owners
-        owners = np.where(events["category"] == "communication", -1, owners)  # a hook's, within what it interrupts
+        owners = np.where(
+            events["category"] == "communication", -1, owners
+        )  # a hook's, within what it interrupts
         # An operator that launches several kernels does its work once.
         again = pd.Series(rows).duplicated().to_numpy() & (rows >= 0)
         self.events = events.assign(
@@ -107,13 +127,24 @@ class Evidence:
             name=pd.Categorical.from_codes(codes, names),
             region=take_or_none(regions.regions(links)["kind"], owners),
             launches=1 if links.on_gpu else works.astype(int),
-            **{work: np.where(again, 0.0, take_or(of[which], rows, 0.0)) for work, of in done.items()},
+            **{
+                work: np.where(again, 0.0, take_or(of[which], rows, 0.0))
+                for work, of in done.items()
+            },
         )
-        self.best_flops_per_us, self.best_bytes_per_us = self.best_rate("flops"), self.best_rate("bytes")
-        slowed = links.idle_left == 1 and profiler_overhead(links.trace, summary)["ratio"]  # else it is left out
+        self.best_flops_per_us, self.best_bytes_per_us = (
+            self.best_rate("flops"),
+            self.best_rate("bytes"),
+        )
+        slowed = (
+            links.idle_left == 1 and profiler_overhead(links.trace, summary)["ratio"]
+        )  # else it is left out
         self.slowed = max(1.0, slowed or 0.0)
         self.compute_roofs, self.bandwidth_roofs = roofs_of(links, summary)
-        self.slices, self.idle = slices, idle_by_cause(slices)  # us by cause; of a host, time without work on tensors
+        self.slices, self.idle = (
+            slices,
+            idle_by_cause(slices),
+        )  # us by cause; of a host, time without work on tensors
         self.launch_us = self.idle["launch"] + self.idle["latency"]
         cpu = ((summary or {}).get("environment") or {}).get("cpu") or {}
         disturbance = (summary or {}).get("disturbance") or {}
@@ -124,17 +155,23 @@ class Evidence:
         self.threads: int | None = disturbance.get("threads") or cpu.get("torch_threads")
         self.of_model = ~self.events["phase"].isin(("data", "optimizer")).to_numpy()
         self.trains = bool(links.host["phase"].isin(("backward", "optimizer")).any())
-        self.of_workload_file = "file" in self.config.get("model", {})  # --workload: other settings are in it
+        self.of_workload_file = "file" in self.config.get(
+            "model", {}
+        )  # --workload: other settings are in it
         of_others = self.of_workload_file or "program" in self.config.get("model", {})
         self.of_script = summary is not None and not of_others
 
     def has_flag(self, flag: str) -> bool:
         """Whether the run that was traced has this flag."""
-        training, name = self.config.get("training", {}), flag.partition(" ")[0].strip("-").replace("-", "_")
+        training, name = (
+            self.config.get("training", {}),
+            flag.partition(" ")[0].strip("-").replace("-", "_"),
+        )
         return self.of_script or (self.of_workload_file and name in ANY_MODEL and name in training)
 
     def best_rate(self, work: str, among: np.ndarray | slice = slice(None)) -> float | None:
-        """The highest rate that an operator with 1% of the step or more reached, per us, over all its calls."""
+        """The highest rate that an operator with 1% of the step or more reached, per us, over all
+        its calls."""
         sums = self.events[among].groupby(["code", "signature"])[["us", work]].sum()
         sums = sums[(sums["us"] >= 0.01 * self.total_us) & (sums[work] > 0)]
         return float((sums[work] / sums["us"]).max()) if len(sums) else None
@@ -145,11 +182,14 @@ class Evidence:
 
     def runs(self, role: str) -> np.ndarray:
         """Which events are of operators with this role."""
-        return take_or(has_role(self.links.trace.operators, role), self.events["operator"].to_numpy(), False)
+        return take_or(
+            has_role(self.links.trace.operators, role), self.events["operator"].to_numpy(), False
+        )
 
     @functools.cached_property
     def compiled(self) -> np.ndarray:
-        """Which events are of compiled code: within a compiled region, or kernels that a compiler named."""
+        """Which events are of compiled code: within a compiled region,
+        or kernels that a compiler named."""
         host = self.links.host
         marked = by_name(host["name"], lambda name: bool(re.search(COMPILED, name)), bool)
         within = nearest_marked_ancestor(host["parent"].to_numpy(), marked) >= 0
@@ -159,27 +199,37 @@ class Evidence:
     def uses_transformers(self) -> bool:
         """Whether a module of the trace is a model of transformers."""
         modules = self.links.host[(self.links.host["kind"] == MODULE).to_numpy()]
-        return bool(by_name(modules["name"], lambda name: bool(OF_TRANSFORMERS.search(name)), bool).any())
+        return bool(
+            by_name(modules["name"], lambda name: bool(OF_TRANSFORMERS.search(name)), bool).any()
+        )
 
     @functools.cached_property
     def classes(self) -> int | None:
-        """Among how many classes, or tokens of a vocabulary, most of the loss's time chooses; None: not recorded."""
+        """Among how many classes, or tokens of a vocabulary, most of the loss's time chooses; None:
+        not recorded."""
         trace = self.links.trace
         of_loss = self.events[(self.events["region"] == regions.LOSS).to_numpy()]
         us_by_classes: dict[int, float] = {}
         for (code, signature), us in of_loss.groupby(["code", "signature"])["us"].sum().items():
-            if code < 0 or signature < 0 or letter_of(trace.operators["name"].cat.categories[code]) != LETTERS["loss"]:
+            if (
+                code < 0
+                or signature < 0
+                or letter_of(trace.operators["name"].cat.categories[code]) != LETTERS["loss"]
+            ):
                 continue
             logits = [shape for shape in trace.signatures[signature][0] if len(shape) > 1]
             if logits:
-                classes = logits[0][1 if len(logits[0]) > 3 else -1]  # of images, the second dimension
+                classes = logits[0][
+                    1 if len(logits[0]) > 3 else -1
+                ]  # of images, the second dimension
                 us_by_classes[classes] = us_by_classes.get(classes, 0.0) + us
         return max(us_by_classes, key=us_by_classes.get, default=None)
 
     @functools.cached_property
     def on_path(self) -> pd.Series | None:
-        """How much of each GPU event's time is on the critical path of a step of about median duration, in us, by its
-        row of links.gpu; attrs: which step.  None where no path is known."""
+        """How much of each GPU event's time is on the critical path of a step of about median
+        duration, in us, by its row of links.gpu;
+        attrs: which step.  None where no path is known."""
         links = self.links
         launched = (links.calls["starts_kernel"] | links.calls["starts_graph"]).any()
         step = median_step(links) or min(1, self.steps - 1)  # as critical_path() takes it
@@ -194,20 +244,25 @@ class Evidence:
         return times
 
     def path_share(self, mask: np.ndarray) -> float:
-        """The share of these events' time that is on the critical path: what is not cannot make a step shorter.  All of
-        it where the GPU waits little for the host: so little may be due to the profiler."""
+        """The share of these events' time that is on the critical path: what is not cannot make a
+        step shorter.  All of it where the GPU waits little for the host: so little may be due to
+        the profiler."""
         before_event = (self.slices["event"] >= 0) & self.slices["cause"].isin(OF_HOST)
         waits_us = float(self.slices["us"][before_event.to_numpy()].sum())
         if waits_us < LATE_HOST * self.total_us or self.on_path is None:
             return 1.0
         step = self.links.gpu["step"].to_numpy()[np.maximum(self.events.index.to_numpy(), 0)]
-        which = np.asarray(mask, bool) & (step == self.on_path.attrs["step"]) & (self.events.index >= 0)
+        which = (
+            np.asarray(mask, bool) & (step == self.on_path.attrs["step"]) & (self.events.index >= 0)
+        )
         rows = self.events[which]
         if not rows["us"].sum():
             return 1.0
         on_path_us = float(self.on_path.reindex(rows.index, fill_value=0.0).sum())
         share = min(1.0, on_path_us / float(rows["us"].sum()))
-        if self.links.idle_left < 1:  # the host is no later without the profiler than the GPU is idle then
+        if (
+            self.links.idle_left < 1
+        ):  # the host is no later without the profiler than the GPU is idle then
             share = max(share, 1.0 - waits_us / self.total_us)
         return share
 
@@ -216,56 +271,76 @@ class Evidence:
 
     def of_gpu(self, which: np.ndarray) -> np.ndarray:
         """Which events are these GPU events; none are, without a GPU."""
-        return self.links.on_gpu & take_or(which, np.minimum(self.events.index.to_numpy(), len(which)), False)
+        return self.links.on_gpu & take_or(
+            which, np.minimum(self.events.index.to_numpy(), len(which)), False
+        )
 
     def kernels(self, pattern: str) -> np.ndarray:
         """Which events are GPU events with this in their name."""
-        return self.of_gpu(by_name(self.links.gpu["name"], lambda name: bool(re.search(pattern, name)), bool))
+        return self.of_gpu(
+            by_name(self.links.gpu["name"], lambda name: bool(re.search(pattern, name)), bool)
+        )
 
     def of_copies(self, *wanted: str) -> np.ndarray:
         """Which events are GPU events with one of these roles."""
         return self.of_gpu(has_role(self.links.gpu, *wanted))
 
     def waits_for(self, mask: np.ndarray) -> float:
-        """Time in us that may vanish with these events although they do not own it: of a GPU, waits for launches, but
-        no more than the host takes from the launch before each of them to the one after it; of a host, the overhead
-        before and after each."""
+        """Time in us that may vanish with these events although they do not own it: of a GPU, waits
+        for launches, but no more than the host takes from the launch before each of them to the one
+        after it; of a host, the overhead before and after each."""
         if self.links.on_gpu:
             launched = self.links.gpu["launched"].to_numpy()[self.events.index]
             known = np.flatnonzero(~np.isnan(launched) & (self.events.index >= 0))
             order = known[np.argsort(launched[known], kind="stable")]
             of, apart = np.asarray(mask, bool)[order], np.diff(launched[order])
             return min(self.launch_us, float(apart[of[1:] | of[:-1]].sum()))
-        ours = take_or(np.asarray(mask, bool), self.events.index.get_indexer(self.slices["event"]), False)
+        ours = take_or(
+            np.asarray(mask, bool), self.events.index.get_indexer(self.slices["event"]), False
+        )
         works, n = (self.slices["state"] != IDLE).to_numpy(), np.arange(len(self.slices))
         before = np.append(ours, False)[np.maximum.accumulate(np.where(works, n, -1))]
-        after = np.append(ours, False)[np.minimum.accumulate(np.where(works, n, len(n))[::-1])[::-1]]
+        after = np.append(ours, False)[
+            np.minimum.accumulate(np.where(works, n, len(n))[::-1])[::-1]
+        ]
         free = ~works & ~ours & (self.slices["cause"] == "launch").to_numpy() & (before | after)
         return float(self.slices["us"].to_numpy()[free].sum())
 
     def place(self, shown: np.ndarray | str | None) -> dict | None:
-        """Where Perfetto shows the longest of these events, or waits with this cause, or collectives; None: nowhere."""
+        """Where Perfetto shows the longest of these events, or waits with this cause, or
+        collectives; None: nowhere."""
         links, slices, on_gpu = self.links, self.slices, self.links.on_gpu
         if shown is None or links.trace.file.command:  # Perfetto reads no file of a system profiler
             return None
         if isinstance(shown, str):
             found = (slices["cause"] == shown) | (slices["kind"] == shown)
         else:
-            found = slices["event"].isin(self.events.index[shown]) & ((slices["state"] != IDLE) | (not on_gpu))
+            found = slices["event"].isin(self.events.index[shown]) & (
+                (slices["state"] != IDLE) | (not on_gpu)
+            )
         if not (found := found & (slices["event"] >= 0)).any():
             return None
         longest = slices.loc[slices["us"].where(found).idxmax()]
         event = (links.gpu if on_gpu else links.host).iloc[longest["event"]]
         idle = on_gpu and longest["state"] == IDLE
         about, name = (longest, f"idle before {event['name']}") if idle else (event, event["name"])
-        threads, apart = dict(enumerate(links.trace.threads)), ("of the host", "asynchronous")  # has none of the file
-        process, thread = (event["device"], event["stream"]) if on_gpu else threads.get(event["thread"], apart)
+        threads, apart = (
+            dict(enumerate(links.trace.threads)),
+            ("of the host", "asynchronous"),
+        )  # has none of the file
+        process, thread = (
+            (event["device"], event["stream"]) if on_gpu else threads.get(event["thread"], apart)
+        )
         thread = f"process {process}, {'stream' if on_gpu else 'thread'} {thread}"
-        out = {"trace": links.trace.path.name, "began_ms": links.trace.perfetto_ms(about["start"]), "thread": thread}
+        out = {
+            "trace": links.trace.path.name,
+            "began_ms": links.trace.perfetto_ms(about["start"]),
+            "thread": thread,
+        }
         return out | {"duration_ms": float(about["end"] - about["start"]) / 1e3, "event": name}
 
     def with_flag(self, flag: str) -> str | None:
-        """The command of the run with this flag in addition; None: there is no run that takes it."""
+        """The command of the run with this flag in addition; None: no run takes it."""
         if not self.command or not self.has_flag(flag):
             return None
         words, name = shlex.split(self.command), flag.partition(" ")[0]
@@ -275,7 +350,10 @@ class Evidence:
         return f"{shlex.join(words)} {flag}"
 
     def described(self, rows: pd.DataFrame) -> str:
-        number = count_of(round(rows["launches"].sum() / self.steps), "kernel" if self.links.on_gpu else "operator")
+        number = count_of(
+            round(rows["launches"].sum() / self.steps),
+            "kernel" if self.links.on_gpu else "operator",
+        )
         text = f"{self.share(rows['us'].sum())} of the step in {number}"
         moved = rows["bytes"].sum() / self.steps
         return text + (f" that move {moved / MB:,.0f} MB" if moved else "")
@@ -284,20 +362,41 @@ class Evidence:
         self, name: str, finding: str, how: str, mask: np.ndarray, basis: str, best_us: float = 0.0,
         likely_us: float | None = None, **more,
     ) -> Proposal:  # fmt: skip
-        """A change to these events, with which the waits beside them may vanish, but probably do not."""
+        """A change to these events, with which waits beside them may vanish, but probably not."""
         (rows, us), waits = self.part(mask), self.waits_for(mask)
         beside = "waits for their launches" if self.links.on_gpu else "overhead beside them"
         text = self.described(rows) + f", and {self.share(waits)} {beside}" * bool(waits)
         # Those of the operators themselves go with them; what is bounded beside is not likely to.
-        own = float(self.slices["us"][self.slices["event"].isin(rows.index) & (self.slices["cause"] == "launch")].sum())
-        likely_us = None if likely_us is None else likely_us + waits - min(waits, own) * self.links.on_gpu
+        own = float(
+            self.slices["us"][
+                self.slices["event"].isin(rows.index) & (self.slices["cause"] == "launch")
+            ].sum()
+        )
+        likely_us = (
+            None if likely_us is None else likely_us + waits - min(waits, own) * self.links.on_gpu
+        )
         return Proposal(
-            name, finding, how, us + waits, basis, best_us, likely_us, evidence=text, shown=mask, of_events=mask, **more
+            name,
+            finding,
+            how,
+            us + waits,
+            basis,
+            best_us,
+            likely_us,
+            evidence=text,
+            shown=mask,
+            of_events=mask,
+            **more,
         )
 
 
 def at_roof(work: float, roofs: list[Ceiling], unit: str, likely_us: float) -> tuple[float, str]:
-    """The least time in us of the FLOPs or bytes, and why; no more than likely_us, which a cache may have allowed."""
-    if not roofs or roofs[0].kind == "measured":  # what was measured is a rate that was reached, and no limit
+    """The least time in us of the FLOPs or bytes, and why; no more than likely_us, which a cache
+    may have allowed."""
+    if (
+        not roofs or roofs[0].kind == "measured"
+    ):  # what was measured is a rate that was reached, and no limit
         return 0.0, "its time could vanish, since no datasheet gives the peak of this device"
-    return min(likely_us, 1e6 * work / roofs[0].rate), f"at {roofs[0].rate / 1e9:,.1f} {unit}, {roofs[0].origin}"
+    return min(
+        likely_us, 1e6 * work / roofs[0].rate
+    ), f"at {roofs[0].rate / 1e9:,.1f} {unit}, {roofs[0].origin}"

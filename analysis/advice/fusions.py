@@ -1,4 +1,4 @@
-"""Which regions of the model are written out as many operators, and what would remain of them as one?"""
+"""Which regions of the model are written out as many operators, and what would remain as one?"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -25,17 +25,20 @@ class Fusion(NamedTuple):
     kind: str  # of region
     how: str
     how_compiled: str = ""  # instead, where there is no GPU
-    # The part of its time that remains, or what tells it in us, with their number; None: by its matmuls, or unknown
+    # The part of its time that remains, or what tells it in us, with their number; None: by its
+    # matmuls, or unknown
     likely: float | Callable[[Evidence, pd.DataFrame], tuple[float, int]] | None = None
     basis: str = ""  # without it: by its FLOPs
     needed: float = 1.0  # of its FLOPs
 
 
 def one_operator_each(evidence: Evidence, rows: pd.DataFrame) -> tuple[float, int]:
-    """The time in us of norms that are fused, and how many there are: each still passes once over its tensor, as the
-    most expensive of its operators does, forward and backward."""
+    """The time in us of norms that are fused, and how many there are: each still passes once over
+    its tensor, as the most expensive of its operators does, forward and backward."""
     links, found = evidence.links, regions.regions(evidence.links)
-    in_step = (step_at if links.on_gpu else step_around)(links.host["start"].to_numpy(), links.steps) >= 0
+    in_step = (step_at if links.on_gpu else step_around)(
+        links.host["start"].to_numpy(), links.steps
+    ) >= 0
     calls = found["instance"][in_step & (found["kind"] == regions.NORM)].nunique()
     phases = rows[rows["launches"] > 0].groupby("phase")
     best = sum(calls * phase.groupby("name")["us"].mean().max() for _, phase in phases)
@@ -65,36 +68,61 @@ FUSIONS = (
         how="one kernel forward and one backward",
         how_compiled="a compiled activation: one loop forward and one backward",
         likely=8 / 14,
-        basis="its time could vanish; estimate: five operators become two, which move 8 tensors instead of 14",
+        basis=(
+            "its time could vanish; estimate: five operators become two, which move 8 tensors"
+            " instead of 14"
+        ),
     ),
     Fusion(
         name="fused rotary embedding",
         kind=regions.ROPE,
         how="halves swapped by one copy, multiplied and added by one kernel",
         likely=7 / 9,
-        basis="its time could vanish; estimate: five operators become three, which move 7 tensors instead of 9",
+        basis=(
+            "its time could vanish; estimate: five operators become three, which move 7 tensors"
+            " instead of 9"
+        ),
     ),
     Fusion(
         name="fused loss",
         kind=regions.LOSS,
-        how="loss from a part of the vocabulary at a time: the logits stay in the cache, and are never in memory whole",
-        basis="its time could vanish; its chunks are computed again in the backward pass, one more matmul",
+        how=(
+            "loss from a part of the vocabulary at a time: the logits stay in the cache, and are"
+            " never in memory whole"
+        ),
+        basis=(
+            "its time could vanish; its chunks are computed again in the backward pass, one more"
+            " matmul"
+        ),
     ),
     Fusion(
         name="fused norm",
         kind=regions.NORM,
         how="F.rms_norm or a compiled norm: one pass instead of one per operator",
-        how_compiled="a compiled norm: one pass instead of one per operator, which F.rms_norm has on GPUs",
+        how_compiled=(
+            "a compiled norm: one pass instead of one per operator, which F.rms_norm has on GPUs"
+        ),
         likely=one_operator_each,
-        basis="at most: its time could vanish; estimate: {:.0f} norms per step, each as long as its most expensive "
-        "operator, forward and backward",
+        basis=(
+            "at most: its time could vanish; estimate: {:.0f} norms per step, each as long as its"
+            " most expensive operator, forward and backward"
+        ),
     ),
 )
 PLURAL = (regions.NORM, regions.QKV, regions.GATE_UP)
 # Why the attention of PyTorch takes its math kernels: (what tells it, what to change)
 WHY_MATH = (
-    ("dropout", "a CPU has no fused kernel with dropout: dropout_p=0.0, which changes the training"),
-    ("a mask", "is_causal=True instead of a mask where that is what it says, else one that needs no gradient"),
+    (
+        "dropout",
+        "a CPU has no fused kernel with dropout: dropout_p=0.0, which changes the training",
+    ),
+    (
+        "a mask",
+        (
+            "is_causal=True instead of a mask where that is what it says, else one that needs no"
+            " gradient"
+        ),
+    ),
     ("double precision", "fused kernels take fp32 or narrower"),
 )
 FUSED_ATTENTION = "F.scaled_dot_product_attention(q, k, v, is_causal=True)"
@@ -124,7 +152,10 @@ def fusion(of: Fusion, evidence: Evidence) -> Found:
     if of.how_compiled and not evidence.links.on_gpu:
         how, flag = of.how_compiled, answering("compile")[0]
         line = how
-    what, verb = {regions.NORM: "norms"}.get(of.kind, of.kind), "take" if of.kind in PLURAL else "takes"
+    what, verb = (
+        {regions.NORM: "norms"}.get(of.kind, of.kind),
+        "take" if of.kind in PLURAL else "takes",
+    )
     finding = f"{what[0].upper()}{what[1:]} {verb} {evidence.share(us)} of the step"
     if of.kind == regions.LOSS and of_compiler:
         finding += ", with logits that are in memory whole"
@@ -139,9 +170,13 @@ def fusion(of: Fusion, evidence: Evidence) -> Found:
             line = how
     words = {"filled": {"line": line}, "done": done}
     if of.basis:
-        likely, n = of.likely(evidence, rows) if callable(of.likely) else (of.likely and us * of.likely, 0)
+        likely, n = (
+            of.likely(evidence, rows) if callable(of.likely) else (of.likely and us * of.likely, 0)
+        )
         basis = of.basis.format(n / evidence.steps)
-        return evidence.proposal(of.name, finding, how, mask, basis, likely_us=likely, other_flag=flag, **words)
+        return evidence.proposal(
+            of.name, finding, how, mask, basis, likely_us=likely, other_flag=flag, **words
+        )
     flops, rate = rows["flops"].sum(), evidence.best_flops_per_us
     if not (flops and rate):
         return NotApplicable(of.name, "the trace has no shapes of its matmuls")
@@ -150,7 +185,10 @@ def fusion(of: Fusion, evidence: Evidence) -> Found:
     bound = f"its FLOPs, at most: {bound}, without the waits beside them"
     if of.kind in (regions.QKV, regions.GATE_UP):
         best, bound = None, "no bound: fewer gradients are added up, and fewer weights updated, too"
-    basis = f"{bound}; estimate: at {significant(rate / 1e3)} GFLOP/s, the highest rate of any matmul in this trace"
+    basis = (
+        f"{bound}; estimate: at {significant(rate / 1e3)} GFLOP/s, the highest rate of any matmul"
+        " in this trace"
+    )
     return evidence.proposal(of.name, finding, how, mask, basis, best, likely, **words)
 
 
@@ -159,8 +197,8 @@ def is_dropout(name: str) -> bool:
 
 
 def math_kernels(evidence: Evidence) -> tuple[str, str] | None:
-    """Why most of PyTorch's attention ran its math kernels, '' if nothing tells it, and what to change; None: most of
-    it did not."""
+    """Why most of PyTorch's attention ran its math kernels, '' if nothing tells it, and what to
+    change; None: most of it did not."""
     host, trace = evidence.links.host, evidence.links.trace
     is_math = by_name(host["name"], lambda name: letter_of(name) == LETTERS["math_attention"], bool)
     if not is_math.any():
@@ -190,8 +228,8 @@ def math_kernels(evidence: Evidence) -> tuple[str, str] | None:
 
 
 def without_dropout(evidence: Evidence) -> Found:
-    """Dropout of a training step, forward and backward; where the math kernels of attention run because of it, what
-    they take too."""
+    """Dropout of a training step, forward and backward; where the math kernels of attention run
+    because of it, what they take too."""
     name, host = "without dropout", evidence.links.host
     dropped = by_name(host["name"], is_dropout, bool)
     if not evidence.trains or not dropped.any():
@@ -201,8 +239,12 @@ def without_dropout(evidence: Evidence) -> Found:
     drops = nearest_marked_ancestor(parent, dropped) >= 0
     forward = forward_of_nodes(host, (host["node"] < 0).to_numpy(), is_node)  # of each node
     drops |= take_or(take_or(drops, forward, False), host["node"].to_numpy(), False)
-    owners = (evidence.events["operator"] if evidence.links.on_gpu else evidence.events.index).to_numpy()
-    mask = take_or(drops, owners, False) & (evidence.events["category"] != "communication").to_numpy()
+    owners = (
+        evidence.events["operator"] if evidence.links.on_gpu else evidence.events.index
+    ).to_numpy()
+    mask = (
+        take_or(drops, owners, False) & (evidence.events["category"] != "communication").to_numpy()
+    )
     us, why = evidence.part(mask)[1], math_kernels(evidence)
     finding = f"Dropout takes {evidence.share(us)} of the step"
     likely, whole = 0.0, mask
@@ -210,6 +252,12 @@ def without_dropout(evidence: Evidence) -> Found:
         finding += " and keeps attention from the fused kernel"
         whole = mask | (evidence.events["region"] == regions.ATTENTION).to_numpy()
         likely = evidence.part(whole)[1] - us
-    how = "dropout 0 where the data do not need it: large models that see each sample once train without"
-    basis = "its time could vanish, and that of attention that it keeps from being fused; estimate: its own alone"
+    how = (
+        "dropout 0 where the data do not need it: large models that see each sample once train"
+        " without"
+    )
+    basis = (
+        "its time could vanish, and that of attention that it keeps from being fused; estimate: its"
+        " own alone"
+    )
     return evidence.proposal(name, finding, how, whole, basis, likely_us=likely)

@@ -28,15 +28,17 @@ def is_disturbed(trust: dict) -> bool:
 
 def gain_text(row: dict) -> str:
     """'about 1.22x as fast, at most 1.31x'; the bound alone if that is all that is known."""
-    estimate, bound = (speedup and f"{speedup:.2f}x" for speedup in (row["speedup_estimate"], row["speedup_bound"]))
+    estimate, bound = (
+        speedup and f"{speedup:.2f}x" for speedup in (row["speedup_estimate"], row["speedup_bound"])
+    )
     if not estimate:
         return f"at most {bound} as fast" if bound else "gain not known"
     return f"about {estimate} as fast" + f", at most {bound}" * (bound not in (None, estimate))
 
 
 def best_three(analysis: dict) -> list[str]:
-    """What to try first, with its gain and its flag, or the change in a few words, that of the headline before all; or
-    why there is nothing."""
+    """What to try first, with its gain and its flag, or the change in a few words, that of the
+    headline before all; or why there is nothing."""
     headline, rows = analysis["headline"], []
     for row in analysis["opportunities"]:
         if "memory_bound_mb" not in row:
@@ -50,8 +52,8 @@ def best_three(analysis: dict) -> list[str]:
 
 
 def line_of(row: dict, told: str) -> str:
-    """'compile: about 1.22x as fast (--compile)', as far as it fits.  told: what the headline says to do, which is not
-    repeated."""
+    """'compile: about 1.22x as fast (--compile)', as far as it fits.  told: what the headline says
+    to do, which is not repeated."""
     gain = f"{row['name']}: {gain_text(row)}"
     change = row["flag"] or ("" if row["next"] in told else row["next"])
     if len(change) > LINE - len(gain):
@@ -74,17 +76,25 @@ def opportunity_section(analysis: dict) -> Section:
         rows = [row | dict.fromkeys(GAINS) for row in rows]
     note = [
         "How many times as fast by Amdahl's law, each on its own: they do not add up",
-        "At most: the part runs at the device's peak, or vanishes; estimate: what the highest rate in this trace, or a "
-        "ratio of peaks, makes likely",
+        (
+            "At most: the part runs at the device's peak, or vanishes; estimate: what the highest"
+            " rate in this trace, or a ratio of peaks, makes likely"
+        ),
     ]
     why = [analysis.get("opportunities_reason", "Nothing that this trace could support")]
     note = [NO_GAINS] if disturbed else note
     found = Section("What to try", OPPORTUNITY_COLUMNS, rows, note if rows else why)
     found.warning = analysis["integrity"]["unreliable"].get("opportunities", "")
     found.parts = [
-        Section("In Perfetto", facts={row["name"]: place_text(row["place"]) for row in rows if row.get("place")}),
+        Section(
+            "In Perfetto",
+            facts={row["name"]: place_text(row["place"]) for row in rows if row.get("place")},
+        ),
         Section("How to do it", facts={row["name"]: how_text(row) for row in rows}),
-        Section("Not worthwhile here", facts={row["name"]: row["reason"] for row in analysis["not_here"]}),
+        Section(
+            "Not worthwhile here",
+            facts={row["name"]: row["reason"] for row in analysis["not_here"]},
+        ),
     ]
     return found
 

@@ -1,8 +1,8 @@
 """Who reads an answer, and so in which words does it say what to do?
 
-Three people read one: who runs our model, who runs a program of their own, and who has only the file that somebody
-sent.  The first has our flags, the second can change lines of code and record the program again, the third can look at
-what the file has, and ask.
+Three people read one: who runs our model, who runs a program of their own, and who has only the
+file that somebody sent.  The first has our flags, the second can change lines of code and record
+the program again, the third can look at what the file has, and ask.
 """
 
 import shlex
@@ -51,12 +51,14 @@ def command_of(summary: dict | None) -> str | None:
     command = summary and summary["environment"].get("command_line")
     if not command:
         return None
-    return shlex.join(word for word in shlex.split(command) if word != "--system-profiler")  # set by its launcher
+    return shlex.join(
+        word for word in shlex.split(command) if word != "--system-profiler"
+    )  # set by its launcher
 
 
 def recording_again(summary: dict | None, flag: str) -> str | None:
-    """The command that records the run again with this flag, which our scripts and profile_program.py both have; None:
-    nothing tells it."""
+    """The command that records the run again with this flag, which our scripts and
+    profile_program.py both have; None: nothing tells it."""
     command = command_of(summary)
     if command is None:
         return None

@@ -1,8 +1,9 @@
 """The component of the model, the phase and the category of each event.
 
-Forward work belongs to the named range around it, else to the nn.Module call.  Backward work belongs to the component
-of the forward operator with the same autograd sequence number, and a GPU event to that of the operator that launched
-it.  In a trace with neither ranges nor module calls, the components are the kinds of operators.
+Forward work belongs to the named range around it, else to the nn.Module call.  Backward work
+belongs to the component of the forward operator with the same autograd sequence number, and a GPU
+event to that of the operator that launched it.  In a trace with neither ranges nor module calls,
+the components are the kinds of operators.
 """
 
 from dataclasses import fields
@@ -32,7 +33,9 @@ def attribute(links: Links) -> AttributedLinks:
     parent, kind = host["parent"].to_numpy(), host["kind"].to_numpy()
     is_range = (kind == ANNOTATION) & host["role"].isna().to_numpy()  # of the program
     is_node = has_role(host, *roles.NODES)
-    if not is_node.any():  # PyTorch 1.8 records nodes of the backward pass without the engine's call around
+    if (
+        not is_node.any()
+    ):  # PyTorch 1.8 records nodes of the backward pass without the engine's call around
         is_node = has_role(host, roles.NODE_FUNCTION)
     node = nearest_marked_ancestor(parent, is_node)
     phase = phases_of(host, node)
@@ -43,7 +46,9 @@ def attribute(links: Links) -> AttributedLinks:
         source = replayed.source
     categories = host["named_category"].to_numpy(object)
     component = components_of(links, source, is_range, is_node, phase, categories)
-    categories = np.where((phase == "optimizer") & (categories != "communication"), "optimizer", categories)
+    categories = np.where(
+        (phase == "optimizer") & (categories != "communication"), "optimizer", categories
+    )
     host = host.assign(component=component, phase=phase, category=categories, node=node)
     gpu = attributed_gpu(links, host, source)
     known = {one.name: getattr(links, one.name) for one in fields(Links)} | {"results": {}}
@@ -51,7 +56,12 @@ def attribute(links: Links) -> AttributedLinks:
 
 
 def components_of(
-    links: Links, source: str, is_range: np.ndarray, is_node: np.ndarray, phase: np.ndarray, categories: np.ndarray
+    links: Links,
+    source: str,
+    is_range: np.ndarray,
+    is_node: np.ndarray,
+    phase: np.ndarray,
+    categories: np.ndarray,
 ) -> np.ndarray:
     """The component of each host event, by the first rule that tells one; None: unattributed."""
     host, replayed = links.host, links.trace.replayed
@@ -72,7 +82,10 @@ def components_of(
         (categories == "communication", "communication"),
         (np.isin(phase.astype(str), ("data", "optimizer")), phase),
         (kind != OPERATOR, OVERHEAD),
-        (everywhere & (source != NAMED_RANGES), categories),  # operators outside of all modules, by their kind
+        (
+            everywhere & (source != NAMED_RANGES),
+            categories,
+        ),  # operators outside of all modules, by their kind
     ]
     component = np.full(len(host), None, dtype=object)
     for applies, told in rules:
@@ -80,7 +93,9 @@ def components_of(
     return component
 
 
-def labeled_events(host: pd.DataFrame, source: str, is_range: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def labeled_events(
+    host: pd.DataFrame, source: str, is_range: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Which host events define a component, and their labels; None elsewhere."""
     names, labels = host["name"], np.full(len(host), None, dtype=object)
     defines = np.zeros(len(host), bool)
@@ -97,16 +112,21 @@ def labeled_events(host: pd.DataFrame, source: str, is_range: np.ndarray) -> tup
 
 
 def component_source(host: pd.DataFrame, is_range: np.ndarray, phase: np.ndarray) -> str:
-    """Ranges where they contain most of the forward operators, unless nearly all are in one that has modules in it;
-    else modules where there are any, else ranges with kinds for the rest, else kinds.  Without operators, ranges."""
+    """Ranges where they contain most of the forward operators, unless nearly all are in one that
+    has modules in it; else modules where there are any, else ranges with kinds for the rest, else
+    kinds.  Without operators, ranges."""
     kind, own = host["kind"].to_numpy(), host["own_us"].to_numpy()
     if is_range.any() and not (kind != ANNOTATION).any():
         return NAMED_RANGES
     forward = (kind == OPERATOR) & (phase == "forward")
     nearest = nearest_marked_ancestor(host["parent"].to_numpy(), is_range)
     inside = forward & (nearest >= 0)
-    by_name = pd.Series(own[inside]).groupby(host["name"].cat.codes.to_numpy()[nearest[inside]]).sum()
-    swallow = ((kind == MODULE) & (nearest >= 0)).any() and by_name.max() >= NEARLY_ALL * own[forward].sum()
+    by_name = (
+        pd.Series(own[inside]).groupby(host["name"].cat.codes.to_numpy()[nearest[inside]]).sum()
+    )
+    swallow = ((kind == MODULE) & (nearest >= 0)).any() and by_name.max() >= NEARLY_ALL * own[
+        forward
+    ].sum()
     if not swallow and by_name.sum() > 0 and by_name.sum() >= 0.5 * own[forward].sum():
         return NAMED_RANGES
     if (kind == MODULE).any():
@@ -114,26 +134,37 @@ def component_source(host: pd.DataFrame, is_range: np.ndarray, phase: np.ndarray
     return RANGES_AND_KINDS if by_name.sum() >= SOME * own[forward].sum() > 0 else OPERATOR_KINDS
 
 
-def components_of_nodes(host: pd.DataFrame, component: np.ndarray, is_node: np.ndarray) -> np.ndarray:
-    """For each backward node the component of the forward operator that created it; None elsewhere."""
+def components_of_nodes(
+    host: pd.DataFrame, component: np.ndarray, is_node: np.ndarray
+) -> np.ndarray:
+    """For each backward node the component of the forward operator that created it;
+    None elsewhere."""
     out = np.append(component, None)[forward_of_nodes(host, ~pd.isna(component), is_node)]
     out[has_role(host, roles.ACCUMULATION) & is_node] = "gradient accumulation"
     return out
 
 
 def forward_of_nodes(host: pd.DataFrame, candidates: np.ndarray, is_node: np.ndarray) -> np.ndarray:
-    """For each backward node the row of the candidate, an operator, that has its sequence number; -1 elsewhere.
+    """For each backward node the row of the candidate, an operator, that has its sequence number;
+    -1 elsewhere.
 
-    Sequence numbers are counted per thread.  A node's `Fwd thread id` stands for the thread that most of them match.
+    Sequence numbers are counted per thread.  A node's `Fwd thread id` stands for the thread that
+    most of them match.
     """
     out = np.full(len(host), -1)
     parent, sequence = host["parent"].to_numpy(), host["sequence"].to_numpy()
-    of_node = is_node | ((parent >= 0) & is_node[parent])  # XBackward0 within evaluate_function: XBackward0
+    of_node = is_node | (
+        (parent >= 0) & is_node[parent]
+    )  # XBackward0 within evaluate_function: XBackward0
     forward = host.loc[(sequence >= 0) & ~of_node & candidates, ["thread", "sequence", "start"]]
-    # The last operator with a number created the node: earlier ones only recorded what the next number would be.
+    # The last operator with a number created the node: earlier ones only recorded what the next
+    # number would be.
     forward = forward.sort_values("start").drop_duplicates(["thread", "sequence"], keep="last")
     for _, group in host.loc[is_node, ["sequence", "forward_thread"]].groupby("forward_thread"):
-        row_of = (pd.Series(rows.index, rows["sequence"].to_numpy()) for _, rows in forward.groupby("thread"))
+        row_of = (
+            pd.Series(rows.index, rows["sequence"].to_numpy())
+            for _, rows in forward.groupby("thread")
+        )
         found = [group["sequence"].map(rows).fillna(-1) for rows in row_of]
         if found:
             out[group.index] = max(found, key=lambda match: (match >= 0).sum())
@@ -141,16 +172,18 @@ def forward_of_nodes(host: pd.DataFrame, candidates: np.ndarray, is_node: np.nda
 
 
 def phases_of(host: pd.DataFrame, node: np.ndarray) -> np.ndarray:
-    """The phase of each host event: that of a range that names one, ours or PyTorch's; backward within autograd nodes.
+    """The phase of each host event: that of a range that names one, ours or PyTorch's; backward
+    within autograd nodes.
 
-    Other module calls, and operators with a sequence number, are the forward pass.  In a trace without a backward pass
-    or without sequence numbers, so are all other operators.
+    Other module calls, and operators with a sequence number, are the forward pass.  In a trace
+    without a backward pass or without sequence numbers, so are all other operators.
     """
     parent, kind = host["parent"].to_numpy(), host["kind"].to_numpy()
     label = host["named_phase"]
     named = nearest_marked_ancestor(parent, label.notna().to_numpy())
     phase = np.where(named >= 0, label.to_numpy(object)[named], None)
-    # Data and optimizer ranges take precedence, unless a node runs within them, as in an optimizer's closure.
+    # Data and optimizer ranges take precedence, unless a node runs within them, as in an
+    # optimizer's closure.
     in_node = (node >= 0) & (~np.isin(phase.astype(str), ("data", "optimizer")) | (node > named))
     phase[in_node] = "backward"
     numbered = (kind == OPERATOR) & (host["sequence"].to_numpy() >= 0)
@@ -162,37 +195,50 @@ def phases_of(host: pd.DataFrame, node: np.ndarray) -> np.ndarray:
 
 
 def attributed_gpu(links: Links, host: pd.DataFrame, source: str) -> pd.DataFrame:
-    """The GPU events with the component, phase and category of the operator that launched each, or of the range."""
+    """The GPU events with the component, phase and category of the operator that launched each, or
+    of the range."""
     gpu, operator = links.gpu, links.gpu["operator"].to_numpy()
     around = operator
-    if links.trace.operators.empty:  # ranges tell; where the thread of the call has none, that of the steps
+    if (
+        links.trace.operators.empty
+    ):  # ranges tell; where the thread of the call has none, that of the steps
         threads = (links.calls, links.calls.assign(thread=links.thread))
-        own, steps = (take_or(operators_around(calls, host), gpu["call"].to_numpy(), -1) for calls in threads)
+        own, steps = (
+            take_or(operators_around(calls, host), gpu["call"].to_numpy(), -1) for calls in threads
+        )
         around = np.where(own >= 0, own, steps)
     linked = {name: take_or_none(host[name], around) for name in ("component", "phase")}
     linked["component"][(linked["component"] == OVERHEAD) & (operator < 0)] = None
     linked["category"] = take_or_none(host["category"], operator)
     codes = gpu["name"].cat.codes.to_numpy()
-    # A kernel without an operator takes the usual category of its name: MIOpen's transposes belong to convolutions.
-    # But an optimizer's additions are not the only ones, and an operator of no known kind tells nothing.
-    elsewhere = np.where(np.isin(linked["category"].astype(str), ("optimizer", "other")), None, linked["category"])
+    # A kernel without an operator takes the usual category of its name: MIOpen's transposes belong
+    # to convolutions.  But an optimizer's additions are not the only ones, and an operator of no
+    # known kind tells nothing.
+    elsewhere = np.where(
+        np.isin(linked["category"].astype(str), ("optimizer", "other")), None, linked["category"]
+    )
     usual = pd.Series(codes).map(most_frequent(codes, elsewhere))
     own = gpu["named_category"].to_numpy(object)
     by_kernel = np.where(usual.notna(), usual, own)
-    # Where one operator stands for many, a graph or a compiled region, a kernel's own name says more.
+    # Where one operator stands for many, a graph or a compiled region, a kernel's own name says
+    # more.
     many = (linked["category"] == "other") | links.only_of_graph
     linked["category"] = np.where(pd.isna(linked["category"]), by_kernel, linked["category"])
-    linked["category"] = np.where(many, np.where(own == "other", by_kernel, own), linked["category"])
+    linked["category"] = np.where(
+        many, np.where(own == "other", by_kernel, own), linked["category"]
+    )
     # What its operator or its own name calls communication is that, but copies.
     copies = (gpu["kind"] == "memcpy").to_numpy()
     communicates = ~copies & ((own == "communication") | (linked["category"] == "communication"))
     linked["category"][communicates] = linked["component"][communicates] = "communication"
     linked["category"][copies & (linked["category"] == "communication")] = "copy"
     if source == OPERATOR_KINDS:
-        linked["component"] = np.where(linked["category"] == "other", linked["component"], linked["category"])
+        linked["component"] = np.where(
+            linked["category"] == "other", linked["component"], linked["category"]
+        )
     return gpu.assign(**linked)
 
 
 def views_and_metadata(links: Links, rows: np.ndarray) -> np.ndarray:
-    """Which of the operators in these rows move no elements; so does what is no operator, row -1."""
+    """Which of the operators in these rows move no elements; so does what is none, row -1."""
     return take_or(has_role(links.trace.operators, *roles.MOVES_NO_ELEMENT), rows, True)

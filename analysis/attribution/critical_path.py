@@ -1,9 +1,11 @@
-"""The critical path of a step: the chain of work on host and GPU that its end had to wait for, by component.
+"""The critical path of a step: the chain of work on host and GPU that its end had to wait for, by
+component.
 
-From the end backwards: a kernel waited either for its launch, then the path goes on at the host, or for the GPU event
-that ended last before it began.  A call that also waits, as a blocking copy does, launched as it began.  The host
-waited for the GPU where it called a synchronization, then the path goes on at the event that ended last before the call
-returned.  Making something shorter that is not on the path saves nothing.
+From the end backwards: a kernel waited either for its launch, then the path goes on at the host, or
+for the GPU event that ended last before it began.  A call that also waits, as a blocking copy does,
+launched as it began.  The host waited for the GPU where it called a synchronization, then the path
+goes on at the event that ended last before the call returned.  Making something shorter that is not
+on the path saves nothing.
 """
 
 import numpy as np
@@ -17,15 +19,19 @@ from harness.base.sections import Section
 from harness.base.tables import added_up, column, text_columns
 from harness.base.text import significant
 
-BESIDE = 0.1  # of the path: from here on it is told that the GPU works while the path is on the host
+BESIDE = (
+    0.1  # of the path: from here on it is told that the GPU works while the path is on the host
+)
 GPU, HOST, START = "GPU", "host", "kernel start"
 Span = tuple[str, int, float, float]  # where, row of the GPU event or host thread, from, to
 
 
 def critical_path(links: AttributedLinks) -> dict | None:
-    """The path through a step of about median duration: `rows` of where, component and ms, most time first, which add
-    up to `length_ms`; None without GPU events of it, or if it takes no time."""
-    which = median_step(links) or min(1, len(links.steps) - 1)  # of the first, the trace lacks what was before
+    """The path through a step of about median duration: `rows` of where, component and ms, most
+    time first, which add up to `length_ms`; None without GPU events, or if it takes no time."""
+    which = median_step(links) or min(
+        1, len(links.steps) - 1
+    )  # of the first, the trace lacks what was before
     if not (links.gpu["step"] == which).any() or not (spans := walk(links, which)):
         return None
     rows = added_up(time_by_component(links, spans))
@@ -44,10 +50,14 @@ def critical_path(links: AttributedLinks) -> dict | None:
 
 @cached_on_links
 def walk(links: AttributedLinks, which: int) -> list[Span]:
-    """The path from its end to the beginning of the step; where the GPU runs behind, to the end of the step before."""
+    """The path from its end to the beginning of the step; where the GPU runs behind, to the end of
+    the step before."""
     gpu, calls = links.gpu, links.calls
     first, last = (float(links.steps[name].iloc[which]) for name in ("start", "end"))
-    first, last = max(first, of_steps(links)["start"].min()), min(last, of_steps(links)["end"].max())
+    first, last = (
+        max(first, of_steps(links)["start"].min()),
+        min(last, of_steps(links)["end"].max()),
+    )
     start, end, call = (gpu[name].to_numpy() for name in ("start", "end", "call"))
     if (earlier := (gpu["step"] >= 0).to_numpy() & (gpu["step"] < which).to_numpy()).any():
         first = max(first, float(end[earlier].max()))
@@ -61,7 +71,9 @@ def walk(links: AttributedLinks, which: int) -> list[Span]:
 
     own = np.flatnonzero(gpu["step"].to_numpy()[order] == which)
     place = int(own[-1])  # of the event in the order of ends
-    left = place + 1  # events that the path may still come to: none twice, as events may take no time
+    left = (
+        place + 1
+    )  # events that the path may still come to: none twice, as events may take no time
     on_gpu, thread, time = bool(ends[place] >= last), links.thread, float(max(ends[place], last))
     spans: list[Span] = []
     while time > first:
@@ -86,23 +98,41 @@ def walk(links: AttributedLinks, which: int) -> list[Span]:
             returned = max(wait_ends[wait], first) if wait >= 0 else first
             place = min(left, int(np.searchsorted(ends, returned, side="right"))) - 1
             on_gpu = wait >= 0 and place >= 0 and ends[place] > max(wait_starts[wait], first)
-            begun = ends[place] if on_gpu else min(max(wait_starts[wait], first), time) if wait >= 0 else first
+            begun = (
+                ends[place]
+                if on_gpu
+                else min(max(wait_starts[wait], first), time)
+                if wait >= 0
+                else first
+            )
             spans.append((HOST, thread, begun, time))
             time = begun if begun < time or on_gpu else first
     return spans
 
 
-def time_by_component(links: AttributedLinks, spans: list[Span]) -> list[tuple[tuple[str, str], float]]:
-    """The time of each span, by where and component; that of the host by the innermost event, else overhead."""
+def time_by_component(
+    links: AttributedLinks, spans: list[Span]
+) -> list[tuple[tuple[str, str], float]]:
+    """The time of each span, by where and component; that of the host by the innermost event,
+    else overhead."""
     host, component = links.host, links.gpu["component"].to_numpy(object)
     out = []
     for where, row, begin, end in spans:
         if where != HOST:
-            out.append(((where, str(component[row]) if pd.notna(component[row]) else UNATTRIBUTED), end - begin))
+            out.append(
+                (
+                    (where, str(component[row]) if pd.notna(component[row]) else UNATTRIBUTED),
+                    end - begin,
+                )
+            )
     for thread in {row for where, row, *_ in spans if where == HOST}:
         edges = np.array([span[2:] for span in spans if span[:2] == (HOST, thread)])
         on_path = Slices(edges[:, 0], edges[:, 1])
-        inside = (host["thread"] == thread) & (host["until"] > edges.min()) & (host["start"] < edges.max())
+        inside = (
+            (host["thread"] == thread)
+            & (host["until"] > edges.min())
+            & (host["start"] < edges.max())
+        )
         slices = innermost(host, inside.to_numpy())
         begin, end = map(on_path.covered_until, (slices.start, slices.end))
         names = host["component"].to_numpy(object)[slices.row]
@@ -112,18 +142,28 @@ def time_by_component(links: AttributedLinks, spans: list[Span]) -> list[tuple[t
     return out
 
 
-# ---- For a reader --------------------------------------------------------------------------------------------------
+# ---- For a reader --------------------------------------------------------------------------------
 
-PATH_COLUMNS = [*text_columns("where", "component"), column("ms", "ms", "~3"), column("share", "share", ".1%")]
+PATH_COLUMNS = [
+    *text_columns("where", "component"),
+    column("ms", "ms", "~3"),
+    column("share", "share", ".1%"),
+]
 
 
 def path_title(path: dict) -> str:
     """The path may be on the host while the GPU works too: then another path is nearly as long."""
-    title = f"{significant(path['length_ms'], most=3)} ms of step {path['step']}; nothing else can make it shorter"
+    title = (
+        f"{significant(path['length_ms'], most=3)} ms of step {path['step']}; nothing else can make"
+        " it shorter"
+    )
     on_host = sum(row["ms"] for row in path["rows"] if row["where"] != GPU)
     if on_host - path["gpu_idle_ms"] < BESIDE * path["length_ms"]:
         return title
-    saved = f"a faster host alone saves at most the {significant(path['gpu_idle_ms'])} ms in which the GPU is idle"
+    saved = (
+        f"a faster host alone saves at most the {significant(path['gpu_idle_ms'])} ms in which the"
+        " GPU is idle"
+    )
     return f"{title}; while it is on the host, the GPU works as well: {saved}"
 
 
@@ -132,8 +172,13 @@ def path_section(analysis: dict) -> Section:
     path, timeline = analysis["critical_path"], analysis["step_timeline"]
     title = path_title(path) if path else f"not known: {analysis['critical_path_reason']}"
     lanes = timeline["lanes_left_out"]
-    rows, note = path["rows"] if path else [], [f"The figure leaves out {lanes} more lanes"] * bool(lanes)
-    found = Section("One step, and its critical path", PATH_COLUMNS, rows, note, figure="step_timeline")
+    rows, note = (
+        path["rows"] if path else [],
+        [f"The figure leaves out {lanes} more lanes"] * bool(lanes),
+    )
+    found = Section(
+        "One step, and its critical path", PATH_COLUMNS, rows, note, figure="step_timeline"
+    )
     found.facts = {"Timeline": timeline_text(analysis), "Critical path": title}
     found.warning = analysis["integrity"]["unreliable"].get("step_timeline", "")
     found.label, found.sums = "component", ("ms", "share")
@@ -141,9 +186,17 @@ def path_section(analysis: dict) -> Section:
 
 
 def timeline_text(analysis: dict) -> str:
-    """How long the step of the timeline takes on the host, and with its work on the GPU, which may end later."""
+    """How long the step of the timeline takes on the host, and with its work on the GPU, which may
+    end later."""
     timeline = analysis["step_timeline"]
-    own = next((row["duration_ms"] for row in analysis["steps"]["rows"] if row["number"] == timeline["step"]), None)
+    own = next(
+        (
+            row["duration_ms"]
+            for row in analysis["steps"]["rows"]
+            if row["number"] == timeline["step"]
+        ),
+        None,
+    )
     if own is None or timeline["length_ms"] <= own:
         return f"step {timeline['step']}, {timeline['length_ms']:.2f} ms"
     later = f"the GPU, which runs behind, ends its work {timeline['length_ms'] - own:.2f} ms later"

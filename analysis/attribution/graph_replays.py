@@ -1,9 +1,9 @@
 """Which operators stand behind the kernels of a replayed graph?
 
-A replay is a single call that starts all kernels of a CUDA or HIP graph, so the trace links none of them to the
-operator that it stands for.  Those operators are where the same work was launched one by one: in a capture of the
-graph, whose calls name their kernels on ROCm but not on CUDA, or in the warm-up before it, in this trace or in one
-beside it.  What is found in neither stays with the graph.
+A replay is a single call that starts all kernels of a CUDA or HIP graph, so the trace links none of
+them to the operator that it stands for.  Those operators are where the same work was launched one
+by one: in a capture of the graph, whose calls name their kernels on ROCm but not on CUDA, or in the
+warm-up before it, in this trace or in one beside it.  What neither has stays with the graph.
 """
 
 from collections import defaultdict, deque
@@ -30,8 +30,15 @@ from harness.base.errors import UserError
 FOLDER = "capture_traces"  # beside a trace: where inference engines write those of its graphs
 MATCHED = 0.9  # of the work of two graphs, from which on they are the same
 # The event that a call starts; its role is what the call does.
-KIND_OF_CALL = {roles.LAUNCH: "kernel", roles.COPY: "memcpy", roles.BLOCKING_COPY: "memcpy", roles.SET: "memset"}
-Work = tuple[str, str | None]  # kind of GPU event, and the name of a kernel; None: a copy, or not recorded
+KIND_OF_CALL = {
+    roles.LAUNCH: "kernel",
+    roles.COPY: "memcpy",
+    roles.BLOCKING_COPY: "memcpy",
+    roles.SET: "memset",
+}
+Work = tuple[
+    str, str | None
+]  # kind of GPU event, and the name of a kernel; None: a copy, or not recorded
 WorkOfGraph = tuple[Work, ...]
 
 
@@ -47,7 +54,8 @@ class Launcher(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """The work that operators launched, in order: into a graph that was captured, or onto the GPU."""
+    """The work that operators launched, in order:
+    into a graph that was captured, or onto the GPU."""
 
     work: list[Work]
     launchers: list[Launcher | None]
@@ -68,34 +76,55 @@ Places = Sequence[int | None]  # for each event of a graph, where the same work 
 def with_replayed_operators(trace: Trace) -> Trace:
     """The trace with the operators of its graphs, as far as captures and warm-ups tell them.
 
-    Each replay adds them at the end of trace.operators, without time on the host, and its GPU events belong to them.
+    Each replay adds them at the end of trace.operators, without time on the host, and its GPU
+    events belong to them.
     """
-    replays = trace.launches[has_role(trace.launches, roles.GRAPH_LAUNCH)].drop_duplicates("correlation")
-    events = trace.gpu[trace.gpu["correlation"].isin(replays["correlation"][replays["correlation"] > 0])]
+    replays = trace.launches[has_role(trace.launches, roles.GRAPH_LAUNCH)].drop_duplicates(
+        "correlation"
+    )
+    events = trace.gpu[
+        trace.gpu["correlation"].isin(replays["correlation"][replays["correlation"] > 0])
+    ]
     if events.empty:
         return trace
     by_replay = events.sort_values("start", kind="stable").groupby("correlation", sort=False)
-    graphs = {correlation: (tuple(gpu_work(of_graph)), of_graph) for correlation, of_graph in by_replay}
-    launched = [*launched_by(attribute(link(trace)), "a capture in this trace", "the same work without a graph in it")]
+    graphs = {
+        correlation: (tuple(gpu_work(of_graph)), of_graph) for correlation, of_graph in by_replay
+    }
+    launched = [
+        *launched_by(
+            attribute(link(trace)), "a capture in this trace", "the same work without a graph in it"
+        )
+    ]
     matches = matches_of_graphs(graphs.values(), launched)
     if not all(match.where for match in matches.values()):  # other traces take time to read
-        launched += [one for file in captures_beside(trace.path) for one in launched_in(file, file.stat().st_mtime_ns)]
+        launched += [
+            one
+            for file in captures_beside(trace.path)
+            for one in launched_in(file, file.stat().st_mtime_ns)
+        ]
         matches = matches_of_graphs(graphs.values(), launched)
     began = dict(zip(replays["correlation"], replays["start"], strict=True))
-    numbers: dict[tuple[int, Path, int], int] = {}  # of the operators that are added, by replay and launcher
+    numbers: dict[
+        tuple[int, Path, int], int
+    ] = {}  # of the operators that are added, by replay and launcher
     added: list[tuple[Launcher, float]] = []  # and when their replay began
     of_event = pd.Series(-1, trace.gpu.index)
     for correlation, (work, of_graph) in graphs.items():
         for event, launcher in zip(of_graph.index, matches[work].launchers, strict=True):
             if launcher:
-                of_event[event] = numbers.setdefault((correlation, launcher.file, launcher.row), len(numbers))
+                of_event[event] = numbers.setdefault(
+                    (correlation, launcher.file, launcher.row), len(numbers)
+                )
                 if len(added) < len(numbers):
                     added.append((launcher, began[correlation]))
     found = [match for match in matches.values() if match.where]
     return extended(trace, added, of_event.to_numpy(), found) if added else trace
 
 
-def matches_of_graphs(graphs: Iterable[tuple[WorkOfGraph, pd.DataFrame]], launched: list[Launched]) -> dict:
+def matches_of_graphs(
+    graphs: Iterable[tuple[WorkOfGraph, pd.DataFrame]], launched: list[Launched]
+) -> dict:
     """The Match of each work; graphs: the work and the GPU events of each replay."""
     matches: dict[WorkOfGraph, Match] = {}
     for work, of_graph in graphs:
@@ -104,8 +133,11 @@ def matches_of_graphs(graphs: Iterable[tuple[WorkOfGraph, pd.DataFrame]], launch
     return matches
 
 
-def extended(trace: Trace, added: list[tuple[Launcher, float]], of_event: np.ndarray, found: list[Match]) -> Trace:
-    """The trace with these operators, each at a time.  of_event: the number of its operator for each GPU event, or -1.
+def extended(
+    trace: Trace, added: list[tuple[Launcher, float]], of_event: np.ndarray, found: list[Match]
+) -> Trace:
+    """The trace with these operators, each at a time.  of_event: the number of its operator for
+    each GPU event, or -1.
 
     GPU events are linked by external ids that nothing else has.
     """
@@ -113,17 +145,27 @@ def extended(trace: Trace, added: list[tuple[Launcher, float]], of_event: np.nda
     known = trace.operators["name"].cat.categories
     new = [name for name in dict.fromkeys(one.name for one in launchers) if name not in known]
     tables = {name: getattr(trace, name) for name in TABLES}
-    tables = {name: table.assign(name=table["name"].cat.add_categories(new)) for name, table in tables.items()}
+    tables = {
+        name: table.assign(name=table["name"].cat.add_categories(new))
+        for name, table in tables.items()
+    }
     texts = [None if one.inputs is None else msgspec.json.encode(one.inputs) for one in launchers]
     signature, different = pd.factorize(np.array(texts, object))
     signatures = [*trace.signatures, *(tuple(msgspec.json.decode(text)) for text in different)]
     used = (tables[name]["external_id"].max() for name in ("operators", "launches", "gpu"))
     first_id = 1 + int(np.nanmax([0, *used]))
     columns = {
-        "name": pd.Categorical([one.name for one in launchers], dtype=tables["operators"]["name"].dtype),
+        "name": pd.Categorical(
+            [one.name for one in launchers], dtype=tables["operators"]["name"].dtype
+        ),
         "start": starts,
         "end": starts,
-        "thread": 1 + max(int(table["thread"].max()) for table in tables.values() if len(table) and "thread" in table),
+        "thread": 1
+        + max(
+            int(table["thread"].max())
+            for table in tables.values()
+            if len(table) and "thread" in table
+        ),
         "external_id": first_id + np.arange(len(launchers)),
         "sequence": -1,
         "forward_thread": -1,
@@ -132,25 +174,38 @@ def extended(trace: Trace, added: list[tuple[Launcher, float]], of_event: np.nda
     tables["operators"] = pd.concat([tables["operators"], pd.DataFrame(columns)], ignore_index=True)
     ids = np.where(of_event >= 0, first_id + of_event, tables["gpu"]["external_id"])
     tables["gpu"] = tables["gpu"].assign(external_id=ids)
-    component, phase = (np.array([getattr(one, name) for one in launchers], object) for name in ("component", "phase"))
-    where, files = list(dict.fromkeys(match.where for match in found)), {one.file for one in launchers}
+    component, phase = (
+        np.array([getattr(one, name) for one in launchers], object)
+        for name in ("component", "phase")
+    )
+    where, files = (
+        list(dict.fromkeys(match.where for match in found)),
+        {one.file for one in launchers},
+    )
     replayed = Replayed(component, phase, found[0].source, where, files)
     return replace(trace, **with_meanings(tables), signatures=signatures, replayed=replayed)
 
 
-# ---- Where the same work may have been launched ---------------------------------------------------------------------
+# ---- Where the same work may have been launched --------------------------------------------------
 
 
 def captures_beside(path: Path) -> Iterator[Path]:
     """Traces in the same folder, or in its capture_traces/, in which a graph is captured.
 
-    Not those of other ranks of the same recording, which are named alike: they saw what this one saw.
+    Not those of other ranks of the recording, which are named alike: they saw what this one saw.
     """
     same_recording = RANK_IN_NAME.sub("rank", path.name)
     for folder in (path.parent, path.parent / FOLDER):
         for file in sorted(folder.iterdir()) if folder.is_dir() else []:
-            is_other = file.parent != path.parent or RANK_IN_NAME.sub("rank", file.name) != same_recording
-            if is_other and file.is_file() and may_be_trace(file.name) and has_capture(file, file.stat().st_mtime_ns):
+            is_other = (
+                file.parent != path.parent or RANK_IN_NAME.sub("rank", file.name) != same_recording
+            )
+            if (
+                is_other
+                and file.is_file()
+                and may_be_trace(file.name)
+                and has_capture(file, file.stat().st_mtime_ns)
+            ):
                 yield file
 
 
@@ -170,23 +225,38 @@ def launched_in(file: Path, changed: int) -> list[Launched]:
         links = attribute(link(read_trace(file)))
     except UserError:  # not a trace after all
         return []
-    return [*launched_by(links, f"the capture trace {file.name}", f"the warm-up in the capture trace {file.name}")]
+    return [
+        *launched_by(
+            links, f"the capture trace {file.name}", f"the warm-up in the capture trace {file.name}"
+        )
+    ]
 
 
 def launched_by(links: AttributedLinks, in_capture: str, otherwise: str) -> Iterator[Launched]:
-    """What each capture in a trace records, and all that was launched otherwise; with the names of these places."""
+    """What each capture in a trace records, and all that was launched otherwise; with the names of
+    these places."""
     calls = links.calls.sort_values("start", kind="stable")
     begins = calls["start"].to_numpy()[has_role(calls, roles.CAPTURE_BEGIN)]
     nodes = calls[captured(calls) & has_role(calls, *KIND_OF_CALL)]
     number = np.searchsorted(begins, nodes["start"].to_numpy(), side="right")
-    operator = operators_around(nodes, links.trace.operators) if len(nodes) else np.zeros(0, np.int64)
+    operator = (
+        operators_around(nodes, links.trace.operators) if len(nodes) else np.zeros(0, np.int64)
+    )
     for one in np.unique(number):
         part = nodes[number == one]
         work = [*map(work_of_call, part["role"], part["kernel"])]
-        yield Launched(work, launchers_of(links, operator[number == one]), links.source, in_capture, True)
+        yield Launched(
+            work, launchers_of(links, operator[number == one]), links.source, in_capture, True
+        )
     gpu = links.gpu[((links.gpu["call"] >= 0) & ~links.gpu["of_graph"]).to_numpy()]
     gpu = gpu.sort_values("launched", kind="stable")
-    yield Launched([*gpu_work(gpu)], launchers_of(links, gpu["operator"].to_numpy()), links.source, otherwise, False)
+    yield Launched(
+        [*gpu_work(gpu)],
+        launchers_of(links, gpu["operator"].to_numpy()),
+        links.source,
+        otherwise,
+        False,
+    )
 
 
 def gpu_work(gpu: pd.DataFrame) -> Iterator[Work]:
@@ -206,30 +276,41 @@ def launchers_of(links: AttributedLinks, rows: np.ndarray) -> list[Launcher | No
     table = links.host.iloc[which][["name", "component", "phase"]].astype(object)
     signatures = links.trace.operators["signature"].to_numpy()[which]
     inputs = [links.trace.signatures[i] if i >= 0 else None for i in signatures]
-    columns = zip(which.tolist(), table["name"], inputs, table["component"], table["phase"], strict=True)
+    columns = zip(
+        which.tolist(), table["name"], inputs, table["component"], table["phase"], strict=True
+    )
     found = {row: Launcher(links.trace.path, row, *rest) for row, *rest in columns}
     return [found.get(row) for row in rows.tolist()]
 
 
-# ---- Which of it is that of a graph ---------------------------------------------------------------------------------
+# ---- Which of it is that of a graph --------------------------------------------------------------
 
 
 def best_match(work: WorkOfGraph, launched: list[Launched], in_order: bool) -> Match:
-    """By the names of kernels in a capture, else by the same run of work outside of captures, else by the order of work
-    in a capture that names no kernels.
+    """By the names of kernels in a capture, else by the same run of work outside of captures, else
+    by the order of work in a capture that names no kernels.
 
-    in_order: the graph ran on one stream, so in the order in which it was captured.  Of several that match as well,
-    only that counts in which they agree.
+    in_order: the graph ran on one stream, so in the order in which it was captured.  Of several
+    that match as well, only that counts in which they agree.
     """
     captures = [one for one in launched if one.is_capture]
     named = [(one, by_names(work, one)) for one in captures]
-    runs = [(one, places) for one in launched if not one.is_capture for places in runs_of(work, one)]
+    runs = [
+        (one, places) for one in launched if not one.is_capture for places in runs_of(work, one)
+    ]
     ordered = [(one, by_order(work, one)) for one in captures if in_order]
-    for found, how in ((named, ""), (runs, ""), (ordered, ", by order alone, because it names no kernels")):
+    for found, how in (
+        (named, ""),
+        (runs, ""),
+        (ordered, ", by order alone, because it names no kernels"),
+    ):
         shares = [share_of(work, *pair) for pair in found]
         if max(shares, default=0.0) >= MATCHED:
             best = [pair for pair, share in zip(found, shares, strict=True) if share == max(shares)]
-            columns = [[None if place is None else one.launchers[place] for place in places] for one, places in best]
+            columns = [
+                [None if place is None else one.launchers[place] for place in places]
+                for one, places in best
+            ]
             [(one, _), *_] = best
             return Match([*map(agreed, zip(*columns, strict=True))], one.where + how, one.source)
     return Match([None] * len(work))
@@ -242,7 +323,8 @@ def share_of(work: WorkOfGraph, one: Launched, places: Places) -> float:
 
 
 def by_names(work: WorkOfGraph, capture: Launched) -> Places:
-    """The n-th kernel of a name is the n-th of this name in the capture: streams may run them in another order."""
+    """The n-th kernel of a name is the n-th of this name in the capture: streams may run them in
+    another order."""
     if any(kind == "kernel" and name is None for kind, name in capture.work):
         return [None] * len(work)
     left: dict[Work, deque[int]] = defaultdict(deque)
@@ -252,16 +334,20 @@ def by_names(work: WorkOfGraph, capture: Launched) -> Places:
 
 
 def by_order(work: WorkOfGraph, capture: Launched) -> Places:
-    """All or nothing: there must be kernels, copies and memory sets in the same places, none of them with a name."""
+    """All or nothing: there must be kernels, copies and memory sets in the same places, none of
+    them with a name."""
     same = [(kind, None) for kind, _ in work] == capture.work
     return [*range(len(work))] if same else [None] * len(work)
 
 
 def runs_of(work: WorkOfGraph, launched: Launched) -> Iterator[Places]:
-    """Where this work was launched in this order, with nothing in between: found as text is, whose search is linear,
-    with a character for each kind of work."""
+    """Where this work was launched in this order, with nothing in between: found as text is, whose
+    search is linear, with a character for each kind of work."""
     letters: dict[Work, str] = {}
-    text, wanted = ("".join(letters.setdefault(one, chr(len(letters))) for one in of) for of in (launched.work, work))
+    text, wanted = (
+        "".join(letters.setdefault(one, chr(len(letters))) for one in of)
+        for of in (launched.work, work)
+    )
     first = text.find(wanted)
     while first >= 0:
         yield range(first, first + len(work))
@@ -269,10 +355,15 @@ def runs_of(work: WorkOfGraph, launched: Launched) -> Iterator[Places]:
 
 
 def agreed(launchers: tuple[Launcher | None, ...]) -> Launcher | None:
-    """What is the same in all: None if they are different operators, without inputs if those differ."""
+    """What is the same in all: None if they are different operators,
+    without inputs if those differ."""
     first = launchers[0]
     if first is None or any(one is None or one.name != first.name for one in launchers):
         return None
     fields = ("inputs", "component", "phase")
-    differing = (name for name in fields if any(getattr(one, name) != getattr(first, name) for one in launchers))
+    differing = (
+        name
+        for name in fields
+        if any(getattr(one, name) != getattr(first, name) for one in launchers)
+    )
     return first._replace(**dict.fromkeys(differing))

@@ -1,11 +1,12 @@
-"""Intervals of time: whose time it is where they overlap, and how much they cover.  Times are in us."""
+"""Intervals of time: whose time it is where they overlap, how much they cover.  Times are in us."""
 
 import numpy as np
 import pandas as pd
 
 
 class Slices:
-    """Disjoint intervals in order, each with the row that owns it; where several overlap, the first that began.
+    """Disjoint intervals in order, each with the row that owns it; where several overlap, the first
+    that began.
 
     start, end: of the intervals that own.  row: their numbers, by default their places."""
 
@@ -20,7 +21,9 @@ class Slices:
     def at(self, times: np.ndarray) -> np.ndarray:
         """The row that owns the time from each of these on, or -1."""
         i = np.searchsorted(self.start, times, side="right") - 1
-        return np.where(times < np.append(self.end, -np.inf)[i], np.append(self.row, np.int32(-1))[i], -1)
+        return np.where(
+            times < np.append(self.end, -np.inf)[i], np.append(self.row, np.int32(-1))[i], -1
+        )
 
     def covered_until(self, times: np.ndarray) -> np.ndarray:
         """How much of the time before each of these is owned."""
@@ -30,21 +33,26 @@ class Slices:
 
 
 def slices_of(table: pd.DataFrame, which: np.ndarray | None = None) -> Slices:
-    """Who owns the time of these events of a table, by row; by default of all.  which: rows, or a flag for each."""
+    """Who owns the time of these events of a table, by row; by default of all.  which: rows, or a
+    flag for each."""
     rows = np.arange(len(table))
     rows = rows if which is None else rows[which]
     return Slices(*(table[name].to_numpy(float)[rows] for name in ("start", "end")), rows)
 
 
 def innermost(host: pd.DataFrame, which: np.ndarray, owns: np.ndarray | None = None) -> Slices:
-    """The innermost of these host events at each time, if it is one that owns time; `which` are all events of one or
-    more threads.  Of several threads, the time belongs to the piece of an event that began first."""
-    start, until, thread, parent = (host[name].to_numpy() for name in ("start", "until", "thread", "parent"))
+    """The innermost of these host events at each time, if it is one that owns time; `which` are all
+    events of one or more threads.  Of several threads, the time belongs to the piece of an event
+    that began first."""
+    start, until, thread, parent = (
+        host[name].to_numpy() for name in ("start", "until", "thread", "parent")
+    )
     rows = np.flatnonzero(which)
     caller = np.where(thread[parent[rows]] == thread[rows], parent[rows], -1)
     order = np.lexsort((start[rows], caller))
     rows, caller = rows[order], caller[order]
-    # An event owns what is before each event that it called, after the one before it, and what is after the last.
+    # An event owns what is before each event that it called, after the one before it, and what is
+    # after the last.
     again, called = np.append(False, caller[1:] == caller[:-1]), caller >= 0
     since = np.where(again, np.append(0.0, until[rows][:-1]), start[caller])
     left = start.copy()
@@ -62,4 +70,6 @@ def merged(edges: np.ndarray, columns: dict[str, np.ndarray]) -> pd.DataFrame:
         change[1:] |= values[1:] != values[:-1]
     first = np.flatnonzero(change)
     times = {"start": edges[first], "end": np.append(edges[first[1:]], edges[-1:])[: len(first)]}
-    return pd.DataFrame(times | {name: values[first] for name, values in columns.items()}, copy=False)
+    return pd.DataFrame(
+        times | {name: values[first] for name, values in columns.items()}, copy=False
+    )

@@ -1,28 +1,33 @@
-"""One ledger of time: a trace as disjoint slices, each with its owner.  The tables of the step are group-bys of it.
+"""One ledger of time: a trace as disjoint slices, each with its owner.  The tables of the step are
+group-bys of it.
 
-**GPU.**  A slice belongs to the event that works at that time: computation before communication before copies, within
-a class the one that began first; `overlaps` tells what runs beneath it.  Several devices are one: it is idle when none
-works.  Idle time has the cause of the gap (IDLE_CAUSES) and the event that follows.  Up to the end of that one's launch
-call the host is the cause, by the first that applies to a thread that launches: it fetched data, a call allocated
-memory or waited for the GPU, another took long, it ran code of the program or an operator on the CPU, it prepared the
-launch.  Then the event was
-queued behind communication or a copy, or it took its latency, each for LATENCY_US at most; the rest is unknown.  The
-time between two events of one replay of a graph is the GPU's own, once the call has returned.  Where the GPU has no
-kernels of communication, as with gloo, a collective of the host that was in progress comes after data in this order,
-with all the time that the GPU was idle: it is exposed, as where a GPU has its own.
+**GPU.**  A slice belongs to the event that works at that time: computation before communication
+before copies, within a class the one that began first; `overlaps` tells what runs beneath it.
+Several devices are one: it is idle when none works.  Idle time has the cause of the gap
+(IDLE_CAUSES) and the event that follows.  Up to the end of that one's launch call the host is the
+cause, by the first that applies to a thread that launches: it fetched data, a call allocated memory
+or waited for the GPU, another took long, it ran code of the program or an operator on the CPU, it
+prepared the launch.  Then the event was
+queued behind communication or a copy, or it took its latency, each for LATENCY_US at most; the rest
+is unknown.  The time between two events of one replay of a graph is the GPU's own, once the call
+has returned.  Where the GPU has no kernels of communication, as with gloo, a collective of the host
+that was in progress comes after data in this order, with all the time that the GPU was idle: it is
+exposed, as where a GPU has its own.
 
-**Host, without a GPU.**  A slice belongs to the innermost event of the thread that runs the steps or, where that is no
-operator, of one that runs the backward pass for it.  It is communication while a collective is in progress, the one
-that began first, unless this event is an operator that works on tensors.  Time without such work is idle: views,
-allocation, autograd, starting a collective, Python.
+**Host, without a GPU.**  A slice belongs to the innermost event of the thread that runs the steps
+or, where that is no operator, of one that runs the backward pass for it.  It is communication while
+a collective is in progress, the one that began first, unless this event is an operator that works
+on tensors.  Time without such work is idle: views, allocation, autograd, starting a collective,
+Python.
 
-**Which time.**  `of_steps` marks the time of the steps, to which `us` adds up.  On a GPU that is one window of the
-trace (Links.window), gaps between steps included, since the GPU runs behind the host, and without what belongs to
-no step (left_out); a slice has the step of its event, an idle one of the event that follows.  A profiler slows the
-host down, and not the GPU's work.  So where the run tells how long its other steps took, `us` of idle slices are
-reduced, all by the same factor, until the steps take as long (as_without_profiler).  On a host it is the steps alone,
-without gaps between them, and what overlaps in two steps counts in the first.  Events that go on after their step count
-in it until it ends.
+**Which time.**  `of_steps` marks the time of the steps, to which `us` adds up.  On a GPU that is
+one window of the trace (Links.window), gaps between steps included, since the GPU runs behind the
+host, and without what belongs to no step (left_out); a slice has the step of its event, an idle one
+of the event that follows.  A profiler slows the host down, and not the GPU's work.  So where the
+run tells how long its other steps took, `us` of idle slices are reduced, all by the same factor,
+until the steps take as long (as_without_profiler).  On a host it is the steps alone, without gaps
+between them, and what overlaps in two steps counts in the first.  Events that go on after their
+step count in it until it ends.
 """
 
 import itertools
@@ -33,7 +38,13 @@ import numpy as np
 import pandas as pd
 
 from analysis.attribution.collectives import collectives_of
-from analysis.attribution.components import BETWEEN, IDLE, OVERHEAD, UNATTRIBUTED, views_and_metadata
+from analysis.attribution.components import (
+    BETWEEN,
+    IDLE,
+    OVERHEAD,
+    UNATTRIBUTED,
+    views_and_metadata,
+)
 from analysis.attribution.intervals import Slices, innermost, merged, slices_of
 from analysis.attribution.once import few_of, occasional
 from analysis.trace.links import LATENCY_US, OPERATOR, AttributedLinks, cached_on_links
@@ -47,20 +58,33 @@ COMMUNICATION, WORKING, WAITING = "communication", "working", "waiting"
 KINDS, STATES = ("computation", COMMUNICATION, "copy"), (WORKING, WAITING, IDLE)
 COMPUTES, COMMUNICATES, COPIES, IDLES = range(4)  # numbers of KINDS, and of idle time
 WORKS, WAITS, RESTS = range(3)  # numbers of STATES
-# From one operator to the next, Python and PyTorch take microseconds; what is longer is work of the program.
+# From one operator to the next, Python and PyTorch take microseconds; what is longer is work of the
+# program.
 HOST_CODE_US = 1e3
-# Calls that do not wait take microseconds, and tens of them where they load a kernel (332 ms and 19.6 s were seen) or
-# where the queue is full, while the GPU works.
-START_UP_US, LOADING_US = 5e3, 1e3  # of any call, and of one that is the first to launch a kernel of this name
-# Libraries create their context in a call that seems to be of memory, as cudaFree(0) is; freeing takes milliseconds.
+# Calls that do not wait take microseconds, and tens of them where they load a kernel (332 ms and
+# 19.6 s were seen) or where the queue is full, while the GPU works.
+START_UP_US, LOADING_US = (
+    5e3,
+    1e3,
+)  # of any call, and of one that is the first to launch a kernel of this name
+# Libraries create their context in a call that seems to be of memory, as cudaFree(0) is; freeing
+# takes milliseconds.
 CONTEXT_US = 50e3
-SET_UP_US = 1e6  # of code of the program before the first event of the GPU: models are built, and files read
+# Time of the program's code before the first event of the GPU: models are built, and files read
+SET_UP_US = 1e6
 IDLE_CAUSES = dict(read_ini(Path(__file__).with_suffix(".ini"))["idle causes"])  # what each means
-STEPS_DIFFER = 0.1  # of the GPU's work: steps that are shorter than it by more are those of something else
+STEPS_DIFFER = (
+    0.1  # of the GPU's work: steps that are shorter than it by more are those of something else
+)
 # Causes that every recording has before the first event of the GPU and after the last.
 AT_EDGES = ("launch", "latency", "host_code", "synchronization")
 NOTHING = "nothing"
-CAUSES = (NOTHING, *IDLE_CAUSES, "thread", "ranks")  # another thread works for that of the steps; ranks are late
+CAUSES = (
+    NOTHING,
+    *IDLE_CAUSES,
+    "thread",
+    "ranks",
+)  # another thread works for that of the steps; ranks are late
 NUMBER = {cause: number for number, cause in enumerate(CAUSES)}
 # What runs beneath, by the sum of 1 for each class of KINDS, 2 and 4.
 BENEATH = [" and ".join(kind for i, kind in enumerate(KINDS) if bits & 1 << i) for bits in range(8)]
@@ -85,13 +109,20 @@ def ledger(links: AttributedLinks) -> pd.DataFrame:
     row, rest = slices.pop("owner").to_numpy(), IDLE if links.on_gpu else OVERHEAD
     idle = kind == IDLES
     table = links.gpu if links.on_gpu else links.host
-    none = {"component": (rest, UNATTRIBUTED), "phase": (IDLE if links.on_gpu else BETWEEN, BETWEEN)}
+    none = {
+        "component": (rest, UNATTRIBUTED),
+        "phase": (IDLE if links.on_gpu else BETWEEN, BETWEEN),
+    }
     for name, (of_nothing, unknown) in (none | {"category": (rest, rest)}).items():
         slices[name] = labels_of(table[name], row, of_nothing, unknown)
     waits = (row < 0) & (collective >= 0)  # a GPU, for a collective of the host
     slices.loc[waits, ["category", "phase"]] = [COMMUNICATION, BETWEEN]
     slices["component"] = components_of(slices, kind == COMMUNICATES, idle, rest)
-    rules = {COMMUNICATION: kind == COMMUNICATES, "data": (cause == NUMBER["data"]) & (not links.on_gpu), rest: idle}
+    rules = {
+        COMMUNICATION: kind == COMMUNICATES,
+        "data": (cause == NUMBER["data"]) & (not links.on_gpu),
+        rest: idle,
+    }
     slices["class"] = classes_of(slices, rules)
     slices["kind"] = pd.Categorical.from_codes(kind, [*KINDS, IDLE])
     slices["cause"] = pd.Categorical.from_codes(cause, CAUSES)
@@ -100,30 +131,40 @@ def ledger(links: AttributedLinks) -> pd.DataFrame:
     slices["where"] = places_of(links, row)
     slices["us"] = slices["end"] - slices["start"]
     slices["rank"] = -1 if links.trace.rank is None else links.trace.rank
-    return slices.astype(dict.fromkeys(("step", "rank", "operator", "event", "collective"), np.int32))
+    return slices.astype(
+        dict.fromkeys(("step", "rank", "operator", "event", "collective"), np.int32)
+    )
 
 
 @cached_on_links
 def of_steps(links: AttributedLinks) -> pd.DataFrame:
-    """The slices of the steps, whose `us` add up to the time of the steps, as long as they are without the profiler."""
+    """The slices of the steps, whose `us` add up to the time of the steps, as long as they are
+    without the profiler."""
     table = ledger(links)
     found = table[table["of_steps"].to_numpy()]
     if links.idle_left < 1:
-        found = found.assign(us=found["us"].where(found["state"] != IDLE, links.idle_left * found["us"]))
+        found = found.assign(
+            us=found["us"].where(found["state"] != IDLE, links.idle_left * found["us"])
+        )
     return found
 
 
 def as_without_profiler(links: AttributedLinks, unprofiled_ms: float | None) -> AttributedLinks:
-    """With the idle time that the steps without the profiler, of so many milliseconds, leave beside the GPU's work."""
+    """With the idle time that the steps without the profiler, of so many milliseconds, leave beside
+    the GPU's work."""
     if not links.on_gpu or unprofiled_ms is None:
         return links
     sums = us_by(of_steps(links), "state")
     idle = float(sums.get(IDLE, 0.0))
     working = float(sums.sum()) - idle
     left = 1e3 * unprofiled_ms * len(links.steps) - working
-    if left < -STEPS_DIFFER * working or max(0.0, left) >= idle:  # far less than the GPU works: they are other steps
+    if (
+        left < -STEPS_DIFFER * working or max(0.0, left) >= idle
+    ):  # far less than the GPU works: they are other steps
         return links
-    kept = {key: found for key, found in links.results.items() if key[0] is not of_steps.__wrapped__}
+    kept = {
+        key: found for key, found in links.results.items() if key[0] is not of_steps.__wrapped__
+    }
     return replace(links, idle_left=max(0.0, left) / idle, results=kept)
 
 
@@ -134,8 +175,8 @@ def occasional_times(links: AttributedLinks) -> pd.DataFrame:
 
 
 def start_up_slices(links: AttributedLinks) -> pd.DataFrame:
-    """The idle slices of the steps, or apart, that are start-up but no compilation; `where`: the call that takes the
-    time."""
+    """The idle slices of the steps, or apart, that are start-up but no compilation; `where`: the
+    call that takes the time."""
     slices = ledger(links)
     in_steps = (slices["of_steps"] | slices["apart"]) & (slices["step"] >= 0)
     elsewhere = slices_of(occasional_times(links)).at(slices["start"].to_numpy()) < 0
@@ -158,10 +199,14 @@ def without_occasional(links: AttributedLinks, slices: pd.DataFrame) -> pd.DataF
     within = spans.at(slices["start"].to_numpy()) >= 0
     if n == 1:  # all of it is compilation
         waits = within & rests
-        return slices.assign(apart=False, cause=np.where(waits, NUMBER["start_up"], slices["cause"]))
+        return slices.assign(
+            apart=False, cause=np.where(waits, NUMBER["start_up"], slices["cause"])
+        )
     idle = rests if links.on_gpu else np.ones(len(slices), bool)
     apart = within & idle
-    start_up = rests & (slices["cause"] == NUMBER["start_up"]).to_numpy() & slices["of_steps"].to_numpy()
+    start_up = (
+        rests & (slices["cause"] == NUMBER["start_up"]).to_numpy() & slices["of_steps"].to_numpy()
+    )
     if slices["step"][start_up].nunique() <= few_of(n):
         apart |= start_up
     if links.on_gpu and len(times):
@@ -187,9 +232,10 @@ def cut_at(slices: pd.DataFrame, times: np.ndarray) -> pd.DataFrame:
 
 
 def left_out(links: AttributedLinks) -> pd.DataFrame:
-    """The idle slices of the window that are no part of the steps.  The first event of a stream began more than
-    LATENCY_US after its launch, so what was launched on it before the recording was still running.  Or nothing marks
-    steps: then waits AT_EDGES are those of a program that was not recorded before, and not after."""
+    """The idle slices of the window that are no part of the steps.  The first event of a stream
+    began more than LATENCY_US after its launch, so what was launched on it before the recording was
+    still running.  Or nothing marks steps: then waits AT_EDGES are those of a program that was not
+    recorded before, and not after."""
     slices = ledger(links)
     return cut_to(slices[~(slices["of_steps"] | slices["apart"]).to_numpy()], *links.window)
 
@@ -219,10 +265,13 @@ def cut_to(slices: pd.DataFrame, first: float, last: float) -> pd.DataFrame:
 
 @cached_on_links
 def events_of_steps(links: AttributedLinks) -> pd.DataFrame:
-    """A row for each event that owns time of the steps, by its row: component, phase, category, class, operator, step
-    (those of its first slice), us.  Row -1: collectives of the host that a GPU waits for."""
+    """A row for each event that owns time of the steps, by its row: component, phase, category,
+    class, operator, step (those of its first slice), us.  Row -1: collectives of the host that a
+    GPU waits for."""
     slices = of_steps(links)
-    slices = slices[((slices["state"] != IDLE) | ((slices["event"] >= 0) & (not links.on_gpu))).to_numpy()]
+    slices = slices[
+        ((slices["state"] != IDLE) | ((slices["event"] >= 0) & (not links.on_gpu))).to_numpy()
+    ]
     first = slices.drop_duplicates("event").set_index("event").sort_index()
     columns = ["component", "phase", "category", "class", "operator", "step"]
     return first[columns].assign(us=slices.groupby("event")["us"].sum())
@@ -235,10 +284,12 @@ def idle_by_cause(slices: pd.DataFrame) -> dict[str, float]:
 
 
 def named_slices(links: AttributedLinks, slices: pd.DataFrame) -> pd.DataFrame:
-    """Slices for a reader: the number of the step, and names in place of rows; without them, `none`."""
+    """Slices for a reader: the number of the step, names in place of rows; without them, `none`."""
     table = links.gpu if links.on_gpu else links.host
     rows = {"operator": links.host["name"], "event": table["name"]}
-    names = {key: take_or(column.to_numpy(object), slices[key], "none") for key, column in rows.items()}
+    names = {
+        key: take_or(column.to_numpy(object), slices[key], "none") for key, column in rows.items()
+    }
     number = take_or(links.steps["number"].to_numpy(float), slices["step"], np.nan)
     return slices.assign(**names, step=pd.array(number, dtype="Int64"), trace=links.trace.path.name)
 
@@ -255,10 +306,14 @@ def hidden_communication_us(links: AttributedLinks) -> float:
     return float(slices["us"][slices["overlaps"].str.contains(COMMUNICATION).to_numpy(bool)].sum())
 
 
-def cut_at_arrivals(slices: pd.DataFrame, events: pd.DataFrame, waiting_us: np.ndarray) -> pd.DataFrame:
-    """Slices with communication cut where the last rank arrived: before that it waits for the ranks.  The sum stays.
+def cut_at_arrivals(
+    slices: pd.DataFrame, events: pd.DataFrame, waiting_us: np.ndarray
+) -> pd.DataFrame:
+    """Slices with communication cut where the last rank arrived: before that it waits for the
+    ranks.  The sum stays.
 
-    events: the collectives.  waiting_us: of each, until the last rank arrived; NaN where that is unknown."""
+    events: the collectives.  waiting_us: of each, until the last rank arrived;
+    NaN where that is unknown."""
     of = slices["collective"].to_numpy()
     begin = take_or(events["start"].to_numpy(), of, np.nan)
     until = begin + take_or(np.nan_to_num(waiting_us), of, np.nan)
@@ -271,7 +326,7 @@ def cut_at_arrivals(slices: pd.DataFrame, events: pd.DataFrame, waiting_us: np.n
     return out[out["us"] > 0].sort_values("start", ignore_index=True)
 
 
-# ---- Columns that follow from the owner ----------------------------------------------------------------------------
+# ---- Columns that follow from the owner ----------------------------------------------------------
 
 
 def labels_of(column: pd.Series, rows: np.ndarray, of_nothing: str, unknown: str) -> pd.Categorical:
@@ -283,7 +338,9 @@ def labels_of(column: pd.Series, rows: np.ndarray, of_nothing: str, unknown: str
     return pd.Categorical.from_codes(new[codes[rows]], names)
 
 
-def components_of(slices: pd.DataFrame, communicates: np.ndarray, idle: np.ndarray, rest: str) -> pd.Series:
+def components_of(
+    slices: pd.DataFrame, communicates: np.ndarray, idle: np.ndarray, rest: str
+) -> pd.Series:
     """The component of each slice: communication is all time of that kind, and no other time."""
     component = slices["component"]
     other = (component == COMMUNICATION).to_numpy() & ~communicates
@@ -297,7 +354,9 @@ def classes_of(slices: pd.DataFrame, rules: dict[str, np.ndarray]) -> pd.Categor
     """The class of each slice: the first that a rule tells, else that of its operator."""
     phase, category = slices["phase"].cat, slices["category"].cat
     pairs, which = different_pairs(phase.codes.to_numpy(), category.codes.to_numpy())
-    names = [operator_class(phase.categories[i], category.categories[j]) for i, j in pairs] + [*rules]
+    names = [operator_class(phase.categories[i], category.categories[j]) for i, j in pairs] + [
+        *rules
+    ]
     codes = np.select([*rules.values()], [*range(len(pairs), len(names))], which)
     names, new = np.unique(np.array(names, dtype=object), return_inverse=True)
     return pd.Categorical.from_codes(new[codes], names)
@@ -306,7 +365,9 @@ def classes_of(slices: pd.DataFrame, rules: dict[str, np.ndarray]) -> pd.Categor
 def places_of(links: AttributedLinks, rows: np.ndarray) -> pd.Categorical:
     """The stream or thread of the owner of each slice."""
     if links.on_gpu:
-        pairs, which = different_pairs(links.gpu["device"].to_numpy(), links.gpu["stream"].to_numpy())
+        pairs, which = different_pairs(
+            links.gpu["device"].to_numpy(), links.gpu["stream"].to_numpy()
+        )
         names = [f"GPU {device} stream {stream}" for device, stream in pairs]
     else:
         which, threads = pd.factorize(links.host["thread"])
@@ -314,33 +375,45 @@ def places_of(links: AttributedLinks, rows: np.ndarray) -> pd.Categorical:
     return pd.Categorical.from_codes(np.append(which, len(names))[rows], [*names, "nowhere"])
 
 
-# ---- Whose time it is on a GPU -------------------------------------------------------------------------------------
+# ---- Whose time it is on a GPU -------------------------------------------------------------------
 
 
 def by_class(gpu: pd.DataFrame) -> list[np.ndarray]:
     """Which GPU events are computation, communication and copies, in order of precedence."""
-    memcpy, communication = (gpu["kind"] == "memcpy").to_numpy(), (gpu["category"] == "communication").to_numpy()
+    memcpy, communication = (
+        (gpu["kind"] == "memcpy").to_numpy(),
+        (gpu["category"] == "communication").to_numpy(),
+    )
     return [~memcpy & ~communication, communication, memcpy]
 
 
 def owners(gpu: pd.DataFrame, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All edges of the events' time, with further ones, and of the time after each the event of each class that owns
-    it, [classes, times], -1 for none; and the number of the class in KINDS that comes first, or their number."""
+    """All edges of the events' time, with further ones, and of the time after each the event of
+    each class that owns it, [classes, times], -1 for none; and the number of the class in KINDS
+    that comes first, or their number."""
     found = [slices_of(gpu, which) for which in by_class(gpu)]
     edges = np.unique(np.concatenate([edges, *(one.edges for one in found)]))
     own = np.stack([one.at(edges[:-1]) for one in found])
-    return edges, own, np.where((own >= 0).any(axis=0), (own >= 0).argmax(axis=0), IDLES).astype(np.int8)
+    return (
+        edges,
+        own,
+        np.where((own >= 0).any(axis=0), (own >= 0).argmax(axis=0), IDLES).astype(np.int8),
+    )
 
 
 def gpu_slices(links: AttributedLinks) -> pd.DataFrame:
     gpu, (first, last), found = links.gpu, links.window, collectives_of(links)
     whole = (min(first, float(gpu["start"].min())), max(last, float(gpu["end"].max())))
     # The GPU waits for collectives of the host where it has none of its own.
-    kernels, ranges = (found.events[: len(found.events) * which] for which in (found.on_gpu, not found.on_gpu))
+    kernels, ranges = (
+        found.events[: len(found.events) * which] for which in (found.on_gpu, not found.on_gpu)
+    )
     of_kernel, of_host = np.full(len(gpu), -1), slices_of(ranges)
     of_kernel[kernels["row"]] = kernels.index
     idle, causes, followers, before = idle_slices(links, whole, of_host)
-    edges, own, kind = owners(gpu, np.concatenate([whole, (first, last), idle.edges, np.clip(of_host.edges, *whole)]))
+    edges, own, kind = owners(
+        gpu, np.concatenate([whole, (first, last), idle.edges, np.clip(of_host.edges, *whole)])
+    )
     times = edges[:-1]
     event = own[kind % len(KINDS), np.arange(len(times))]  # -1 where no class has one
     gap, pending = idle.at(times), of_host.at(times)
@@ -350,7 +423,13 @@ def gpu_slices(links: AttributedLinks) -> pd.DataFrame:
     kind = np.where(waits, COMMUNICATES, kind)
     beneath = (own >= 0) | [[False], [True], [False]] & (pending >= 0)
     overlaps = (beneath * [[1], [2], [4]]).sum(axis=0) & ~np.where(kind < IDLES, 1 << kind, 0)
-    columns = {"owner": event, "kind": kind, "overlaps": overlaps, "cause": cause, "collective": collective}
+    columns = {
+        "owner": event,
+        "kind": kind,
+        "overlaps": overlaps,
+        "cause": cause,
+        "collective": collective,
+    }
     inside = (times >= first) & (times < last) & ~take_or(before, gap, False)
     if not links.steps_are_marked and (own >= 0).any():
         at_edge = (times < gpu["start"].min()) | (times >= gpu["end"].max())
@@ -358,7 +437,10 @@ def gpu_slices(links: AttributedLinks) -> pd.DataFrame:
     columns |= {"next": take_or(followers, gap, -1), "of_steps": inside}
     slices = merged(edges, columns)
     owner, inside = slices["owner"].to_numpy(), slices["of_steps"].to_numpy()
-    row, waits = np.where(owner < 0, slices.pop("next"), owner), (owner < 0) & (slices["kind"] == COMMUNICATES)
+    row, waits = (
+        np.where(owner < 0, slices.pop("next"), owner),
+        (owner < 0) & (slices["kind"] == COMMUNICATES),
+    )
     step = pd.Series(take_or(gpu["step"], row, -1))
     step = step.where((step >= 0) & inside).bfill().ffill().fillna(0)  # between events of the step
     return slices.assign(
@@ -369,9 +451,11 @@ def gpu_slices(links: AttributedLinks) -> pd.DataFrame:
     )
 
 
-def gaps(gpu: pd.DataFrame, first: float, last: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """When nothing ran on any device between these times, which no event exceeds: start, end, and the rows of the
-    events before and after; -1 means that there is no such event."""
+def gaps(
+    gpu: pd.DataFrame, first: float, last: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """When nothing ran on any device between these times, which no event exceeds: start, end, and
+    the rows of the events before and after; -1 means that there is no such event."""
     order = np.lexsort((-gpu["end"].to_numpy(), gpu["start"].to_numpy()))
     start, end = gpu["start"].to_numpy()[order], gpu["end"].to_numpy()[order]
     reached = np.maximum.accumulate(end)
@@ -385,13 +469,20 @@ def gaps(gpu: pd.DataFrame, first: float, last: float) -> tuple[np.ndarray, np.n
 def idle_slices(
     links: AttributedLinks, whole: tuple[float, float], collectives: Slices
 ) -> tuple[Slices, np.ndarray, np.ndarray, np.ndarray]:
-    """When nothing runs on the GPU, cut where the cause changes; of each slice its cause, a number of CAUSES, the row
-    of the event that follows, and whether it is from before the recording.  collectives: those of the host."""
+    """When nothing runs on the GPU, cut where the cause changes; of each slice its cause, a number
+    of CAUSES, the row of the event that follows, and whether it is from before the recording.
+    collectives: those of the host."""
     gpu, calls = links.gpu, links.calls
     start, end, last, following = gaps(gpu, *whole)
     gap, call = Slices(start, end), take_or(gpu["call"], following, -1)
-    replay = (call >= 0) & (call == take_or(gpu["call"], last, -1)) & take_or(gpu["of_graph"], following, False)
-    known = (call >= 0) | (following < 0)  # after the last event, the host's step may go on without another launch
+    replay = (
+        (call >= 0)
+        & (call == take_or(gpu["call"], last, -1))
+        & take_or(gpu["of_graph"], following, False)
+    )
+    known = (call >= 0) | (
+        following < 0
+    )  # after the last event, the host's step may go on without another launch
     launched = np.where(call >= 0, take_or(calls["end"].to_numpy(float), call, np.nan), end)
     # The kernel may start before its launch call returns.
     host_until = np.clip(np.where(known, np.minimum(launched, end), start), start, None)
@@ -401,9 +492,14 @@ def idle_slices(
     first = order[np.unique(stream[order], return_index=True)[1]]  # event of each stream
     unrecorded = np.isin(following, first) & (call >= 0) & (late < end) & ~replay
     _, communication, copies = (np.append(which, False) for which in by_class(gpu))
-    queued = [known & (host_until <= start) & (which[last] | which[following]) for which in (communication, copies)]
+    queued = [
+        known & (host_until <= start) & (which[last] | which[following])
+        for which in (communication, copies)
+    ]
     of_host = {
-        "data": slices_of(links.host, launching(links) & (links.host["phase"] == "data").to_numpy()),
+        "data": slices_of(
+            links.host, launching(links) & (links.host["phase"] == "data").to_numpy()
+        ),
         "communication": collectives,
         "allocation": slices_of(calls, has_role(calls, roles.ALLOCATION) & ~creates_context(links)),
         "synchronization": slices_of(calls, calls["waits"].to_numpy(bool)),
@@ -428,16 +524,21 @@ def idle_slices(
 
 def starts_up(links: AttributedLinks) -> np.ndarray:
     """Which calls set up the runtime or load a kernel, by how long they took."""
-    calls, firsts = links.calls, links.gpu.sort_values("start", kind="stable").drop_duplicates("name")["call"]
+    calls, firsts = (
+        links.calls,
+        links.gpu.sort_values("start", kind="stable").drop_duplicates("name")["call"],
+    )
     loads = calls["starts_kernel"].to_numpy() & np.isin(np.arange(len(calls)), firsts)
     took = (calls["end"] - calls["start"]).to_numpy()
-    long = (took > np.where(loads, LOADING_US, START_UP_US)) & ~has_role(calls, roles.COPY, roles.ALLOCATION)
+    long = (took > np.where(loads, LOADING_US, START_UP_US)) & ~has_role(
+        calls, roles.COPY, roles.ALLOCATION
+    )
     return long | creates_context(links)
 
 
 def creates_context(links: AttributedLinks) -> np.ndarray:
-    """Which calls for memory of the device create a context, by how long they take: it happens once, so in one step or,
-    in a trace of one, before half of the GPU's work was launched."""
+    """Which calls for memory of the device create a context, by how long they take: it happens
+    once, so in one step or, in a trace of one, before half of the GPU's work was launched."""
     calls, launched = links.calls, np.sort(links.gpu["launched"].dropna().to_numpy())
     of_device = has_role(calls, roles.ALLOCATION) & ~by_name(calls["name"], pins_host_memory, bool)
     found = of_device & ((calls["end"] - calls["start"]).to_numpy() > CONTEXT_US)
@@ -453,44 +554,70 @@ def launching(links: AttributedLinks) -> np.ndarray:
 
 @cached_on_links
 def computes_on_host(links: AttributedLinks) -> np.ndarray:
-    """Which host events are operators that work for long on the CPU, beside a GPU, one or several between two calls:
-    each works on tensors, calls no other operator, and neither launches anything nor is in progress when a call begins.
+    """Which host events are operators that work for long on the CPU, beside a GPU, one or several
+    between two calls: each works on tensors, calls no other operator, and neither launches anything
+    nor is in progress when a call begins.
     """
-    host, begun, rows = links.host, np.sort(links.calls["start"].to_numpy()), np.arange(len(links.host))
+    host, begun, rows = (
+        links.host,
+        np.sort(links.calls["start"].to_numpy()),
+        np.arange(len(links.host)),
+    )
     start, until = host["start"].to_numpy(), host["until"].to_numpy()
     found = launching(links) & (host["kind"] == OPERATOR).to_numpy() & links.on_gpu
     found &= ((host["phase"] != "data") & (host["category"] != COMMUNICATION)).to_numpy()
     found &= ~np.isin(rows, np.append(host["operator_parent"], links.gpu["operator"]))
     found &= (after := np.searchsorted(begun, start)) == np.searchsorted(begun, until)
     found[found] &= ~views_and_metadata(links, rows[found])
-    us = pd.Series(np.where(found, until - start, 0.0)).groupby([after, host["thread"].to_numpy()]).transform("sum")
+    us = (
+        pd.Series(np.where(found, until - start, 0.0))
+        .groupby([after, host["thread"].to_numpy()])
+        .transform("sum")
+    )
     return found & (us.to_numpy() > HOST_CODE_US)
 
 
 @cached_on_links
 def host_code(links: AttributedLinks) -> Slices:
-    """When the host ran the program's own code: no thread that launches was in an operator, a call or a data range, or
-    one was in an operator on the CPU."""
+    """When the host ran the program's own code: no thread that launches was in an operator, a call
+    or a data range, or one was in an operator on the CPU."""
     host, calls = links.host, links.calls
     works = launching(links) & ((host["kind"] == OPERATOR) | (host["phase"] == "data")).to_numpy()
-    busy = Slices(*(np.concatenate([host[key].to_numpy()[works], calls[key]]) for key in ("start", "end")))
+    busy = Slices(
+        *(np.concatenate([host[key].to_numpy()[works], calls[key]]) for key in ("start", "end"))
+    )
     first, last = float(links.steps["start"].min()), float(links.steps["end"].max())
-    begins, ends = np.clip(np.append(first, busy.end), first, last), np.clip(np.append(busy.start, last), first, last)
-    long = (ends - begins > HOST_CODE_US) & (len(busy.start) > 0)  # with nothing recorded, nothing tells
+    begins, ends = (
+        np.clip(np.append(first, busy.end), first, last),
+        np.clip(np.append(busy.start, last), first, last),
+    )
+    long = (ends - begins > HOST_CODE_US) & (
+        len(busy.start) > 0
+    )  # with nothing recorded, nothing tells
     on_cpu = host[computes_on_host(links)]
     return Slices(np.append(begins[long], on_cpu["start"]), np.append(ends[long], on_cpu["until"]))
 
 
-# ---- Whose time it is on a host ------------------------------------------------------------------------------------
+# ---- Whose time it is on a host ------------------------------------------------------------------
 
 
 def host_slices(links: AttributedLinks) -> pd.DataFrame:
     host, found = links.host, collectives_of(links)
-    ours, is_operator, in_node = (host["thread"] == links.thread, host["kind"] == OPERATOR, host["node"] >= 0)
+    ours, is_operator, in_node = (
+        host["thread"] == links.thread,
+        host["kind"] == OPERATOR,
+        host["node"] >= 0,
+    )
     ours, is_operator = ours.to_numpy(), is_operator.to_numpy()
-    steps, main, backward = slices_of(links.steps), innermost(host, ours), innermost(host, ~ours, in_node.to_numpy())
+    steps, main, backward = (
+        slices_of(links.steps),
+        innermost(host, ours),
+        innermost(host, ~ours, in_node.to_numpy()),
+    )
     collectives, code = slices_of(found.events), host_code(links)
-    edges = np.unique(np.concatenate([one.edges for one in (steps, main, backward, collectives, code)]))
+    edges = np.unique(
+        np.concatenate([one.edges for one in (steps, main, backward, collectives, code)])
+    )
     event, in_backward, collective = (one.at(edges[:-1]) for one in (main, backward, collectives))
     owner = np.where(take_or(is_operator, event, False) | (in_backward < 0), event, in_backward)
     communicates = (collective >= 0) & ~take_or(found.computes, owner, False)
@@ -498,15 +625,28 @@ def host_slices(links: AttributedLinks) -> pd.DataFrame:
     owner = np.where(of_range, take_or(found.events["row"], collective, -1), owner)
     columns = {"owner": owner, "step": steps.at(edges[:-1]), "code": code.at(edges[:-1]) >= 0}
     columns |= {"helped": owner != event, "collective": np.where(communicates, collective, -1)}
-    slices = merged(edges, columns | {"overlaps": np.where((collective >= 0) & ~communicates, 2, 0)})
+    slices = merged(
+        edges, columns | {"overlaps": np.where((collective >= 0) & ~communicates, 2, 0)}
+    )
     slices = slices[(slices["step"] >= 0).to_numpy()].reset_index(drop=True)
-    owner, helped, communicates = slices["owner"].to_numpy(), slices.pop("helped"), slices["collective"] >= 0
+    owner, helped, communicates = (
+        slices["owner"].to_numpy(),
+        slices.pop("helped"),
+        slices["collective"] >= 0,
+    )
     operator = np.where(take_or(is_operator, owner, False), owner, -1)
     data = take_or((host["phase"] == "data").to_numpy(), owner, False) & ~communicates
     starts_one = take_or((host["category"] == COMMUNICATION).to_numpy(), owner, False)
     still = (views_and_metadata(links, operator) | starts_one) & ~communicates
     of_nothing = np.where(slices.pop("code"), NUMBER["host_code"], NUMBER["launch"])
-    rules, kind = [communicates, data, still, helped], np.select([communicates, still], [COMMUNICATES, IDLES], COMPUTES)
+    rules, kind = (
+        [communicates, data, still, helped],
+        np.select([communicates, still], [COMMUNICATES, IDLES], COMPUTES),
+    )
     state = np.select(rules, [WAITS, WAITS, RESTS, WAITS], WORKS)
-    cause = np.select(rules, [NUMBER["communication"], NUMBER["data"], of_nothing, NUMBER["thread"]])
-    return slices.assign(event=owner, operator=operator, of_steps=True, kind=kind, state=state, cause=cause)
+    cause = np.select(
+        rules, [NUMBER["communication"], NUMBER["data"], of_nothing, NUMBER["thread"]]
+    )
+    return slices.assign(
+        event=owner, operator=operator, of_steps=True, kind=kind, state=state, cause=cause
+    )

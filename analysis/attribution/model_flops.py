@@ -1,4 +1,4 @@
-"""How many FLOPs does the model ask for in a step?  What is computed a second time does not count."""
+"""How many FLOPs does the model ask for in a step?  What is computed twice does not count."""
 
 import numpy as np
 
@@ -12,9 +12,10 @@ from analysis.vocabulary.operators import makes_a_tensor
 
 
 def model_flops_per_step(links: AttributedLinks) -> int | None:
-    """Matmul FLOPs of forward and backward passes, mean of the steps, with the full S x T scores of attention: what
-    checkpointed blocks and the backward pass of fused attention compute again is left out, but for what a compiler has
-    put into a graph of its own.  None: no operator's FLOPs are known."""
+    """Matmul FLOPs of forward and backward passes, mean of the steps, with the full S x T scores of
+    attention: what checkpointed blocks and the backward pass of fused attention compute again is
+    left out, but for what a compiler has put into a graph of its own.  None: no operator's FLOPs
+    are known."""
     costs, which = costs_of_operators(links)
     n = len(which)
     host = links.host.iloc[:n]
@@ -22,20 +23,28 @@ def model_flops_per_step(links: AttributedLinks) -> int | None:
     counts &= ~host["phase"].isin(("data", "optimizer")).to_numpy()
     counts &= step_at(host["start"].to_numpy(), links.steps) >= 0
     calls = np.bincount(which[counts], minlength=len(costs)).tolist()
-    flops = [times * cost.model_flops for times, cost in zip(calls, costs, strict=True) if times and cost.model_flops]
+    flops = [
+        times * cost.model_flops
+        for times, cost in zip(calls, costs, strict=True)
+        if times and cost.model_flops
+    ]
     return sum(flops) // len(links.steps) if flops else None
 
 
 def recomputed(links: AttributedLinks) -> np.ndarray:
-    """Which host events belong to a forward pass that the backward pass runs again, as for a checkpointed block.
+    """Which host events belong to a forward pass that the backward pass runs again, as for a
+    checkpointed block.
 
-    Its operators run with gradients and so have numbers, inside of an autograd node whose own operators have none.
-    Where those have numbers too, the gradients are themselves to be differentiated.
+    Its operators run with gradients and so have numbers, inside of an autograd node whose own
+    operators have none.  Where those have numbers too, the gradients are
+    themselves to be differentiated.
     """
     host = links.host
     parent, node = host["parent"].to_numpy(), host["node"].to_numpy()
     is_node = node == np.arange(len(host))
-    of_node = is_node | has_role(host, roles.NODE_FUNCTION)  # XBackward0 within evaluate_function: XBackward0
+    of_node = is_node | has_role(
+        host, roles.NODE_FUNCTION
+    )  # XBackward0 within evaluate_function: XBackward0
     numbered = host["sequence"].to_numpy() >= 0
     makes = by_name(host["name"], lambda name: makes_a_tensor(name), bool)
     own = take_or(of_node, parent, False) & ~of_node & (host["kind"] == OPERATOR).to_numpy()

@@ -1,7 +1,9 @@
-"""What happens once, or in a few of the steps: compilation, start-up, a save, other long code of the program.
+"""What happens once, or in a few of the steps: compilation, start-up, a save, other long code of
+the program.
 
-It stands apart: the shares of the step, and what a change could gain, are of the steps without it.  In a trace of a
-single step nothing tells whether it happens in every one, so there only compilation and start-up are known to.
+It stands apart: the shares of the step, and what a change could gain, are of the steps without it.
+In a trace of a single step nothing tells whether it happens in every one, so there only compilation
+and start-up are known to.
 """
 
 import re
@@ -21,7 +23,12 @@ from harness.base.sections import Section
 from harness.base.tables import Column, column, text_columns
 from harness.base.text import count_of, shortened, significant
 
-COMPILATION, START_UP, CODE, FIRST_STEP = "compilation", "start-up", "code of the program", "first step"
+COMPILATION, START_UP, CODE, FIRST_STEP = (
+    "compilation",
+    "start-up",
+    "code of the program",
+    "first step",
+)
 FEW = 0.25  # of the steps at most: what happens in more of them is part of a step
 ENOUGH_STEPS = 4  # to tell what only some of them do
 LONG = 0.1  # of the median step: what is shorter makes no step an exception
@@ -32,8 +39,9 @@ COLUMNS = ("what", "where", "step", "start", "end")
 
 
 def occasional(links: AttributedLinks, code: Slices) -> pd.DataFrame:
-    """A row for each time that is not part of what every step does: what, where (a range, or what follows), step (row
-    of links.steps), start, end in us.  Start-up is told by the ledger: what waits in a call may wait for the GPU.
+    """A row for each time that is not part of what every step does: what, where (a range, or what
+    follows), step (row of links.steps), start, end in us.  Start-up is told by the ledger: what
+    waits in a call may wait for the GPU.
 
     code: when the host ran code of the program."""
     rows = of_compilation(links)
@@ -41,7 +49,9 @@ def occasional(links: AttributedLinks, code: Slices) -> pd.DataFrame:
         ranges = of_ranges(links)
         rows += ranges
         rows += of_code(links, code, ranges)
-    found = pd.DataFrame(rows, columns=[*COLUMNS]).astype({"start": float, "end": float, "step": np.int64})
+    found = pd.DataFrame(rows, columns=[*COLUMNS]).astype(
+        {"start": float, "end": float, "step": np.int64}
+    )
     found = found[(found["step"] >= 0).to_numpy()]
     in_steps = found.groupby("what")["step"].transform("nunique")
     return found[(in_steps <= few_of(len(links.steps))).to_numpy(bool)]
@@ -59,8 +69,15 @@ def of_compilation(links: AttributedLinks) -> list[tuple]:
         return []
     outermost = compiling & (nearest_marked_caller(host["parent"].to_numpy(), compiling) < 0)
     events = host[outermost]
-    columns = (events["name"], step_at(events["start"].to_numpy(), links.steps), events["start"], events["until"])
-    return [(COMPILATION, shortened(name, NAME), *rest) for name, *rest in zip(*columns, strict=True)]
+    columns = (
+        events["name"],
+        step_at(events["start"].to_numpy(), links.steps),
+        events["start"],
+        events["until"],
+    )
+    return [
+        (COMPILATION, shortened(name, NAME), *rest) for name, *rest in zip(*columns, strict=True)
+    ]
 
 
 def median_us(links: AttributedLinks) -> float:
@@ -68,7 +85,8 @@ def median_us(links: AttributedLinks) -> float:
 
 
 def of_ranges(links: AttributedLinks) -> list[tuple]:
-    """Ranges of the program that few steps have, and that are long there; of nested ones the outermost."""
+    """Ranges of the program that few steps have, and that are long there;
+    of nested ones the outermost."""
     host = links.host
     is_range = (host["kind"] == ANNOTATION).to_numpy() & host["role"].isna().to_numpy()
     is_range &= (host["thread"] == links.thread).to_numpy()
@@ -79,10 +97,14 @@ def of_ranges(links: AttributedLinks) -> list[tuple]:
     of_name = ranges.groupby("kind_of_name")
     steps = of_name["step"].transform("nunique")
     us = (ranges["until"] - ranges["start"]).groupby(ranges["kind_of_name"]).transform("sum")
-    seldom = ((steps <= FEW * len(links.steps)) & (us >= LONG * median_us(links) * steps)).to_numpy(bool)
+    seldom = ((steps <= FEW * len(links.steps)) & (us >= LONG * median_us(links) * steps)).to_numpy(
+        bool
+    )
     marked = np.zeros(len(host), bool)
     marked[ranges["row"][seldom]] = True
-    outermost = seldom & (nearest_marked_caller(host["parent"].to_numpy(), marked)[ranges["row"]] < 0)
+    outermost = seldom & (
+        nearest_marked_caller(host["parent"].to_numpy(), marked)[ranges["row"]] < 0
+    )
     out = []
     for name, step, start, end in zip(
         *(ranges[outermost][key] for key in ("name", "step", "start", "until")), strict=True
@@ -96,10 +118,15 @@ def without_numbers(name: str) -> str:
 
 
 def of_code(links: AttributedLinks, code: Slices, ranges: list[tuple]) -> list[tuple]:
-    """Code of the program outside of operators that takes far longer than in most steps.  ranges: already found."""
+    """Code of the program outside of operators that takes far longer than in most steps.  ranges:
+    already found."""
     n, pending = len(links.steps), slices_of(collectives_of(links).events)
     # What the program waits for in a collective is communication.
-    us = code.end - code.start - (pending.covered_until(code.end) - pending.covered_until(code.start))
+    us = (
+        code.end
+        - code.start
+        - (pending.covered_until(code.end) - pending.covered_until(code.start))
+    )
     step = step_at(code.start, links.steps)
     inside = step >= 0
     longest = np.zeros(n)
@@ -118,8 +145,8 @@ def of_code(links: AttributedLinks, code: Slices, ranges: list[tuple]) -> list[t
 
 
 def place_of_code(links: AttributedLinks, start: float, end: float) -> tuple[str, str]:
-    """What code of the program is at this time, and where: in the innermost range or module around it, else before the
-    operator that follows."""
+    """What code of the program is at this time, and where: in the innermost range or module around
+    it, else before the operator that follows."""
     host = links.host
     begin, until = host["start"].to_numpy(), host["until"].to_numpy()
     other = (host["kind"] != OPERATOR).to_numpy() & ~has_role(host, roles.STEP, roles.PHASE)
@@ -133,11 +160,14 @@ def place_of_code(links: AttributedLinks, start: float, end: float) -> tuple[str
     return CODE, f"before {shortened(host['name'].iloc[after[np.argmin(begin[after])]], NAME)}"
 
 
-def once_rows(links: AttributedLinks, spans: pd.DataFrame, start_up: pd.DataFrame, step_ms: float) -> list[dict] | None:
-    """`once` of operator_analysis.json, most time first; None of a single step, if nothing is known to happen once.
+def once_rows(
+    links: AttributedLinks, spans: pd.DataFrame, start_up: pd.DataFrame, step_ms: float
+) -> list[dict] | None:
+    """`once` of operator_analysis.json, most time first; None of a single step, if nothing is known
+    to happen once.
 
-    spans: as occasional() gives them.  start_up: slices of the ledger that are, with the call in `where`.  step_ms: of
-    an ordinary step."""
+    spans: as occasional() gives them.  start_up: slices of the ledger that are, with the call in
+    `where`.  step_ms: of an ordinary step."""
     n = len(links.steps) + len(links.apart)
     rows = []
     for step in links.apart:
@@ -146,7 +176,11 @@ def once_rows(links: AttributedLinks, spans: pd.DataFrame, start_up: pd.DataFram
             rows.append(once_row(FIRST_STEP, f"step {step.number}", 1, n, ms))
     for (what, where), same in spans.groupby(["what", "where"], sort=False):
         steps = same["step"].nunique()
-        rows.append(once_row(what, where, steps, n, float((same["end"] - same["start"]).sum()) / 1e3 / steps))
+        rows.append(
+            once_row(
+                what, where, steps, n, float((same["end"] - same["start"]).sum()) / 1e3 / steps
+            )
+        )
     for where, same in start_up.groupby("where", sort=False, observed=True):
         steps = same["step"].nunique()
         rows.append(once_row(START_UP, where, steps, n, float(same["us"].sum()) / 1e3 / steps))
@@ -161,7 +195,7 @@ def once_row(what: str, where: str, steps: int, of_steps: int, ms: float) -> dic
     return row | {"ms": ms, "ms_per_step": steps * ms / of_steps}
 
 
-# ---- For a reader --------------------------------------------------------------------------------------------------
+# ---- For a reader --------------------------------------------------------------------------------
 
 ONCE_COLUMNS = [
     *text_columns("what", "where"),
@@ -173,17 +207,20 @@ ONCE_COLUMNS = [
 
 def once_section(analysis: dict) -> Section:
     note = [
-        "The times of the step are without these, but where the trace has a single one; a first step: beyond the others"
+        "The times of the step are without these, but where the trace has a single one; a first"
+        " step: beyond the others"
     ]
     rows = analysis.get("once") or []
     return Section("Once, or in a few steps", ONCE_COLUMNS, rows, note * bool(rows))
 
 
 def once_text(row: dict) -> str:
-    """'save (in save_checkpoint) in 1 of 8 steps, 11.0 ms a step'; of a trace of one step without these counts."""
+    """'save (in save_checkpoint) in 1 of 8 steps, 11.0 ms a step'; of a trace of one step without
+    these counts."""
     if row["of_steps"] == 1:
         return f"{row['what']} ({row['where']}), {significant(row['ms'], 3)} ms"
     steps = count_of(row["of_steps"], "step")
     return (
-        f"{row['what']} ({row['where']}) in {row['steps']} of {steps}, {significant(row['ms_per_step'], 3)} ms a step"
+        f"{row['what']} ({row['where']}) in {row['steps']} of {steps},"
+        f" {significant(row['ms_per_step'], 3)} ms a step"
     )

@@ -1,4 +1,5 @@
-"""Which operators and kernels ran: calls, times, FLOPs and bytes, and the operator that launched each kernel."""
+"""Which operators and kernels ran: calls, times, FLOPs and bytes, and the operator that launched
+each kernel."""
 
 import numpy as np
 import pandas as pd
@@ -22,8 +23,9 @@ TIMES = ["self_cpu_us", "cpu_us", "self_device_us", "device_us"]
 
 @cached_on_links
 def inputs_of_operators(links: Links) -> tuple[np.ndarray, np.ndarray]:
-    """For each operator the number of its inputs in trace.signatures, or -1, and the row of the operator that has them:
-    its own, or, of a matmul or convolution without any, the caller that called it to do its work."""
+    """For each operator the number of its inputs in trace.signatures, or -1, and the row of the
+    operator that has them: its own, or, of a matmul or convolution without any, the caller that
+    called it to do its work."""
     operators, gpu = links.trace.operators, links.gpu
     n, signature = len(operators), operators["signature"].to_numpy()
     kinds, own_rows = operators["named_category"].to_numpy(object), np.arange(n)
@@ -37,7 +39,9 @@ def inputs_of_operators(links: Links) -> tuple[np.ndarray, np.ndarray]:
     takes = takes[kinds[takes] == kinds[caller[takes]]]
     # Of several that a caller calls, the one that works longest does what its inputs tell.
     launcher = gpu["operator"].to_numpy()
-    us = np.bincount(launcher[launcher >= 0], (gpu["end"] - gpu["start"]).to_numpy()[launcher >= 0], minlength=n)
+    us = np.bincount(
+        launcher[launcher >= 0], (gpu["end"] - gpu["start"]).to_numpy()[launcher >= 0], minlength=n
+    )
     work = us if links.on_gpu else links.host["own_us"].to_numpy()[:n]
     longest = takes[np.lexsort((-work[takes], caller[takes]))]
     rows = longest[~pd.Series(caller[longest]).duplicated().to_numpy()]
@@ -50,10 +54,11 @@ def inputs_of_operators(links: Links) -> tuple[np.ndarray, np.ndarray]:
 def operator_calls(links: Links) -> pd.DataFrame:
     """Each call of an operator, with self and total times in us, on the host and on the GPU.
 
-    Self CPU time is the duration less that of the operators it called.  Self device time is that of the GPU events it
-    launched itself; device time includes those launched by the operators it called.  An operator that calls another of
-    its name, as mm does mm.out, is one call: columns ..._of_name are 0 for the inner one, the others if its inputs are
-    the same too.  call: the row of the outermost call of the same name and inputs.
+    Self CPU time is the duration less that of the operators it called.  Self device time is that of
+    the GPU events it launched itself; device time includes those launched by the operators it
+    called.  An operator that calls another of its name, as mm does mm.out, is one call: columns
+    ..._of_name are 0 for the inner one, the others if its inputs are the same too.  call: the row
+    of the outermost call of the same name and inputs.
     """
     operators, gpu = links.trace.operators, links.gpu
     n = len(operators)
@@ -69,7 +74,11 @@ def operator_calls(links: Links) -> pd.DataFrame:
         rows, us = rows[above], us[above]
         device += np.bincount(rows, weights=us, minlength=n)
         rows = parent[rows]
-    codes, signature, above = operators["name"].cat.codes.to_numpy(), inputs_of_operators(links)[0], parent.clip(0)
+    codes, signature, above = (
+        operators["name"].cat.codes.to_numpy(),
+        inputs_of_operators(links)[0],
+        parent.clip(0),
+    )
     within_name = nested & (codes[above] == codes) if n else np.zeros(0, dtype=bool)
     within_inputs = within_name & (signature[above] == signature)
     call = np.arange(n)
@@ -77,16 +86,20 @@ def operator_calls(links: Links) -> pd.DataFrame:
         call[inner] = parent[call[inner]]
     columns = {"code": codes, "signature": signature, "call": call}
     columns |= {"self_cpu_us": np.maximum(0.0, duration - called), "self_device_us": own_device}
-    for name, values in {"calls": np.ones(n, bool), "cpu_us": duration, "device_us": device}.items():
+    for name, values in {
+        "calls": np.ones(n, bool),
+        "cpu_us": duration,
+        "device_us": device,
+    }.items():
         columns |= {name: values * ~within_inputs, f"{name}_of_name": values * ~within_name}
     return pd.DataFrame(columns, copy=False)
 
 
 @cached_on_links
 def costs_of_operators(links: Links) -> tuple[list[Cost], np.ndarray]:
-    """The cost of each name and inputs of operators, in the order in which they first appear, and for each operator
-    which of them it has.  The last cost, which is unknown, is that of operators that leave the work to others whose
-    costs are known: work counts once, where it is done."""
+    """The cost of each name and inputs of operators, in the order in which they first appear, and
+    for each operator which of them it has.  The last cost, which is unknown, is that of operators
+    that leave the work to others whose costs are known: work counts once, where it is done."""
     operators, signatures = links.trace.operators, links.trace.signatures
     names, codes = operators["name"].cat.categories, operators["name"].cat.codes.to_numpy()
     signature, teller = inputs_of_operators(links)
@@ -107,7 +120,8 @@ def costs_of_operators(links: Links) -> tuple[list[Cost], np.ndarray]:
 
 
 def leaves_work_to_others(links: Links, known: np.ndarray) -> np.ndarray:
-    """Which operators call one whose FLOPs are known, other than their own call passed on, as mm does to mm.out."""
+    """Which operators call one whose FLOPs are known, other than their own call passed on, as mm
+    does to mm.out."""
     n = len(known)
     parent = links.host["operator_parent"].to_numpy()[:n].astype(np.int64)
     out = np.zeros(n, dtype=bool)
@@ -119,7 +133,8 @@ def leaves_work_to_others(links: Links, known: np.ndarray) -> np.ndarray:
 
 
 def batches_told(links: Links, which: np.ndarray) -> dict[int, str]:
-    """The range that tells the lengths of a batch's sequences, for the groups of operators that are in only one."""
+    """The range that tells the lengths of a batch's sequences, for the groups of operators that are
+    in only one."""
     parent, names = links.host["parent"].to_numpy(), links.host["name"]
     tells = by_name(names, lambda name: BATCH.match(name) is not None, bool)
     if not tells.any():
@@ -130,7 +145,8 @@ def batches_told(links: Links, which: np.ndarray) -> dict[int, str]:
 
 
 def operator_tables(links: Links) -> dict:
-    """Operators by name, and by name and input shapes, most time first; FLOPs and bytes over all calls."""
+    """Operators by name, and by name and input shapes,
+    most time first; FLOPs and bytes over all calls."""
     costs, which = costs_of_operators(links)  # but for the last, in the order of the groups
     calls = operator_calls(links).drop(columns="call")
     works = which != len(costs) - 1
@@ -149,10 +165,17 @@ def operator_tables(links: Links) -> dict:
     totals = by_name[["self_cpu_us", "self_device_us"]].sum()
     for field in ("calls", "cpu_us", "device_us"):
         totals[field] = by_name[f"{field}_of_name"].sum()
-    for field in ("flops", "bytes"):  # unknown for an operator if it is unknown for some of its calls
+    for field in (
+        "flops",
+        "bytes",
+    ):  # unknown for an operator if it is unknown for some of its calls
         values = by_name[f"{field}_of_name"]
-        totals[field] = values.agg(lambda values: None if values.isna().any() else sum(values)).astype(object)
-    by_shape = groups.loc[groups["shapes"].notna(), ["name", "calls", *TIMES, "flops", "bytes", "shapes"]]
+        totals[field] = values.agg(
+            lambda values: None if values.isna().any() else sum(values)
+        ).astype(object)
+    by_shape = groups.loc[
+        groups["shapes"].notna(), ["name", "calls", *TIMES, "flops", "bytes", "shapes"]
+    ]
     clock = "self_device_us" if links.on_gpu else "self_cpu_us"
     total = groups[clock].sum()
     tables = {"operators": totals.reset_index(), "operators_by_shape": by_shape}
@@ -167,11 +190,14 @@ def products(each: list[int | None], calls: pd.Series) -> pd.Series:
 
 
 def operator_rows(table: pd.DataFrame, clock: str, total: float) -> list[dict]:
-    """Rows of the document, most time first.  Shares are those of the column `clock` in the total."""
+    """Rows of the document, most time first.  Shares are those of the column
+    `clock` in the total."""
     table = table.assign(share=table[clock] / total if total else 0.0)
     rows = table.sort_values([clock, "self_cpu_us"], ascending=False).to_dict("records")
     for row in rows:
-        row |= {field: int(row[field]) if pd.notna(row[field]) else None for field in ("flops", "bytes")}
+        row |= {
+            field: int(row[field]) if pd.notna(row[field]) else None for field in ("flops", "bytes")
+        }
         if clock == "self_cpu_us":  # no GPU
             row |= {"self_device_us": None, "device_us": None}
     return rows
@@ -194,25 +220,46 @@ def kernel_table(links: AttributedLinks) -> list[dict]:
     us = (gpu["end"] - gpu["start"]).groupby(codes)
     total = us.sum()
     quantiles = us.quantile([0.5, 0.95]).unstack()
-    columns = {"name": gpu["name"].cat.categories[total.index], "kind": gpu["kind"].groupby(codes).first()}
-    columns |= {"count": us.size(), "count_per_step": (gpu["step"] >= 0).groupby(codes).sum() / len(links.steps)}
-    columns |= {"total_us": total, "mean_us": us.mean(), "p50_us": quantiles.get(0.5), "p95_us": quantiles.get(0.95)}
+    columns = {
+        "name": gpu["name"].cat.categories[total.index],
+        "kind": gpu["kind"].groupby(codes).first(),
+    }
+    columns |= {
+        "count": us.size(),
+        "count_per_step": (gpu["step"] >= 0).groupby(codes).sum() / len(links.steps),
+    }
+    columns |= {
+        "total_us": total,
+        "mean_us": us.mean(),
+        "p50_us": quantiles.get(0.5),
+        "p95_us": quantiles.get(0.95),
+    }
     table = pd.DataFrame(columns | {"share": total / total.sum() if total.sum() else 0.0})
     launched_by = take_or_none(links.host["name"], gpu["operator"].to_numpy())
-    usual = {"launched_by": launched_by, **{key: gpu[key].to_numpy(object) for key in ("component", "category")}}
+    usual = {
+        "launched_by": launched_by,
+        **{key: gpu[key].to_numpy(object) for key in ("component", "category")},
+    }
     for key, values in usual.items():
         of_kernel = most_frequent(codes, values)
-        table[key] = pd.Series([of_kernel.get(code) for code in table.index], table.index, dtype=object)
+        table[key] = pd.Series(
+            [of_kernel.get(code) for code in table.index], table.index, dtype=object
+        )
     table["component"] = table["component"].fillna(UNATTRIBUTED)
     return table.sort_values("total_us", ascending=False, kind="stable").to_dict("records")
 
 
-# ---- For a reader --------------------------------------------------------------------------------------------------
+# ---- For a reader --------------------------------------------------------------------------------
 
 
 def operator_columns(on_gpu: bool, by_shape: bool) -> list[Column]:
-    shaped = Column("operator, input shapes", lambda row: f"{row['name']} {row.get('shapes', '')}", left=True)
-    of_gpu = [column("self GPU ms", "self_device_us", "~3", 1e3), column("GPU ms", "device_us", "~3", 1e3)]
+    shaped = Column(
+        "operator, input shapes", lambda row: f"{row['name']} {row.get('shapes', '')}", left=True
+    )
+    of_gpu = [
+        column("self GPU ms", "self_device_us", "~3", 1e3),
+        column("GPU ms", "device_us", "~3", 1e3),
+    ]
     return [
         shaped if by_shape else column("operator", "name", left=True),
         column("calls", "calls", ","),
@@ -243,12 +290,23 @@ def operator_section(analysis: dict, sort: str | None = None) -> Section:
     """Operators by name, and by name and shapes of their inputs."""
     on_gpu = bool(analysis["kernels"])
     clock, key = ("GPU", "self_device_us") if on_gpu else ("CPU", "self_cpu_us")
-    self_ms, steps = significant(sum(row[key] for row in analysis["operators"]) / 1e3), analysis["attribution"]["steps"]
-    shares = f"of {self_ms} ms of self {clock} time, which is all of the trace, with {count_of(steps, 'step')}"
-    work = "FLOPs (two per multiply-add) and bytes (inputs and outputs once): where the shapes of inputs determine them"
+    self_ms, steps = (
+        significant(sum(row[key] for row in analysis["operators"]) / 1e3),
+        analysis["attribution"]["steps"],
+    )
+    shares = (
+        f"of {self_ms} ms of self {clock} time, which is all of the trace, with"
+        f" {count_of(steps, 'step')}"
+    )
+    work = (
+        "FLOPs (two per multiply-add) and bytes (inputs and outputs once): where the shapes of"
+        " inputs determine them"
+    )
 
     def table(title: str, rows: list[dict], by_shape: bool = False) -> Section:
-        rows = sorted(rows, key=lambda row: -(row[COLUMN_OF[sort]] or -1)) if sort else rows  # unknown values last
+        rows = (
+            sorted(rows, key=lambda row: -(row[COLUMN_OF[sort]] or -1)) if sort else rows
+        )  # unknown values last
         return Section(title, operator_columns(on_gpu, by_shape), rows, label="name", sums=SUMMED)
 
     found = table("Operators", analysis["operators"])

@@ -1,8 +1,9 @@
-"""Regions of a model, such as attention from its scores to its weighted sum, by patterns of operators in any model.
+"""Regions of a model, such as attention from its scores to its weighted sum, by patterns of
+operators in any model.
 
-The operators of a thread, in order, are written as a string with a letter for each, and a region is what a regular
-expression matches in it.  A range or module call that contains nothing else belongs to the region too, and so does the
-backward pass of what belongs to it.
+The operators of a thread, in order, are written as a string with a letter for each, and a region is
+what a regular expression matches in it.  A range or module call that contains nothing else belongs
+to the region too, and so does the backward pass of what belongs to it.
 """
 
 import math
@@ -31,21 +32,27 @@ NOTHING = -2  # an instance of nothing: of events that contain no operator that 
 Shapes = list[list[int]]  # of the tensors that an operator reads; empty: not recorded
 
 
-# ---- What shapes must be like, where they are recorded ---------------------------------------------------------------
+# ---- What shapes must be like, where they are recorded -------------------------------------------
 
 
 def read_the_same(text: str, inputs: list[Shapes]) -> np.ndarray:
-    """Which of these matmuls read a tensor of the same shape as the last one does; at least two, or none."""
-    read = [next((shape for shape in shapes if len(shape) > 1), None) for shapes in inputs]  # a bias comes before it
+    """Which of these matmuls read a tensor of the same shape as the last one does;
+    at least two, or none."""
+    read = [
+        next((shape for shape in shapes if len(shape) > 1), None) for shapes in inputs
+    ]  # a bias comes before it
     same = np.array([shape == read[-1] for shape in read])
     return same & (same.sum() > 1)
 
 
 def weigh_their_scores(text: str, inputs: list[Shapes]) -> np.ndarray:
-    """All of these operators, if the product before the softmax, its input, and what weighs the sum are of one size."""
+    """All of these operators, if the product before the softmax, its input, and what weighs the sum
+    are of one size."""
     soft, bmm = text.find(LETTERS["softmax"]), LETTERS["bmm"]
     first, last = text.rfind(bmm, 0, soft), text.rfind(bmm)
-    one, other = ([shape for shape in inputs[place] if len(shape) == 3][-2:] for place in (first, last))
+    one, other = (
+        [shape for shape in inputs[place] if len(shape) == 3][-2:] for place in (first, last)
+    )
     if len(one) < 2 or len(other) < 2 or not inputs[soft]:
         return np.full(len(text), True)
     sizes = {math.prod(one[0][:2]) * one[1][2], math.prod(inputs[soft][0]), math.prod(other[0])}
@@ -53,13 +60,14 @@ def weigh_their_scores(text: str, inputs: list[Shapes]) -> np.ndarray:
 
 
 def pass_over_tokens(text: str, inputs: list[Shapes]) -> np.ndarray:
-    """Which of these operators read a number for each token, or the logits [.., V]; others are of the loss of all."""
+    """Which of these operators read a number for each token, or the logits [.., V]; others are of
+    the loss of all."""
     logits = inputs[text.find(LETTERS["loss"])]
     tokens = math.prod(logits[0][:-1]) if logits else 0
     return np.array([max(map(math.prod, shapes), default=1) >= tokens for shapes in inputs])
 
 
-# ---- Patterns --------------------------------------------------------------------------------------------------------
+# ---- Patterns ------------------------------------------------------------------------------------
 
 
 class Pattern(NamedTuple):
@@ -76,7 +84,10 @@ BELONG = {check.__name__: check for check in (read_the_same, weigh_their_scores,
 def pattern_of(row: SectionProxy) -> Pattern:
     """That of a section of regions.ini."""
     kind, operators = row.name.partition(":")[0], " ".join(row["operators"].split())
-    of_matmuls, belong = row.getboolean("of_matmuls", False), row.get("belong") and BELONG[row["belong"]]
+    of_matmuls, belong = (
+        row.getboolean("of_matmuls", False),
+        row.get("belong") and BELONG[row["belong"]],
+    )
     return Pattern(kind, operators, row.get("becomes", ""), of_matmuls, belong)
 
 
@@ -86,8 +97,8 @@ PATTERNS = [pattern_of(_TABLES[section]) for section in _TABLES.sections()]
 
 @cached_on_links
 def regions(links: AttributedLinks) -> pd.DataFrame:
-    """The region of each row of links.host: kind, None where there is none, and instance, the same number in a forward
-    pass and in its backward pass, or -1 where that is not known."""
+    """The region of each row of links.host: kind, None where there is none, and instance, the same
+    number in a forward pass and in its backward pass, or -1 where that is not known."""
     host = links.host
     node = host["node"].to_numpy()
     is_node = node == np.arange(len(host))
@@ -98,7 +109,9 @@ def regions(links: AttributedLinks) -> pd.DataFrame:
         of_operator[places] = len(kinds)
         kinds.append(kind)
     kinds = np.array([*kinds, None, None], dtype=object)  # and of those below 0
-    instance = with_callers_and_views(host, rows[rows >= 0], of_operator[rows >= 0], kinds, ~backward)
+    instance = with_callers_and_views(
+        host, rows[rows >= 0], of_operator[rows >= 0], kinds, ~backward
+    )
     of_forward = forward_of_nodes(host, ~backward, is_node)
     of_node = np.where(of_forward >= 0, instance[of_forward], -1)
     instance = np.where(backward & (node >= 0), of_node[node], instance)
@@ -110,8 +123,8 @@ def regions(links: AttributedLinks) -> pd.DataFrame:
 
 
 def in_backward_pass(host: pd.DataFrame, is_node: np.ndarray) -> np.ndarray:
-    """Which host events are the work of autograd nodes: not the forward pass that a node may run again, whose operators
-    have sequence numbers of their own."""
+    """Which host events are the work of autograd nodes: not the forward pass that a node may run
+    again, whose operators have sequence numbers of their own."""
     parent = host["parent"].to_numpy()
     of_node = is_node | ((parent >= 0) & is_node[parent])
     of_range = (host["kind"] != OPERATOR) & (host["component"] != OVERHEAD)
@@ -121,8 +134,9 @@ def in_backward_pass(host: pd.DataFrame, is_node: np.ndarray) -> np.ndarray:
 
 
 def operators_in_order(links: AttributedLinks, backward: np.ndarray) -> tuple[np.ndarray, str]:
-    """The operators that work, thread by thread, and their letters.  Of nested ones the outermost with a letter, else
-    the innermost; views have none.  Row -1 is a boundary: of a thread, a step, or a phase without a model."""
+    """The operators that work, thread by thread, and their letters.  Of nested ones the outermost
+    with a letter, else the innermost; views have none.  Row -1 is a boundary: of a thread, a step,
+    or a phase without a model."""
     host = links.host
     parent, is_operator = host["parent"].to_numpy(), (host["kind"] == OPERATOR).to_numpy()
     letter = np.where(is_operator, by_name(host["name"], letter_of), "")
@@ -166,8 +180,11 @@ def tensors_read(links: Links, row: int) -> Shapes:
     return [shape for shape in shapes if shape and isinstance(shape[0], int)]
 
 
-def over_contained(parent: np.ndarray, rows: np.ndarray, values: np.ndarray, combine: np.ufunc) -> np.ndarray:
-    """For each host event, the values of the rows that it is or contains, combined; NOTHING where it contains none."""
+def over_contained(
+    parent: np.ndarray, rows: np.ndarray, values: np.ndarray, combine: np.ufunc
+) -> np.ndarray:
+    """For each host event, the values of the rows that it is or contains, combined; NOTHING where
+    it contains none."""
     out = np.full(len(parent), NOTHING)
     out[rows] = values
     while len(rows):
@@ -180,13 +197,21 @@ def over_contained(parent: np.ndarray, rows: np.ndarray, values: np.ndarray, com
 
 
 def with_callers_and_views(
-    host: pd.DataFrame, rows: np.ndarray, of_operator: np.ndarray, kinds: np.ndarray, forward: np.ndarray
+    host: pd.DataFrame,
+    rows: np.ndarray,
+    of_operator: np.ndarray,
+    kinds: np.ndarray,
+    forward: np.ndarray,
 ) -> np.ndarray:
-    """The instance of each event of the forward pass: of the operators in these rows, of callers that contain no other
-    kind, of all that these call, and of views between two operators of an instance."""
+    """The instance of each event of the forward pass: of the operators in these rows, of callers
+    that contain no other kind, of all that these call, and of views between two
+    operators of an instance."""
     parent = host["parent"].to_numpy()
-    # Instances are numbered kind after kind: where the lowest and the highest are of one kind, so are all.
-    lowest, highest = (over_contained(parent, rows, of_operator, combine) for combine in (np.minimum, np.maximum))
+    # Instances are numbered kind after kind: where the lowest and the highest are of one kind, so
+    # are all.
+    lowest, highest = (
+        over_contained(parent, rows, of_operator, combine) for combine in (np.minimum, np.maximum)
+    )
     of_model = forward & (host["component"] != OVERHEAD).to_numpy()
     whole = of_model & (lowest >= 0) & (kinds[lowest] == kinds[highest])
     nearest = nearest_marked_ancestor(parent, whole)
@@ -198,5 +223,7 @@ def with_callers_and_views(
     before[order] = np.cumsum(is_operator[order])
     # `before` operators began up to here: the last of them, and the next one.
     around = np.append(np.insert(of_operator, 0, -1), -1)
-    between = of_model & (highest == NOTHING) & (instance < 0) & (around[before] == around[before + 1])
+    between = (
+        of_model & (highest == NOTHING) & (instance < 0) & (around[before] == around[before + 1])
+    )
     return np.where(between, around[before], instance)

@@ -41,10 +41,12 @@ def analyze_existing(
     verbose: bool = False,
     asked: ReadingAlone | None = None,
 ) -> None:
-    """Print what a trace, or each in a folder, shows, and name the files that cannot be read as traces.
+    """Print what a trace, or each in a folder, shows, and name the files that cannot be read as
+    traces.
 
-    With output_dir, writes operator_analysis.json there, those of further traces as operator_analysis_<trace>.json, and
-    report.html if `report`.  With `report` alone, they are written beside the traces.
+    With output_dir, writes operator_analysis.json there, those of further traces as
+    operator_analysis_<trace>.json, and report.html if `report`.  With `report` alone, they are
+    written beside the traces.
 
     Raises UserError if there is no trace; after all is written, if the only one is cut off.
     """
@@ -53,10 +55,14 @@ def analyze_existing(
         check_slim(path, asked.slim, asked.shortest, asked.redact)
     if asked.slices:
         check_slices(path, asked.slices)
-    target = described(rows_named(asked.target_device)[0]) if asked.target_device is not None else None
+    target = (
+        described(rows_named(asked.target_device)[0]) if asked.target_device is not None else None
+    )
     named = None
     if asked.device_name is not None:
-        named = described(rows_named(asked.device_name, "--device-name")[0]) | {"given_by": "--device-name"}
+        named = described(rows_named(asked.device_name, "--device-name")[0]) | {
+            "given_by": "--device-name"
+        }
     reading = {"window": asked.window, "steps_from": asked.steps_from}
     paths = find_traces(path) if path.is_dir() else [path]
     if len(paths) > 1:
@@ -64,7 +70,9 @@ def analyze_existing(
     tables: list[pd.DataFrame] | None = [] if asked.slices else None
     captures: set[Path] = set()
     device = {"target": target, "named": named, "peak": asked.peak}
-    analyses, refused = analyze_all(paths, reading=reading, slices=tables, captures=captures, **device)
+    analyses, refused = analyze_all(
+        paths, reading=reading, slices=tables, captures=captures, **device
+    )
     refused += left_out(path, {*paths, *captures}) if path.is_dir() else []
     if not analyses:
         raise refused[0] if len(refused) == 1 else UserError("; ".join(map(str, refused)))
@@ -79,7 +87,9 @@ def analyze_existing(
             say("", *profile_lines(analysis, top, sort, others))
     for _, analysis in analyses if asked.explain and not verbose else []:
         rank = analysis["integrity"]["rank"]
-        if analysis["verdict"].get("rank_judged", rank) == rank:  # the verdict of all ranks is explained once
+        if (
+            analysis["verdict"].get("rank_judged", rank) == rank
+        ):  # the verdict of all ranks is explained once
             say(*as_text(rule_section(analysis)))
     if refused or unread:
         say("", "Not read:", *(f"  {line}" for line in (*refused, *unread)))
@@ -110,7 +120,11 @@ def check_slices(source: Path, target: Path) -> None:
     if not target.name.endswith(SLICES):
         raise UserError(f"--slices {target}: a table is named *{', *'.join(SLICES)}", 2)
     if target.suffix == ".parquet" and not any(map(find_spec, ("pyarrow", "fastparquet"))):
-        raise UserError(f"--slices {target}: parquet needs the package pyarrow or fastparquet; *.csv needs neither", 2)
+        raise UserError(
+            f"--slices {target}: parquet needs the package pyarrow or fastparquet; *.csv needs"
+            " neither",
+            2,
+        )
 
 
 def write_slices(target: Path, tables: list[pd.DataFrame]) -> int:
@@ -126,8 +140,8 @@ def write_slices(target: Path, tables: list[pd.DataFrame]) -> int:
 
 
 def missing_from(path: str | Path) -> list[str]:
-    """What a trace, or the traces of a folder, were recorded without: a line each, with what that costs the analysis
-    and how to record it.  Raises UserError if one of them is no trace.
+    """What a trace, or the traces of a folder, were recorded without: a line each, with what that
+    costs the analysis and how to record it.  Raises UserError if one of them is no trace.
 
     `print(*missing_from("traces"), sep="\\n")`
     """
@@ -135,11 +149,16 @@ def missing_from(path: str | Path) -> list[str]:
     analyses, refused = analyze_all(find_traces(path) if path.is_dir() else [path])
     if refused:
         raise refused[0]
-    return list(dict.fromkeys(line for _, one in analyses for line in missing_lines(one["integrity"]["not_recorded"])))
+    return list(
+        dict.fromkeys(
+            line for _, one in analyses for line in missing_lines(one["integrity"]["not_recorded"])
+        )
+    )
 
 
 def keep_prediction(analyses: list[tuple[Path, dict]], unread: list[str]) -> None:
-    """The collectives that the run predicted for itself, from its own operator_analysis.json beside the traces.
+    """The collectives that the run predicted for itself, from its own operator_analysis.json beside
+    the traces.
 
     unread takes why it cannot be read: the trace is read all the same."""
     path, document = analyses[0]
@@ -148,7 +167,10 @@ def keep_prediction(analyses: list[tuple[Path, dict]], unread: list[str]) -> Non
     about = earlier["communication"] if earlier and earlier["trace"] == path.name else None
     predicted = about["predicted"] if about else None
     if predicted:
-        renamed = [row | {"calls": row["predicted_calls"], "bytes": row["predicted_bytes"]} for row in predicted]
+        renamed = [
+            row | {"calls": row["predicted_calls"], "bytes": row["predicted_bytes"]}
+            for row in predicted
+        ]
         add_prediction(document, renamed)
 
 
@@ -175,7 +197,9 @@ def report_in(files: list[Path]) -> Path | None:
     return next((file for file in files if file.name == "report.html"), None)
 
 
-def write_analyses(target: Path, analyses: list[tuple[Path, dict]], refused: list[UserError]) -> list[Path]:
+def write_analyses(
+    target: Path, analyses: list[tuple[Path, dict]], refused: list[UserError]
+) -> list[Path]:
     make_folder(target)
     # 'worker.17' of worker.17.pt.trace.json.gz
     names = [re.sub(r"(\.pt)?(\.trace)?\.json(\.gz)?$", "", file.name) for file, _ in analyses]

@@ -1,4 +1,5 @@
-"""What a program of somebody else's showed: the documents of a run, and the answer that follows its output."""
+"""What a program of somebody else's showed: the documents of a run,
+and the answer that follows its output."""
 
 import shlex
 import signal
@@ -43,7 +44,9 @@ NO_PHASE = 0.05  # of the step: worth a word
 FEWER = "--warmup-steps 1 --timed-steps 1 --profile-steps 1"
 
 
-def explain_program(ended: Ended, command: Sequence[str], settings: dict, folder: Path, verbose: bool) -> int:
+def explain_program(
+    ended: Ended, command: Sequence[str], settings: dict, folder: Path, verbose: bool
+) -> int:
     """Write what was recorded and print the answer; returns the exit code of the tool."""
     recorded, failed = ended.recorded, [one for one in ended.processes if one["state"] == "failed"]
     for one in failed:
@@ -53,7 +56,10 @@ def explain_program(ended: Ended, command: Sequence[str], settings: dict, folder
     if not recorded:
         raise UserError(why_nothing(ended, settings, bool(failed)), exit_code_of(ended))
     for target in recorded[0]["data_not_called"]:
-        say(f"--data {target}: not called in the recorded steps; for a generator, name the function that it calls")
+        say(
+            f"--data {target}: not called in the recorded steps; for a generator, name the function"
+            " that it calls"
+        )
     summary = summary_of(recorded, command, settings)
     make_folder(folder)
     paths = [folder / one["trace"] for one in recorded]
@@ -69,14 +75,19 @@ def explain_program(ended: Ended, command: Sequence[str], settings: dict, folder
     files += write_report(folder, [(file.name, analysis) for file, analysis in analyses])
     if verbose:
         say("", *as_text(program_section(document)))
-    say("", *wrapped(labeled(program_facts(document, summary, analyses[0][1]))), "", *file_lines(files, verbose))
+    say(
+        "",
+        *wrapped(labeled(program_facts(document, summary, analyses[0][1]))),
+        "",
+        *file_lines(files, verbose),
+    )
     say("", *answer_of_traces(analyses, report_in(files)))
     return exit_code_of(ended)
 
 
 def exit_code_of(ended: Ended) -> int:
-    """Ours: that of the signal that we received, 0 where we ended the program after recording it, else the program's;
-    1 where no process imported torch, so that nothing of it could be seen."""
+    """Ours: that of the signal that we received, 0 where we ended the program after recording it,
+    else the program's; 1 where no process imported torch, so that nothing of it could be seen."""
     if ended.by_tool:
         return 0
     if ended.signal:
@@ -90,7 +101,9 @@ def why_nothing(ended: Ended, settings: dict, failed: bool) -> str:
     if ended.signal:
         by = "Ctrl-C" if ended.signal == signal.SIGINT else "SIGTERM"
         code = f"it was ended by {by}"
-    seen = max(ended.processes, key=lambda one: (one["steps"], one["backward_passes"]), default=None)
+    seen = max(
+        ended.processes, key=lambda one: (one["steps"], one["backward_passes"]), default=None
+    )
     if failed:
         return f"nothing was recorded in {settings['out']}: {code}"
     if not ended.started:
@@ -99,25 +112,39 @@ def why_nothing(ended: Ended, settings: dict, failed: bool) -> str:
         return f"no process imported torch: {code}"
     if seen["steps"]:
         if not seen.get("at_end"):  # as by kill -9, or os._exit
-            return f"{code} after its first step, at once: what was not written is lost; see what ended it"
+            return (
+                f"{code} after its first step, at once: what was not written is lost; see what"
+                " ended it"
+            )
         if seen["profiles_itself"]:
-            return f"{code}, and records a trace of its own throughout: python3 analyze_trace.py on that"
+            return (
+                f"{code}, and records a trace of its own throughout: python3 analyze_trace.py on"
+                " that"
+            )
         needed = settings["first"] + settings["profile"] - 1
         needed = f"{needed} are needed"
         if not ended.signal:
             needed += f": lengthen it, or {FEWER}"
-        timed = seen["times_ms"] and f"; median of {len(seen['times_ms'])}: {median(seen['times_ms']):,.2f} ms"
+        timed = (
+            seen["times_ms"]
+            and f"; median of {len(seen['times_ms'])}: {median(seen['times_ms']):,.2f} ms"
+        )
         by = settings["steps"]
         steps_of = " and ".join(seen["optimizers"]) if by == "optimizer" else f"a {by} pass each"
-        return f"{code} after {count_of(seen['steps'], 'step')} of {steps_of}{timed or ''}; {needed}"
+        return (
+            f"{code} after {count_of(seen['steps'], 'step')} of {steps_of}{timed or ''}; {needed}"
+        )
     if seen["backward_passes"]:
-        how = f"{code} after {seen['backward_passes']} backward passes, without a step of an optimizer of torch"
+        how = (
+            f"{code} after {seen['backward_passes']} backward passes, without a step of an"
+            " optimizer of torch"
+        )
         return f"{how}; --steps backward takes each of them for a step"
     how = "for inference --steps forward; a graph that is replayed needs a system profiler"
     return f"nothing was trained: {code}; {how}"
 
 
-# ---- performance_summary.json --------------------------------------------------------------------------------------
+# ---- performance_summary.json --------------------------------------------------------------------
 
 
 def summary_of(ranks: list[dict], command: Sequence[str], settings: dict) -> dict:
@@ -127,11 +154,21 @@ def summary_of(ranks: list[dict], command: Sequence[str], settings: dict) -> dic
     begin, n, peak = first["first_timed"], len(timed), first["memory"]["peak_bytes"]
     reasons = [None] * n + ["profiler warm-up"] + ["profiled"] * (len(profiled) - 1)
     stats, environment = summary_stats(timed), describe_environment(torch.device(first["device"]))
-    environment["packages"]["torch"], environment["command_line"] = first["torch"], shlex.join(command)
+    environment["packages"]["torch"], environment["command_line"] = (
+        first["torch"],
+        shlex.join(command),
+    )
     config = {
         "model": {"program": shlex.join(command), "parameters": first["parameters"]},
-        "training": {"optimizer": ", ".join(first["optimizers"]), "batch_size": None, "precision": None},
-        "profiling": {name: settings[name] for name in ("warmup", "timed", "profile", "steps")} | {"peak": "auto"},
+        "training": {
+            "optimizer": ", ".join(first["optimizers"]),
+            "batch_size": None,
+            "precision": None,
+        },
+        "profiling": (
+            {name: settings[name] for name in ("warmup", "timed", "profile", "steps")}
+            | {"peak": "auto"}
+        ),
     }
     moved_bytes = adam_bytes_held(first["memory"]["rows"])
     if moved_bytes is not None:
@@ -139,19 +176,36 @@ def summary_of(ranks: list[dict], command: Sequence[str], settings: dict) -> dic
     training = dict.fromkeys(("num_steps", "completed_steps"), first["steps"])
     training |= unknown(THEIRS, "batch_size", "sequence_length", "grad_norm", "parallel")
     training |= {name: first[name] for name in ("rank", "world_size")}
-    performance = unknown(THEIRS, *fields_of(Performance)) | {"avg_step_time_ms": stats["mean"], "steps_averaged": n}
+    performance = unknown(THEIRS, *fields_of(Performance)) | {
+        "avg_step_time_ms": stats["mean"],
+        "steps_averaged": n,
+    }
     performance |= {f"{name}_step_time_ms": stats[name] for name in ("median", "std", "p95")}
-    performance["steps_averaged_note"] = f"steps {begin} to {begin + n - 1}, before those that were recorded"
+    performance["steps_averaged_note"] = (
+        f"steps {begin} to {begin + n - 1}, before those that were recorded"
+    )
     performance["timings_ms"] = {"step": stats}
-    memory = {"peak_mb": peak and peak / MB, "average_mb": None, "source": "the allocator's, since it began"}
+    memory = {
+        "peak_mb": peak and peak / MB,
+        "average_mb": None,
+        "source": "the allocator's, since it began",
+    }
     memory |= because("no GPU in use: the trace has that of the recorded steps", "peak_mb")
     memory |= because("not sampled", "average_mb")
     steps = {"step": [*range(begin, begin + len(reasons))], "loss": [None] * len(reasons)}
     steps |= {"time_ms": timed + profiled, "exclusion_reason": reasons}
-    steps |= {name: [None] * len(reasons) for name in (*(f"{share}_share" for share in SHARES), "disturbed")}
+    steps |= {
+        name: [None] * len(reasons)
+        for name in (*(f"{share}_share" for share in SHARES), "disturbed")
+    }
     summary = {"status": "completed", "error": None, "config": config, "environment": environment}
     summary |= {"training": training, "performance": performance, "memory": memory}
-    summary |= {"loss": unknown(THEIRS, "first", "final"), "steps": steps, "ranks": [], "no_sync": None}
+    summary |= {
+        "loss": unknown(THEIRS, "first", "final"),
+        "steps": steps,
+        "ranks": [],
+        "no_sync": None,
+    }
     summary |= {"disturbance": disturbance_of(ranks), "audit": audit_of(ranks)}
     return explained(summary, PerformanceSummary)
 
@@ -174,25 +228,46 @@ def audit_of(ranks: list[dict]) -> dict:
     found = [one["audit"] for one in ranks if one.get("audit")]
     audit = without_findings()
     if not found:
-        return audit | {"ok": None} | because("no optimizer stepped in the step that is looked at", "ok")
+        return (
+            audit
+            | {"ok": None}
+            | because("no optimizer stepped in the step that is looked at", "ok")
+        )
     norms = {name: norm for one in found for name, norm in one["norms"].items()}
-    of_all = {name: set.intersection(*(set(one[name]) for one in found)) for name in ("missing", "zero", "unmoved")}
+    of_all = {
+        name: set.intersection(*(set(one[name]) for one in found))
+        for name in ("missing", "zero", "unmoved")
+    }
     lists = {name: [each for each in found[0][name] if each in of_all[name]] for name in of_all}
-    first = FirstStep(norms=norms, non_finite=[name for one in found for name in one["non_finite"]], **lists)
+    first = FirstStep(
+        norms=norms, non_finite=[name for one in found for name in one["non_finite"]], **lists
+    )
     for rank in found:
         first.rounded.update(rank["rounded"])
         first.untold.update(rank["untold"])
     findings = parameter_findings(first, SimpleNamespace(seq_len=2))
     if unowned := found[0]["unowned"]:
-        detail = f"in no optimizer, though it asks for a gradient: {count_of(len(unowned), 'parameter')}"
-        findings.append({"check": "unowned_parameter", "detail": detail, "parameters": unowned[:20]})
-    not_checked = [{"check": check, "reason": THEIRS} for check in ("first_loss", "backward_time", "rate")]
+        detail = (
+            f"in no optimizer, though it asks for a gradient: {count_of(len(unowned), 'parameter')}"
+        )
+        findings.append(
+            {"check": "unowned_parameter", "detail": detail, "parameters": unowned[:20]}
+        )
+    not_checked = [
+        {"check": check, "reason": THEIRS} for check in ("first_loss", "backward_time", "rate")
+    ]
     hidden, notes = moves_that_rounding_hides(first)
-    return audit | {"ok": not findings, "findings": findings, "not_checked": not_checked + hidden, "notes": notes}
+    return audit | {
+        "ok": not findings,
+        "findings": findings,
+        "not_checked": not_checked + hidden,
+        "notes": notes,
+    }
 
 
 def count_flops(summary: dict, analysis: dict) -> None:
-    """FLOPs of a step by the shapes of its trace, over the time of the timed steps; the precision of most matmuls."""
+    """FLOPs of a step by the shapes of its trace, over the time of the timed steps; the precision
+    of most matmuls."""
     shares = added_up((row["precision"], row["share"]) for row in analysis["shape_rates"])
     if shares:
         summary["config"]["training"]["precision"] = max(shares, key=shares.get)
@@ -204,10 +279,12 @@ def count_flops(summary: dict, analysis: dict) -> None:
     performance["achieved_tflops"] = flops / performance["avg_step_time_ms"] / 1e9
 
 
-# ---- program.json --------------------------------------------------------------------------------------------------
+# ---- program.json --------------------------------------------------------------------------------
 
 
-def program_document(ended: Ended, ranks: list[dict], command: Sequence[str], settings: dict) -> dict:
+def program_document(
+    ended: Ended, ranks: list[dict], command: Sequence[str], settings: dict
+) -> dict:
     first = ranks[0]
     n, by = first["recorded_steps"], settings["steps"]
     return {
@@ -216,7 +293,10 @@ def program_document(ended: Ended, ranks: list[dict], command: Sequence[str], se
         "ended_by": "the tool" if ended.by_tool else "itself",
         "steps_of": first["optimizers"] if by == "optimizer" else [f"{by} passes"],
         "shortened": first.get("shortened"),
-        **{"first_recorded": first["first_recorded"], "last_recorded": first["first_recorded"] + n - 1},
+        **{
+            "first_recorded": first["first_recorded"],
+            "last_recorded": first["first_recorded"] + n - 1,
+        },
         "evaluations": first["evaluations"],
         "ranks_recorded": len({one["rank"] for one in ranks}),
         "processes_recorded": len(ranks),
@@ -228,21 +308,30 @@ def program_document(ended: Ended, ranks: list[dict], command: Sequence[str], se
 
 def program_facts(document: dict, summary: dict, analysis: dict) -> dict[str, str]:
     steps = document["last_recorded"] - document["first_recorded"] + 1
-    recorded = f"{' and '.join(document['steps_of'])} steps {document['first_recorded']} to {document['last_recorded']}"
+    recorded = (
+        f"{' and '.join(document['steps_of'])} steps {document['first_recorded']} to"
+        f" {document['last_recorded']}"
+    )
     if document["processes_recorded"] > document["ranks_recorded"]:
         ranks = f"{document['processes_recorded']} processes that are no ranks of each other"
     else:
         ranks = f"{document['ranks_recorded']} of {count_of(document['world_size'], 'rank')}"
-    evaluated = f"; evaluation in {document['evaluations']} of {steps}" * bool(document["evaluations"])
+    evaluated = f"; evaluation in {document['evaluations']} of {steps}" * bool(
+        document["evaluations"]
+    )
     short = f", then {document['shortened']}" * bool(document["shortened"])
     performance, rank = summary["performance"], summary["training"]["rank"]
-    sizes = added_up((row["category"], row["bytes"]) for row in document["memory"] if row["rank"] == rank)
+    sizes = added_up(
+        (row["category"], row["bytes"]) for row in document["memory"] if row["rank"] == rank
+    )
     std = performance["std_step_time_ms"]
     spread = "" if std is None else f", standard deviation {std:.2f} ms"
     facts = {
         "Recorded": f"{recorded}{short}; {ranks}{evaluated}; ended by {document['ended_by']}",
-        "Step time": f"median {performance['median_step_time_ms']:.2f} ms of {performance['steps_averaged']} "
-        f"without a profiler{spread}",
+        "Step time": (
+            f"median {performance['median_step_time_ms']:.2f} ms of {performance['steps_averaged']}"
+            f" without a profiler{spread}"
+        ),
         "Memory": ", ".join(f"{name} {size / MB:,.1f} MB" for name, size in sizes.items() if size),
         "Timed steps": disturbance_text(summary["disturbance"]),
         "Audit": audit_text(summary["audit"]),
@@ -250,12 +339,19 @@ def program_facts(document: dict, summary: dict, analysis: dict) -> dict[str, st
     if tflops := performance["achieved_tflops"]:
         mfu = mfu_percent(summary)
         share = "MFU unknown: no peak of this device is known" if mfu is None else f"MFU {mfu:.1f}%"
-        facts["FLOPs"] = f"{performance['model_flops_per_step']:,} a step, {tflops:.3g} TFLOP/s; {share}"
+        facts["FLOPs"] = (
+            f"{performance['model_flops_per_step']:,} a step, {tflops:.3g} TFLOP/s; {share}"
+        )
     between = next((row for row in analysis["phases"] if row["phase"] == BETWEEN), None)
     if between and between["share"] >= NO_PHASE:
-        facts["In no phase"] = f"{between['ms_per_step']:.2f} ms of a step; if they load data: --data [MODULE:]FUNCTION"
+        facts["In no phase"] = (
+            f"{between['ms_per_step']:.2f} ms of a step; if they load data: --data"
+            " [MODULE:]FUNCTION"
+        )
     proposed = {row["name"] for row in analysis["opportunities"]}
     proving = [one.name for one in CHANGES.values() if proposed.intersection(one.answers)]
     if proving:
-        facts["Prove it"] = f"python3 prove_changes.py --try {','.join(proving)} -- {document['command']}"
+        facts["Prove it"] = (
+            f"python3 prove_changes.py --try {','.join(proving)} -- {document['command']}"
+        )
     return facts

@@ -1,4 +1,5 @@
-"""Which changes make a program faster, and train it the same?  Each is audited, then timed in turn with the program."""
+"""Which changes make a program faster, and train it the same?  Each is audited, then timed in turn
+with the program."""
 
 import math
 import shlex
@@ -10,9 +11,32 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
-from analysis.comparison.applied import APPLIED, NO_SIGN, effect_of, effects_together, without_effect
-from analysis.comparison.proof import DIFFERS, FAILS, FASTER, IN_ORDER, as_fast_text, line_text, proof_section
-from analysis.comparison.training import NUDGES, TELLING, Apart, apart, gain, intervals, trains, yardsticks_of
+from analysis.comparison.applied import (
+    APPLIED,
+    NO_SIGN,
+    effect_of,
+    effects_together,
+    without_effect,
+)
+from analysis.comparison.proof import (
+    DIFFERS,
+    FAILS,
+    FASTER,
+    IN_ORDER,
+    as_fast_text,
+    line_text,
+    proof_section,
+)
+from analysis.comparison.training import (
+    NUDGES,
+    TELLING,
+    Apart,
+    apart,
+    gain,
+    intervals,
+    trains,
+    yardsticks_of,
+)
 from analysis.report.html import write_report
 from harness.base.console import file_lines, say
 from harness.base.errors import UserError
@@ -26,8 +50,13 @@ from harness.model.changes import EXACT, OTHER_DATA, PRECISION, ROUNDING, change
 from harness.program.hooks.trial import AUDIT_STEPS, SETTLE, TURN, UNTIMED
 from harness.program.trials import Trial, Trials
 
-REPEATED = 0.01  # two runs are less apart, relative: atomic additions of a GPU in bfloat16 round by about that
-STEADY = "torch.manual_seed(0), numpy.random.default_rng(0), num_workers=0, torch.use_deterministic_algorithms(True)"
+# Two runs that repeat each other are less apart than this, relative: atomic additions of a GPU in
+# bfloat16 round by about that
+REPEATED = 0.01
+STEADY = (
+    "torch.manual_seed(0), numpy.random.default_rng(0), num_workers=0,"
+    " torch.use_deterministic_algorithms(True)"
+)
 NOTHING = "nothing"
 RIVALS = (("compile", "compile-blocks"),)  # of which one is taken together with others
 ORDERS = ((False, True, True, False), (True, False, False, True))  # of a round: drifts cancel
@@ -39,7 +68,9 @@ class Timed(NamedTuple):
 
     intervals: dict[str, tuple[float, float, float]]  # by contest: low end, ratio, high end
     step_ms: float  # of the program as it is, the median
-    signs: dict[str, tuple[list[dict], list[dict]]]  # by contest: of each turn with its changes, and without
+    signs: dict[
+        str, tuple[list[dict], list[dict]]
+    ]  # by contest: of each turn with its changes, and without
 
 
 class Proof:
@@ -53,8 +84,13 @@ class Proof:
         audit_only: bool,
         keep: Callable[[dict], object] = lambda document: None,
     ):
-        """keep: takes the document each time that something is known, so that nothing of it is lost."""
-        self.trials, self.changes, self.rounds, self.audit_only = trials, changes, rounds, audit_only
+        """keep: takes the document each time that something is known, so nothing of it is lost."""
+        self.trials, self.changes, self.rounds, self.audit_only = (
+            trials,
+            changes,
+            rounds,
+            audit_only,
+        )
         self.keep = keep
         self.began = time.monotonic()
         self.left = 1 + sum(map(len, NUDGES.values())) + len(changes)  # audits
@@ -65,8 +101,12 @@ class Proof:
     def audit(self, what: str, changes: Sequence[str], **more: object) -> Trial:
         trial = self.trials.run(changes, audit=True, **more)
         each = fmean(one.seconds for one in self.alike or [trial])
-        left = f"; {count_of(self.left, 'audit')} left, about {self.left * each:,.0f} s" * (self.left > 0)
-        say(f"Audit of {what}: {trial.seconds:,.1f} s{left}{f'; {trial.error}' * bool(trial.error)}")
+        left = f"; {count_of(self.left, 'audit')} left, about {self.left * each:,.0f} s" * (
+            self.left > 0
+        )
+        say(
+            f"Audit of {what}: {trial.seconds:,.1f} s{left}{f'; {trial.error}' * bool(trial.error)}"
+        )
         self.left -= 1
         return trial
 
@@ -108,7 +148,8 @@ class Proof:
         return median(chain.from_iterable(one.found["times_ms"][1:] for one in self.alike))
 
     def yardsticks(self) -> tuple[str, dict[str, Apart]]:
-        """How the program repeats itself, and how far it is from itself, nudged as each kind of change does."""
+        """How the program repeats itself, and how far it is from itself, nudged as each kind of
+        change does."""
         check_plain(self.plain)
         again = self.alike_audit("the program again")
         if again.error:
@@ -122,12 +163,19 @@ class Proof:
                 if trial.error:
                     raise UserError(f"with parameters that rounding moved: {trial.error}")
                 if not apart(trial.found, self.plain.found).any:
-                    why = "no model was found, and nothing can be judged; call model(x), not model.forward(x)"
+                    why = (
+                        "no model was found, and nothing can be judged; call model(x), not"
+                        " model.forward(x)"
+                    )
                     raise UserError(f"moving parameters changes nothing: {why}")
                 nudged.append((kind, trial.found))
         of = yardsticks_of(self.plain.found, again.found, nudged)
         noise = of[EXACT]
-        if noise.first_loss > REPEATED or median(noise.gradients.values()) > REPEATED or noise.unlike:
+        if (
+            noise.first_loss > REPEATED
+            or median(noise.gradients.values()) > REPEATED
+            or noise.unlike
+        ):
             far = f"first losses by {noise.first_loss:.1%}, gradients by up to {noise.gradient:.1%}"
             why = f"two runs of the program differ by more than rounding: {far}"
             raise UserError(f"{why}; so no change can be judged; what may steady it: {STEADY}")
@@ -137,13 +185,24 @@ class Proof:
         (record, value), plain = change_of(change), self.plain.found
         notes = [one for one in trial.found.get("notes", ()) if one["change"] == change]
         fresh = [one for one in notes if not one["already"]]
-        row = {"change": change, "applied": None, "audit": None, "where": None, "line": None, "departs": []}
-        row |= unknown("not timed", *NOT_TIMED) | unknown("not compared", "peak_memory_difference_mb", "extra_start_s")
+        row = {
+            "change": change,
+            "applied": None,
+            "audit": None,
+            "where": None,
+            "line": None,
+            "departs": [],
+        }
+        row |= unknown("not timed", *NOT_TIMED) | unknown(
+            "not compared", "peak_memory_difference_mb", "extra_start_s"
+        )
         error = trial.error
         if not error and trial.found["state"] != "recorded":
             error = f"the program ends after {count_of(trial.found['steps'], 'step')} with it"
         if error:
-            return row | {"verdict": FAILS} | because(error, "audit") | because("it fails", "applied")
+            return (
+                row | {"verdict": FAILS} | because(error, "audit") | because("it fails", "applied")
+            )
         effect = effect_of(record, trial.found["signs"], plain["signs"])
         if effect.verdict != APPLIED:
             return row | {"verdict": effect.verdict} | because(effect.text, "applied")
@@ -152,7 +211,9 @@ class Proof:
         word, beyond = trains(marks, yardsticks, record.may)
         peaks = (trial.found["peak_bytes"], plain["peak_bytes"])
         if record.may == OTHER_DATA:
-            row |= {"verdict": "passes"} | because("it trains on other data: a bound, and no change to make", "audit")
+            row |= {"verdict": "passes"} | because(
+                "it trains on other data: a bound, and no change to make", "audit"
+            )
         else:
             row |= {"verdict": DIFFERS if word == DIFFERS else "passes", "audit": word}
             row["departs"] = beyond[:6] if word == DIFFERS else []
@@ -163,28 +224,41 @@ class Proof:
         row["peak_memory_difference_mb"] = None if None in peaks else (peaks[0] - peaks[1]) / MB
         cost = trial.seconds - fmean(starts := [one.seconds for one in self.alike])
         spread = max(starts) - min(starts)
-        within = unknown(f"within {spread:.1f} s, by which starts of the program differ", "extra_start_s")
+        within = unknown(
+            f"within {spread:.1f} s, by which starts of the program differ", "extra_start_s"
+        )
         return row | (within if cost <= spread else {"extra_start_s": cost})
 
     def narrow(self, row: dict, yardsticks: dict[str, Apart]) -> None:
-        """Where it departs, by halving over modules; and the graph that shows it without the program, of a compiler."""
-        change, parts = row["change"], {path: one[1:] for path, one in self.plain.found["modules"].items()}
+        """Where it departs, by halving over modules; and the graph that shows it without the
+        program, of a compiler."""
+        change, parts = (
+            row["change"],
+            {path: one[1:] for path, one in self.plain.found["modules"].items()},
+        )
         may = change_of(change)[0].may
 
         @cache
         def differs(*paths: str) -> bool:
             trial = self.audit(f"{change} in {', '.join(paths)}", [change], inside=[*paths])
-            return not trial.error and trains(apart(trial.found, self.plain.found), yardsticks, may)[0] == DIFFERS
+            return (
+                not trial.error
+                and trains(apart(trial.found, self.plain.found), yardsticks, may)[0] == DIFFERS
+            )
 
         models = [path for path in parts if path not in chain.from_iterable(parts.values())]
         at = innermost(differs, models, parts)
         row["module"] = at and f"{at} ({self.plain.found['modules'][at][0]})"
         if at and change.startswith("compile"):
             trial = self.audit(f"what is compiled of {at}", [change], inside=[at], captures=True)
-            graphs = [one for one in trial.found.get("graphs", ()) if self.trials.departs(trial.found["python"], one)]
+            graphs = [
+                one
+                for one in trial.found.get("graphs", ())
+                if self.trials.departs(trial.found["python"], one)
+            ]
             row |= {"reproduce": graphs[0]} if graphs else {}
 
-    # ---- Times -------------------------------------------------------------------------------------------------------
+    # ---- Times -----------------------------------------------------------------------------------
 
     def time(self, document: dict, rows: list[dict], yardsticks: dict[str, Apart]) -> None:
         timed = self.in_turn({NOTHING: []} | {row["change"]: [row["change"]] for row in rows})
@@ -202,7 +276,9 @@ class Proof:
         # One without an audit is a bound, and no change to make.
         wins = [row for row in rows if row["verdict"] == FASTER and row["audit"] is not None]
         for family in RIVALS:
-            rivals = sorted((row for row in wins if row["change"] in family), key=lambda row: row["ratio"])
+            rivals = sorted(
+                (row for row in wins if row["change"] in family), key=lambda row: row["ratio"]
+            )
             wins = [row for row in wins if row not in rivals[1:]]
         if len(wins) > 1:
             document["together"] = self.together([row["change"] for row in wins], yardsticks)
@@ -210,17 +286,27 @@ class Proof:
     def in_turn(self, contests: dict[str, list[str]]) -> Timed:
         """Of each contest, turns with and without its changes, beside those of the others."""
         of: dict[tuple, list[float]] = {}
-        signs: dict[str, tuple[list[dict], list[dict]]] = {name: ([], []) for name in contests}  # with, without
+        signs: dict[str, tuple[list[dict], list[dict]]] = {
+            name: ([], []) for name in contests
+        }  # with, without
         done, of_round = 0, TURN * 4 * len(contests)
         while done < self.rounds:  # a program may end before all of them, and is started again
-            order = [(n, name, on) for n in range(done, self.rounds) for name in contests for on in ORDERS[n % 2]]
+            order = [
+                (n, name, on)
+                for n in range(done, self.rounds)
+                for name in contests
+                for on in ORDERS[n % 2]
+            ]
             needed = UNTIMED + TURN * len(order)
             about = needed * self.step_ms / 1e3 + self.plain.seconds
             say(f"Times of {', '.join(contests)}, in turn: {needed:,} steps, about {about:,.0f} s")
             trial = self.trials.run(plan=[contests[name] if on else [] for _, name, on in order])
             times = trial.found.get("times_ms", ())
             if trial.error or len(times) < of_round:
-                short = f"the program ends after {trial.found.get('steps', 0)} steps, and a round takes "
+                short = (
+                    f"the program ends after {trial.found.get('steps', 0)} steps, and a round"
+                    " takes "
+                )
                 short += f"{UNTIMED + of_round:,}: lengthen it, or name fewer changes with --try"
                 raise UserError(trial.error or short)
             whole = min(self.rounds - done, len(times) // of_round)
@@ -230,8 +316,13 @@ class Proof:
                 signs[name][0 if on else 1].append(trial.found["turn_signs"][i])
             done += whole
         middle = {key: median(one) for key, one in of.items()}
-        ratios = {name: [middle[n, name, True] / middle[n, name, False] for n in range(done)] for name in contests}
-        return Timed(intervals(ratios), median(one for (_, _, on), one in middle.items() if not on), signs)
+        ratios = {
+            name: [middle[n, name, True] / middle[n, name, False] for n in range(done)]
+            for name in contests
+        }
+        return Timed(
+            intervals(ratios), median(one for (_, _, on), one in middle.items() if not on), signs
+        )
 
     def together(self, changes: list[str], yardsticks: dict[str, Apart]) -> dict:
         """Gains do not add up, and two changes may differ where each is right."""
@@ -256,9 +347,11 @@ class Proof:
         return row
 
 
-def innermost(differs: Callable[..., bool], within: list[str], parts: dict[str, list[str]]) -> str | None:
-    """The path of the first module that differs by itself, and none of its parts does.  within: models, which together
-    differ."""
+def innermost(
+    differs: Callable[..., bool], within: list[str], parts: dict[str, list[str]]
+) -> str | None:
+    """The path of the first module that differs by itself, and none of its parts does.  within:
+    models, which together differ."""
     at = None
     while within:
         some = within
@@ -278,7 +371,9 @@ def judge(row: dict, interval: tuple[float, float, float], nothing: float, step_
     row["verdict"] = gain(interval, nothing)
     row["smallest_gain"] = max(TELLING, 1 - interval[0] / interval[1])
     if row["verdict"] == FASTER and "pays_after_steps" in row:
-        row["pays_after_steps"] = round(1e3 * (row["extra_start_s"] or 0.0) / (step_ms * (1 - row["ratio"])))
+        row["pays_after_steps"] = round(
+            1e3 * (row["extra_start_s"] or 0.0) / (step_ms * (1 - row["ratio"]))
+        )
 
 
 def check_plain(plain: Trial) -> None:
@@ -287,17 +382,27 @@ def check_plain(plain: Trial) -> None:
     if plain.error:
         raise UserError(f"the program as it is: {plain.error}")
     if found["state"] != "recorded":
-        raise UserError(f"the program ends after {found['steps']} steps, and an audit takes {AUDIT_STEPS}: lengthen it")
+        raise UserError(
+            f"the program ends after {found['steps']} steps, and an audit takes {AUDIT_STEPS}:"
+            " lengthen it"
+        )
     if not found["losses"]:
-        raise UserError("no loss was seen: backward() was called on no scalar, and nothing can be compared")
+        raise UserError(
+            "no loss was seen: backward() was called on no scalar, and nothing can be compared"
+        )
     if not all(map(math.isfinite, found["losses"])):
-        raise UserError("the program as it is: its loss is not finite in its first steps, and nothing can be compared")
+        raise UserError(
+            "the program as it is: its loss is not finite in its first steps, and nothing can be"
+            " compared"
+        )
     if not found["gradients"]:
         why = "an optimizer that steps inside the backward pass, or clears gradients in its step"
-        raise UserError(f"no gradients are there after the first step ({why}): they cannot be compared")
+        raise UserError(
+            f"no gradients are there after the first step ({why}): they cannot be compared"
+        )
 
 
-# ---- What is told ----------------------------------------------------------------------------------------------------
+# ---- What is told --------------------------------------------------------------------------------
 
 
 def keep_in(folder: Path, command: Sequence[str]) -> Callable[[dict], None]:
@@ -309,9 +414,11 @@ def keep_in(folder: Path, command: Sequence[str]) -> Callable[[dict], None]:
     return keep
 
 
-def tell(document: dict, command: Sequence[str], folder: Path, audit_only: bool, verbose: bool) -> int:
-    """Write the documents and print the answer; returns the exit code: of audits alone 3 if a change differs, else 1 if
-    one fails; 1 if times were asked for, and there are none."""
+def tell(
+    document: dict, command: Sequence[str], folder: Path, audit_only: bool, verbose: bool
+) -> int:
+    """Write the documents and print the answer; returns the exit code: of audits alone 3 if a
+    change differs, else 1 if one fails; 1 if times were asked for, and there are none."""
     files = [folder / "proof.json", folder / "proof.md"]
     for row in (row for row in document["rows"] if "reproduce" in row):
         files += [folder / ("reproduce.py" if len(files) == 2 else f"reproduce_{row['change']}.py")]
@@ -327,8 +434,12 @@ def tell(document: dict, command: Sequence[str], folder: Path, audit_only: bool,
     helps = []
     for row in of[FASTER]:
         trains_text = row["audit"] or "a bound: other data"
-        helps.append(f"{row['change']}: {as_fast_text(row)} as fast, {trains_text}; {line_text(row)}")
-    others = {word: ", ".join(row["change"] for row in of[word]) for word in IN_ORDER[1:] if of[word]}
+        helps.append(
+            f"{row['change']}: {as_fast_text(row)} as fast, {trains_text}; {line_text(row)}"
+        )
+    others = {
+        word: ", ".join(row["change"] for row in of[word]) for word in IN_ORDER[1:] if of[word]
+    }
     rows = {"Helps": helps or "nothing that was tried"} if document["nothing"] else {}
     if both := document["together"]:
         rows["Together"] = f"{both['verdict']} {as_fast_text(both)}, {both['audit']}"

@@ -1,4 +1,5 @@
-"""How a run ends: its report is closed with the analysis of its recordings, and the last lines name the next step."""
+"""How a run ends: its report is closed with the analysis of its recordings, and the last lines name
+the next step."""
 
 import argparse
 import os
@@ -21,7 +22,8 @@ OF_THIS_RUN = ("output_dir", "verbose", "log_interval", "force", "system_profile
 
 
 def close_report(report: RunReport, error: BaseException | None) -> dict | None:
-    """Summary and files, with the analysis of what each instrument recorded; returns the summary on rank 0.
+    """Summary and files, with the analysis of what each instrument recorded; returns the summary on
+    rank 0.
 
     error: what ended the run, None if nothing did."""
 
@@ -32,7 +34,12 @@ def close_report(report: RunReport, error: BaseException | None) -> dict | None:
         return explanations(report, summary)
 
     device = report.measurements.environment["device"]
-    return report.close(error, explain, mfu_line, rate_limit(device, report.workload.precision, report.profiling.peak))
+    return report.close(
+        error,
+        explain,
+        mfu_line,
+        rate_limit(device, report.workload.precision, report.profiling.peak),
+    )
 
 
 def mfu_line(summary: dict) -> str:
@@ -48,13 +55,20 @@ def mfu_line(summary: dict) -> str:
     if peak is None:
         why = "no peak is known (run_deepspeed_flops.py measures one)"
         return f"MFU: unknown, {why}; {tflops:.4g} TFLOP/s{per_rank}, {rate}"
-    kind = ("measured here" if peak.kind == "measured" else peak.kind) + ", DISTURBED" * peak.disturbed
-    share = f"{mfu_percent(summary):.1f}%" + " (steps disturbed)" * bool(summary["disturbance"]["disturbed"])
-    return f"MFU: {share}, {tflops:.4g} of {peak.rate / 1e12:,.4g} TFLOP/s ({kind}){per_rank}, {rate}"
+    kind = (
+        "measured here" if peak.kind == "measured" else peak.kind
+    ) + ", DISTURBED" * peak.disturbed
+    share = f"{mfu_percent(summary):.1f}%" + " (steps disturbed)" * bool(
+        summary["disturbance"]["disturbed"]
+    )
+    return (
+        f"MFU: {share}, {tflops:.4g} of {peak.rate / 1e12:,.4g} TFLOP/s ({kind}){per_rank}, {rate}"
+    )
 
 
 def last_lines(args: argparse.Namespace) -> list[str]:
-    """What a run of tiny_llama_v1.py with these flags ends with: the answer of its trace, and what to run next."""
+    """What a run of tiny_llama_v1.py with these flags ends with: the answer of its trace, and what
+    to run next."""
     if not is_first_rank():
         return []
     folder = Path(args.output_dir or args.profile_dir or "./pytorch_profiles")
@@ -63,8 +77,14 @@ def last_lines(args: argparse.Namespace) -> list[str]:
 
 
 def ending(analysis: dict | None, to_open: str, command: str) -> list[str]:
-    """The answer of a trace if there is one, and the command to run next, which can be copied from the screen."""
-    room = {"width": COLUMNS - 2, "subsequent_indent": "    ", "break_long_words": False, "break_on_hyphens": False}
+    """The answer of a trace if there is one, and the command to run next, which can be copied from
+    the screen."""
+    room = {
+        "width": COLUMNS - 2,
+        "subsequent_indent": "    ",
+        "break_long_words": False,
+        "break_on_hyphens": False,
+    }
     *lines, last = textwrap.wrap(f"Next: {command}", **room)
     lines = [*(f"{line} \\" for line in lines), last]
     if analysis is None:
@@ -76,7 +96,14 @@ def ending(analysis: dict | None, to_open: str, command: str) -> list[str]:
 
 
 def records_trace(args: argparse.Namespace) -> bool:
-    return any((args.enable_pytorch_profiler, args.profile_stacks, args.profile_operators, args.enable_all_profiling))
+    return any(
+        (
+            args.enable_pytorch_profiler,
+            args.profile_stacks,
+            args.profile_operators,
+            args.enable_all_profiling,
+        )
+    )
 
 
 def next_command(args: argparse.Namespace) -> str:
@@ -85,11 +112,21 @@ def next_command(args: argparse.Namespace) -> str:
         return f"{script('run_baseline.sh')} && {script('run_pytorch_profiler.sh')}"
     if records_trace(args):
         where = shlex.quote(str(args.profile_dir or args.output_dir or "./pytorch_profiles"))
-        return f"python3 {script('run_pytorch_profiler.py')} --analyze-existing {where} --generate-report"
+        return (
+            f"python3 {script('run_pytorch_profiler.py')} --analyze-existing {where}"
+            " --generate-report"
+        )
     if args.profile_memory:
         return script("run_memory_study.sh")
-    given = {name: value for name, value in vars(args).items() if value is not None and name not in OF_THIS_RUN}
-    flags = (flag_of(name, shlex.quote(value) if isinstance(value, str) else value) for name, value in given.items())
+    given = {
+        name: value
+        for name, value in vars(args).items()
+        if value is not None and name not in OF_THIS_RUN
+    }
+    flags = (
+        flag_of(name, shlex.quote(value) if isinstance(value, str) else value)
+        for name, value in given.items()
+    )
     ranks = world_size_of_run()
     start = f"torchrun --nproc-per-node {ranks}" if ranks > 1 else "python3"
     return " ".join([start, script("run_pytorch_profiler.py"), *flags])

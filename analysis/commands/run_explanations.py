@@ -29,7 +29,9 @@ from harness.model.workload import Workload
 from harness.ranks.failures import explain_error
 from harness.run.run_report import Explanation, RunReport
 
-SHARED_FOLDER_WAIT_S = 60.0  # NFS shows a new file of another node at latest after acdirmax, 60 s; nfs(5)
+SHARED_FOLDER_WAIT_S = (
+    60.0  # NFS shows a new file of another node at latest after acdirmax, 60 s; nfs(5)
+)
 OPERATORS = 5  # that --profile-operators prints without --verbose
 
 
@@ -51,13 +53,23 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
         performance |= expected_of_run(report)
         if expected := performance["expected_step_time_ms"]:
             measured = rounded(performance["median_step_time_ms"])
-            lines = [*lines, f"Step time: expected {rounded(expected['median'])} ms, measured {measured}"]
-            yield Explanation("performance_summary.json", explained(summary, PerformanceSummary), [])
+            lines = [
+                *lines,
+                f"Step time: expected {rounded(expected['median'])} ms, measured {measured}",
+            ]
+            yield Explanation(
+                "performance_summary.json", explained(summary, PerformanceSummary), []
+            )
         before = as_text(section) if report.verbose else wrapped(labeled(section.facts))
         yield Explanation("memory_timeline.json", memory, lines, before, figure)
     profile = None
-    if instruments.flops and instruments.flops.counts and summary["performance"]["avg_step_time_ms"]:
-        # Before the trace, whose verdict uses the same ridge point: this measures the peaks if they are unknown.
+    if (
+        instruments.flops
+        and instruments.flops.counts
+        and summary["performance"]["avg_step_time_ms"]
+    ):
+        # Before the trace, whose verdict uses the same ridge point: this measures the peaks if they
+        # are unknown.
         profile = flops_profile(report.workload, summary, instruments.flops.counts)
     if instruments.trace and instruments.trace.path:
         yield explain_trace(report, summary)
@@ -69,7 +81,8 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
 
 
 def expected_of_run(report: RunReport) -> dict:
-    """`expected_step_time_ms` of what ran; one rank only, as the network between several is seldom known."""
+    """`expected_step_time_ms` of what ran; one rank only,
+    as the network between several is seldom known."""
     device = report.measurements.environment["device"]
     try:
         return expected_step_time(report.workload, device, None)
@@ -88,16 +101,22 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
     except ModuleNotFoundError as missing:
         return Explanation(name, None, [f"{name} is not written: {missing}"])
     path = report.measurements.instruments.trace.path
-    wait_s = SHARED_FOLDER_WAIT_S if summary["status"] == "completed" else 0.0  # else a rank may have none
+    wait_s = (
+        SHARED_FOLDER_WAIT_S if summary["status"] == "completed" else 0.0
+    )  # else a rank may have none
     paths, missing = traces_of_ranks(path, report.world_size, wait_s)
     analyses, refused = analyze_all(paths, summary)
     if not analyses:
         raise refused[0]
     document = next((d for file, d in analyses if file == path), analyses[0][1])
     if report.world_size > 1:
-        with contextlib.suppress(FakeRunError):  # a model that cannot run on fake tensors has no prediction
+        with contextlib.suppress(
+            FakeRunError
+        ):  # a model that cannot run on fake tensors has no prediction
             memory = predicted_memory(report.workload, report.device.type == "cuda").document()
-            add_prediction(document, [row | {"group_size": report.world_size} for row in memory["collectives"]])
+            add_prediction(
+                document, [row | {"group_size": report.world_size} for row in memory["collectives"]]
+            )
     before = []
     if report.profiling.profile_operators:
         short = replace(operator_section(document), parts=[])
@@ -105,30 +124,42 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
     lines = [f"Not read: {error}" for error in refused]
     if missing:
         ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-        lines.append(f"Not in {path.parent} after {wait_s:.0f} s: the trace of {ranks}; do all nodes share it?")
+        lines.append(
+            f"Not in {path.parent} after {wait_s:.0f} s: the trace of {ranks}; do all nodes"
+            " share it?"
+        )
     return Explanation(name, document, lines, before)
 
 
 def traces_of_ranks(path: Path, world_size: int, wait_s: float) -> tuple[list[Path], list[int]]:
-    """The traces beside that of rank 0, and the ranks whose trace has not appeared after wait_s seconds.
+    """The traces beside that of rank 0, and the ranks whose trace has not appeared after wait_s
+    seconds.
 
     All have been written, but a network file system shows those of other nodes later.
     """
-    paths = [path.with_name(path.name.replace("_rank0.", f"_rank{rank}.")) for rank in range(world_size)]
+    paths = [
+        path.with_name(path.name.replace("_rank0.", f"_rank{rank}.")) for rank in range(world_size)
+    ]
     give_up = time.monotonic() + wait_s
     while True:
-        here = {*path.parent.iterdir()}  # reading the folder again makes NFS look, which asking for a name may not
+        here = {
+            *path.parent.iterdir()
+        }  # reading the folder again makes NFS look, which asking for a name may not
         missing = [rank for rank, file in enumerate(paths) if file not in here]
         if not missing or time.monotonic() >= give_up:
             return [file for file in paths if file in here], missing
         time.sleep(0.2)
 
 
-def with_prediction(error: BaseException, workload: Workload, device: torch.device) -> BaseException:
+def with_prediction(
+    error: BaseException, workload: Workload, device: torch.device
+) -> BaseException:
     """The error itself; if memory ran out, one that adds the prediction to its message."""
     if not out_of_memory(error):
         return error
-    with contextlib.suppress(FakeRunError, RuntimeError, MemoryError):  # the original error takes precedence
+    with contextlib.suppress(
+        FakeRunError, RuntimeError, MemoryError
+    ):  # the original error takes precedence
         capacity = capacity_of(device, [workload.precision], after_failure=True)
         predicted = what_fits(memory_prediction(workload, device, capacity))
         return UserError(f"{explain_error(error)[0]}; predicted: {predicted}")

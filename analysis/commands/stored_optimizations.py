@@ -1,4 +1,5 @@
-"""Which flags made a step fastest on this device?  From the stored results of run_optimization_study.py."""
+"""Which flags made a step fastest on this device?  From the
+stored results of run_optimization_study.py."""
 
 from collections.abc import Iterable
 
@@ -12,19 +13,26 @@ from harness.machine.devices import choose_device
 from harness.machine.environment import describe_environment
 
 RESULTS = PROJECT / "benchmarks" / "results"
-HOW_TO_MEASURE = "./run_optimization_study.sh, then store its optimization_study.json in benchmarks/results/NAME/"
+HOW_TO_MEASURE = (
+    "./run_optimization_study.sh, then store its optimization_study.json in"
+    " benchmarks/results/NAME/"
+)
 
 
 def fastest_settings(device: str, size: str, precision: str, parser: OneLineParser) -> dict:
-    """What --optimize all stands for with this --device, --size and --precision, by name; its flags are printed."""
+    """What --optimize all stands for with this --device, --size and --precision, by name; its flags
+    are printed."""
     flags, why = fastest_flags(choose_device(device), size, precision)
     say(f"--optimize all: {' '.join(flags) or 'no flags'} ({why})")
-    return {name: value for name, value in vars(parser.parse_args(flags)).items() if value is not None}
+    return {
+        name: value for name, value in vars(parser.parse_args(flags)).items() if value is not None
+    }
 
 
 def fastest_flags(device: torch.device, size: str, precision: str) -> tuple[list[str], str]:
-    """The flags of the best set that was measured on a device of this name, at this size and in this precision if they
-    were measured, [] if none was faster than the baseline beyond noise; and where that is from."""
+    """The flags of the best set that was measured on a device of this name, at this size and in
+    this precision if they were measured, [] if none was faster than the baseline beyond noise; and
+    where that is from."""
     name = describe_environment(device)["device"]["name"]
     found = [
         row | {"where": f"--size {row['size']}, {row['precision']}, {file.relative_to(RESULTS)}"}
@@ -40,19 +48,22 @@ def fastest_flags(device: torch.device, size: str, precision: str) -> tuple[list
     if not (best := best_of(found)):
         return [], f"none of {len(found)} sets was faster beyond noise on {name}"
     gain = f"{1 / best['ratio']:.2f}x as fast as without"
-    return best["flags"].split(), f"{gain}; the best of {len(found)} sets on {name}, {best['where']}"
+    return (
+        best["flags"].split(),
+        f"{gain}; the best of {len(found)} sets on {name}, {best['where']}",
+    )
 
 
 def may_win(row: dict) -> bool:
-    """Whether a row of the study is a set of flags that was compared and trains the same.  A precision is not chosen:
-    it changes the arithmetic."""
+    """Whether a row of the study is a set of flags that was compared and trains the same.  A
+    precision is not chosen: it changes the arithmetic."""
     is_set = row["flags"].startswith("--") and "--precision" not in row["flags"]
     return is_set and row["ratio_high"] is not None and row["not_the_same"] is None
 
 
 def best_of(rows: Iterable[dict]) -> dict | None:
-    """The row of the set of flags with which a run of the default length is shortest, compiling included, of those that
-    train the same and are faster than the baseline beyond noise."""
+    """The row of the set of flags with which a run of the default length is shortest, compiling
+    included, of those that train the same and are faster than the baseline beyond noise."""
     faster = [row for row in rows if may_win(row) and row["ratio_high"] < 1]
     return min(faster, key=ratio_with_compiling, default=None)
 

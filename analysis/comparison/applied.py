@@ -17,7 +17,8 @@ class Effect(NamedTuple):
 
 
 def effect_of(change: Change, changed: Mapping[str, int], plain: Mapping[str, int]) -> Effect:
-    """changed, plain: signs of a step with the change and of the program as it is (harness.program.hooks.signs)."""
+    """changed, plain: signs of a step with the change and of the program
+    as it is (harness.program.hooks.signs)."""
     n = changed.get(change.sign, 0)
     before = max(plain.get(change.sign, 0), changed.get(f"{change.sign}, by the program", 0))
     if change.name == "threads":
@@ -35,7 +36,8 @@ def effect_of(change: Change, changed: Mapping[str, int], plain: Mapping[str, in
 
 
 def effects_together(changes: Sequence[Change], signs: Mapping, plain: Mapping) -> Effect:
-    """Whether all of several changes took effect at once; those of operators in compiled graphs have shown it alone."""
+    """Whether all of several changes took effect at once; those of operators in compiled graphs
+    have shown it alone."""
     texts = []
     compiled = any(change.sign == GRAPHS for change in changes)
     for change in changes:
@@ -48,8 +50,11 @@ def effects_together(changes: Sequence[Change], signs: Mapping, plain: Mapping) 
     return Effect(APPLIED, "; ".join(texts))
 
 
-def without_effect(change: Change, with_it: list[Mapping[str, int]], without: list[Mapping[str, int]]) -> str:
-    """Why the times of a change are not those of its effect; '' if its sign is in every turn with it.
+def without_effect(
+    change: Change, with_it: list[Mapping[str, int]], without: list[Mapping[str, int]]
+) -> str:
+    """Why the times of a change are not those of its effect; '' if its sign is in every turn with
+    it.
 
     with_it, without: signs of the timed turns.
     """

@@ -1,17 +1,31 @@
-"""How do runs differ?  Their settings, times, memory and, where they were profiled, their components and operators.
+"""How do runs differ?  Their settings, times, memory and, where they were profiled, their
+components and operators.
 
-comparison.json.  The first run is the baseline.  A ratio of step times has a 95% interval by the steps that
-both averaged and the spread between processes; if it contains 1, the difference is within noise.  A repeat of the
-baseline is no finding of its own: it says how large the noise is.
+comparison.json.  The first run is the baseline.  A ratio of step times has a 95% interval by the
+steps that both averaged and the spread between processes; if it contains 1, the difference is
+within noise.  A repeat of the baseline is no finding of its own: it says how large the noise is.
 """
 
 from pathlib import Path
 
 import numpy as np
 
-from analysis.comparison.noise import BASELINE, NOISE, REPEAT, judged, ratio_of_medians, within_spread
+from analysis.comparison.noise import (
+    BASELINE,
+    NOISE,
+    REPEAT,
+    judged,
+    ratio_of_medians,
+    within_spread,
+)
 from analysis.comparison.parts import PART_KINDS, compare_profiles, profiler_of
-from analysis.comparison.runs import IGNORED, ComparedRun, different_settings, read_run, settings_of_run
+from analysis.comparison.runs import (
+    IGNORED,
+    ComparedRun,
+    different_settings,
+    read_run,
+    settings_of_run,
+)
 from analysis.trust.same_training import NOT_THE_SAME, training_check
 from harness.base.errors import UserError
 from harness.base.tables import grouped
@@ -19,7 +33,9 @@ from harness.documents.schema import because, explained, unknown
 from harness.documents.sweeps import NOT_IN_TRACE, Comparison
 from harness.instruments.phases import PHASES, power_law_exponent, summary_stats
 
-SCALES = 1.1  # times the FLOPs: from here on runs are of different sizes; kernels of the same step may differ by less
+# From so many times the FLOPs on, runs are of different sizes; kernels of the same step may differ
+# by less
+SCALES = 1.1
 
 
 def compare(folders: list[Path]) -> dict:
@@ -28,7 +44,9 @@ def compare(folders: list[Path]) -> dict:
         raise UserError("a folder is named twice; give each once", exit_code=2)
     names = [folder.resolve().name for folder in folders]
     pairs = zip(folders, names, strict=True)
-    return compare_read([read_run(one, str(one) if names.count(name) > 1 else name) for one, name in pairs])
+    return compare_read(
+        [read_run(one, str(one) if names.count(name) > 1 else name) for one, name in pairs]
+    )
 
 
 def compare_read(runs: list[ComparedRun]) -> dict:
@@ -48,8 +66,8 @@ def compare_read(runs: list[ComparedRun]) -> dict:
 
 
 def profile_changes(runs: list[ComparedRun], spread: float) -> dict:
-    """`components`, `classes` and `operators`: rows of each run whose profile can be compared with the baseline's; and
-    why others cannot, `profiles_reason` and `components_reason`."""
+    """`components`, `classes` and `operators`: rows of each run whose profile can be compared with
+    the baseline's; and why others cannot, `profiles_reason` and `components_reason`."""
     baseline, changes = runs[0], {kind: [] for kind in PART_KINDS}
     untraced = [run.name for run in runs if not run.analysis]
     reasons = [f"there is no trace of {', '.join(untraced)}"] if untraced else []
@@ -57,13 +75,17 @@ def profile_changes(runs: list[ComparedRun], spread: float) -> dict:
         if not run.analysis:
             continue
         if run.clock != baseline.clock:
-            reasons.append(f"{baseline.name} and {run.name} are timed on different clocks, GPU and host")
+            reasons.append(
+                f"{baseline.name} and {run.name} are timed on different clocks, GPU and host"
+            )
             continue
         own = compare_profiles(run.name, baseline.analysis, run.analysis, spread)
         for kind in PART_KINDS:
             changes[kind] += own[kind]
         if reason := own.get("components_reason"):
-            changes["components_reason"] = "; ".join(filter(None, (changes.get("components_reason"), reason)))
+            changes["components_reason"] = "; ".join(
+                filter(None, (changes.get("components_reason"), reason))
+            )
     return changes | ({"profiles_reason": "; ".join(reasons)} if reasons else {})
 
 
@@ -75,31 +97,59 @@ def run_row(run: ComparedRun, baseline: ComparedRun, repeats: dict | None) -> di
     training = training_check(summary, baseline.summary, losses_differ)
     times = ratio_of_medians(run.step_ms, baseline.step_ms)
     performance, model = summary["performance"], summary["config"]["model"]
-    row = {"name": run.name, "folder": str(run.folder), "status": summary["status"], "size": model.get("size")}
+    row = {
+        "name": run.name,
+        "folder": str(run.folder),
+        "status": summary["status"],
+        "size": model.get("size"),
+    }
     row |= {"device": summary["environment"]["device"]["name"], "parameters": model["parameters"]}
     row |= {
         "steps_counted": stats["count"],
         **{f"{name}_ms": stats[name] for name in ("mean", "median", "std", "p95")},
         "phases_ms": {phase: performance[f"avg_{phase}_time_ms"] for phase in PHASES},
         **{name: performance[name] for name in ("samples_per_sec", "tokens_per_sec")},
-        **{"step_flops": performance["model_flops_per_step"], "achieved_tflops": performance["achieved_tflops"]},
+        **{
+            "step_flops": performance["model_flops_per_step"],
+            "achieved_tflops": performance["achieved_tflops"],
+        },
         "mfu_percent": run.mfu_percent,
         "peak_mb": memory["peak_mb"],
         "memory_source": memory["source"],
     }
     row |= peak_ratio(memory, baseline.memory)
-    row |= {"final_loss": summary["loss"]["final"], "largest_loss_difference": losses_differ} | training
+    row |= {
+        "final_loss": summary["loss"]["final"],
+        "largest_loss_difference": losses_differ,
+    } | training
     traced = run.analysis
-    row |= {"verdict": traced and traced["verdict"]["bound"], "profiler": traced and profiler_of(traced)}
-    row |= {"profiler_overhead": traced and traced["integrity"]["profiler_overhead"]["ratio"]} | run.disturbance
-    row |= times | {"difference": difference(run, baseline, times, training["not_the_same"], repeats)}
+    row |= {
+        "verdict": traced and traced["verdict"]["bound"],
+        "profiler": traced and profiler_of(traced),
+    }
+    row |= {
+        "profiler_overhead": traced and traced["integrity"]["profiler_overhead"]["ratio"]
+    } | run.disturbance
+    row |= times | {
+        "difference": difference(run, baseline, times, training["not_the_same"], repeats)
+    }
     if run.of_trace:
-        of_run = [name for name, value in row.items() if value is None and name not in ("std_ms", "ratio_95")]
-        row = because(NOT_IN_TRACE, *of_run) | row | {"phases_ms": row["phases_ms"] | because(NOT_IN_TRACE, *PHASES)}
+        of_run = [
+            name
+            for name, value in row.items()
+            if value is None and name not in ("std_ms", "ratio_95")
+        ]
+        row = (
+            because(NOT_IN_TRACE, *of_run)
+            | row
+            | {"phases_ms": row["phases_ms"] | because(NOT_IN_TRACE, *PHASES)}
+        )
     return row
 
 
-def difference(run: ComparedRun, base: ComparedRun, times: dict, not_the_same: str | None, repeats: dict | None) -> str:
+def difference(
+    run: ComparedRun, base: ComparedRun, times: dict, not_the_same: str | None, repeats: dict | None
+) -> str:
     """How the step time differs from the baseline's, in words.  times: from ratio_of_medians()."""
     if not_the_same:
         return f"{NOT_THE_SAME}: {not_the_same}"
@@ -113,7 +163,8 @@ def difference(run: ComparedRun, base: ComparedRun, times: dict, not_the_same: s
 
 
 def peak_ratio(memory: dict, baseline: dict) -> dict:
-    """Ratio of peaks if both are of the same quantity: tensors and a resident set size are not compared."""
+    """Ratio of peaks if both are of the same quantity: tensors and a resident set
+    size are not compared."""
     if not memory["peak_mb"] or not baseline["peak_mb"]:
         return {"peak_ratio": None}
     if memory["source"] != baseline["source"]:
@@ -122,25 +173,30 @@ def peak_ratio(memory: dict, baseline: dict) -> dict:
 
 
 def loss_difference(run: ComparedRun, baseline: ComparedRun) -> float | None:
-    """The largest loss difference over the steps that both completed: does the run still compute the same?"""
+    """The largest loss difference over the steps that both completed: does the run still compute
+    the same?"""
     pairs = zip(run.summary["steps"]["loss"], baseline.summary["steps"]["loss"], strict=False)
     return max((abs(a - b) for a, b in pairs if a is not None and b is not None), default=None)
 
 
 def repeated(runs: list[ComparedRun]) -> dict | None:
-    """Runs of the same code with the same settings on the same device, and the spread of their medians: what a restart
-    alone changes.
+    """Runs of the same code with the same settings on the same device, and the spread of their
+    medians: what a restart alone changes.
 
     Their profiling may differ: steps with an instrument are not averaged.
     """
 
     def what_ran(run: ComparedRun) -> str:
         config, environment = run.summary["config"], run.summary["environment"]
-        settings = {name: value for name, value in config["training"].items() if name not in IGNORED}
+        settings = {
+            name: value for name, value in config["training"].items() if name not in IGNORED
+        }
         about = [environment[name] for name in ("device", "packages", "host", "commit")]
         return repr((settings, config["model"], about, environment.get("changes_sha256")))
 
-    known = (run for run in runs if len(run.step_ms) and not run.of_trace)  # of a trace, settings are not known
+    known = (
+        run for run in runs if len(run.step_ms) and not run.of_trace
+    )  # of a trace, settings are not known
     groups = [group for group in grouped(known, what_ran).values() if len(group) > 1]
     if not groups:
         return None
@@ -150,8 +206,12 @@ def repeated(runs: list[ComparedRun]) -> dict | None:
 
 
 def scaling(rows: list[dict]) -> dict | None:
-    """How step time grows with the FLOPs per step, if the runs differ in them: t ~ FLOPs^exponent."""
-    points = sorted((row["step_flops"], row["median_ms"]) for row in rows if row["median_ms"] and row["step_flops"])
+    """How step time grows with the FLOPs per step, if runs differ in them: t ~ FLOPs^exponent."""
+    points = sorted(
+        (row["step_flops"], row["median_ms"])
+        for row in rows
+        if row["median_ms"] and row["step_flops"]
+    )
     if not points or max(points)[0] < SCALES * min(points)[0]:
         return None
     meaning = "step time grows as FLOPs to this power; below 1, larger steps use the device better"

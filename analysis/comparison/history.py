@@ -1,5 +1,5 @@
-"""How did runs change over time?  history.json: the runs below a folder by date, each against the one before it with
-the same settings on the same kind of device, and what changed beyond noise."""
+"""How did runs change over time?  history.json: the runs below a folder by date, each against the
+one before it with the same settings on the same kind of device, and what changed beyond noise."""
 
 from pathlib import Path
 
@@ -25,20 +25,29 @@ def history(folder: Path) -> dict:
     """history.json.  Raises UserError if there is no run."""
     runs, others = runs_below(folder)
     if not runs:
-        raise UserError("; ".join([f"{folder}: no run of this workshop in it or below it", *others[:3]]))
+        raise UserError(
+            "; ".join([f"{folder}: no run of this workshop in it or below it", *others[:3]])
+        )
     groups: dict[str, list[ComparedRun]] = {}
     rows: list[dict] = []
     last: list[str] = []
     for run, short in zip(runs, short_names([run.name for run in runs]), strict=True):
         earlier = groups.setdefault(repr(settings_of(run)), [])
-        rows.append(row_of(run, earlier) | {"short": short, "group": [*groups].index(repr(settings_of(run)))})
+        rows.append(
+            row_of(run, earlier)
+            | {"short": short, "group": [*groups].index(repr(settings_of(run)))}
+        )
         rows[-1]["environment"] = [text for text in environment_of(run) if text not in last]
         last = environment_of(run)
         earlier.append(run)
     differing = different_settings([settings_of(run) for run, *_ in groups.values()])
     texts = [[(row["name"], row["values"][i]) for row in differing] for i in range(len(groups))]
-    settings = [", ".join(f"{name} {value}" for name, value in one if value is not None) for one in texts]
-    return explained({"folder": str(folder), "settings": settings, "runs": rows, "others": others}, RunHistory)
+    settings = [
+        ", ".join(f"{name} {value}" for name, value in one if value is not None) for one in texts
+    ]
+    return explained(
+        {"folder": str(folder), "settings": settings, "runs": rows, "others": others}, RunHistory
+    )
 
 
 def environment_of(run: ComparedRun) -> list[str]:
@@ -54,9 +63,11 @@ def settings_of(run: ComparedRun) -> dict:
 
 
 def row_of(run: ComparedRun, earlier: list[ComparedRun]) -> dict:
-    """The row of comparison.json against the last completed one of the earlier runs with the same settings, and what
-    changed beyond noise."""
-    completed = [one for one in (*earlier, run) if one.summary["status"] == "completed" and len(one.step_ms)]
+    """The row of comparison.json against the last completed one of the earlier runs with the same
+    settings, and what changed beyond noise."""
+    completed = [
+        one for one in (*earlier, run) if one.summary["status"] == "completed" and len(one.step_ms)
+    ]
     before = completed[-2] if len(completed) > 1 and completed[-1] is run else run
     row, environment = run_row(run, before, None), run.environment
     noise, changed = None, []
@@ -66,25 +77,37 @@ def row_of(run: ComparedRun, earlier: list[ComparedRun]) -> dict:
         noise = noise_between_runs([before.step_ms], [run.step_ms], spread_of(completed[:-1]))
         interval = None if noise is None else around(row["ratio"], noise)
         row["difference"] = judged(row["ratio"], interval, run.disturbance, before.disturbance)
-        changed += [f"step {1 / row['ratio']:.2f}x as fast"] if is_decided(row["difference"]) else []
+        changed += (
+            [f"step {1 / row['ratio']:.2f}x as fast"] if is_decided(row["difference"]) else []
+        )
         peaks = [significant(one.summary["memory"]["peak_mb"] or 0) for one in (before, run)]
-        changed += [f"peak {' to '.join(peaks)} MB"] if abs((row["peak_ratio"] or 1) - 1) > PEAK_CHANGE else []
+        changed += (
+            [f"peak {' to '.join(peaks)} MB"]
+            if abs((row["peak_ratio"] or 1) - 1) > PEAK_CHANGE
+            else []
+        )
         changed += [row["not_the_same"]] if row["not_the_same"] else []
-    commit = environment["commit"] and environment["commit"][:7] + "*" * bool(environment["uncommitted_changes"])
+    commit = environment["commit"] and environment["commit"][:7] + "*" * bool(
+        environment["uncommitted_changes"]
+    )
     row |= {"started": environment["timestamp"], "commit": commit}
-    return row | {"against": None if before is run else before.name, "noise": noise, "changed": changed}
+    return row | {
+        "against": None if before is run else before.name,
+        "noise": noise,
+        "changed": changed,
+    }
 
 
 def spread_of(runs: list[ComparedRun]) -> tuple[float, int]:
-    """Of noise_between_runs(): how far one run lies from the next, by the median, which the few that changed leave as
-    it is; it is as sure as a standard deviation of a third of the runs."""
+    """Of noise_between_runs(): how far one run lies from the next, by the median, which the few
+    that changed leave as it is; it is as sure as a standard deviation of a third of the runs."""
     if len(runs) < RUNS_FOR_SPREAD:
         return 0.0, 0
     steps = np.abs(np.diff([np.log(np.median(run.step_ms)) for run in runs]))
     return len(runs) // 3 * (1.4826 * float(np.median(steps))) ** 2 / 2, len(runs) // 3
 
 
-# ---- For a reader --------------------------------------------------------------------------------------------------
+# ---- For a reader --------------------------------------------------------------------------------
 
 COLUMNS_OF_HISTORY = [
     Column("started", lambda row: row["started"][:16].replace("T", " ")),
@@ -97,7 +120,11 @@ COLUMNS_OF_HISTORY = [
     column("peak MB", "peak_mb", "~9"),
     column("loss", "final_loss", ".4f"),
     Column("noise", lambda row: row["noise"], ".1%", optional=True),
-    Column("since the run before", lambda row: "; ".join(row["changed"]) or row["difference"], left=True),
+    Column(
+        "since the run before",
+        lambda row: "; ".join(row["changed"]) or row["difference"],
+        left=True,
+    ),
     Column("environment", lambda row: ", ".join(row["environment"]), left=True, optional=True),
 ]
 
@@ -111,11 +138,19 @@ def rate_text(row: dict) -> str | None:
 def history_section(history: dict) -> Section:
     """A table of all runs by date, and what their settings are."""
     note = [
-        "step ms: the median; since the run before with the same settings: beyond noise; environment: where it changed",
-        "noise: how much slower the same code may be by chance, in one pair of a thousand; a commit with * had changes",
+        (
+            "step ms: the median; since the run before with the same settings: beyond noise;"
+            " environment: where it changed"
+        ),
+        (
+            "noise: how much slower the same code may be by chance, in one pair of a thousand; a"
+            " commit with * had changes"
+        ),
         *history["others"],
     ]
-    settings = Section("Settings", facts={str(i): name for i, name in enumerate(history["settings"], 1)})
+    settings = Section(
+        "Settings", facts={str(i): name for i, name in enumerate(history["settings"], 1)}
+    )
     title = f"{count_of(len(history['runs']), 'run')} below {history['folder']}"
     return Section(title, COLUMNS_OF_HISTORY, history["runs"], note, parts=[settings])
 
@@ -123,11 +158,22 @@ def history_section(history: dict) -> Section:
 def history_answer(history: dict, read_on: str) -> list[str]:
     """What compare_runs.py --history ends with: how many runs there are, and what changed last."""
     rows = history["runs"]
-    dates, settings = (f"{rows[i]['started'][:10]}" for i in (0, -1)), count_of(len(history["settings"]), "setting")
-    changed = [f"{row['started'][:10]} {row['short']}: {'; '.join(row['changed'])}" for row in rows if row["changed"]]
+    dates, settings = (
+        (f"{rows[i]['started'][:10]}" for i in (0, -1)),
+        count_of(len(history["settings"]), "setting"),
+    )
+    changed = [
+        f"{row['started'][:10]} {row['short']}: {'; '.join(row['changed'])}"
+        for row in rows
+        if row["changed"]
+    ]
     more = [f"and {len(changed) - LINES} earlier"] if len(changed) > LINES else []
-    ended = ", ".join(f"{row['short']} {row['status']}" for row in rows if row["status"] != "completed")
-    lines: dict[str, str | list[str]] = {"Runs": f"{len(rows)} from {' to '.join(dates)}, of {settings}"}
+    ended = ", ".join(
+        f"{row['short']} {row['status']}" for row in rows if row["status"] != "completed"
+    )
+    lines: dict[str, str | list[str]] = {
+        "Runs": f"{len(rows)} from {' to '.join(dates)}, of {settings}"
+    }
     lines["Changed"] = changed[: -LINES - 1 : -1] + more or "nothing beyond noise"
     lines |= {"Not completed": ended} if ended else {}
     lines |= {"Left out": history["others"][:LINES]} if history["others"] else {}

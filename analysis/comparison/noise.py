@@ -1,4 +1,5 @@
-"""Is a difference more than noise?  The one rule of all that compares times, by interval and by what disturbed them."""
+"""Is a difference more than noise?  The one rule of all that compares times, by interval and by
+what disturbed them."""
 
 import math
 from collections.abc import Sequence
@@ -11,32 +12,38 @@ NOISE = "within noise"
 UNDECIDED, SPREAD_UNKNOWN = "undecided: disturbed", "spread unknown"
 BASELINE, REPEAT = "the baseline", "a repeat of the baseline"
 AGAIN = "repeat on an idle machine"
-CONFIDENT = 0.975  # a two-sided interval of 95%: of what is equal, one pair in twenty is called different
+CONFIDENT = (
+    0.975  # a two-sided interval of 95%: of what is equal, one pair in twenty is called different
+)
 OF_MEDIAN = math.sqrt(math.pi / 2)  # standard error of a median, in those of a mean
-STEPS_FOR_RANKS = 10  # from which on order statistics tell the error of a median, whatever the outliers
+STEPS_FOR_RANKS = (
+    10  # from which on order statistics tell the error of a median, whatever the outliers
+)
 ROUNDS_FOR_RANKS = 6  # of steps in turn: fewer have no set of signs as rare as 5%
 STEPS_FOR_INTERVAL = 3  # of each run: fewer have no interval
 STEPS_OF_RUN = 4  # one in each quarter: fewer do not show how much a run wavers
-# How far runs of the same code lie apart at least: the standard deviation of the logarithm of a run's median over
-# restarts, each with another place in memory, clock and temperature.  It is as sure as if five runs had shown it, and
-# less where repeats lie further apart.
+# How far runs of the same code lie apart at least: the standard deviation of the logarithm of a
+# run's median over restarts, each with another place in memory, clock and temperature.  It is as
+# sure as if five runs had shown it, and less where repeats lie further apart.
 RESTARTS, ASSUMED = 0.01, 4
-IN_A_ROW = (
-    20  # the same freedom where rows and runs were measured one after another, as those that an interval compares
-)
+# The same freedom of rows and runs measured one after another, as those that an interval compares
+IN_A_ROW = 20
 REPEATED = 3  # runs on both sides, from which on their own spread is enough
-FALSE_ALARMS = 1e-3  # the share of pairs of the same code that differ by more than what is called noise
+FALSE_ALARMS = (
+    1e-3  # the share of pairs of the same code that differ by more than what is called noise
+)
 
 
 Runs = Sequence[np.ndarray]  # step times of each
 Interval = Sequence[float] | None  # its ends; None: unknown
 
 
-# ---- Intervals of 95% ------------------------------------------------------------------------------------------------
+# ---- Intervals of 95% ----------------------------------------------------------------------------
 
 
 class Measured(NamedTuple):
-    """A time that one process measured, its standard error and the degrees of freedom of that, in any unit."""
+    """A time that one process measured, its standard error and the degrees of freedom of that, in
+    any unit."""
 
     time: float
     error: float
@@ -70,11 +77,14 @@ class Measured(NamedTuple):
 
 
 def noise_of_difference(*measured: Measured) -> float:
-    """The smallest difference between times that can be told from none by their own errors, in their unit."""
+    """The smallest difference between times that can be told from none by their own errors, in
+    their unit."""
     return half_width(*((one.error**2, one.freedom) for one in measured))
 
 
-def interval_of_ratio(time: Measured | None, baseline: Measured | None, ratio: float) -> list[float] | None:
+def interval_of_ratio(
+    time: Measured | None, baseline: Measured | None, ratio: float
+) -> list[float] | None:
     """Of times of two processes.  None: the error of one is not known."""
     if time is None or baseline is None:
         return None
@@ -83,27 +93,38 @@ def interval_of_ratio(time: Measured | None, baseline: Measured | None, ratio: f
 
 
 def interval_over_processes(times: Runs, baseline: Runs, ratio: float) -> list[float] | None:
-    """The same where several processes measured each, as launches of ranks: what varies between them is known by them,
-    and is not less than is usual.  None: one side has but one process, of too few steps."""
+    """The same where several processes measured each, as launches of ranks: what varies between
+    them is known by them, and is not less than is usual.  None: one side has but one process, of
+    too few steps."""
     sides = (times, baseline)
     logs = [np.log([np.median(steps) for steps in runs]) for runs in sides]
-    squares, freedom = sum(float(((one - one.mean()) ** 2).sum()) for one in logs), sum(len(one) - 1 for one in logs)
+    squares, freedom = (
+        sum(float(((one - one.mean()) ** 2).sum()) for one in logs),
+        sum(len(one) - 1 for one in logs),
+    )
     deviation = max(RESTARTS, math.sqrt(squares / max(1, freedom)))
     freedom += IN_A_ROW * (RESTARTS / deviation) ** 2
     parts = [(deviation**2 * sum(1 / len(one) for one in logs), freedom)]
     for runs in sides:
         own = [one for one in map(Measured.median, runs) if one]
         if len(own) == len(runs):
-            parts.append((sum((one.error / one.time) ** 2 for one in own) / len(own) ** 2, own[0].freedom * len(own)))
+            parts.append(
+                (
+                    sum((one.error / one.time) ** 2 for one in own) / len(own) ** 2,
+                    own[0].freedom * len(own),
+                )
+            )
         elif len(runs) == 1:
             return None
     return interval_around(ratio, half_width(*parts))
 
 
-def interval_in_turn(times: Sequence[float], baseline: Sequence[float], ratio: float) -> list[float] | None:
-    """Of steps that one process took in turn, a pair in each round: what slows the machine down slows both.  Rounds of
-    the same code are as often slower as faster, by whatever spread, so that the signed ranks of their ratios tell
-    (Wilcoxon's interval).  None: too few rounds."""
+def interval_in_turn(
+    times: Sequence[float], baseline: Sequence[float], ratio: float
+) -> list[float] | None:
+    """Of steps that one process took in turn, a pair in each round: what slows the machine down
+    slows both.  Rounds of the same code are as often slower as faster, by whatever spread, so that
+    the signed ranks of their ratios tell (Wilcoxon's interval).  None: too few rounds."""
     logs, n = np.log(np.asarray(times, dtype=float) / np.asarray(baseline, dtype=float)), len(times)
     if n < STEPS_FOR_INTERVAL:
         return None
@@ -125,8 +146,8 @@ def interval_around(ratio: float, width: float) -> list[float]:
 
 
 def half_width(*parts: tuple[float, float]) -> float:
-    """Of an interval about a sum of independent errors, their variances with degrees of freedom: Student's t, with the
-    freedom of Welch and Satterthwaite."""
+    """Of an interval about a sum of independent errors, their variances with degrees of freedom:
+    Student's t, with the freedom of Welch and Satterthwaite."""
     variance = sum(one for one, _ in parts)
     if not variance:
         return 0.0
@@ -138,7 +159,9 @@ def half_width(*parts: tuple[float, float]) -> float:
 def t_quantile(freedom: float) -> float:
     """What Student's t stays below with CONFIDENT."""
     freedom = min(freedom, 1e6)
-    scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
+    scale = (
+        math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
+    )
     low, high = 0.0, 1000.0
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
@@ -152,7 +175,8 @@ def t_quantile(freedom: float) -> float:
 
 @cache
 def signed_rank_cut(n: int) -> int:
-    """How many of the n (n + 1) / 2 means of two of n values are left out at each end of an interval of 95%."""
+    """How many of the n (n + 1) / 2 means of two of n values are left out at each end of an
+    interval of 95%."""
     total = n * (n + 1) // 2
     if n > 100:
         return int(total / 2 - 1.96 * math.sqrt(n * (n + 1) * (2 * n + 1) / 24) - 0.5)
@@ -173,21 +197,23 @@ def ratio_of_medians(times: np.ndarray, baseline: np.ndarray) -> dict:
     return {"ratio": value, "ratio_95": interval, "difference": judged(value, interval)}
 
 
-# ---- Runs beside runs ------------------------------------------------------------------------------------------------
+# ---- Runs beside runs ----------------------------------------------------------------------------
 
 
 def noise_between_runs(base: Runs, new: Runs, spread: tuple[float, int] = (0.0, 0)) -> float | None:
-    """How much slower runs of the same code may be by chance: 0.04 is 4%.  None: a run has too few steps.
+    """How much slower runs of the same code may be by chance: 0.04 is 4%.  None: a run has too few
+    steps.
 
-    spread: of further repeats, squares of the logarithms of their medians summed about their mean, and degrees of
-    freedom.
+    spread: of further repeats, squares of the logarithms of their medians summed about their mean,
+    and degrees of freedom.
 
-    What varies is the run, not the step: steps share the clock, the memory and the neighbors of their run (Kalibera and
-    Jones, Rigorous benchmarking in reasonable time, ISMM 2013).  So this is a one-sided t-test on the means of the
-    logarithms of the runs' medians, with the variance pooled over both sides, and not less than is usual: runs of one
-    side were recorded at one time, and are closer than those of another day.  Runs that were not repeated differ by as
-    much more as the quarters of a run do, undivided by their number: the next run may meet the machine as any quarter
-    did.
+    What varies is the run, not the step: steps share the clock, the memory and the neighbors of
+    their run (Kalibera and Jones, Rigorous benchmarking in reasonable time, ISMM 2013).  So this is
+    a one-sided t-test on the means of the logarithms of the runs' medians, with the variance pooled
+    over both sides, and not less than is usual: runs of one side were recorded at one time, and are
+    closer than those of another day.  Runs that were not repeated differ by as much more as the
+    quarters of a run do, undivided by their number: the next run may meet the machine as any
+    quarter did.
     """
     if min(map(len, (*base, *new))) < STEPS_OF_RUN:
         return None
@@ -197,10 +223,16 @@ def noise_between_runs(base: Runs, new: Runs, spread: tuple[float, int] = (0.0, 
     deviation = max(RESTARTS, math.sqrt(squares / max(1, measured)))
     chance = t_draws(measured + math.ceil(ASSUMED * (RESTARTS / deviation) ** 2)) * deviation
     if measured < 2 * (REPEATED - 1):
-        quarters = [[np.log(np.median(part)) for part in np.array_split(times, 4)] for times in (*base, *new)]
+        quarters = [
+            [np.log(np.median(part)) for part in np.array_split(times, 4)]
+            for times in (*base, *new)
+        ]
         wavering = math.sqrt(float(np.var(quarters, axis=1, ddof=1).mean()))
         chance = chance + t_draws(3 * len(quarters))[::-1] * wavering
-    return math.expm1(float(np.quantile(chance, 1 - FALSE_ALARMS)) * math.sqrt(sum(1 / len(one) for one in medians)))
+    return math.expm1(
+        float(np.quantile(chance, 1 - FALSE_ALARMS))
+        * math.sqrt(sum(1 / len(one) for one in medians))
+    )
 
 
 @cache
@@ -221,13 +253,22 @@ def judged(
     of_baseline: dict | None = None,
     in_turn: bool = False,
 ) -> str:
-    """`faster` or `slower`; NOISE if the interval contains 1; SPREAD_UNKNOWN without one.  Where a disturbance could
-    explain the difference, UNDECIDED, or `probably faster` if the steps were taken in turn: it affected both alike.
+    """`faster` or `slower`; NOISE if the interval contains 1; SPREAD_UNKNOWN without one.  Where a
+    disturbance could explain the difference, UNDECIDED, or `probably faster` if the steps were
+    taken in turn: it affected both alike.
 
-    The disturbance of each has `disturbed` and `lost_share`: of its step time, None if it is not known.
+    The disturbance of each has `disturbed` and `lost_share`: of its step time, None if unknown.
     """
     low, high = ratio_95 or (None, None)
-    word = SPREAD_UNKNOWN if low is None else NOISE if low <= 1 <= high else "slower" if low > 1 else "faster"
+    word = (
+        SPREAD_UNKNOWN
+        if low is None
+        else NOISE
+        if low <= 1 <= high
+        else "slower"
+        if low > 1
+        else "faster"
+    )
     if word == NOISE or not may_be_disturbance(ratio, disturbance or {}, of_baseline or {}):
         return word
     return f"probably {word}" if in_turn and low is not None else UNDECIDED
@@ -237,9 +278,12 @@ def is_decided(word: str) -> bool:
     return word in ("faster", "slower")
 
 
-def as_fast(ratio: float, ratio_95: Interval = None, word: str = "", than: str = "", short: bool = False) -> str:
-    """'1.28x as fast as eager (95%: 1.20 to 1.35)', and the word if it decides nothing: what people read of a ratio of
-    times.  than: ' as eager'; short: '1.28x (1.20 to 1.35)', in a table whose titles say the rest."""
+def as_fast(
+    ratio: float, ratio_95: Interval = None, word: str = "", than: str = "", short: bool = False
+) -> str:
+    """'1.28x as fast as eager (95%: 1.20 to 1.35)', and the word if it decides nothing: what people
+    read of a ratio of times.  than: ' as eager'; short: '1.28x (1.20 to 1.35)', in a table whose
+    titles say the rest."""
     text = f"{1 / ratio:.2f}x" + f" as fast{than}" * (not short)
     if ratio_95:
         low, high = sorted(1 / end for end in ratio_95)
@@ -248,13 +292,14 @@ def as_fast(ratio: float, ratio_95: Interval = None, word: str = "", than: str =
 
 
 def within_spread(ratio: float, spread: float) -> bool:
-    """Whether runs with the same settings differ as much: the most distant of them lies exactly at the spread, and
-    rounding must not turn it into a difference."""
+    """Whether runs with the same settings differ as much: the most distant of them lies exactly at
+    the spread, and rounding must not turn it into a difference."""
     return abs(math.log(ratio)) <= math.log1p(spread) + 1e-9
 
 
 def may_be_disturbance(ratio: float, disturbance: dict, of_baseline: dict) -> bool:
-    """Whether a ratio of step times could be 1 without the largest possible effect of what disturbed either run."""
+    """Whether a ratio of step times could be 1 without the largest possible effect of what
+    disturbed either run."""
     if not (disturbance.get("disturbed") or of_baseline.get("disturbed")):
         return False
     shorter, longer = (least_left(one) for one in (disturbance, of_baseline))

@@ -6,8 +6,20 @@ from harness.base.tables import column, text_columns
 from harness.base.text import significant
 
 FASTER, SLOWER, DIFFERS, FAILS = "faster", "slower", "differs", "fails"
-REPEATS = {"bit-equal": "two runs of it are bit-equal", "rounding": "two runs of it differ by rounding"}
-IN_ORDER = (FASTER, "passes", "no difference", SLOWER, DIFFERS, FAILS, "already so", "does not apply")
+REPEATS = {
+    "bit-equal": "two runs of it are bit-equal",
+    "rounding": "two runs of it differ by rounding",
+}
+IN_ORDER = (
+    FASTER,
+    "passes",
+    "no difference",
+    SLOWER,
+    DIFFERS,
+    FAILS,
+    "already so",
+    "does not apply",
+)
 COLUMNS = [
     *text_columns("change", "verdict"),
     column("as fast", "as_fast", left=True),
@@ -20,7 +32,11 @@ COLUMNS = [
 
 
 def as_fast_text(row: dict) -> str:
-    return "" if row["ratio"] is None else as_fast(row["ratio"], (row["ratio_low"], row["ratio_high"]), short=True)
+    return (
+        ""
+        if row["ratio"] is None
+        else as_fast(row["ratio"], (row["ratio_low"], row["ratio_high"]), short=True)
+    )
 
 
 def line_text(row: dict) -> str:
@@ -43,22 +59,42 @@ def proof_section(document: dict) -> Section:
         if row["verdict"] == FAILS:
             facts[f"{row['change']} fails"] = row.get("audit_reason", "")
         if row["verdict"] == DIFFERS:
-            where = f"; the innermost module that differs by itself: {row['module']}" if row.get("module") else ""
-            where += f"; {row['reproduce']} shows it without the program" if "reproduce" in row else ""
+            where = (
+                f"; the innermost module that differs by itself: {row['module']}"
+                if row.get("module")
+                else ""
+            )
+            where += (
+                f"; {row['reproduce']} shows it without the program" if "reproduce" in row else ""
+            )
             where += f"; what differs: {', '.join(row['departs'])}" * bool(row["departs"])
             far = row["gradient_difference"]
-            how = "a gradient is missing, or no number" if far is None else f"a gradient by {far:.2g} of itself"
+            how = (
+                "a gradient is missing, or no number"
+                if far is None
+                else f"a gradient by {far:.2g} of itself"
+            )
             facts[f"{row['change']} differs"] = f"{how}{where}"
         if row["verdict"] in ("does not apply", "already so"):
             facts[f"{row['change']}: {row['verdict']}"] = row.get("applied_reason", "")
     if both := document["together"]:
-        facts[f"Together ({', '.join(both['changes'])})"] = f"{both['verdict']} {as_fast_text(both)}; {both['audit']}"
+        facts[f"Together ({', '.join(both['changes'])})"] = (
+            f"{both['verdict']} {as_fast_text(both)}; {both['audit']}"
+        )
     note = [
-        "As fast: in turns of steps within one run, with and without the change; the intervals hold together with 99%; "
-        "could tell: the smallest gain that would have been seen, with more --rounds a smaller one",
-        "Trains: the first step beside the same program, bit by bit, or as far apart as rounding or a lower precision "
-        "makes it; that it converges as well is not proven",
-        "Memory: the peak of its audit, on a GPU what is allocated, on a CPU the whole process with its compiler",
+        (
+            "As fast: in turns of steps within one run, with and without the change; the intervals"
+            " hold together with 99%; could tell: the smallest gain that would have been seen, with"
+            " more --rounds a smaller one"
+        ),
+        (
+            "Trains: the first step beside the same program, bit by bit, or as far apart as"
+            " rounding or a lower precision makes it; that it converges as well is not proven"
+        ),
+        (
+            "Memory: the peak of its audit, on a GPU what is allocated, on a CPU the whole process"
+            " with its compiler"
+        ),
         "Start: how much longer its audit took than those of the program; of one start",
     ]
     effects, lines = {}, {}

@@ -24,13 +24,24 @@ from harness.machine.disturbance import disturbance_text
 SUMMARY = "performance_summary.json"
 # The fields that a comparison reads of each document of a run.
 OF_SUMMARY = ["status", "config", "environment", "steps", "loss.first", "loss.final"]
-OF_SUMMARY += [f"disturbance?.{name}" for name in ("disturbed", "waited_share", "lost_share", "reasons", "gpu")]
+OF_SUMMARY += [
+    f"disturbance?.{name}" for name in ("disturbed", "waited_share", "lost_share", "reasons", "gpu")
+]
 OF_SUMMARY += ["audit?.ok", "audit?.findings"]
 OF_SUMMARY += ["training.world_size", "training.completed_steps", "memory.peak_mb", "memory.source"]
 OF_SUMMARY += [f"performance.avg_{phase}_time_ms" for phase in PHASES]
 OF_SUMMARY += [f"performance.{name}" for name in ("samples_per_sec", "tokens_per_sec")]
 OF_SUMMARY += [f"performance.{name}" for name in ("model_flops_per_step", "achieved_tflops")]
-OF_ANALYSIS = ("trace", "steps", "attribution", "components", "classes", "operators", "memory", "verdict.bound")
+OF_ANALYSIS = (
+    "trace",
+    "steps",
+    "attribution",
+    "components",
+    "classes",
+    "operators",
+    "memory",
+    "verdict.bound",
+)
 OF_ANALYSIS += ("integrity.world_size", "integrity.profiler_overhead.ratio")
 OF_FLOPS = ("efficiency_metrics.mfu_percent",)
 # Settings that do not affect the results; DeepSpeed itself sets the variable.
@@ -63,7 +74,9 @@ class ComparedRun:
         try:
             return datetime.fromisoformat(text).astimezone()
         except ValueError as error:
-            raise UserError(f"{self.folder / SUMMARY}: environment.timestamp: {text} is no time") from error
+            raise UserError(
+                f"{self.folder / SUMMARY}: environment.timestamp: {text} is no time"
+            ) from error
 
     @property
     def step_ms(self) -> np.ndarray:
@@ -81,19 +94,30 @@ class ComparedRun:
         """
         found = self.summary.get("disturbance")
         if not found:
-            return {"disturbed": None, "waited_share": None, "lost_share": None, "disturbance": "not measured"}
+            return {
+                "disturbed": None,
+                "waited_share": None,
+                "lost_share": None,
+                "disturbance": "not measured",
+            }
         values = {name: found[name] for name in ("disturbed", "waited_share", "lost_share")}
         return values | {"disturbance": disturbance_text(found)}
 
     @property
     def mfu_percent(self) -> float | None:
-        """As the run printed it; a run of another machine may have its peak in its flops_profile.json alone."""
+        """As the run printed it; a run of another machine may have its peak in its
+        flops_profile.json alone."""
         found = mfu_percent(self.summary)
-        return self.flops["efficiency_metrics"]["mfu_percent"] if found is None and self.flops else found
+        return (
+            self.flops["efficiency_metrics"]["mfu_percent"]
+            if found is None and self.flops
+            else found
+        )
 
     @property
     def memory(self) -> dict:
-        """Its peak with its source, as its summary tells them; of a run that does not, as its trace does."""
+        """Its peak with its source, as its summary tells them;
+        of a run that does not, as its trace does."""
         if self.summary["memory"]["peak_mb"] is None and self.analysis:
             return memory_of_trace(self.analysis)
         return self.summary["memory"]
@@ -105,8 +129,8 @@ class ComparedRun:
 
 
 def read_run(path: Path, name: str) -> ComparedRun:
-    """The run in a folder, the trace analyzed in it or else its first trace, which is that of rank 0, or the trace that
-    is this file.  Raises UserError, naming it."""
+    """The run in a folder, the trace analyzed in it or else its first trace, which is that of rank
+    0, or the trace that is this file.  Raises UserError, naming it."""
     if path.is_file():
         return run_of_trace(path, path, name)
     if not path.is_dir():
@@ -122,32 +146,45 @@ def read_run(path: Path, name: str) -> ComparedRun:
     if summary is None and any(may_be_trace(file.name) for file in path.iterdir()):
         return run_of_trace(find_traces(path)[0], path, name, left_out)
     if summary is None:
-        raise UserError("; ".join(left_out) or f"{path}: neither {SUMMARY} of a run nor a trace in it")
+        raise UserError(
+            "; ".join(left_out) or f"{path}: neither {SUMMARY} of a run nor a trace in it"
+        )
     return ComparedRun(path, name, summary, analysis, flops, left_out)
 
 
 def summary_and_flops(folder: Path, left_out: list[str]) -> tuple[dict | None, dict | None]:
-    """performance_summary.json and flops_profile.json of a folder; left_out takes why one of them cannot be read."""
+    """performance_summary.json and flops_profile.json of a folder; left_out takes why one of them
+    cannot be read."""
     summary = read_or_leave_out(folder / SUMMARY, PerformanceSummary, left_out, OF_SUMMARY)
-    return summary, read_or_leave_out(folder / "flops_profile.json", FlopsProfile, left_out, OF_FLOPS)
+    return summary, read_or_leave_out(
+        folder / "flops_profile.json", FlopsProfile, left_out, OF_FLOPS
+    )
 
 
 def run_of_trace(trace: Path, path: Path, name: str, left_out: Sequence[str] = ()) -> ComparedRun:
-    from analysis.diagnosis.traces import analyze_all  # pandas is slow to load, and runs are compared without it
+    from analysis.diagnosis.traces import (
+        analyze_all,
+    )  # pandas is slow to load, and runs are compared without it
 
     analyses, refused = analyze_all([trace])
     if refused:
         raise refused[0]
-    return ComparedRun(path, name, summary_of_trace(analyses[0][1]), analyses[0][1], None, [*left_out])
+    return ComparedRun(
+        path, name, summary_of_trace(analyses[0][1]), analyses[0][1], None, [*left_out]
+    )
 
 
 def summary_of_trace(analysis: dict) -> dict:
-    """What the summary of a run would tell, as far as a trace does: the times of its profiled steps."""
+    """What the summary of a run would tell, as far as a trace does: times of its profiled steps."""
     times = [row["duration_ms"] for row in analysis["steps"]["rows"]]
     names = ("samples_per_sec", "tokens_per_sec", "model_flops_per_step", "achieved_tflops")
     return {
         "status": "completed",
-        "config": {"training": {"trace": analysis["trace"]}, "profiling": {}, "model": {"parameters": None}},
+        "config": {
+            "training": {"trace": analysis["trace"]},
+            "profiling": {},
+            "model": {"parameters": None},
+        },
         "environment": {"device": {"name": None}, "packages": {}, "variables": {}}
         | dict.fromkeys(("host", "python", "commit", "uncommitted_changes")),
         "training": {"world_size": analysis["integrity"]["world_size"]},
@@ -163,14 +200,21 @@ def memory_of_trace(analysis: dict) -> dict:
     peak_mb = analysis["memory"]["peak_mb"]
     if peak_mb is None:
         return {"peak_mb": None, "source": NOT_IN_TRACE}
-    return {"peak_mb": peak_mb, "source": f"{analysis['memory'].get('of', 'allocated')}, by its trace"}
+    return {
+        "peak_mb": peak_mb,
+        "source": f"{analysis['memory'].get('of', 'allocated')}, by its trace",
+    }
 
 
 def runs_below(folder: Path) -> tuple[list[ComparedRun], list[str]]:
-    """The runs in a folder and below it, by the time at which they began, without what was analyzed of them; and what
-    else looks like a run there, and what it is.  Raises UserError without such a folder."""
+    """The runs in a folder and below it, by the time at which they began, without what was analyzed
+    of them; and what else looks like a run there, and what it is.
+    Raises UserError without such a folder."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: " + ("a file; give the folder of a run" if folder.exists() else "no such folder"))
+        raise UserError(
+            f"{folder}: "
+            + ("a file; give the folder of a run" if folder.exists() else "no such folder")
+        )
     found, others = [], []
     files = {file.parent: file for name in (SUMMARY, "config.json") for file in folder.rglob(name)}
     for place, file in sorted(files.items()):
@@ -179,7 +223,9 @@ def runs_below(folder: Path) -> tuple[list[ComparedRun], list[str]]:
         try:
             summary = read_fitting(place / SUMMARY, PerformanceSummary, OF_SUMMARY)
             if summary:
-                flops = read_or_leave_out(place / "flops_profile.json", FlopsProfile, others, OF_FLOPS)
+                flops = read_or_leave_out(
+                    place / "flops_profile.json", FlopsProfile, others, OF_FLOPS
+                )
                 name = folder.resolve().name if place == folder else os.path.relpath(place, folder)
                 run = ComparedRun(place, name, summary, None, flops)
                 run.began()
@@ -187,21 +233,33 @@ def runs_below(folder: Path) -> tuple[list[ComparedRun], list[str]]:
             elif read_document(file):
                 others.append(f"{place}: has no {SUMMARY} of a run: it was killed, or still runs")
             else:
-                others.append(f"Not a run of this workshop: {place} has a {file.name} of another program")
+                others.append(
+                    f"Not a run of this workshop: {place} has a {file.name} of another program"
+                )
         except UserError as error:
             others.append(str(error))
     return sorted(found, key=ComparedRun.began), others
 
 
 def repeated_runs(folder: Path) -> tuple[list[ComparedRun], list[str]]:
-    """The run in a folder, or the runs below it, which repeat each other, by the time at which they began; and what was
-    left out, and why.  Raises UserError where nothing is left, or runs differ in their settings."""
+    """The run in a folder, or the runs below it, which repeat each other, by the time at which they
+    began; and what was left out, and why.  Raises UserError where nothing is left, or runs differ
+    in their settings."""
     found, left_out = runs_below(folder)
-    found = [run for run in found if run.folder == folder] or found  # those below a run are earlier ones
-    runs = [run for run in found if run.summary["status"] == "completed" and len(run.step_ms) >= STEPS_OF_RUN]
+    found = [
+        run for run in found if run.folder == folder
+    ] or found  # those below a run are earlier ones
+    runs = [
+        run
+        for run in found
+        if run.summary["status"] == "completed" and len(run.step_ms) >= STEPS_OF_RUN
+    ]
     few = f"averaged of {STEPS_OF_RUN} needed"
     rest = [run for run in found if run not in runs]
-    left_out += [f"{run.name}: {run.summary['status']}, {count_of(len(run.step_ms), 'step')} {few}" for run in rest]
+    left_out += [
+        f"{run.name}: {run.summary['status']}, {count_of(len(run.step_ms), 'step')} {few}"
+        for run in rest
+    ]
     if not runs:
         raise UserError("; ".join([f"{folder}: no run that can be judged", *left_out]))
     if different := different_settings([run.summary["config"]["training"] for run in runs]):
@@ -211,14 +269,17 @@ def repeated_runs(folder: Path) -> tuple[list[ComparedRun], list[str]]:
 
 def settings_text(different: list[dict]) -> str:
     """'batch_size 8 | 4, seed 1 | 2': rows of different_settings()."""
-    return ", ".join(f"{row['name']} {' | '.join(dict.fromkeys(map(str, row['values'])))}" for row in different)
+    return ", ".join(
+        f"{row['name']} {' | '.join(dict.fromkeys(map(str, row['values'])))}" for row in different
+    )
 
 
 # ---- Settings ----
 
 
 def different_settings(tables: Sequence[dict]) -> list[dict]:
-    """Each name whose values differ between the tables, with its values; None where a table lacks it."""
+    """Each name whose values differ between the tables,
+    with its values; None where a table lacks it."""
     every = dict.fromkeys(name for table in tables for name in table)
     names = [name for name in every if name not in IGNORED and not name.endswith("_reason")]
     rows = [{"name": name, "values": [table.get(name) for table in tables]} for name in names]
@@ -231,6 +292,8 @@ def settings_of_run(run: ComparedRun) -> dict:
     found = config["training"] | config["profiling"] | config["model"]
     found |= {f"{package} version": version for package, version in environment["packages"].items()}
     found |= {"device": environment["device"]["name"]}
-    found |= {name: environment[name] for name in ("host", "python", "commit", "uncommitted_changes")}
+    found |= {
+        name: environment[name] for name in ("host", "python", "commit", "uncommitted_changes")
+    }
     found |= {f"${name}": value for name, value in environment["variables"].items()}
     return found | {"world_size": run.summary["training"]["world_size"]}

@@ -18,8 +18,15 @@ TIME_COLUMNS = [
     column("steps", "steps_counted"),
     column("median ms", "median_ms", "~9"),
     *(column(name, f"{name}_ms", "~9") for name in ("std", "p95")),
-    Column("as fast (95%)", lambda row: row["ratio"] and as_fast(row["ratio"], row["ratio_95"], short=True)),
-    Column("against the baseline", lambda row: NOT_THE_SAME if row["not_the_same"] else row["difference"], left=True),
+    Column(
+        "as fast (95%)",
+        lambda row: row["ratio"] and as_fast(row["ratio"], row["ratio_95"], short=True),
+    ),
+    Column(
+        "against the baseline",
+        lambda row: NOT_THE_SAME if row["not_the_same"] else row["difference"],
+        left=True,
+    ),
     column("bound", "verdict", left=True),
     column("waited", "waited_share", ".0%"),
 ]
@@ -30,10 +37,13 @@ OTHER_COLUMNS = [
     column("MFU %", "mfu_percent", ".1f"),
     column("peak MB", "peak_mb", "~9"),
     Column(
-        "of the baseline's", lambda row: f"{row['peak_ratio']:.1%}" if row["peak_ratio"] else row["peak_ratio_reason"]
+        "of the baseline's",
+        lambda row: f"{row['peak_ratio']:.1%}" if row["peak_ratio"] else row["peak_ratio_reason"],
     ),
     column("final loss", "final_loss", ".4f"),
-    Column("largest loss difference", lambda row: difference_of_losses(row["largest_loss_difference"])),
+    Column(
+        "largest loss difference", lambda row: difference_of_losses(row["largest_loss_difference"])
+    ),
     column("by rounding", "loss_bound", ".1e"),
 ]
 
@@ -42,22 +52,41 @@ def comparison_section(comparison: dict) -> Section:
     """All tables: runs, results, settings that differ, and for profiled runs what changed."""
     rows, repeats = comparison["runs"], comparison["repeats"]
     notes = [
-        "Only the steps that averages include; as fast as the baseline by their medians, with the 95% interval over "
-        "them: above 1x is faster",
+        (
+            "Only the steps that averages include; as fast as the baseline by their medians, with"
+            " the 95% interval over them: above 1x is faster"
+        ),
         "Waited: share of thread time spent waiting for a core",
-        *(f"Disturbance of {row['name']}: {row['disturbance']}" for row in rows if row["disturbed"]),
-        *(f"{NOT_THE_SAME.capitalize()}: {row['name']}: {row['not_the_same']}" for row in rows if row["not_the_same"]),
+        *(
+            f"Disturbance of {row['name']}: {row['disturbance']}"
+            for row in rows
+            if row["disturbed"]
+        ),
+        *(
+            f"{NOT_THE_SAME.capitalize()}: {row['name']}: {row['not_the_same']}"
+            for row in rows
+            if row["not_the_same"]
+        ),
     ]
     failed = [f"{row['name']} {row['status']}" for row in rows if row["status"] != "completed"]
     notes += [f"Not completed: {', '.join(failed)}"] if failed else []
     notes.append(f"Same settings: {repeats_text(repeats)}")
     if profilers := profilers_text(rows):
-        notes.append(f"Profiler overhead: {profilers}: profiled steps by the others of the same run, medians")
+        notes.append(
+            f"Profiler overhead: {profilers}: profiled steps by the others of the same run, medians"
+        )
     if any(row["difference"] == OTHER_PROFILER for kind in PART_KINDS for row in comparison[kind]):
-        notes.append(f"{OTHER_PROFILER.capitalize()}: a part may differ by what the profilers add, not by the code")
+        notes.append(
+            f"{OTHER_PROFILER.capitalize()}: a part may differ by what the profilers add, not by"
+            " the code"
+        )
     if comparison["scaling"]:
-        notes.append(f"Scaling {scaling_text(comparison['scaling'])} ({comparison['scaling']['meaning']})")
-    reasons = [comparison[name] for name in ("profiles_reason", "components_reason") if name in comparison]
+        notes.append(
+            f"Scaling {scaling_text(comparison['scaling'])} ({comparison['scaling']['meaning']})"
+        )
+    reasons = [
+        comparison[name] for name in ("profiles_reason", "components_reason") if name in comparison
+    ]
     parts = [
         Section("Not read", note=comparison.get("not_read", [])),
         Section(f"Runs, against {comparison['baseline']}", TIME_COLUMNS, rows, notes),
@@ -71,14 +100,20 @@ def comparison_section(comparison: dict) -> Section:
 
 
 def with_short_names(comparison: dict) -> dict:
-    """The comparison as a screen or a figure shows it, where the names of folders have no room; see short_names()."""
+    """The comparison as a screen or a figure shows it, where the names of folders have no room;
+    see short_names()."""
     names = [row["name"] for row in comparison["runs"]]
     short = dict(zip(names, short_names(names), strict=True))
 
     def renamed(value):
         if isinstance(value, dict):
-            return {key: renamed(one) if key not in ("values", "folder") else one for key, one in value.items()}
-        return [renamed(one) for one in value] if isinstance(value, list) else short.get(value, value)
+            return {
+                key: renamed(one) if key not in ("values", "folder") else one
+                for key, one in value.items()
+            }
+        return (
+            [renamed(one) for one in value] if isinstance(value, list) else short.get(value, value)
+        )
 
     return renamed(comparison)
 
@@ -96,12 +131,17 @@ def repeats_text(repeats: dict | None) -> str:
     if not repeats:
         return "no two runs; repeating a command may change its times by more than the interval"
     groups = "; ".join(" = ".join(group) for group in repeats["groups"])
-    return f"{groups}: {repeats['spread']:.1%} apart by noise; nothing smaller counts until it is repeated"
+    return (
+        f"{groups}: {repeats['spread']:.1%} apart by noise; nothing smaller counts until it is"
+        " repeated"
+    )
 
 
 def profilers_text(rows: list[dict]) -> str:
     """'torch.profiler 1.18x (a), nsys 1.52x (b)', of what was profiled."""
-    texts = [f"{row['profiler']} {overhead_of(row)} ({row['name']})" for row in rows if row["profiler"]]
+    texts = [
+        f"{row['profiler']} {overhead_of(row)} ({row['name']})" for row in rows if row["profiler"]
+    ]
     return ", ".join(texts)
 
 
@@ -122,7 +162,9 @@ def scaling_text(scale: dict) -> str:
 def difference_section(comparison: dict) -> Section:
     columns = [column("setting", "name", left=True)]
     for i, run in enumerate(comparison["runs"]):
-        columns.append(Column(run["name"], lambda row, i=i: value_text(row["values"][i]), left=True))
+        columns.append(
+            Column(run["name"], lambda row, i=i: value_text(row["values"][i]), left=True)
+        )
     rows = comparison["differences"]
     return Section("Settings that differ", columns, rows, [] if rows else ["none"])
 
@@ -148,19 +190,24 @@ def change_sections(comparison: dict, kind: str) -> list[Section]:
         rows = [row for row in comparison[kind] if row["run"] == run]
         before, after = (sum(row[key] for row in rows) for key in ("baseline_ms", "ms"))
         facts = {"Sum": f"{significant(before)} ms before, {significant(after)} ms after"}
-        title = f"{kind.capitalize()} of {run} against {comparison['baseline']}, ms per profiled step"
+        title = (
+            f"{kind.capitalize()} of {run} against {comparison['baseline']}, ms per profiled step"
+        )
         sums = ("baseline_ms", "ms", "change_ms")
         sections.append(Section(title, columns, rows, facts=facts, label=name, sums=sums))
     return sections
 
 
-# ---- The answer ----------------------------------------------------------------------------------------------------
+# ---- The answer ----------------------------------------------------------------------------------
 
 
 def in_order(comparison: dict) -> list[dict]:
-    """The runs besides the baseline; those first that train the same, then those that tell more than noise."""
+    """The runs besides the baseline; those first that train the same, then those that tell more
+    than noise."""
     others = comparison["runs"][1:]
-    return sorted(others, key=lambda row: (row["not_the_same"] is not None, row["difference"] == REPEAT))
+    return sorted(
+        others, key=lambda row: (row["not_the_same"] is not None, row["difference"] == REPEAT)
+    )
 
 
 def findings(comparison: dict) -> list[str]:
@@ -169,14 +216,15 @@ def findings(comparison: dict) -> list[str]:
 
 
 def comparison_headline(comparison: dict) -> str:
-    """One sentence: how many times as fast, whether beyond noise, whether it trains the same, what is not compared."""
+    """One sentence: how many times as fast, whether beyond noise, whether it trains the same, what
+    is not compared."""
     why = comparison.get("profiles_reason")
     return findings(comparison)[0] + (f"; parts are not compared: {why}" if why else "")
 
 
 def comparison_answer(comparison: dict, read_on: str) -> list[str]:
-    """What compare_runs.py ends with: how much faster or slower, whether that is noise, and the largest reason; of many
-    runs those first that train the same."""
+    """What compare_runs.py ends with: how much faster or slower, whether that is noise, and the
+    largest reason; of many runs those first that train the same."""
     comparison = with_short_names(comparison)
     others, runs = in_order(comparison), comparison["runs"]
     shown, rest = others[:RUNS_IN_ANSWER], others[RUNS_IN_ANSWER:]
@@ -185,60 +233,95 @@ def comparison_answer(comparison: dict, read_on: str) -> list[str]:
         apart = [row["name"] for row in rest if row["not_the_same"]]
         why = f", {NOT_THE_SAME}: {', '.join(apart)}" if apart else ""
         found.append(f"and {count_of(len(rest), 'more run')} in the table{why}")
-    disturbed = [f"{row['disturbance'].partition(';')[0]}: {row['name']}" for row in runs if row["disturbed"]]
+    disturbed = [
+        f"{row['disturbance'].partition(';')[0]}: {row['name']}" for row in runs if row["disturbed"]
+    ]
     unmeasured = [row["name"] for row in runs if row["disturbed"] is None]
     if any(row["difference"] == UNDECIDED for row in others):
         disturbed.insert(0, AGAIN)
     quiet = f"not measured in {', '.join(unmeasured)}" if unmeasured else "none seen"
     lines = 2 if len(shown) < RUNS_IN_ANSWER else 1  # ANSWER_LINES in all
-    changed = sorted(shown, key=lambda row: (not row["not_the_same"], abs(math.log(row["ratio"] or 1))), reverse=True)
+    changed = sorted(
+        shown,
+        key=lambda row: (not row["not_the_same"], abs(math.log(row["ratio"] or 1))),
+        reverse=True,
+    )
     same = {"Loss": loss_text(others), "Settings that differ": settings_text_of(comparison)}
     if "gate" in comparison:
         rows: dict[str, str | list[str]] = {"Gate": gate_texts(comparison["gate"]), **same}
     else:
         reasons = [largest_reason(comparison, row) for row in changed[:lines]]
-        rows = {"Finding": found, "Largest reason": reasons, "Peak memory": memory_text(runs), **same}
+        rows = {
+            "Finding": found,
+            "Largest reason": reasons,
+            "Peak memory": memory_text(runs),
+            **same,
+        }
         profilers = profilers_text([runs[0], *shown])
         rows |= {"Profiler overhead": profilers} if profilers else {}
         rows["Same settings"] = repeats_text(comparison["repeats"])
         rows |= {"Scaling": scaling_text(comparison["scaling"])} if comparison["scaling"] else {}
-    return answer(rows | {"Disturbance": "; ".join(disturbed) or quiet, "Read on": read_on}, whole=["Gate"])
+    return answer(
+        rows | {"Disturbance": "; ".join(disturbed) or quiet, "Read on": read_on}, whole=["Gate"]
+    )
 
 
 def gate_texts(gate: dict) -> list[str]:
-    """What compare_runs.py --fail-if-slower says: whether it failed, and what it could have seen."""
-    slower, allowed, smallest = (gate[f"{name}_percent"] for name in ("slower", "allowed", "smallest"))
+    """What compare_runs.py --fail-if-slower says: whether it failed, what it could have seen."""
+    slower, allowed, smallest = (
+        gate[f"{name}_percent"] for name in ("slower", "allowed", "smallest")
+    )
     sides = [len(gate[side]) for side in ("base", "new")]
     why = {
-        "slower": f"more than noise, and {'' if gate['failed'] else 'not '}more than the {allowed:g}% allowed",
+        "slower": (
+            f"more than noise, and {'' if gate['failed'] else 'not '}more than the {allowed:g}%"
+            " allowed"
+        ),
         "faster": "more than noise",
         UNDECIDED: f"which the disturbance may explain; {AGAIN}",
     }.get(gate["difference"], gate["difference"])
     could = "not known" if smallest is None else f"{smallest:.1f}%"
     could = f"none below 100%: {AGAIN}" if smallest is not None and smallest > 100 else could
-    more = "; how far runs lie apart is assumed: five of each show less" if min(sides) < REPEATED else ""
+    more = (
+        "; how far runs lie apart is assumed: five of each show less"
+        if min(sides) < REPEATED
+        else ""
+    )
     return [
-        f"{'FAILED' if gate['failed'] else 'passed'}: {abs(slower):.1f}% {'slower' if slower > 0 else 'faster'}, {why}",
-        f"Smallest slowdown that these runs could have shown: {could} ({sides[0]} against {sides[1]}, medians){more}",
+        (
+            f"{'FAILED' if gate['failed'] else 'passed'}: {abs(slower):.1f}%"
+            f" {'slower' if slower > 0 else 'faster'}, {why}"
+        ),
+        (
+            f"Smallest slowdown that these runs could have shown: {could} ({sides[0]} against"
+            f" {sides[1]}, medians){more}"
+        ),
         *(f"Left out: {text}" for text in gate["left_out"][:RUNS_IN_ANSWER]),
     ]
 
 
 def settings_text_of(comparison: dict) -> str:
-    """'batch_size 4 -> 32 (b, c), 16 (d)': the baseline's value, and the others with their runs; the first of them."""
+    """'batch_size 4 -> 32 (b, c), 16 (d)': the baseline's value, and the others with their runs;
+    the first of them."""
     names, texts = [row["name"] for row in comparison["runs"]], []
     for row in comparison["differences"][:SETTINGS_IN_ANSWER]:
         baseline, *others = map(value_text, row["values"])
-        runs = {value: [one for one, its in zip(names[1:], others, strict=True) if its == value] for value in others}
+        runs = {
+            value: [one for one, its in zip(names[1:], others, strict=True) if its == value]
+            for value in others
+        }
         runs.pop(baseline, None)
-        new = [f"{value} ({', '.join(of)})" if len(names) > 2 else value for value, of in runs.items()]
+        new = [
+            f"{value} ({', '.join(of)})" if len(names) > 2 else value for value, of in runs.items()
+        ]
         texts.append(f"{row['name']} {baseline} -> {', '.join(new)}")
     more = len(comparison["differences"]) - len(texts)
     return "; ".join([*texts, *([f"{more} more in the table"] if more else [])]) or "none"
 
 
 def finding_of_run(row: dict, baseline: dict) -> str:
-    """'b is 1.20x as fast as a (95%: 1.15 to 1.25), beyond noise: 100 ms against 120 ms; trains the same'."""
+    """'b is 1.20x as fast as a (95%: 1.15 to 1.25), beyond noise:
+    100 ms against 120 ms; trains the same'."""
     if row["ratio"] is None or row["median_ms"] is None:
         return f"{row['name']}: {row['status']}, {row['difference']}"
     times = f"{significant(row['median_ms'])} ms against {significant(baseline['median_ms'])} ms"
@@ -246,10 +329,16 @@ def finding_of_run(row: dict, baseline: dict) -> str:
         return f"{row['name']}: no speedup, {row['difference']} ({times})"
     if row["difference"] == REPEAT:
         apart = max(row["ratio"], 1 / row["ratio"]) - 1
-        return f"{row['name']} repeats {baseline['name']}, {apart:.1%} apart, which is noise: {times}"
+        return (
+            f"{row['name']} repeats {baseline['name']}, {apart:.1%} apart, which is noise: {times}"
+        )
     text = as_fast(row["ratio"], row["ratio_95"], than=f" as {baseline['name']}")
     word = "beyond noise" if is_decided(row["difference"]) else row["difference"]
-    trains = "trains the same" if row["loss_bound"] is not None else "whether it trains the same is not known"
+    trains = (
+        "trains the same"
+        if row["loss_bound"] is not None
+        else "whether it trains the same is not known"
+    )
     return f"{row['name']} is {text}, {word}: {times}; {trains}"
 
 
@@ -258,7 +347,8 @@ def difference_of_losses(difference: float | None) -> str | None:
 
 
 def loss_text(others: list[dict]) -> str:
-    """The largest difference between losses, beside what rounding explains where the runs train the same."""
+    """The largest difference between losses, beside what rounding explains where the
+    runs train the same."""
     known = [row for row in others if row["largest_loss_difference"] is not None]
     if not known:
         return "not known: no step in common"
@@ -270,7 +360,7 @@ def loss_text(others: list[dict]) -> str:
 
 
 def largest_reason(comparison: dict, row: dict) -> str:
-    """The part that changed most beyond noise, in the direction of the step; or why there is none."""
+    """The part that changed most beyond noise, in the direction of the step; or why none did."""
     if row["difference"] in (NOISE, REPEAT):
         return f"none, the difference is noise: {row['name']}"
     for kind in ("components", "classes"):
@@ -279,7 +369,9 @@ def largest_reason(comparison: dict, row: dict) -> str:
             total = sum(one["change_ms"] for one in rows)
             if any(one["difference"] == OTHER_PROFILER for one in rows):
                 return f"not known, recorded {OTHER_PROFILER} than the baseline: {row['name']}"
-            told = [one for one in rows if one["difference"] != NOISE and one["change_ms"] * total > 0]
+            told = [
+                one for one in rows if one["difference"] != NOISE and one["change_ms"] * total > 0
+            ]
             if not told:
                 return f"no {PART_KINDS[kind]} changed beyond noise: {row['name']}"
             most = told[0]

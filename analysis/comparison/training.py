@@ -1,4 +1,5 @@
-"""Does a changed program train the same?  How far runs are apart, beside what rounding makes of the same program."""
+"""Does a changed program train the same?  How far runs are apart, beside what rounding makes of the
+same program."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from analysis.comparison.noise import t_draws
 from analysis.comparison.proof import DIFFERS
 from harness.model.changes import EXACT, PRECISION, ROUNDING
 
-# How many times what nudged parameters made of it, and at least: first loss, gradient, later losses, moves.  Of a
-# chaotic program, nudges make much of the last two, and these decide nothing.
+# How many times what nudged parameters made of it, and at least: first loss, gradient, later
+# losses, moves.  Of a chaotic program, nudges make much of the last two, and these decide nothing.
 BEYOND = {
     ROUNDING: ((30.0, 30.0, 30.0, 10.0), (1e-6, 1e-5, 1e-5, 1e-4)),
     PRECISION: ((5.0, 5.0, 5.0, 5.0), (1e-3, 1e-3, 1e-2, 1e-1)),
@@ -22,10 +23,14 @@ BEYOND = {
 # How far parameters are moved, with which seed, by what rounding, or bfloat16, makes of each.
 NUDGES = {ROUNDING: ("6e-8:1", "6e-8:2", "6e-8:3"), PRECISION: ("2e-3:1",)}
 UNLIKE = {"settings": "settings of the optimizer", "in_training": "modules in training mode"}
-LEAST_NORM = 1e-4  # of the norm over all parameters: what is smaller, as gradients that should be zero, is told by it
+# Share of the norm over all parameters: what is smaller, as gradients that should be zero, is told
+# by that norm
+LEAST_NORM = 1e-4
 TELLING = 0.01  # a smaller gain is not told from none, whatever the interval
 CONFIDENCE = 0.99  # that the intervals of all contests of a run hold
-OUTLIER = 3.8  # times the others: a spread of a contest's own, which chance makes of one in a hundred
+OUTLIER = (
+    3.8  # times the others: a spread of a contest's own, which chance makes of one in a hundred
+)
 
 
 @dataclass(frozen=True)
@@ -50,33 +55,54 @@ class Apart:
     def largest(self, other: Apart) -> Apart:
         losses = max(self.first_loss, other.first_loss), max(self.later_loss, other.later_loss)
         pairs = ((self.gradients, other.gradients), (self.moves, other.moves))
-        return Apart(*losses, *({name: max(one[name], two.get(name, 0.0)) for name in one} for one, two in pairs))
+        return Apart(
+            *losses,
+            *({name: max(one[name], two.get(name, 0.0)) for name in one} for one, two in pairs),
+        )
 
     def beyond(self, kind: str, yardstick: Apart) -> list[str]:
-        """What is further apart than this kind of change makes it, losses and parameters: in the first step, or if
-        nothing is, in those that follow."""
-        (first, gradient, later, move), (least_first, least_gradient, least_later, least_move) = BEYOND[kind]
+        """What is further apart than this kind of change makes it, losses and parameters: in the
+        first step, or if nothing is, in those that follow."""
+        (first, gradient, later, move), (least_first, least_gradient, least_later, least_move) = (
+            BEYOND[kind]
+        )
         found = [*self.unlike]
-        found += ["the first loss"] * (not self.first_loss <= max(first * yardstick.first_loss, least_first))
-        most = kind == PRECISION  # whose noise takes the place of what should be zero, and an optimizer may enlarge it
-        if found := found + exceeding(self.gradients, yardstick.gradients, gradient, least_gradient, most):
+        found += ["the first loss"] * (
+            not self.first_loss <= max(first * yardstick.first_loss, least_first)
+        )
+        most = (
+            kind == PRECISION
+        )  # whose noise takes the place of what should be zero, and an optimizer may enlarge it
+        if found := found + exceeding(
+            self.gradients, yardstick.gradients, gradient, least_gradient, most
+        ):
             return found
-        found += ["later losses"] * (not self.later_loss <= max(later * yardstick.later_loss, least_later))
+        found += ["later losses"] * (
+            not self.later_loss <= max(later * yardstick.later_loss, least_later)
+        )
         return found + exceeding(self.moves, yardstick.moves, move, least_move, most)
 
 
-def exceeding(of: Mapping, yardstick: Mapping, factor: float, least: float, most: bool) -> list[str]:
-    """Each parameter is judged by itself: of one whose gradient should be zero rounding makes everything.  By the
-    median, too, since a nudge may hardly change one of them.  most: nothing is,
+def exceeding(
+    of: Mapping, yardstick: Mapping, factor: float, least: float, most: bool
+) -> list[str]:
+    """Each parameter is judged by itself: of one whose gradient should be zero rounding makes
+    everything.  By the median, too, since a nudge may hardly change one of them.  most: nothing is,
     unless more than half are beyond, or one is no number."""
     middle = median(yardstick.values() or [0.0])
-    found = [name for name, far in of.items() if not far <= max(factor * max(yardstick.get(name, 0.0), middle), least)]
+    found = [
+        name
+        for name, far in of.items()
+        if not far <= max(factor * max(yardstick.get(name, 0.0), middle), least)
+    ]
     return found if not most or 2 * len(found) > len(of) or math.inf in of.values() else []
 
 
-def distances(one: Mapping[str, Sequence[float]], plain: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """By name, relative to the second, or to a small share of all of them; infinite if one is not there, or no
-    number."""
+def distances(
+    one: Mapping[str, Sequence[float]], plain: Mapping[str, Sequence[float]]
+) -> dict[str, float]:
+    """By name, relative to the second, or to a small share of all of them; infinite if one is not
+    there, or no number."""
     least = LEAST_NORM * math.hypot(*(math.hypot(*of) for of in plain.values())) or 1.0
     found = dict.fromkeys([*reversed(plain), *one], math.inf)  # in the order of the backward pass
     for name in plain:
@@ -97,8 +123,8 @@ def apart(one: dict, plain: dict) -> Apart:
 
 
 def yardsticks_of(plain: dict, again: dict, nudged: Iterable[tuple[str, dict]]) -> dict[str, Apart]:
-    """How far a program is from itself: of bit-equal when it runs again, of the others when its parameters are moved by
-    what they make of them (kind, what that run told)."""
+    """How far a program is from itself: of bit-equal when it runs again, of the others when its
+    parameters are moved by what they make of them (kind, what that run told)."""
     noise = apart(again, plain)
     of = {EXACT: noise, ROUNDING: noise, PRECISION: noise}
     for kind, told in nudged:
@@ -109,8 +135,9 @@ def yardsticks_of(plain: dict, again: dict, nudged: Iterable[tuple[str, dict]]) 
 def trains(marks: Apart, yardsticks: Mapping[str, Apart], may: str) -> tuple[str, list[str]]:
     """`bit-equal`, `rounding`, `lower precision` or `differs`, and what does.
 
-    yardsticks: what nudges of the size of each made of the plain program; of bit-equal, how it repeats itself.  may:
-    the most that the change may do: one that may only round is never excused by what a lower precision does.
+    yardsticks: what nudges of the size of each made of the plain program; of bit-equal, how it
+    repeats itself.  may: the most that the change may do: one that may only round is never excused
+    by what a lower precision does.
     """
     if not marks.any:
         return EXACT, []
@@ -124,25 +151,36 @@ def trains(marks: Apart, yardsticks: Mapping[str, Apart], may: str) -> tuple[str
 def intervals(ratios: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float, float]]:
     """Low end, mean and high end of the ratio of each contest, from those of its rounds.
 
-    All hold together with CONFIDENCE.  The spread of the logarithms is pooled, since each contest has few rounds: by
-    its median, so that one that varies more than others does not hide what they gain; that one has its own.
+    All hold together with CONFIDENCE.  The spread of the logarithms is pooled, since each contest
+    has few rounds: by its median, so that one that varies more than others does not hide what they
+    gain; that one has its own.
     """
     logs = {name: np.log(values) for name, values in ratios.items()}
     spread = {name: variance(one.tolist()) for name, one in logs.items()}
     freedom, share = min(map(len, logs.values())) - 1, 1 - (1 - CONFIDENCE) / 2 / len(logs)
-    pooled = median(spread.values()) / (1 - 2 / 9 / freedom) ** 3  # of variances, the median lies below the mean
+    pooled = (
+        median(spread.values()) / (1 - 2 / 9 / freedom) ** 3
+    )  # of variances, the median lies below the mean
     # It tells about half as much of the spread as all of them.
-    t = [float(np.quantile(t_draws(of), share)) for of in (max(freedom, freedom * len(logs) // 2), freedom)]
+    t = [
+        float(np.quantile(t_draws(of), share))
+        for of in (max(freedom, freedom * len(logs) // 2), freedom)
+    ]
     ends = {name: math.sqrt(max(pooled, spread[name]) / len(one)) for name, one in logs.items()}
     ends = {name: t[spread[name] > OUTLIER * pooled] * end for name, end in ends.items()}
     return {
-        name: (math.exp(one.mean() - ends[name]), math.exp(one.mean()), math.exp(one.mean() + ends[name]))
+        name: (
+            math.exp(one.mean() - ends[name]),
+            math.exp(one.mean()),
+            math.exp(one.mean() + ends[name]),
+        )
         for name, one in logs.items()
     }
 
 
 def gain(interval: tuple[float, float, float], nothing: float) -> str:
-    """`faster`, `slower` or `no difference`, which must be more than what turns without a change differ by."""
+    """`faster`, `slower` or `no difference`, which must be more than what turns without a change
+    differ by."""
     low, ratio, high = interval
     if high < 1 and ratio < min(1.0, nothing) - TELLING:
         return "faster"

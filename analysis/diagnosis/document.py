@@ -4,7 +4,12 @@ from analysis.advice.efficiency import counters
 from analysis.advice.opportunities import opportunities
 from analysis.advice.who_reads import who_reads
 from analysis.attribution.breakdown import class_times, step_breakdown
-from analysis.attribution.collectives import collective_rows, collectives_of, communication_of_steps, predicted_beside
+from analysis.attribution.collectives import (
+    collective_rows,
+    collectives_of,
+    communication_of_steps,
+    predicted_beside,
+)
 from analysis.attribution.components import attribute
 from analysis.attribution.critical_path import critical_path
 from analysis.attribution.gpu_time import gpu_timelines
@@ -41,14 +46,25 @@ def operator_analysis(links: Links, summary: dict | None) -> dict:
     n = len(links.steps)
     times = (float(us / 1e3 / n) for us in (exposed["us"].sum(), hidden_communication_us(links)))
     communication = communication_of_steps(rows, n, *times)
-    beside = {"by_difference": (summary or {}).get("no_sync"), "predicted": None}  # the caller may predict
+    beside = {
+        "by_difference": (summary or {}).get("no_sync"),
+        "predicted": None,
+    }  # the caller may predict
     gpu_timeline = gpu_timelines(links, unreliable.get("idle_by_cause"))
-    gpu_timeline |= {"kernel_durations": kernel_durations(links), "queue_over_step": queue_over_step(links)}
+    gpu_timeline |= {
+        "kernel_durations": kernel_durations(links),
+        "queue_over_step": queue_over_step(links),
+    }
     path = {"critical_path": None if "step_timeline" in unreliable else critical_path(links)}
     rates = shape_rates(links, summary)
     communication = communication and communication | beside
     judged = told_why(verdict(links, trust, summary, path["critical_path"], rates), communication)
-    document = {"trace": links.trace.path.name, "integrity": trust, "verdict": judged, "steps": steps_document(links)}
+    document = {
+        "trace": links.trace.path.name,
+        "integrity": trust,
+        "verdict": judged,
+        "steps": steps_document(links),
+    }
     document |= step_breakdown(links) | {"classes": class_times(links)}
     document |= {"reader": who_reads(summary).value, "opportunities": [], "not_here": []}
     step_ms = document["attribution"]["ms_per_step"]
@@ -74,7 +90,9 @@ def note_unclassified(document: dict) -> None:
     trust["unclassified_kernels"] = len(unknown)
     trust["unclassified_share"] = sum(row["share"] for row in unknown)
     if unknown:
-        names = ", ".join(shortened(row["name"]) for row in unknown[:3]) + ", …" * (len(unknown) > 3)
+        names = ", ".join(shortened(row["name"]) for row in unknown[:3]) + ", …" * (
+            len(unknown) > 3
+        )
         share = f"{trust['unclassified_share']:.1%} of the GPU events' time"
         trust["notes"].append(f"unclassified kernels: {len(unknown)}, {share}: {names}")
 
@@ -83,7 +101,10 @@ def steps_document(links: Links) -> dict:
     """Durations of the profiled steps on the host, and their spread."""
     rows = step_rows(links)
     durations = [row["duration_ms"] for row in rows] if links.steps_are_marked else []
-    spread = {f"{name}_ms" if name != "count" else name: value for name, value in summary_stats(durations).items()}
+    spread = {
+        f"{name}_ms" if name != "count" else name: value
+        for name, value in summary_stats(durations).items()
+    }
     edges = {"min_ms": min(durations, default=None), "max_ms": max(durations, default=None)}
     return spread | edges | {"overlap_ms": overlap_us(links.steps) / 1e3, "rows": rows}
 

@@ -1,9 +1,10 @@
-"""What pays most?  One finding of a trace in one sentence, what it costs a step, and what to do about it next.
+"""What pays most?  One finding of a trace in one sentence, what it costs a step, and what to do
+about it next.
 
-A finding that names its cause, such as a synchronization, comes before a kind of change that often helps, such as
-fusion or compilation, unless that saves far more: it is nearer to the line that has to change.  A rank that holds up
-the others comes before both, unless they save several times as much: what the judged rank does too long is often why it
-is late.
+A finding that names its cause, such as a synchronization, comes before a kind of change that often
+helps, such as fusion or compilation, unless that saves far more: it is nearer to the line that has
+to change.  A rank that holds up the others comes before both, unless they save several times as
+much: what the judged rank does too long is often why it is late.
 """
 
 import re
@@ -17,10 +18,14 @@ from analysis.trust.integrity import profile_disturbance_text
 from harness.base.text import shortened, significant
 from harness.documents.schema import because
 
-FAR_MORE = 2.0  # times what the best finding with a cause saves: by so much a kind of change comes before it
-OF_A_BOUND = 0.5  # what a bound counts beside a forecast, since nothing tells how much of it can be had
+# A kind of change comes before the best finding with a cause if it saves so many times as much
+FAR_MORE = 2.0
+OF_A_BOUND = (
+    0.5  # what a bound counts beside a forecast, since nothing tells how much of it can be had
+)
 WORTH_TELLING = 0.03  # of the step
-# What the verdict leaves of a finding: a late host gains nothing from faster kernels, a busy GPU little from the host.
+# What the verdict leaves of a finding: a late host gains nothing from faster kernels, a busy GPU
+# little from the host.
 LATE_HOST = next(rule for rule, ask in RULES.items() if ask is late_host)
 LARGE_PART = 0.10  # of the step
 NAME = 60  # letters of a kernel's name
@@ -28,19 +33,31 @@ NAME = 60  # letters of a kernel's name
 NEXT = {
     "launch": Words(
         our_model="--cuda-graphs, or a larger --batch-size: more work per launch",
-        own_program="capture a CUDA graph of the step, or take a larger batch: more work per launch",
+        own_program=(
+            "capture a CUDA graph of the step, or take a larger batch: more work per launch"
+        ),
         file_only="capture a CUDA graph of the step, or take a larger batch: more work per launch",
     ),
     "host_code": Words(
         our_model="--profile-stacks, which shows the lines that run between the operators",
-        own_program="profile_program.py --profile-stacks, which shows the lines that run between the operators",
+        own_program=(
+            "profile_program.py --profile-stacks, which shows the lines that run between the"
+            " operators"
+        ),
         file_only="look at what the host's thread does between the operators: its gaps in Perfetto",
     ),
-    "data": the_same("batches made ready while the step before runs: more workers, or less work for each sample"),
+    "data": the_same(
+        "batches made ready while the step before runs: more workers, or less work for each sample"
+    ),
     "communication": Words(
-        our_model="read the traces of all ranks together: they tell waiting for one another from transfer",
+        our_model=(
+            "read the traces of all ranks together: they tell waiting for one another from transfer"
+        ),
         own_program="record traces of all ranks: they tell waiting for one another from transfer",
-        file_only="read the traces of all ranks together with it: they tell waiting for one another from transfer",
+        file_only=(
+            "read the traces of all ranks together with it: they tell waiting for one another from"
+            " transfer"
+        ),
     ),
 }
 # Verdicts about the recording rather than the program, and how to record it instead.
@@ -48,28 +65,42 @@ NOT_OF_A_STEP = {
     "capture": Words(
         our_model="record later steps, which replay the graph: --warmup-steps 10",
         own_program="record steps that replay the graph: --warmup-steps, past its capture",
-        file_only="a trace of steps that replay the graph tells more: schedule(wait=..., warmup=...) past its capture",
+        file_only=(
+            "a trace of steps that replay the graph tells more: schedule(wait=..., warmup=...) past"
+            " its capture"
+        ),
     ),
     "start_up": Words(
         our_model="record later steps: --warmup-steps 10",
         own_program="record later steps: --warmup-steps 10",
-        file_only="a trace of later steps tells more: torch.profiler.schedule(wait=2, warmup=3, active=5)",
+        file_only=(
+            "a trace of later steps tells more: torch.profiler.schedule(wait=2, warmup=3, active=5)"
+        ),
     ),
 }
 # What is wrong with a recording, as a pattern of the problem, and what makes a better one.
 BOTH_ACTIVITIES = "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
 CURES = (
     ("cut off|damaged", "let the profiler finish writing, and copy the whole file"),
-    ("GPU events are missing", "torch.cuda.synchronize() before the profiler stops, and record fewer steps"),
+    (
+        "GPU events are missing",
+        "torch.cuda.synchronize() before the profiler stops, and record fewer steps",
+    ),
     ("no GPU events", BOTH_ACTIVITIES),
     ("step marks overlap", "one profiler at a time, and a file for each rank"),
 )
 QUIET = "close other programs or take a node of your own"
-DECIDING = ("calls", "steps", "shapes", "other ranks")  # parts of a recording that a verdict may lack
+DECIDING = (
+    "calls",
+    "steps",
+    "shapes",
+    "other ranks",
+)  # parts of a recording that a verdict may lack
 # What PyTorch does itself where no library can, and how a library can.
 FALLBACK = re.compile("slow_conv|thnn_conv")
 BY_A_LIBRARY = (
-    "let oneDNN do it: torch.backends.mkldnn.is_available(), float32 or bfloat16, no double, no complex numbers"
+    "let oneDNN do it: torch.backends.mkldnn.is_available(), float32 or bfloat16, no double, no"
+    " complex numbers"
 )
 
 
@@ -77,7 +108,9 @@ class Finding(NamedTuple):
     finding: str  # a sentence
     saves_ms: float  # of a step
     next: str
-    nearness: int = 1  # to the line that has to change: 0 a kind of change, 1 a cause, 2 the rank with the cause
+    # How near it is to the line that has to change: 0 a kind of change, 1 a cause, 2 the rank with
+    # the cause
+    nearness: int = 1
     is_late_rank: bool = False
     is_bound: bool = False  # no forecast, but at most
     is_gain: bool = True  # else the whole step could vanish, which tells no gain
@@ -93,7 +126,8 @@ class Finding(NamedTuple):
 
 
 def headline(document: dict) -> dict:
-    """`headline` of operator_analysis.json, from its other parts, the comparison of ranks among them."""
+    """`headline` of operator_analysis.json, from its other parts,
+    the comparison of ranks among them."""
     trust, verdict = document["integrity"], document["verdict"]
     verdict_text = verdict["because"][:1].upper() + verdict["because"][1:]
     if not trust["trustworthy"]:
@@ -106,16 +140,25 @@ def headline(document: dict) -> dict:
     if best is None:
         return of_verdict(verdict_text, next_without_finding(document), document)
     saves = best.saves_ms if best.is_gain else None
-    row = {"finding": best.finding, "saves_ms": saves, "at_most": best.is_bound and best.is_gain, "place": best.place}
+    row = {
+        "finding": best.finding,
+        "saves_ms": saves,
+        "at_most": best.is_bound and best.is_gain,
+        "place": best.place,
+    }
     row["next"] = without_stacks(best.next, document)
-    return row | because("the whole step is affected, and nothing tells how much of it would remain", "saves_ms")
+    return row | because(
+        "the whole step is affected, and nothing tells how much of it would remain", "saves_ms"
+    )
 
 
 def best_finding(document: dict) -> Finding | None:
-    """A rank that holds up the others for a large part of the step before everything else, else what weighs most; None:
-    nothing is worth telling."""
+    """A rank that holds up the others for a large part of the step before everything else, else
+    what weighs most; None: nothing is worth telling."""
     verdict, step = document["verdict"], document["attribution"]["ms_per_step"]
-    unknown = (verdict["bound"] == "undecided" and verdict["unrecorded_idle_share"]) or 0.0  # may hide what pays more
+    unknown = (
+        verdict["bound"] == "undecided" and verdict["unrecorded_idle_share"]
+    ) or 0.0  # may hide what pays more
     worth = max(WORTH_TELLING, unknown) * step
     found = []
     for finding in (*of_ranks(document), *proposals(document)):
@@ -128,10 +171,16 @@ def best_finding(document: dict) -> Finding | None:
 
 
 def disturbed_headline(otherwise: str, document: dict) -> dict:
-    """To record it again: times that the machine made longer tell no gains.  otherwise: what stands out in them."""
+    """To record it again: times that the machine made longer tell no gains.  otherwise: what stands
+    out in them."""
     text = profile_disturbance_text(document["integrity"]["disturbance"])
-    seen = f"{QUIET}, and record it again. Until then without a gain: {otherwise[:1].lower()}{otherwise[1:]}"
-    out = of_verdict(f"Repeat this on a quiet machine, since these steps were disturbed: {text}", seen, document)
+    seen = (
+        f"{QUIET}, and record it again. Until then without a gain:"
+        f" {otherwise[:1].lower()}{otherwise[1:]}"
+    )
+    out = of_verdict(
+        f"Repeat this on a quiet machine, since these steps were disturbed: {text}", seen, document
+    )
     return out | because("the steps were disturbed, so no gain can be told", "saves_ms")
 
 
@@ -156,35 +205,57 @@ def of_verdict(finding: str, what: str, document: dict) -> dict:
     """The verdict's own sentence; of arithmetic in a fallback, with its name."""
     fallback = in_fallback(document)
     if fallback and document["verdict"]["bound"] == "compute":
-        finding += f", most of it in {fallback['name']}, which runs where no library does the convolution"
+        finding += (
+            f", most of it in {fallback['name']}, which runs where no library does the convolution"
+        )
         what = BY_A_LIBRARY
     next_step = without_stacks(what, document)
-    return {"finding": finding, "saves_ms": None, "at_most": False, "next": next_step, "place": None}
+    return {
+        "finding": finding,
+        "saves_ms": None,
+        "at_most": False,
+        "next": next_step,
+        "place": None,
+    }
 
 
 def without_stacks(what: str, document: dict) -> str:
-    """What to do next: before a cure of the host, record again without what makes its part longer."""
+    """What to do next: before a cure of the host,
+    record again without what makes its part longer."""
     if not document["integrity"]["stacks_recorded"] or document["verdict"]["bound"] != "launch":
         return what
     if reader_of(document) == Reader.FILE_ONLY:
-        return f"{what}; less than it seems, since stacks were recorded, which lengthen the host's part"
+        return (
+            f"{what}; less than it seems, since stacks were recorded, which lengthen the host's"
+            " part"
+        )
     return f"record without stacks, which lengthen the host's part, then {what}"
 
 
 def of_ranks(document: dict) -> list[Finding]:
     """The straggler; without one, waiting for other ranks."""
-    ranks, about, step = document.get("ranks"), document["communication"], document["attribution"]["ms_per_step"]
+    ranks, about, step = (
+        document.get("ranks"),
+        document["communication"],
+        document["attribution"]["ms_per_step"],
+    )
     if ranks and ranks["straggler"] is not None:
         saves = ranks["straggler_saves_ms"]
         steps = [row["ms_per_step"] for row in ranks.get("rows", ()) if "ms_per_step" in row]
         step = sum(steps) / len(steps) if steps else step  # the same in the documents of all ranks
-        text = f"Rank {ranks['straggler']} holds up the others for {saves:.2f} ms of a step ({saves / step:.1%}): "
+        text = (
+            f"Rank {ranks['straggler']} holds up the others for {saves:.2f} ms of a step"
+            f" ({saves / step:.1%}): "
+        )
         why, what = ranks["straggler_why"], ranks["straggler_next"]
         return [Finding(text + why, saves, what, nearness=2, is_late_rank=True)]
     if about and about["waiting_ms"]:
         waits = about["waiting_ms"]
         text = f"Ranks wait for one another for {waits:.2f} ms of a step ({waits / step:.1%})"
-        what = "make their work equal: batches of the same tokens, the same shapes and cores on each rank"
+        what = (
+            "make their work equal: batches of the same tokens, the same shapes and cores on each"
+            " rank"
+        )
         return [Finding(f"{text}, now for this, now for that one", waits, what)]
     return []
 
@@ -214,32 +285,46 @@ def proposals(document: dict) -> list[Finding]:
 
 
 def fits(row: dict, document: dict) -> bool:
-    """Whether the verdict allows that this pays most: a late host gains nothing from faster kernels, a busy GPU little
-    from the host."""
+    """Whether the verdict allows that this pays most: a late host gains nothing from faster
+    kernels, a busy GPU little from the host."""
     verdict, step = document["verdict"], document["attribution"]["ms_per_step"]
     advice = BY_NAME.get(row["name"])
     shortens = advice.shortens if advice else ""
     if any(rule["decides"] and rule["rule"] == LATE_HOST for rule in verdict["rules"]):
         return shortens not in (KERNELS, KERNELS_AND_LAUNCHES)
     small = row["saves_ms"] < LARGE_PART * step and verdict["bound"] in ("gpu", *OF_GPU)
-    if small and verdict["bound"] == "compute" and in_fallback(document) and advice and not advice.is_cause:
+    if (
+        small
+        and verdict["bound"] == "compute"
+        and in_fallback(document)
+        and advice
+        and not advice.is_cause
+    ):
         return False
     return not (small and shortens == HOST)
 
 
 def in_fallback(document: dict) -> dict | None:
-    """The operator that takes most of the time, if it is what PyTorch falls back to where no library does the work."""
+    """The operator that takes most of the time, if it is what PyTorch falls back to where no
+    library does the work."""
     first = next(iter(document["operators"]), None)
     return first if first and first["share"] >= MOST and FALLBACK.search(first["name"]) else None
 
 
 def communication_cause(about: dict, collectives: list[dict]) -> str:
     """Does it wait, transfer, or lack computation to overlap with?"""
-    hidden = f"{about['hidden_ms'] / about['time_ms']:.0%} of all communication is hidden" if about["time_ms"] else ""
+    hidden = (
+        f"{about['hidden_ms'] / about['time_ms']:.0%} of all communication is hidden"
+        if about["time_ms"]
+        else ""
+    )
     rate = collectives[0]["bus_bandwidth_gb_per_sec"]  # of those that take longest
     at = f" at {significant(rate, 2)} GB/s of bus bandwidth" if rate else ""
     if about["waiting_ms"] is None:
-        return f"waiting for other ranks or transfer{at}, which only traces of all ranks tell apart; {hidden}"
+        return (
+            f"waiting for other ranks or transfer{at}, which only traces of all ranks tell apart;"
+            f" {hidden}"
+        )
     if about["waiting_ms"] > about["exposed_ms"] / 2:
         return f"most of it waiting for other ranks; {hidden}"
     return f"most of it transfer{at}; {hidden}"
@@ -250,7 +335,10 @@ def next_without_finding(document: dict) -> str:
     trust, reader = document["integrity"], reader_of(document)
     if trust.get("unused_gpu"):
         unused = trust["unused_gpu"]
-        return f"move model and batches to the GPU, which nothing in this trace used ({unused}): .to('cuda')"
+        return (
+            f"move model and batches to the GPU, which nothing in this trace used ({unused}):"
+            " .to('cuda')"
+        )
     missing = [row for row in trust["not_recorded"] if row["part"] in DECIDING]
     if missing and document["verdict"]["strength"] != "is":
         return what_to_record(missing[0], reader)
@@ -275,11 +363,15 @@ def what_to_record(missing: dict, reader: str) -> str:
 
 
 def longest_kernel(document: dict) -> str:
-    """Where to look on, by the kernel that takes longest; copies and collectives have tables of their own."""
+    """Where to look on, by the kernel that takes longest; copies and collectives have tables of
+    their own."""
     where = "--verbose, for the kernels that take longest"
     for row in document["kernels"]:
         if row["kind"] == "kernel" and row["category"] != "communication":
-            return f"{where}: first of all {shortened(row['name'], NAME)}, {row['share']:.0%} of all GPU events' time"
+            return (
+                f"{where}: first of all {shortened(row['name'], NAME)}, {row['share']:.0%} of all"
+                " GPU events' time"
+            )
     return where
 
 
@@ -299,4 +391,8 @@ def saves_text(analysis: dict) -> str:
     """'Saves about 27.4 of 32.4 ms per step.'; empty where nothing is known to pay."""
     found, step = analysis["headline"], significant(analysis["attribution"]["ms_per_step"], 3)
     how = "at most" if found["at_most"] else "about"
-    return f"Saves {how} {significant(found['saves_ms'], 3)} of {step} ms per step." if found["saves_ms"] else ""
+    return (
+        f"Saves {how} {significant(found['saves_ms'], 3)} of {step} ms per step."
+        if found["saves_ms"]
+        else ""
+    )

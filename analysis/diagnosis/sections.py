@@ -1,4 +1,5 @@
-"""All that a trace shows, as sections in the order in which a reader needs them; the same on a screen and a page."""
+"""All that a trace shows, as sections in the order in which a reader needs them; the same on a
+screen and a page."""
 
 from analysis.advice.text import opportunity_section
 from analysis.attribution.breakdown import breakdown_section
@@ -22,21 +23,41 @@ from harness.base.text import significant
 def trace_sections(analysis: dict, others: Named = (), sort: str | None = None) -> list[Section]:
     """Of operator_analysis.json; those that have anything to show.
 
-    others: names and documents of the traces that were read with it.  sort: the column by which operators are sorted.
+    others: names and documents of the traces that were read with it.  sort: the column by which
+    operators are sorted.
     """
-    step, operators, kernels = breakdown_section(analysis), operator_section(analysis, sort), kernel_section(analysis)
+    step, operators, kernels = (
+        breakdown_section(analysis),
+        operator_section(analysis, sort),
+        kernel_section(analysis),
+    )
     step.parts += [once_section(analysis), path_section(analysis)]
     operators.parts.append(rate_section(analysis))
     kernels.parts.append(duration_section(analysis))
-    found = [verdict_section(analysis), step, opportunity_section(analysis), gpu_section(analysis), operators, kernels]
-    found += [communication_section(analysis), rank_section(analysis), traces_section(analysis, others)]
+    found = [
+        verdict_section(analysis),
+        step,
+        opportunity_section(analysis),
+        gpu_section(analysis),
+        operators,
+        kernels,
+    ]
+    found += [
+        communication_section(analysis),
+        rank_section(analysis),
+        traces_section(analysis, others),
+    ]
     found += [memory_section(analysis), trust_section(analysis)]
     return [one for one in found if one]
 
 
-def profile_lines(analysis: dict, top: int = TOP, sort: str | None = None, others: Named = ()) -> list[str]:
+def profile_lines(
+    analysis: dict, top: int = TOP, sort: str | None = None, others: Named = ()
+) -> list[str]:
     """The same for a terminal, `top` rows of each long table."""
-    return [line for section in trace_sections(analysis, others, sort) for line in as_text(section, top)][1:]
+    return [
+        line for section in trace_sections(analysis, others, sort) for line in as_text(section, top)
+    ][1:]
 
 
 def verdict_section(analysis: dict) -> Section:
@@ -52,9 +73,13 @@ def verdict_section(analysis: dict) -> Section:
         "Trace": f"{analysis['trace']}: {trust['events']:,} events",
     }
     if steps["count"]:
-        mean, median, least, most = (significant(steps[f"{name}_ms"]) for name in ("mean", "median", "min", "max"))
+        mean, median, least, most = (
+            significant(steps[f"{name}_ms"]) for name in ("mean", "median", "min", "max")
+        )
         std = f", std {significant(steps['std_ms'], most=3)}" if steps["std_ms"] is not None else ""
-        facts["Steps on the host"] = f"{steps['count']}, mean {mean}, median {median}{std}, range {least} to {most} ms"
+        facts["Steps on the host"] = (
+            f"{steps['count']}, mean {mean}, median {median}{std}, range {least} to {most} ms"
+        )
     return Section("Verdict", facts=facts, parts=[rule_section(analysis)])
 
 
@@ -92,18 +117,38 @@ def trust_section(analysis: dict) -> Section:
     """What the trace contains and lacks."""
     trust = analysis["integrity"]
     linked, without = trust["kernels_linked_to_an_operator"], trust["steps_without_gpu_events"]
-    recorded = (f"{name}: {'yes' if trust[f'{name}_recorded'] else 'no'}" for name in ("shapes", "stacks", "modules"))
+    recorded = (
+        f"{name}: {'yes' if trust[f'{name}_recorded'] else 'no'}"
+        for name in ("shapes", "stacks", "modules")
+    )
     facts = {
-        "Events": f"{trust['events']:,}, of these {trust['operators']:,} operators and {trust['gpu_events']:,} on the "
-        f"GPU; {trust['malformed_events']:,} skipped",
-        "Steps": f"{trust['steps']} marked" + (f"; {without} without GPU events" if without is not None else ""),
-        "Kernel launches": f"{trust['kernel_launches']:,}; {trust['launches_without_kernel']:,} in the steps without "
-        "a kernel in the trace",
-        "GPU events linked": "no GPU events" if linked is None else f"{linked:.1%} of those launched in the trace",
-        "Graph launches": f"{trust['graph_launches']:,}; {trust['graph_events_attributed']:,} of their "
-        f"{trust['graph_events']:,} GPU events attributed to operators",
-        "Rank": "not in the trace" if trust["world_size"] is None else f"{trust['rank']} of {trust['world_size']}",
+        "Events": (
+            f"{trust['events']:,}, of these {trust['operators']:,} operators and"
+            f" {trust['gpu_events']:,} on the GPU; {trust['malformed_events']:,} skipped"
+        ),
+        "Steps": (
+            f"{trust['steps']} marked"
+            + (f"; {without} without GPU events" if without is not None else "")
+        ),
+        "Kernel launches": (
+            f"{trust['kernel_launches']:,}; {trust['launches_without_kernel']:,} in the steps"
+            " without a kernel in the trace"
+        ),
+        "GPU events linked": (
+            "no GPU events" if linked is None else f"{linked:.1%} of those launched in the trace"
+        ),
+        "Graph launches": (
+            f"{trust['graph_launches']:,}; {trust['graph_events_attributed']:,} of their "
+            f"{trust['graph_events']:,} GPU events attributed to operators"
+        ),
+        "Rank": (
+            "not in the trace"
+            if trust["world_size"] is None
+            else f"{trust['rank']} of {trust['world_size']}"
+        ),
         "Recorded": ", ".join(recorded),
     }
     facts |= {f"Note {number}": note for number, note in enumerate(trust["notes"], 1)}
-    return Section("Trust", facts=facts, warning="; ".join(trust["problems"]), parts=[recording_section(trust)])
+    return Section(
+        "Trust", facts=facts, warning="; ".join(trust["problems"]), parts=[recording_section(trust)]
+    )

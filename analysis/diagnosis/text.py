@@ -1,4 +1,5 @@
-"""The answer of a trace: the last lines of every command that reads one, and the sentences that reports share."""
+"""The answer of a trace: the last lines of every command that reads one, and the sentences that
+reports share."""
 
 from collections.abc import Sequence
 
@@ -8,7 +9,13 @@ from analysis.attribution.collectives import communication_text
 from analysis.attribution.once import once_text
 from analysis.diagnosis.headline import DECIDING, headline_lines, of_ranks
 from analysis.diagnosis.stragglers import straggler_text
-from analysis.trust.integrity import UNDISTURBED, UNEXPLAINED, UNLINKED_KERNELS, overhead_text, profile_disturbance_text
+from analysis.trust.integrity import (
+    UNDISTURBED,
+    UNEXPLAINED,
+    UNLINKED_KERNELS,
+    overhead_text,
+    profile_disturbance_text,
+)
 from analysis.trust.missing_from_trace import missing_text
 from harness.base.tables import ANSWER_LINES, answer
 from harness.base.text import count_of, printable
@@ -16,11 +23,14 @@ from harness.base.text import count_of, printable
 Named = Sequence[tuple[str, dict]]  # names and documents of traces
 
 
-def profile_answer(analysis: dict, read_on: str, limit: int = ANSWER_LINES, others: Named = ()) -> list[str]:
-    """What a command that profiles ends with: headline, verdict with trust and disturbance, parts, what to try.
+def profile_answer(
+    analysis: dict, read_on: str, limit: int = ANSWER_LINES, others: Named = ()
+) -> list[str]:
+    """What a command that profiles ends with: headline, verdict with trust and disturbance, parts,
+    what to try.
 
-    limit: of its lines.  others: names and analyses of the traces that were read with it; of those of other runs the
-    bounds are told too.
+    limit: of its lines.  others: names and analyses of the traces that were read with it; of those
+    of other runs the bounds are told too.
     """
     trust = analysis["integrity"]
     overhead = trust["profiler_overhead"]
@@ -45,7 +55,9 @@ def profile_answer(analysis: dict, read_on: str, limit: int = ANSWER_LINES, othe
     if shown["communication"]:
         rows["Communication"] = rank + communication_text(shown["communication"])
     if ranks := analysis.get("ranks"):
-        late = straggler_text(ranks) if ranks["straggler"] is None else of_ranks(analysis)[0].finding
+        late = (
+            straggler_text(ranks) if ranks["straggler"] is None else of_ranks(analysis)[0].finding
+        )
         rows |= {"Ranks": late} if late != shown["headline"]["finding"] else {}
     if trust["not_recorded"]:
         rows["Not recorded"] = missing_text(trust["not_recorded"])
@@ -61,19 +73,28 @@ def judged_first(analyses: Named) -> list[tuple[str, dict]]:
 
 
 def trust_of_ranks(rank: str, traces: Named) -> str:
-    """How far the rank that was judged can be trusted, and which others cannot.  rank: its name; '' of a single trace.
-    traces: of all ranks, that of the judged one first."""
+    """How far the rank that was judged can be trusted, and which others cannot.  rank: its name; ''
+    of a single trace.  traces: of all ranks, that of the judged one first."""
     (_, judged), *others = traces
     text = rank + trust_text(judged)
-    bad = [str(other["integrity"]["rank"]) for _, other in others if not other["integrity"]["trustworthy"]]
+    bad = [
+        str(other["integrity"]["rank"])
+        for _, other in others
+        if not other["integrity"]["trustworthy"]
+    ]
     if rank and bad:
         text += f"; NOT trustworthy: rank {', '.join(bad)}"
     return text
 
 
 def trust_text(analysis: dict) -> str:
-    """How far a trace can be trusted, in a word, and why: complete, or 'incomplete: ', 'disturbed: ' and so on."""
-    trust, verdict, why = analysis["integrity"], analysis["verdict"], list(analysis["integrity"]["problems"])
+    """How far a trace can be trusted, in a word, and why: complete, or 'incomplete: ', 'disturbed:
+    ' and so on."""
+    trust, verdict, why = (
+        analysis["integrity"],
+        analysis["verdict"],
+        list(analysis["integrity"]["problems"]),
+    )
     by_another = trust["trustworthy"] and "rank_judged" in verdict and not verdict["trustworthy"]
     if by_another:
         why.append(f"rank {verdict['rank_judged']}, by which all are judged, is not")
@@ -98,12 +119,17 @@ def trust_text(analysis: dict) -> str:
 
 
 def unexplained_text(analysis: dict) -> str:
-    """The share of the steps' time of which the verdict cannot tell what limits it, and what is not known of it."""
+    """The share of the steps' time of which the verdict cannot tell what limits it, and what is not
+    known of it."""
     verdict, idle = analysis["verdict"], analysis["integrity"]["unexplained_share"] or 0.0
     share, unknown = verdict["shares"]["unexplained"], verdict.get("unknown_kind_share", 0.0)
     no_ridge = verdict["thresholds"]["ridge_source"].startswith("unknown")
     matmuls = "matmuls, no peaks known of the device" if no_ridge else "matmuls without shapes"
     kind = "kernels" if analysis["attribution"]["clock"] == "GPU" else "operators"
-    parts = {matmuls: share - idle - unknown, f"{kind} of unknown kind": unknown, "idle, no event says why": idle}
+    parts = {
+        matmuls: share - idle - unknown,
+        f"{kind} of unknown kind": unknown,
+        "idle, no event says why": idle,
+    }
     why = "; ".join(f"{what} {part:.1%}" for what, part in parts.items() if part >= 0.001)
     return f"{share:.1%} of the steps' time unexplained ({why})"

@@ -12,7 +12,8 @@ LANES = 8  # at most
 
 
 def window_of_step(links: Links, which: int) -> tuple[float, float]:
-    """When a step begins and ends, in us, with its work on the GPU, which may end after the host has gone on."""
+    """When a step begins and ends, in us, with its work on the GPU, which may end after the host
+    has gone on."""
     steps, gpu = links.steps, links.gpu
     first, last = float(steps["start"].iloc[which]), float(steps["end"].iloc[which])
     of_step = (gpu["step"] == which).to_numpy()
@@ -20,11 +21,14 @@ def window_of_step(links: Links, which: int) -> tuple[float, float]:
 
 
 def step_timeline(links: AttributedLinks) -> dict:
-    """The step with the median duration as lanes of colored pieces: one per host thread and per GPU stream."""
+    """The step with the median duration as lanes of colored pieces:
+    one per host thread and per GPU stream."""
     steps, host, gpu = links.steps, links.host, links.gpu
     which = median_step(links)
     first, last = window_of_step(links, which)
-    of_host, of_gpu = (table["component"].fillna(UNATTRIBUTED).to_numpy(object) for table in (host, gpu))
+    of_host, of_gpu = (
+        table["component"].fillna(UNATTRIBUTED).to_numpy(object) for table in (host, gpu)
+    )
     inside = ((host["until"] > first) & (host["start"] < last)).to_numpy()
     is_operator, thread = (host["kind"] == OPERATOR).to_numpy(), host["thread"].to_numpy()
     lanes = {
@@ -37,12 +41,32 @@ def step_timeline(links: AttributedLinks) -> dict:
         f"GPU {device} stream {stream}": lane(slices_of(gpu, rows), of_gpu, first, last)
         for (device, stream), rows in gpu.groupby(["device", "stream"]).indices.items()
     }
-    busy = {name: sum(end - start for start, end, _ in pieces) for name, pieces in lanes.items() if pieces}
-    shown = sorted(sorted(busy, key=lambda name: (name != "host", -busy[name]))[:LANES], key=lambda name: "GPU" in name)
-    used = {key: i for i, key in enumerate(dict.fromkeys(piece[2] for name in shown for piece in lanes[name]))}
-    drawn = [{"name": name, "pieces": [[*edges, used[key]] for *edges, key in lanes[name]]} for name in shown]
-    found = {"step": int(steps["number"].iloc[which]), "length_ms": (last - first) / 1e3, "lanes": drawn}
-    return found | {"lanes_left_out": sum(map(bool, lanes.values())) - len(shown), "components": [*used]}
+    busy = {
+        name: sum(end - start for start, end, _ in pieces)
+        for name, pieces in lanes.items()
+        if pieces
+    }
+    shown = sorted(
+        sorted(busy, key=lambda name: (name != "host", -busy[name]))[:LANES],
+        key=lambda name: "GPU" in name,
+    )
+    used = {
+        key: i
+        for i, key in enumerate(dict.fromkeys(piece[2] for name in shown for piece in lanes[name]))
+    }
+    drawn = [
+        {"name": name, "pieces": [[*edges, used[key]] for *edges, key in lanes[name]]}
+        for name in shown
+    ]
+    found = {
+        "step": int(steps["number"].iloc[which]),
+        "length_ms": (last - first) / 1e3,
+        "lanes": drawn,
+    }
+    return found | {
+        "lanes_left_out": sum(map(bool, lanes.values())) - len(shown),
+        "components": [*used],
+    }
 
 
 def lane(slices: Slices, component: np.ndarray, first: float, last: float) -> list[list]:
@@ -51,7 +75,9 @@ def lane(slices: Slices, component: np.ndarray, first: float, last: float) -> li
     Neighboring pieces of one component are merged where the gap is too small to be seen.
     """
     inside = np.flatnonzero((slices.end > first) & (slices.start < last))
-    start, end = (np.clip(times[inside], first, last) - first for times in (slices.start, slices.end))
+    start, end = (
+        np.clip(times[inside], first, last) - first for times in (slices.start, slices.end)
+    )
     key, gap = component[slices.row[inside]], (last - first) / PIECES
     begins = np.append(True, (key[1:] != key[:-1]) | (start[1:] - end[:-1] >= gap))[: len(key)]
     start, end, key = start[begins], end[np.append(begins[1:], True)[: len(key)]], key[begins]
@@ -75,5 +101,12 @@ def memory_series(links: Links) -> dict:
     picked = np.linspace(0, len(total) - 1, min(len(total), PIECES)).astype(int)
     highest = np.maximum.reduceat(total, picked)  # of each interval, so that thinning loses no peak
     of = "GPU memory allocated" if on_gpu else "Host memory allocated since recording began"
-    found = {"peak_mb": float(total.max()), "of": of, "allocations": int((memory["bytes"] > 0).sum())}
-    return found | {"time_ms": start[picked].round(4).tolist(), "allocated_mb": highest.round(4).tolist()}
+    found = {
+        "peak_mb": float(total.max()),
+        "of": of,
+        "allocations": int((memory["bytes"] > 0).sum()),
+    }
+    return found | {
+        "time_ms": start[picked].round(4).tolist(),
+        "allocated_mb": highest.round(4).tolist(),
+    }

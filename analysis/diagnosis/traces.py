@@ -1,4 +1,5 @@
-"""What do the traces of a run show together?  operator_analysis.json of each; those of several ranks are compared."""
+"""What do the traces of a run show together?  operator_analysis.json of each; those of several
+ranks are compared."""
 
 import itertools
 from collections.abc import Collection, Iterator
@@ -12,7 +13,14 @@ from analysis.attribution.graph_replays import with_replayed_operators
 from analysis.attribution.ledger import cut_at_arrivals, ledger
 from analysis.diagnosis.document import operator_analysis
 from analysis.diagnosis.headline import headline
-from analysis.diagnosis.stragglers import RankTrace, compare_ranks, not_of_one_run, parts_of_rank, rank_facts, why_late
+from analysis.diagnosis.stragglers import (
+    RankTrace,
+    compare_ranks,
+    not_of_one_run,
+    parts_of_rank,
+    rank_facts,
+    why_late,
+)
 from analysis.diagnosis.verdict import judged_as, told_why
 from analysis.limits.peaks import Ridges
 from analysis.limits.slice_limits import with_bounds
@@ -38,10 +46,11 @@ def analyze_all(
 ) -> tuple[list[tuple[Path, dict]], list[UserError]]:
     """Each readable trace with its operator_analysis.json, and the errors of the others.
 
-    summary is the performance_summary.json of the run; without it, the one beside each trace is used.  reading: options
-    of read_trace().  slices: takes those of each trace, with names.  captures: takes the files that told of the graphs
-    of the traces.  device: target and peak of each Trace.  If the traces are those of several ranks of one run, each
-    document contains the comparison of the ranks.
+    summary is the performance_summary.json of the run; without it, the one beside each trace is
+    used.  reading: options of read_trace().  slices: takes those of each trace, with names.
+    captures: takes the files that told of the graphs of the traces.  device: target and peak of
+    each Trace.  If the traces are those of several ranks of one run, each document contains the
+    comparison of the ranks.
     """
     refused: list[UserError] = []
     analyses, facts, runs = [], [], []
@@ -51,7 +60,9 @@ def analyze_all(
         links = attribute(link(trace))
         runs.append(summary or summary_beside(trace.path))
         analyses.append((trace.path, operator_analysis(links, runs[-1])))
-        with_bound = None if slices is None else with_bounds(ledger(links), links, Ridges(links, runs[-1]))
+        with_bound = (
+            None if slices is None else with_bounds(ledger(links), links, Ridges(links, runs[-1]))
+        )
         facts.append(rank_facts(links, with_bound))
         if trace.replayed:
             captures.update(trace.replayed.files)
@@ -61,12 +72,16 @@ def analyze_all(
     documents = [document for _, document in analyses]
     apart = not_of_one_run(facts)
     for document, rank in zip(documents, facts, strict=True):
-        note_missing_ranks(document["integrity"], {rank.rank} if apart else {other.rank for other in facts})
+        note_missing_ranks(
+            document["integrity"], {rank.rank} if apart else {other.rank for other in facts}
+        )
         if document["integrity"]["ranks_missing"]:
             document["headline"] = headline(document)  # which may be to record them
         if apart and len(facts) > 1:
             document["integrity"]["not_compared"] = apart
-            document["integrity"]["notes"].append(f"the {len(facts)} traces are not compared: {apart}")
+            document["integrity"]["notes"].append(
+                f"the {len(facts)} traces are not compared: {apart}"
+            )
     if not apart and len(facts) > 1:
         add_comparison(documents, facts, runs[0])
     if slices is not None:
@@ -75,7 +90,8 @@ def analyze_all(
 
 
 def traces_of(paths: list[Path], reading: dict, refused: list[UserError]) -> Iterator[Trace]:
-    """The trace in each file, or those of the ranks that were merged into it.  refused: takes why others cannot."""
+    """The trace in each file, or those of the ranks that were merged into it.  refused: takes why
+    others cannot."""
     for path in progress_bar("Reading traces", paths):
         try:
             yield from read_traces(path, **reading)
@@ -84,18 +100,24 @@ def traces_of(paths: list[Path], reading: dict, refused: list[UserError]) -> Ite
 
 
 def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | None) -> None:
-    """`ranks` of every document, the same in all, and in each how far its collectives were waiting for other ranks.
+    """`ranks` of every document, the same in all, and in each how far its collectives were waiting
+    for other ranks.
 
     run: performance_summary.json of the run, which has the memory of every rank.
     """
     peaks = {one["rank"]: one["peak_memory_mb"] for one in (run or {}).get("ranks") or []}
-    documents, facts = zip(*sorted(zip(documents, facts, strict=True), key=lambda pair: pair[1].rank), strict=True)
+    documents, facts = zip(
+        *sorted(zip(documents, facts, strict=True), key=lambda pair: pair[1].rank), strict=True
+    )
     comparison, waiting, why = compare_ranks(facts)
     waiting = waiting or [None] * len(facts)
     for document, one, us, row in zip(documents, facts, waiting, comparison["rows"], strict=True):
         if us is not None:
             cut = partial(cut_at_arrivals, events=one.found.events, waiting_us=us)
-            one.exposed, one.slices = cut(one.exposed), None if one.slices is None else cut(one.slices)
+            one.exposed, one.slices = (
+                cut(one.exposed),
+                None if one.slices is None else cut(one.slices),
+            )
         document["collectives"] = collective_rows(one.found.events, one.exposed, us, why)
         if about := document["communication"]:
             times = (about[name] for name in ("steps", "exposed_ms", "hidden_ms"))
@@ -122,12 +144,23 @@ def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | No
 
 
 def rank_row(document: dict, peak_mb: float | None) -> dict:
-    """What the comparison of ranks shows of each one's own analysis; times per step.  peak_mb: as the run measured."""
+    """What the comparison of ranks shows of each one's own analysis; times per step.  peak_mb: as
+    the run measured."""
     about, memory = document["communication"], document["memory"]
-    out = {"bound": document["verdict"]["bound"], "ms_per_step": document["attribution"]["ms_per_step"]}
+    out = {
+        "bound": document["verdict"]["bound"],
+        "ms_per_step": document["attribution"]["ms_per_step"],
+    }
     out["peak_memory_mb"] = memory["peak_mb"] if peak_mb is None else peak_mb
-    out |= {"exposed_comm_ms": about and about["exposed_ms"], "waiting_ms": about and about["waiting_ms"]}
-    return out | (because(about["waiting_ms_reason"], "waiting_ms") if about and about["waiting_ms"] is None else {})
+    out |= {
+        "exposed_comm_ms": about and about["exposed_ms"],
+        "waiting_ms": about and about["waiting_ms"],
+    }
+    return out | (
+        because(about["waiting_ms_reason"], "waiting_ms")
+        if about and about["waiting_ms"] is None
+        else {}
+    )
 
 
 def note_missing_ranks(trust: dict, present: Collection[int]) -> None:
@@ -137,4 +170,6 @@ def note_missing_ranks(trust: dict, present: Collection[int]) -> None:
     trust["ranks_missing"] = list(itertools.islice(missing, MISSING_RANKS_NAMED))
     if trust["ranks_missing"]:
         trust["not_recorded"].append(lacking("other ranks"))
-        trust["notes"].append(f"no traces of {n} of {world_size} ranks: a straggler among them would not be noticed")
+        trust["notes"].append(
+            f"no traces of {n} of {world_size} ranks: a straggler among them would not be noticed"
+        )

@@ -1,11 +1,12 @@
 """What bounds the step?  One answer, by the same rules on a CPU, an AMD and an NVIDIA GPU.
 
-RULES are asked in order, and the first that holds decides.  They look at Facts alone: the shares of the step, what is
-unknown of them, and where the critical path is.  What is unknown could be anything of its kind: unclassified work is
-arithmetic or moves data, unrecorded idle time is time that the GPU waits for anything else.
+RULES are asked in order, and the first that holds decides.  They look at Facts alone: the shares of
+the step, what is unknown of them, and where the critical path is.  What is unknown could be
+anything of its kind: unclassified work is arithmetic or moves data, unrecorded idle time is time
+that the GPU waits for anything else.
 
-The thresholds are conventions, not measurements; tests hold the verdicts that they give against what an expert reads
-off the raw events of real traces.
+The thresholds are conventions, not measurements; tests hold the verdicts that they give against
+what an expert reads off the raw events of real traces.
 """
 
 from collections.abc import Sequence
@@ -25,12 +26,17 @@ LEAD = 0.10  # by which it must be ahead of the next
 LEAD_POINTS = round(100 * LEAD)
 LARGE = 0.25  # share of the step: two of them may bound it together
 MOST = 0.50  # share of the step that parts must have together to bound it together
-# Share of its roof below which neither arithmetic nor bandwidth limits a kernel: a fiftieth is no matter of its shape.
+# Share of its roof below which neither arithmetic nor bandwidth limits a kernel: a fiftieth is no
+# matter of its shape.
 SLOW_BELOW = 0.02
-ON_HOST, ALL_HOST = 0.60, 0.90  # of the critical path: a faster GPU would soon wait for the host; the GPU hardly counts
+ON_HOST, ALL_HOST = (
+    0.60,
+    0.90,
+)  # of the critical path: a faster GPU would soon wait for the host; the GPU hardly counts
 SHOWN_FROM = 0.01  # share of the step: less of unclassified work is not told
 
-# What takes the time, in the order in which a cure pays: the cheaper first, and waiting before work.
+# What takes the time, in the order in which a cure pays: the cheaper first, and waiting before
+# work.
 TAKES = {
     "start_up": "start-up, which happens once",
     "allocation": "spent waiting while memory is allocated or freed",
@@ -73,7 +79,9 @@ class Facts:
     unknown_kind: float = 0.0  # of what is unclassified: not even whether it multiplies is known
 
     def __getitem__(self, names: str | tuple[str, ...]) -> float:
-        return sum(self.shares.get(name, 0.0) for name in ([names] if isinstance(names, str) else names))
+        return sum(
+            self.shares.get(name, 0.0) for name in ([names] if isinstance(names, str) else names)
+        )
 
     @property
     def gpu(self) -> float:
@@ -85,14 +93,15 @@ class Facts:
 
     @property
     def held_up(self) -> float:
-        """By the host, at most: its part of the critical path, which the profiler makes longer, but no more than the
-        GPU is idle without it."""
+        """By the host, at most: its part of the critical path, which the profiler makes longer, but
+        no more than the GPU is idle without it."""
         return min(self.on_host, self.idle)
 
     @property
     def waited(self) -> float:
-        """What waiting for a core may have added to shares of the host.  Beside a GPU, which does not wait for one, it
-        may be all of these; without, all work waits alike, and their order stays."""
+        """What waiting for a core may have added to shares of the host.  Beside a GPU, which does
+        not wait for one, it may be all of these; without,
+        all work waits alike, and their order stays."""
         return self.lost * self.on_gpu
 
     @property
@@ -104,21 +113,28 @@ class Facts:
         return self[name] + (self.unclassified if name in OF_GPU else self.unrecorded)
 
     def lead(self, name: str) -> float:
-        """By how much this share is ahead of every other one at worst: if what is unknown belongs to that one."""
+        """By how much this share is ahead of every other one at worst: if what is unknown belongs
+        to that one."""
         waited = 0.0 if name in OF_GPU else self.waited
         return self[name] - waited - max(self.at_most(other) for other in TAKES if other != name)
 
     def text(self, *names: str) -> str:
         return ", ".join(f"{named(name)} {self[name]:.1%}" for name in names)
 
-    def decided(self, bound: str, strength: str, because: str, runner_up: str | None = None) -> Decision:
+    def decided(
+        self, bound: str, strength: str, because: str, runner_up: str | None = None
+    ) -> Decision:
         """Times that are not trustworthy prove nothing: they make a bound probable."""
-        return Decision(bound, "probably" if self.doubt and strength == "is" else strength, because, runner_up)
+        return Decision(
+            bound, "probably" if self.doubt and strength == "is" else strength, because, runner_up
+        )
 
     def between(self, one: str, other: str) -> Decision:
         """The one that pays first, and the other."""
         first, then = sorted((one, other), key=[*TAKES].index)
-        shares = f"{self[first]:.0%} of the step is {TAKES[first]}, and {self[then]:.0%} {TAKES[then]}"
+        shares = (
+            f"{self[first]:.0%} of the step is {TAKES[first]}, and {self[then]:.0%} {TAKES[then]}"
+        )
         return self.decided(first, "between", f"{shares}; start with {named(first)}", then)
 
     def takes(self, name: str) -> str:
@@ -135,13 +151,20 @@ Asked = tuple[str, Decision | None]  # the figures that a rule looked at, and wh
 def untrustworthy(facts: Facts) -> Asked:
     """Whether the trace may decide anything."""
     problems = "; ".join(facts.problems)
-    found = Decision("undecided", "undecided", f"the trace is not trustworthy: {problems}") if problems else None
+    found = (
+        Decision("undecided", "undecided", f"the trace is not trustworthy: {problems}")
+        if problems
+        else None
+    )
     return problems or "no problem found", found
 
 
 def capture(facts: Facts) -> Asked:
     """Whether the trace shows the recording of a graph."""
-    because = f"{facts.capture:.0%} of the trace is the recording of a graph, which happens once: record its replays"
+    because = (
+        f"{facts.capture:.0%} of the trace is the recording of a graph, which happens once: record"
+        " its replays"
+    )
     found = facts.decided("capture", "is" if facts.capture >= MOST else "probably", because)
     return f"{facts.capture:.1%} of the trace", found if facts.capture >= LARGE else None
 
@@ -149,7 +172,10 @@ def capture(facts: Facts) -> Asked:
 def late_host(facts: Facts) -> Asked:
     """Whether the GPU only waits for the host, although its work is the largest part."""
     leads, host = facts.ranked[0] in OF_GPU, facts[OF_HOST] - facts.waited
-    why = f"{facts.on_host:.0%} of the critical path is on the host, so a faster GPU would only wait for it"
+    why = (
+        f"{facts.on_host:.0%} of the critical path is on the host, so a faster GPU would only wait"
+        " for it"
+    )
     idle = f", GPU idle {facts.idle:.1%} without the profiler" if facts.idle < facts.on_host else ""
     figures = f"critical path {facts.on_host:.1%} on the host{idle}; {facts.text(*OF_HOST)}"
     if not leads or facts.held_up < ON_HOST:
@@ -158,7 +184,10 @@ def late_host(facts: Facts) -> Asked:
         return figures, largest_of(OTHERS, facts, why)
     if facts.held_up >= ALL_HOST and facts.unrecorded >= LARGE:
         found = facts.between(max(OF_HOST, key=facts.__getitem__), facts.ranked[0])
-        why += f", and in {facts.unrecorded:.0%} of the step the GPU is idle while nothing tells what for"
+        why += (
+            f", and in {facts.unrecorded:.0%} of the step the GPU is idle while nothing tells"
+            " what for"
+        )
         return figures, found._replace(because=why)
     return figures, None
 
@@ -174,8 +203,15 @@ def largest_of(names: Sequence[str], facts: Facts, why: str) -> Decision:
 def slow_kernels(facts: Facts) -> Asked:
     """Whether kernels are limited by neither arithmetic nor bandwidth."""
     slow = facts.slow_kernels
-    why = f"the GPU works for {facts.gpu:.0%} of the step, {slow:.0%} in kernels below {SLOW_BELOW:.0%} of their roof: "
-    found = facts.decided("gpu", "is", f"{why}neither arithmetic nor bandwidth limits them") if slow >= MOST else None
+    why = (
+        f"the GPU works for {facts.gpu:.0%} of the step, {slow:.0%} in kernels below"
+        f" {SLOW_BELOW:.0%} of their roof: "
+    )
+    found = (
+        facts.decided("gpu", "is", f"{why}neither arithmetic nor bandwidth limits them")
+        if slow >= MOST
+        else None
+    )
     return f"{slow:.1%} of the step", found
 
 
@@ -185,7 +221,9 @@ def largest(facts: Facts) -> Asked:
     holds = facts[first] >= BOUND_FROM and facts.lead(first) >= LEAD
     figures = f"{facts.text(first, second)}; lead at worst {100 * facts.lead(first):.0f} points"
     is_sure = facts.lead(first) - facts.guessed * (first == "compute") >= LEAD
-    return figures, facts.decided(first, "is" if is_sure else "probably", facts.takes(first)) if holds else None
+    return figures, (
+        facts.decided(first, "is" if is_sure else "probably", facts.takes(first)) if holds else None
+    )
 
 
 def largest_at_worst(facts: Facts) -> Asked:
@@ -193,8 +231,13 @@ def largest_at_worst(facts: Facts) -> Asked:
     first, second = facts.ranked[:2]
     recorded, at_worst = facts[first] - facts[second], facts.lead(first)
     holds = facts.at_most(first) >= BOUND_FROM and recorded >= LEAD and at_worst >= 0
-    because = f"{facts.takes(first)}, more than any other part, whatever the unknown time is spent on"
-    figures = f"{facts.text(first, second)}; lead {100 * recorded:.0f} points, at worst {100 * at_worst:.0f}"
+    because = (
+        f"{facts.takes(first)}, more than any other part, whatever the unknown time is spent on"
+    )
+    figures = (
+        f"{facts.text(first, second)}; lead {100 * recorded:.0f} points, at worst"
+        f" {100 * at_worst:.0f}"
+    )
     return figures, facts.decided(first, "probably", because) if holds else None
 
 
@@ -212,23 +255,33 @@ def gpu_works(facts: Facts) -> Asked:
     if facts[other] >= LARGE and facts[other] > max(facts[second], facts[first] - LEAD):
         return figures, facts.between(other, first)
     if facts[first] - facts.at_most(second) >= LEAD:
-        return figures, facts.decided(first, "probably", f"{facts.takes(first)}, the larger part of the GPU's work")
+        return figures, facts.decided(
+            first, "probably", f"{facts.takes(first)}, the larger part of the GPU's work"
+        )
     if facts[second] >= LARGE and facts.unclassified < LEAD:
         return figures, facts.between(first, second)
-    if not facts.on_gpu:  # matmuls of a few GFLOPs per second and core are limited by arithmetic, most of them
+    if (
+        not facts.on_gpu
+    ):  # matmuls of a few GFLOPs per second and core are limited by arithmetic, most of them
         found = facts.decided("compute", "probably", f"the step works for {facts.gpu:.0%}: {split}")
         computes = facts["compute"] + facts.unclassified - facts.unknown_kind
         return figures, found if computes >= facts["memory"] + facts.unknown_kind + LEAD else None
-    return figures, facts.decided("gpu", "is", f"the GPU works for {facts.gpu:.0%} of the step: {split}")
+    return figures, facts.decided(
+        "gpu", "is", f"the GPU works for {facts.gpu:.0%} of the step: {split}"
+    )
 
 
 def host_works(facts: Facts) -> Asked:
     """The shares of the host together."""
     host = facts[OF_HOST]
-    others = max(facts.gpu, *(facts.at_most(name) for name in TAKES if name not in (*OF_GPU, *OF_HOST)))
+    others = max(
+        facts.gpu, *(facts.at_most(name) for name in TAKES if name not in (*OF_GPU, *OF_HOST))
+    )
     why = f"the host takes {host:.0%} of the step, with {facts.text(*OF_HOST)}"
     holds = host >= MOST and host - others >= LEAD
-    return f"{host:.1%} of the step; next at most {others:.1%}", largest_of(OF_HOST, facts, why) if holds else None
+    return f"{host:.1%} of the step; next at most {others:.1%}", (
+        largest_of(OF_HOST, facts, why) if holds else None
+    )
 
 
 def two_large(facts: Facts) -> Asked:
@@ -241,10 +294,15 @@ def two_large(facts: Facts) -> Asked:
 
 def undecided(facts: Facts) -> Asked:
     """What is said where no rule holds."""
-    because = f"no part leads: {facts.text(*[name for name in facts.ranked[:3] if facts[name] >= 0.0005])}"
+    because = (
+        "no part leads:"
+        f" {facts.text(*[name for name in facts.ranked[:3] if facts[name] >= 0.0005])}"
+    )
     if unknown := facts.unclassified + facts.unrecorded:
         because += f", and nothing tells what {unknown:.0%} is spent on"
-    return facts.text(*facts.ranked[:3]), Decision("undecided", "undecided", f"{because}; {facts.missing}")
+    return facts.text(*facts.ranked[:3]), Decision(
+        "undecided", "undecided", f"{because}; {facts.missing}"
+    )
 
 
 # By what they say; the first that holds decides.
@@ -252,46 +310,52 @@ RULES = {
     "the trace is not trustworthy: undecided": untrustworthy,
     f"a graph was recorded in {LARGE:.0%} of the trace or more: capture": capture,
     (
-        f"the GPU's work is the largest part, but {ON_HOST:.0%} of the critical path is on the "
-        "host (and the GPU as idle without the profiler, where that is known), and launch, "
-        f"host code, data and allocation have {LARGE:.0%} together: the largest but that work, "
-        f"or between two; with {ALL_HOST:.0%} and {LARGE:.0%} of unrecorded idle time: between "
-        "the host and the GPU"
+        f"the GPU's work is the largest part, but {ON_HOST:.0%} of the critical path is on the"
+        " host (and the GPU as idle without the profiler, where that is known), and launch, host"
+        f" code, data and allocation have {LARGE:.0%} together: the largest but that work, or"
+        f" between two; with {ALL_HOST:.0%} and {LARGE:.0%} of unrecorded idle time: between the"
+        " host and the GPU"
     ): late_host,
     (
-        f"matmuls, convolutions and attention below {SLOW_BELOW:.0%} of their roof take "
-        f"{MOST:.0%} of the step: GPU-bound"
+        f"matmuls, convolutions and attention below {SLOW_BELOW:.0%} of their roof take"
+        f" {MOST:.0%} of the step: GPU-bound"
     ): slow_kernels,
     (
-        f"the largest share has {BOUND_FROM:.0%}, and {LEAD_POINTS} points more than any "
-        "other, even if all unclassified work and unrecorded idle time belong to that other; "
-        "probably, if that rests on how long kernels are"
+        f"the largest share has {BOUND_FROM:.0%}, and {LEAD_POINTS} points more than any other,"
+        " even if all unclassified work and unrecorded idle time belong to that other; probably,"
+        " if that rests on how long kernels are"
     ): largest,
     (
-        f"the largest share has {BOUND_FROM:.0%} with what is unclassified or unrecorded, is "
-        f"{LEAD_POINTS} points ahead without, and at worst no other is larger: probably"
+        f"the largest share has {BOUND_FROM:.0%} with what is unclassified or unrecorded, is"
+        f" {LEAD_POINTS} points ahead without, and at worst no other is larger: probably"
     ): largest_at_worst,
     (
-        f"the GPU works for {MOST:.0%}, and {LEAD_POINTS} points more than any other share: "
-        "memory, compute or between them, if enough of the work is classified, or between one "
-        f"and another share of {LARGE:.0%} that is less than {LEAD_POINTS} points behind; else "
-        "GPU-bound"
+        f"the GPU works for {MOST:.0%}, and {LEAD_POINTS} points more than any other share:"
+        " memory, compute or between them, if enough of the work is classified, or between one"
+        f" and another share of {LARGE:.0%} that is less than {LEAD_POINTS} points behind; else"
+        " GPU-bound"
     ): gpu_works,
     (
-        f"launch, host code, data and allocation have {MOST:.0%} together, and {LEAD_POINTS} "
-        "points more than work of the GPU or any other share: the largest of these, or "
-        "between two"
+        f"launch, host code, data and allocation have {MOST:.0%} together, and {LEAD_POINTS}"
+        " points more than work of the GPU or any other share: the largest of these, or between"
+        " two"
     ): host_works,
     (
-        f"two shares of at least {LARGE:.0%} have {MOST:.0%} together, and at worst no third is larger: between them"
+        f"two shares of at least {LARGE:.0%} have {MOST:.0%} together, and at worst no third is"
+        " larger: between them"
     ): two_large,
     "none of these: undecided": undecided,
 }
 
 
-def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dict | None, rates: list[dict]) -> dict:
+def verdict(
+    links: AttributedLinks, trust: dict, summary: dict | None, path: dict | None, rates: list[dict]
+) -> dict:
     """`verdict` of operator_analysis.json.  path: its critical path.  rates: its `shape_rates`."""
-    ridges, launches = Ridges(links, summary), links.calls["starts_kernel"] | links.calls["starts_graph"]
+    ridges, launches = (
+        Ridges(links, summary),
+        links.calls["starts_kernel"] | links.calls["starts_graph"],
+    )
     slices = with_bounds(of_steps(links), links, ridges)
     split, basis = us_by(slices, "bound", "state"), basis_shares(slices)
     total = float(split.sum()) or 1.0
@@ -305,7 +369,11 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dic
         unrecorded=unrecorded,
         capture=capture_share(links),
         # Without a recorded launch the path never comes to the GPU.
-        on_host=sum(row["share"] for row in path["rows"] if row["where"] == "host") if path and launches.any() else 0.0,
+        on_host=(
+            sum(row["share"] for row in path["rows"] if row["where"] == "host")
+            if path and launches.any()
+            else 0.0
+        ),
         idle=float(split.xs(IDLE, level="state").sum()) / total if links.idle_left < 1 else 1.0,
         guessed=basis.get("length", 0.0),
         slow=sum(row["share"] for row in rates if (row["share_of_roof"] or 1.0) < SLOW_BELOW),
@@ -314,21 +382,40 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dic
         lost=trust["disturbance"]["lost_share"] or 0.0,
         on_gpu=links.on_gpu,
         unknown_kind=unknown_kind,
-        missing=what_to_record(trust, None if ridges.of(None) else ridges.source, unrecorded, bool(launches.any())),
+        missing=what_to_record(
+            trust, None if ridges.of(None) else ridges.source, unrecorded, bool(launches.any())
+        ),
     )
     asked = [(rule, *ask(facts)) for rule, ask in RULES.items()]
     founds = [one for _, _, one in asked if one]
-    found, present = founds[0], founds[bool(facts.problems)]  # of an untrustworthy trace, from the events present
-    thresholds = {"bound_from_share": BOUND_FROM, "lead_share": LEAD, "ridge_flops_per_byte": ridges.exact}
+    found, present = (
+        founds[0],
+        founds[bool(facts.problems)],
+    )  # of an untrustworthy trace, from the events present
+    thresholds = {
+        "bound_from_share": BOUND_FROM,
+        "lead_share": LEAD,
+        "ridge_flops_per_byte": ridges.exact,
+    }
     thresholds |= because(ridges.source, "ridge_flops_per_byte") | {"ridge_source": ridges.source}
     rules = [
         {"rule": rule, "figures": figures, "holds": holds, "decides": one is found}
         for rule, figures, one in asked
-        for holds in [one is found or (one is not None and RULES[rule] is not undecided)]  # that: none before it
+        for holds in [
+            one is found or (one is not None and RULES[rule] is not undecided)
+        ]  # that: none before it
     ]
     line = verdict_line(present, facts, notes_on(found, facts, trust))
-    verdict = found._asdict() | {"trustworthy": trust["trustworthy"], "line": line, "shares": shares}
-    verdict |= {"unclassified_share": facts.unclassified, "unrecorded_idle_share": unrecorded, "basis_shares": basis}
+    verdict = found._asdict() | {
+        "trustworthy": trust["trustworthy"],
+        "line": line,
+        "shares": shares,
+    }
+    verdict |= {
+        "unclassified_share": facts.unclassified,
+        "unrecorded_idle_share": unrecorded,
+        "basis_shares": basis,
+    }
     verdict |= {"unknown_kind_share": unknown_kind}
     return verdict | {"meaning": BOUNDS, "thresholds": thresholds, "rules": rules}
 
@@ -336,14 +423,21 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dic
 def what_to_record(trust: dict, no_ridge: str | None, unrecorded: float, has_launches: bool) -> str:
     """What would decide, of a trace that decides nothing."""
     if unrecorded >= LEAD and not has_launches:
-        how = (row["how"] for row in trust["not_recorded"] if row["part"] == "calls")  # by a system profiler
-        return "record the host too: " + next(how, "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]")
+        how = (
+            row["how"] for row in trust["not_recorded"] if row["part"] == "calls"
+        )  # by a system profiler
+        return "record the host too: " + next(
+            how, "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+        )
     if no_ridge and unrecorded < LEAD:
         return no_ridge.removeprefix("unknown: ")
     if not trust["shapes_recorded"]:
         return "record with profile(record_shapes=True)"
     if unrecorded >= LEAD:
-        return "record the other ranks and processes too: the GPU waits for what this trace does not contain"
+        return (
+            "record the other ranks and processes too: the GPU waits for what this trace does not"
+            " contain"
+        )
     return "record more steps"
 
 
@@ -351,8 +445,15 @@ def notes_on(found: Decision, facts: Facts, trust: dict) -> list[str]:
     """What else belongs to a verdict: what it may owe to the recording, and to the machine."""
     notes = []
     if facts.held_up >= ON_HOST and found.bound in ("gpu", *OF_GPU) and facts[OF_HOST] >= LEAD:
-        notes.append(f"a faster GPU would soon wait for the host, which has {facts.on_host:.0%} of the critical path")
-    if found.bound in OF_HOST and facts.gpu > max(facts[name] for name in OF_HOST) and facts.held_up >= ON_HOST:
+        notes.append(
+            f"a faster GPU would soon wait for the host, which has {facts.on_host:.0%} of the"
+            " critical path"
+        )
+    if (
+        found.bound in OF_HOST
+        and facts.gpu > max(facts[name] for name in OF_HOST)
+        and facts.held_up >= ON_HOST
+    ):
         notes.append(f"{facts.on_host:.0%} of the critical path is on the host")
     if found.bound == "gpu" and facts.slow_kernels >= MOST:
         notes.append(f"{facts.slow_kernels:.0%} in kernels below {SLOW_BELOW:.0%} of their roof")
@@ -371,7 +472,9 @@ def verdict_line(found: Decision, facts: Facts, notes: list[str]) -> str:
     shares = sorted(facts.shares.items(), key=lambda item: (order.get(item[0], 2), -item[1]))
     numbers = ", ".join(f"{named(name)} {share:.1%}" for name, share in shares if share >= 0.005)
     problems = f"untrustworthy: {'; '.join(facts.problems)}; from the events present: "
-    return "; ".join([f"{problems * bool(facts.problems)}{bound_text(found._asdict())}: {numbers}", *notes])
+    return "; ".join(
+        [f"{problems * bool(facts.problems)}{bound_text(found._asdict())}: {numbers}", *notes]
+    )
 
 
 def bound_text(verdict: dict) -> str:
@@ -379,26 +482,45 @@ def bound_text(verdict: dict) -> str:
     bound, other = (str(verdict[key]).replace("_", "-") for key in ("bound", "runner_up"))
     if verdict["strength"] == "between":
         return f"between {bound}- and {other}-bound"
-    return f"{'probably ' * (verdict['strength'] == 'probably')}{NAMES.get(bound, f'{bound}-bound')}"
+    return (
+        f"{'probably ' * (verdict['strength'] == 'probably')}{NAMES.get(bound, f'{bound}-bound')}"
+    )
 
 
 def told_why(found: dict, about: dict | None) -> dict:
-    """A verdict of communication with what it is: bandwidth, waiting for other ranks, or too little overlap; others as
-    they are.  about: `communication` of the same document."""
-    if found["bound"] != "communication" or found["strength"] == "between" or not about or not about["time_ms"]:
+    """A verdict of communication with what it is: bandwidth, waiting for other ranks, or too little
+    overlap; others as they are.  about: `communication` of the same document."""
+    if (
+        found["bound"] != "communication"
+        or found["strength"] == "between"
+        or not about
+        or not about["time_ms"]
+    ):
         return found
-    hidden = f"{about['hidden_ms'] / about['time_ms']:.0%} of all communication is hidden by computation"
+    hidden = (
+        f"{about['hidden_ms'] / about['time_ms']:.0%} of all communication is hidden by computation"
+    )
     if about["waiting_ms"] is None:
-        why = f"the traces of the other ranks would tell bandwidth from waiting for a rank; {hidden}"
+        why = (
+            f"the traces of the other ranks would tell bandwidth from waiting for a rank; {hidden}"
+        )
     else:
         waits = about["waiting_ms"] / about["exposed_ms"] if about["exposed_ms"] else 0.0
         mostly = "waiting for late ranks" if waits >= MOST else "transfer, by bandwidth"
-        why = f"mostly {mostly}: {about['waiting_ms']:.2f} of {about['exposed_ms']:.2f} ms are waiting; {hidden}"
-    return found | {"because": f"{found['shares']['communication']:.0%} of the step is {TAKES['communication']}; {why}"}
+        why = (
+            f"mostly {mostly}: {about['waiting_ms']:.2f} of {about['exposed_ms']:.2f} ms are"
+            f" waiting; {hidden}"
+        )
+    return found | {
+        "because": (
+            f"{found['shares']['communication']:.0%} of the step is {TAKES['communication']}; {why}"
+        )
+    }
 
 
 def judged_as(own: dict, judged: dict, rank: int) -> dict:
-    """The verdict of a rank's document, decided by that of the rank that waits least: the others wait for it."""
+    """The verdict of a rank's document, decided by that of the rank that waits least: the others
+    wait for it."""
     of_rank = f"rank {rank}, which waits least for the others"
     told = {key: judged[key] for key in ("bound", "strength", "runner_up", "rules")}
     told |= {key: f"{of_rank}: {judged[key]}" for key in ("because", "line")}
@@ -406,7 +528,8 @@ def judged_as(own: dict, judged: dict, rank: int) -> dict:
 
 
 def rule_section(document: dict) -> Section:
-    """Every rule in order, with its figures, of which the first that holds decides; and how the work was classified."""
+    """Every rule in order, with its figures, of which the first that holds decides; and how the
+    work was classified."""
     found = document["verdict"]
     facts = {"Because": found["because"]}
     for number, row in enumerate(found["rules"], 1):
@@ -415,7 +538,12 @@ def rule_section(document: dict) -> Section:
     told = [f"{basis} {share:.1%}" for basis, share in found["basis_shares"].items() if share]
     if unknown := found["unclassified_share"]:
         told.append(f"nothing {unknown:.1%}")
-    note = [f"Matmuls, attention and convolutions, by what classified them: {', '.join(told)} of the step"] * bool(told)
-    meanings = "; ".join(f"{named(bound)}: {meaning}" for bound, meaning in found["meaning"].items())
+    note = [
+        f"Matmuls, attention and convolutions, by what classified them: {', '.join(told)} of the"
+        " step"
+    ] * bool(told)
+    meanings = "; ".join(
+        f"{named(bound)}: {meaning}" for bound, meaning in found["meaning"].items()
+    )
     note += [meanings, f"Ridge point: {found['thresholds']['ridge_source']}"]
     return Section(f"Why {bound_text(found)}", note=note, facts=facts)

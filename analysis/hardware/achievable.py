@@ -1,4 +1,5 @@
-"""What rates does the work of a training step reach on a device?  achievable.ini, with the source of each."""
+"""What rates does the work of a training step reach on a device?  achievable.ini, with the source
+of each."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,8 @@ LOW, HIGH = (float(_TABLES["evidence"][name]) for name in ("low", "high"))
 
 @dataclass(frozen=True)
 class Rates:
-    """FLOP/s of matmuls and of attention; bytes/s; the multiprocessors among which tiles are dealt out, 0: not
-    counted."""
+    """FLOP/s of matmuls and of attention; bytes/s; the multiprocessors among which tiles are dealt
+    out, 0: not counted."""
 
     matmul: dict[str, float]  # by bf16, tf32, fp32
     attention: float
@@ -26,9 +27,9 @@ class Rates:
 
 
 def achievable_rates(row: Datasheet | None, confirmed: bool = True) -> Rates | None:
-    """Of the device of this row; None: no times of steps confirm any, where that is asked for.  A card that was given
-    by its figures reaches the same shares of its peaks as that whose name it has; none, if no datasheet has its name,
-    whatever that begins with."""
+    """Of the device of this row; None: no times of steps confirm any, where that is asked for.  A
+    card that was given by its figures reaches the same shares of its peaks as that whose name it
+    has; none, if no datasheet has its name, whatever that begins with."""
     tables = dict(_TABLES["rates"]) | ({} if confirmed else dict(_TABLES["unconfirmed"]))
     base = base_row(row.name) if row else None
     if base is None or base.name not in tables or row.bf16 is None:

@@ -1,4 +1,5 @@
-"""Upper limits of the rates of a device, from every known source: datasheet, measurement, or --peak."""
+"""Upper limits of the rates of a device, from every known source:
+datasheet, measurement, or --peak."""
 
 from dataclasses import dataclass
 
@@ -20,7 +21,9 @@ class Ceiling:
 
     @property
     def origin(self) -> str:
-        return {"measured": "measured here", "given": "given by --peak"}.get(self.kind, f"of the {self.kind}")
+        return {"measured": "measured here", "given": "given by --peak"}.get(
+            self.kind, f"of the {self.kind}"
+        )
 
     @property
     def label(self) -> str:
@@ -28,23 +31,31 @@ class Ceiling:
 
 
 def compute_ceilings(
-    device: dict, precision: str, choice: str | float = "auto", reached: float = 0.0, measure: str = "now"
+    device: dict,
+    precision: str,
+    choice: str | float = "auto",
+    reached: float = 0.0,
+    measure: str = "now",
 ) -> list[Ceiling]:
     """Peak FLOP/s of the device at a precision, from every known source; MFU refers to the first.
 
-    choice is --peak: `auto` (the datasheet first), `measured`, or TFLOP/s.  reached, in FLOP/s, is the rate of a
-    model here: a measurement below it is not a ceiling.  measure: `now` measures what is unknown, `kept` uses earlier
-    measurements only, `never` none.
+    choice is --peak: `auto` (the datasheet first), `measured`, or TFLOP/s.  reached, in FLOP/s, is
+    the rate of a model here: a measurement below it is not a ceiling.  measure: `now` measures what
+    is unknown, `kept` uses earlier measurements only, `never` none.
     """
     known = _known(device, precision, "flops", choice, measure, reached)
-    return [Ceiling(1e12 * choice, "given", f"--peak {choice:g}"), *known] if isinstance(choice, float) else known
+    return (
+        [Ceiling(1e12 * choice, "given", f"--peak {choice:g}"), *known]
+        if isinstance(choice, float)
+        else known
+    )
 
 
 def bandwidth_ceilings(
     device: dict, choice: str | float = "auto", measure: str = "now", reached: float = 0.0
 ) -> list[Ceiling]:
-    """Bytes per second between the device and its memory, from every known source: the datasheet first, unless
-    --peak is `measured`.  reached: as for compute_ceilings(), in bytes per second."""
+    """Bytes per second between the device and its memory, from every known source: the datasheet
+    first, unless --peak is `measured`.  reached: as for compute_ceilings(), in bytes per second."""
     return _known(device, "fp32", "bandwidth", choice, measure, reached)
 
 
@@ -52,11 +63,16 @@ def ridge_point(compute: list[Ceiling], bandwidth: list[Ceiling]) -> tuple[float
     """The ridge point in FLOPs/byte, from the first ceiling of each, and its source."""
     if not compute or not bandwidth:
         return None
-    return compute[0].rate / bandwidth[0].rate, " over ".join(dict.fromkeys((compute[0].label, bandwidth[0].label)))
+    return compute[0].rate / bandwidth[0].rate, " over ".join(
+        dict.fromkeys((compute[0].label, bandwidth[0].label))
+    )
 
 
-def _known(device: dict, precision: str, what: str, choice: str | float, measure: str, reached: float) -> list[Ceiling]:
-    """The figures of the datasheet and of a measurement, in this order unless the choice is `measured`."""
+def _known(
+    device: dict, precision: str, what: str, choice: str | float, measure: str, reached: float
+) -> list[Ceiling]:
+    """The figures of the datasheet and of a measurement,
+    in this order unless the choice is `measured`."""
     known = []
     column, unit = (precision, 1e12) if what == "flops" else (what, 1e9)
     if (found := datasheet(device)) and (peak := getattr(found[0], column, None)):
@@ -72,4 +88,6 @@ def _known(device: dict, precision: str, what: str, choice: str | float, measure
 
         if measured := cache.measured(device, precision, what, reached, measure == "now"):
             known.append(Ceiling(measured.rate, "measured", measured.source, measured.disturbed))
-    return sorted(known, key=lambda one: one.kind != choice)  # stable: the datasheet first by default
+    return sorted(
+        known, key=lambda one: one.kind != choice
+    )  # stable: the datasheet first by default

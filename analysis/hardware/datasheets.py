@@ -1,6 +1,8 @@
-"""Datasheet peaks of devices, with their sources: one row of datasheets.ini per device as PyTorch sees it.
+"""Datasheet peaks of devices, with their sources: one row of datasheets.ini per device as PyTorch
+sees it.
 
-Figures are dense (no sparsity), at boost clock.  A device without a row has no peak: none is borrowed from another.
+Figures are dense (no sparsity), at boost clock.  A device without a row has no peak: none is
+borrowed from another.
 """
 
 from dataclasses import dataclass
@@ -11,7 +13,8 @@ from harness.base.text import read_ini
 
 @dataclass(frozen=True)
 class Datasheet:
-    """One device.  Rates in TFLOP/s (None: no such path, or sources that disagree), bandwidth in 10^9 bytes/s."""
+    """One device.  Rates in TFLOP/s (None: no such path, or sources that disagree), bandwidth in
+    10^9 bytes/s."""
 
     name: str  # as in torch.cuda.get_device_name
     arch: str  # gcnArchName without features, or sm_XY
@@ -42,16 +45,23 @@ def _number(text: str) -> float | None:
 def _row(name: str, text: str) -> Datasheet:
     (arch, units, memory, memory_source, *rates, source), named = text.split(), _TABLES["sources"]
     told = (named[one].format(half=named["half"]) for one in (memory_source, source))
-    return Datasheet(name, arch, _number(units), _number(memory), next(told), *map(_number, rates), next(told))
+    return Datasheet(
+        name, arch, _number(units), _number(memory), next(told), *map(_number, rates), next(told)
+    )
 
 
 DATASHEETS = tuple(_row(*item) for item in _TABLES["devices"].items())
-# 10^9 bytes/s of a GPU's links to the others of its node, and how these are joined, by the name of its row
-LINKS = {name: (_number(text.split()[0]), text.split()[1]) for name, text in _TABLES["links"].items()}
+# 10^9 bytes/s of a GPU's links to the others of its node, and how these are joined, by the name of
+# its row
+LINKS = {
+    name: (_number(text.split()[0]), text.split()[1]) for name, text in _TABLES["links"].items()
+}
 _WORKSPACES = {arch: int(float(mb) * 2**20) for arch, mb in _TABLES["workspaces"].items()}
 
 
 def library_workspaces_of(arch: str) -> int | None:
-    """Bytes that the matmul libraries allocate for a step, for the threads of forward and backward pass; None: unknown.
-    arch: gcnArchName or sm_XY."""
-    return next((2 * size for beginning, size in _WORKSPACES.items() if arch.startswith(beginning)), None)
+    """Bytes that the matmul libraries allocate for a step, for the threads of forward and backward
+    pass; None: unknown.  arch: gcnArchName or sm_XY."""
+    return next(
+        (2 * size for beginning, size in _WORKSPACES.items() if arch.startswith(beginning)), None
+    )

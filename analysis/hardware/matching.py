@@ -1,5 +1,5 @@
-"""Which datasheet row describes this device, and what fraction of it is present?  Which rows can it be, by what is
-known of it?  Which match a name?"""
+"""Which datasheet row describes this device, and what fraction of it is present?  Which rows can it
+be, by what is known of it?  Which match a name?"""
 
 import contextlib
 import difflib
@@ -14,7 +14,8 @@ from harness.base.units import MB
 
 
 def datasheet(device: dict) -> tuple[Datasheet, float] | None:
-    """The row of a device (`environment.device` of a run) and the fraction of it that is present, or None."""
+    """The row of a device (`environment.device` of a run) and the fraction of it that is present,
+    or None."""
     if found := _by_name(device):
         return found
     rows = _fitting(device) if device.get("compute_units") and device.get("arch") else []
@@ -23,8 +24,8 @@ def datasheet(device: dict) -> tuple[Datasheet, float] | None:
 
 
 def possible_rows(device: dict) -> list[Datasheet]:
-    """The row of the device if one describes it, else all that fit what is known of it, else all of its maker; none if
-    the maker is not known either."""
+    """The row of the device if one describes it, else all that fit what is known of it, else all of
+    its maker; none if the maker is not known either."""
     if found := datasheet(device):
         return [found[0]]
     maker = device.get("arch", "")[:3]
@@ -32,10 +33,14 @@ def possible_rows(device: dict) -> list[Datasheet]:
 
 
 def with_arch(device: dict, names: Iterable[str]) -> dict:
-    """The device of a trace with `arch`, the beginning of Datasheet.arch, by its `version`, else by the names of calls
-    and kernels, and `oldest`, the oldest sm_ that these run on."""
+    """The device of a trace with `arch`, the beginning of Datasheet.arch, by its `version`, else by
+    the names of calls and kernels, and `oldest`, the oldest sm_ that these run on."""
     text = "\n".join((device["name"], *names))
-    told = [(int(oldest), arch) for name, (oldest, arch) in _NVIDIA.items() if re.search(name, text, re.MULTILINE)]
+    told = [
+        (int(oldest), arch)
+        for name, (oldest, arch) in _NVIDIA.items()
+        if re.search(name, text, re.MULTILINE)
+    ]
     oldest, arch = max(told, default=(0, ""))
     if _AMD.search(text):
         exact = _GFX.search(text)
@@ -51,7 +56,8 @@ _NVIDIA = {pattern: told.split() for pattern, told in table("architectures of NV
 
 
 def rows_named(text: str, flag: str = "--target-device") -> list[Datasheet]:
-    """The rows whose name has all words of the text, its model among them, without regard to case: `h100` has three.
+    """The rows whose name has all words of the text, its model among them, without regard to case:
+    `h100` has three.
 
     With figures behind it, `h100:bandwidth=2.4`, it is a card of its own: see given_row().
 
@@ -65,33 +71,48 @@ def rows_named(text: str, flag: str = "--target-device") -> list[Datasheet]:
         akin = [row for row in DATASHEETS if asked & set(_words(row.name))]  # of this maker
         models = dict.fromkeys(_model(row).upper() for row in akin or DATASHEETS)
         nearest = ", ".join(difflib.get_close_matches(text.upper(), models, n=3, cutoff=0))
-        raise UserError(f"{flag} {text}: no row of the datasheets matches; the nearest: {nearest}", exit_code=2)
+        raise UserError(
+            f"{flag} {text}: no row of the datasheets matches; the nearest: {nearest}", exit_code=2
+        )
     return rows
 
 
-FIGURES = {"memory": ("memory_mb", 1024), "bandwidth": ("bandwidth", 1000)}  # by key: the field, and of its unit
+FIGURES = {
+    "memory": ("memory_mb", 1024),
+    "bandwidth": ("bandwidth", 1000),
+}  # by key: the field, and of its unit
 FIGURES |= {name: (name, 1) for name in ("fp32", "tf32", "bf16", "fp16")}
 
 
 def given_row(text: str, flag: str = "--target-device") -> Datasheet:
-    """A card that no datasheet has: NAME:memory=80,bandwidth=2.4,bf16=989, in 2^30 bytes, 10^12 bytes/s and TFLOP/s.
+    """A card that no datasheet has: NAME:memory=80,bandwidth=2.4,bf16=989, in 2^30 bytes, 10^12
+    bytes/s and TFLOP/s.
 
-    What is not given is that of the first row with the name; if there is none, memory, bandwidth and the rate of a
-    precision are needed.  Raises UserError, exit code 2.
+    What is not given is that of the first row with the name; if there is none, memory, bandwidth
+    and the rate of a precision are needed.  Raises UserError, exit code 2.
     """
     name, _, figures = text.partition(":")
     given = {}
     for key, _, value in (one.partition("=") for one in figures.split(",")):
         if key not in FIGURES or not re.fullmatch(r"\d*\.?\d+", value) or not float(value):
-            raise UserError(f"{flag} {text}: {key}={value} is no figure; use {', '.join(FIGURES)} = a number", 2)
+            raise UserError(
+                f"{flag} {text}: {key}={value} is no figure; use {', '.join(FIGURES)} = a number", 2
+            )
         field, unit = FIGURES[key]
         given[field] = int(unit * float(value)) if key == "memory" else unit * float(value)
-    told = {"source": f"given by {flag}", **({"memory_source": f"given by {flag}"} if "memory_mb" in given else {})}
+    told = {
+        "source": f"given by {flag}",
+        **({"memory_source": f"given by {flag}"} if "memory_mb" in given else {}),
+    }
     with contextlib.suppress(UserError):
         row = rows_named(name, flag)[0]
         return replace(row, name=f"{row.name}:{figures}", **given, **told)
     if not {"memory_mb", "bandwidth"} < given.keys():
-        raise UserError(f"{flag} {text}: no datasheet has {name}; give its memory, its bandwidth and bf16 or fp32", 2)
+        raise UserError(
+            f"{flag} {text}: no datasheet has {name}; give its memory, its bandwidth and bf16 or"
+            " fp32",
+            2,
+        )
     unknown = dict.fromkeys(("compute_units", "fp32", "tf32", "bf16", "fp16"))
     return Datasheet(**unknown | {"name": text, "arch": "", **told, **given})
 
@@ -115,9 +136,11 @@ def described(row: Datasheet) -> dict:
 
 
 def _by_name(device: dict) -> tuple[Datasheet, float] | None:
-    """The row with the device's name, with or without AMD before it and a virtual function (VF, HF) after it.
+    """The row with the device's name, with or without AMD before it and a virtual function (VF, HF)
+    after it.
 
-    A part of a device, such as a MIG slice, counts for its share of compute units; one of unknown size for nothing.
+    A part of a device, such as a MIG slice, counts for its share of compute units; one of unknown
+    size for nothing.
     """
     name, units = device.get("name", ""), device.get("compute_units")
     if _FIGURES.search(name):
@@ -130,7 +153,7 @@ def _by_name(device: dict) -> tuple[Datasheet, float] | None:
 
 
 def named_row(name: str) -> tuple[Datasheet | None, bool]:
-    """The row that is this device, by its whole name, and whether the device is a MIG slice of one."""
+    """The row that is this device, by its whole name, and whether the device is a MIG slice."""
     whole, _, slice_of_it = name.removeprefix("AMD ").strip().partition(" MIG ")
     whole = re.sub(r" (VF|HF)$", "", whole)
     row = next((row for row in DATASHEETS if row.name.removeprefix("AMD ") == whole), None)
@@ -138,16 +161,20 @@ def named_row(name: str) -> tuple[Datasheet | None, bool]:
 
 
 def base_row(name: str) -> Datasheet | None:
-    """The row of a whole device, also where figures behind its name replace some of the row's; None: no row, or a
-    slice of a device."""
+    """The row of a whole device, also where figures behind its name replace some of the row's;
+    None: no row, or a slice of a device."""
     row, is_slice = named_row(_FIGURES.split(name)[0])
     return None if is_slice else row
 
 
 def _fitting(device: dict) -> list[Datasheet]:
-    """The rows with the architecture, compute units and memory of a device, as far as these are known, and with its
-    model, if its name has one: GB200 is no B200, and H200 NVL no H200."""
-    arch, units, memory = device.get("arch", "").split(":")[0], device.get("compute_units"), device.get("memory_bytes")
+    """The rows with the architecture, compute units and memory of a device, as far as these are
+    known, and with its model, if its name has one: GB200 is no B200, and H200 NVL no H200."""
+    arch, units, memory = (
+        device.get("arch", "").split(":")[0],
+        device.get("compute_units"),
+        device.get("memory_bytes"),
+    )
     oldest = device.get("oldest", 0)
     words = {word for word in _words(device.get("name", "")) if not _CODE.fullmatch(word)}
     rows = [row for row in DATASHEETS if arch and row.arch.startswith(arch)]
@@ -155,8 +182,14 @@ def _fitting(device: dict) -> list[Datasheet]:
     rows = [row for row in rows if not units or row.compute_units == units]
     rows = [row for row in rows if not memory or 0.9 < memory / (row.memory_mb * MB) < 1.1]
     models = {_model(row) for row in DATASHEETS}  # `MI250X / MI250` is one of the two
-    return [row for row in rows if not words or (_model(row) in words and words <= models | {*_words(row.name)})]
+    return [
+        row
+        for row in rows
+        if not words or (_model(row) in words and words <= models | {*_words(row.name)})
+    ]
 
 
 # Words of names that tell no part from another.
-_CODE = re.compile(r"|nvidia|amd|tesla|geforce|radeon|instinct|graphics|device|gpu|pg\d+|\d{3}|hbm\d|ac|oam|vf|hf")
+_CODE = re.compile(
+    r"|nvidia|amd|tesla|geforce|radeon|instinct|graphics|device|gpu|pg\d+|\d{3}|hbm\d|ac|oam|vf|hf"
+)

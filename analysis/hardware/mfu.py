@@ -5,11 +5,14 @@ from harness.base.text import arithmetic
 
 
 def known_peak(summary: dict) -> Ceiling | None:
-    """The peak that the MFU of a run refers to, if it is known already: nothing is measured for it."""
+    """The peak that the MFU of a run refers to, if already known: nothing is measured for it."""
     tflops = summary["performance"]["achieved_tflops"]
     if tflops is None:
         return None
-    device, choice = summary["environment"]["device"], summary["config"]["profiling"].get("peak", "auto")
+    device, choice = (
+        summary["environment"]["device"],
+        summary["config"]["profiling"].get("peak", "auto"),
+    )
     precision = arithmetic(summary["config"]["training"])
     ceilings = compute_ceilings(device, precision, choice, 1e12 * tflops, measure="kept")
     return ceilings[0] if ceilings else None

@@ -1,1 +1,2 @@
-"""What limits each slice of time?  Arithmetic or memory by the device's peaks, or what the GPU waited for."""
+"""What limits each slice of time?  Arithmetic or memory by the device's peaks, or what the GPU \
+waited for."""

@@ -1,8 +1,9 @@
-"""What limits a matmul, attention or convolution on a GPU: by the shapes of its inputs and, where these do not tell, by
-what an expert reads off its kernel's name, its time, and the kernels beside it.
+"""What limits a matmul, attention or convolution on a GPU: by the shapes of its inputs and, where
+these do not tell, by what an expert reads off its kernel's name, its time, and the kernels beside
+it.
 
-Each rule says only what follows from FLOPs and bytes; what none decides stays unknown.  The lowest and highest ridge
-points that the device can have are asked for the type that is multiplied.
+Each rule says only what follows from FLOPs and bytes; what none decides stays unknown.  The lowest
+and highest ridge points that the device can have are asked for the type that is multiplied.
 """
 
 import re
@@ -25,25 +26,32 @@ BASES = {
     "same kernel": "the same kernel, where it multiplies recorded shapes",
     "kernel name": "what its kernel is for, and the tile of its output",
     "neighbors": "its time beside that of the kernels around it that stream the same activations",
-    "length": "where no kernels are beside it, its length: a long one without a short tile seldom waits for memory",
+    "length": (
+        "where no kernels are beside it, its length: a long one without a short tile seldom waits"
+        " for memory"
+    ),
 }
 SKINNY_TILE = 64  # a tile with a shorter side is chosen for an output that is short in it
 LARGE_TILE = 128  # of a kernel that may well be limited by arithmetic however short it is
-# From here on 83 to 97% of the time of such kernels was limited by arithmetic, in five traces that have shapes of them.
+# From here on 83 to 97% of the time of such kernels was limited by arithmetic, in five traces that
+# have shapes of them.
 LONG_US = 50.0
 SHORT_US = 10.0  # launching a kernel takes as long: a shorter one does not tell how much it moves
 NEAR = 9  # kernels, one and four on either side, tell the time of a pass over its activations
-# Of the time of all kernels of a name, the share that must be classified, and of that the share classified alike.
+# Of the time of all kernels of a name, the share that must be classified, and of that the share
+# classified alike.
 ENOUGH, AGREED = 0.2, 0.9
-# How often the time of a pass a kernel takes that arithmetic limits.  Limited by memory, a matmul reads and writes as
-# much as a pass or two over activations, attention and its backward pass four to eight.
+# How often the time of a pass a kernel takes that arithmetic limits.  Limited by memory, a matmul
+# reads and writes as much as a pass or two over activations, attention and its backward pass four
+# to eight.
 PASSES = {"matmul": 1.5, "convolution": 1.5, "attention": 4.0}
-GROUPED_US = 40.0  # that a pass takes at least to tell of grouped matmuls: each expert has a part of the tokens
+# A pass takes at least so long to tell of grouped matmuls: each expert has a part of the tokens
+GROUPED_US = 40.0
 
 
 def ridge_range(ridges, kind: str | None) -> tuple[float, float]:
-    """The lowest and highest ridge point in FLOPs/byte for what is multiplied; where nothing is known, of any device.
-    Narrower types are twice as fast each."""
+    """The lowest and highest ridge point in FLOPs/byte for what is multiplied; where nothing is
+    known, of any device.  Narrower types are twice as fast each."""
     faster = {"fp4": 4, 1: 2}.get(kind if kind == "fp4" else BYTES_OF.get(kind), 1)
     kind = "c10::Half" if faster > 1 else kind
     if found := ridges.of(kind):
@@ -54,9 +62,12 @@ def ridge_range(ridges, kind: str | None) -> tuple[float, float]:
 
 
 def by_shapes(links: AttributedLinks, ridges) -> np.ndarray:
-    """What limits each operator, by its inputs; UNKNOWN for what has no FLOPs, or none that shapes determine."""
+    """What limits each operator, by its inputs; UNKNOWN for what has no FLOPs,
+    or none that shapes determine."""
     operators, (costs, which) = links.trace.operators, costs_of_operators(links)
-    pairs, _ = different_pairs(operators["name"].cat.codes.to_numpy(), inputs_of_operators(links)[0])
+    pairs, _ = different_pairs(
+        operators["name"].cat.codes.to_numpy(), inputs_of_operators(links)[0]
+    )
     found = np.zeros(len(costs), np.int8)
     for i, ((_, signature), one) in enumerate(zip(pairs, costs[:-1], strict=True)):
         least = one.least_flops if one.flops else one.at_least_flops
@@ -71,7 +82,8 @@ def by_shapes(links: AttributedLinks, ridges) -> np.ndarray:
 
 
 def kernel_bounds(links: AttributedLinks, ridges) -> tuple[np.ndarray, np.ndarray]:
-    """What limits each GPU event if it is a matmul, attention or convolution, and the row of BASES that tells, or -1.
+    """What limits each GPU event if it is a matmul, attention or convolution, and the row of BASES
+    that tells, or -1.
 
     The operator of one may launch copies and transposes too: they are limited by memory."""
     gpu, us = links.gpu, (links.gpu["end"] - links.gpu["start"]).to_numpy()
@@ -80,12 +92,23 @@ def kernel_bounds(links: AttributedLinks, ridges) -> tuple[np.ndarray, np.ndarra
     beside = helps | links.only_of_graph | (by_name(gpu["name"], kernels.use) == kernels.HELPER)
     shaped = np.where(beside, UNKNOWN, shaped)
     named = by_name(gpu["name"], lambda name: named_bound(name, ridges), np.int8)
-    (near, one), attention = by_neighbors(links, us), (gpu["named_category"] == "attention").to_numpy()
+    (near, one), attention = (
+        by_neighbors(links, us),
+        (gpu["named_category"] == "attention").to_numpy(),
+    )
     near = np.where((near == UNKNOWN) & ~attention, same_kernel(gpu, us, near), near)
     long = np.isnan(one) & (us >= LONG_US) & by_name(gpu["name"], may_be_large, bool)
-    decoding = few_rows(gpu, us, named) & (one < SHORT_US) & (gpu["named_category"] == "matmul").to_numpy()
+    decoding = (
+        few_rows(gpu, us, named) & (one < SHORT_US) & (gpu["named_category"] == "matmul").to_numpy()
+    )
     near = np.where((near == UNKNOWN) & decoding, MEMORY, near)
-    told = [shaped, same_kernel(gpu, us, shaped), np.where(helps, MEMORY, named), near, COMPUTE * long]
+    told = [
+        shaped,
+        same_kernel(gpu, us, shaped),
+        np.where(helps, MEMORY, named),
+        near,
+        COMPUTE * long,
+    ]
     rules = [rule != UNKNOWN for rule in told]
     return np.select(rules, told, UNKNOWN), np.select(rules, [*range(len(BASES))], -1)
 
@@ -95,19 +118,26 @@ def same_kernel(gpu: pd.DataFrame, us: np.ndarray, found: np.ndarray) -> np.ndar
     codes, n = gpu["name"].cat.codes.to_numpy(), len(gpu["name"].cat.categories)
     sums = np.stack([np.bincount(codes, us * (found == one), n) for one in (MEMORY, COMPUTE)])
     most, told = sums.argmax(axis=0) + MEMORY, sums.sum(axis=0)
-    enough = (told > 0) & (told >= ENOUGH * np.bincount(codes, us, n)) & (sums.max(axis=0) >= AGREED * told)
+    enough = (
+        (told > 0)
+        & (told >= ENOUGH * np.bincount(codes, us, n))
+        & (sums.max(axis=0) >= AGREED * told)
+    )
     return np.where(enough, most, UNKNOWN)[codes]
 
 
 def named_bound(name: str, ridges) -> int:
-    """By its use; by its tile: an output with a short side has few FLOPs per byte, and a block that loads only its own
-    rows and columns has so many at least."""
+    """By its use; by its tile: an output with a short side has few FLOPs per byte, and a block that
+    loads only its own rows and columns has so many at least."""
     use, kind, tile = kernels.use(name), kernels.multiplied_type(name), kernels.tile(name)
     if use in (kernels.HELPER, kernels.SKINNY, kernels.SHORT_QUERIES):
         return MEMORY
     if not tile or re.search(kernels.MISALIGNED, name):
         return UNKNOWN
-    high, size = ridge_range(ridges, kind)[1], {"fp4": 0.5, "tf32": 4}.get(kind) or BYTES_OF.get(kind, 2)
+    high, size = (
+        ridge_range(ridges, kind)[1],
+        {"fp4": 0.5, "tf32": 4}.get(kind) or BYTES_OF.get(kind, 2),
+    )
     # Tiles of attention and convolutions are not those of a matmul.
     if min(tile) < SKINNY_TILE and category(name) == "matmul" and 2 * min(tile) / size < high:
         return MEMORY
@@ -115,29 +145,45 @@ def named_bound(name: str, ridges) -> int:
 
 
 def few_rows(gpu: pd.DataFrame, us: np.ndarray, named: np.ndarray) -> bool:
-    """Whether the names of most kernels that multiply, by time, tell of few rows of activations, as a server decodes:
-    then the others read a weight for a few rows too, if the passes around them are short."""
+    """Whether the names of most kernels that multiply, by time, tell of few rows of activations, as
+    a server decodes: then the others read a weight for a few rows too, if the passes around them
+    are short."""
     told = us * (gpu["named_category"].isin(MATMUL_CLASSES).to_numpy() & (named != UNKNOWN))
     return bool(told[named == MEMORY].sum() > 0.5 * told.sum() > 0)
 
 
 def may_be_large(name: str) -> bool:
-    """Whether nothing in its name tells of a short side, a few queries, or experts that read a weight each."""
+    """Whether nothing in its name tells of a short side, a few queries, or experts that read a
+    weight each."""
     return kernels.use(name) is None and min(kernels.tile(name) or (SKINNY_TILE,)) >= SKINNY_TILE
 
 
 def by_neighbors(links: AttributedLinks, us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """By the time of a pass over the activations, which the element-wise kernels, reductions and norms around tell.
+    """By the time of a pass over the activations, which the element-wise kernels, reductions and
+    norms around tell.
 
-    Where a pass is long there are enough rows of activations for arithmetic to limit a large tile, and a kernel that
-    takes no longer than a pass moves no less for what it multiplies.  Returns that and the time, NaN without any."""
+    Where a pass is long there are enough rows of activations for arithmetic to limit a large tile,
+    and a kernel that takes no longer than a pass moves no less for what it multiplies.  Returns
+    that and the time, NaN without any."""
     gpu, order = links.gpu, np.argsort(links.gpu["start"].to_numpy(), kind="stable")
-    streams = gpu["named_category"].isin(VECTOR_CLASSES).to_numpy() & (gpu["phase"] != "optimizer").to_numpy()
+    streams = (
+        gpu["named_category"].isin(VECTOR_CLASSES).to_numpy()
+        & (gpu["phase"] != "optimizer").to_numpy()
+    )
     passes = pd.Series(us, gpu.index)[order][streams[order]]
     passes = passes.rolling(NEAR, center=True, min_periods=3).quantile(0.75)
     one = passes.reindex(order).ffill().bfill().reindex(gpu.index).to_numpy()
-    long = one >= np.where(by_name(gpu["name"], kernels.use) == kernels.GROUPED, GROUPED_US, SHORT_US)
+    long = one >= np.where(
+        by_name(gpu["name"], kernels.use) == kernels.GROUPED, GROUPED_US, SHORT_US
+    )
     large = by_name(gpu["name"], lambda name: min(kernels.tile(name) or (0,)) >= LARGE_TILE, bool)
     kinds = gpu["named_category"]
-    times = kinds.map(PASSES).to_numpy(float) * (1 + ((kinds == "attention") & (gpu["phase"] == "backward")).to_numpy())
-    return np.select([long & (us <= one) & ~large, long & (us >= times * one)], [MEMORY, COMPUTE], UNKNOWN), one
+    times = kinds.map(PASSES).to_numpy(float) * (
+        1 + ((kinds == "attention") & (gpu["phase"] == "backward")).to_numpy()
+    )
+    return (
+        np.select(
+            [long & (us <= one) & ~large, long & (us >= times * one)], [MEMORY, COMPUTE], UNKNOWN
+        ),
+        one,
+    )

@@ -1,4 +1,5 @@
-"""Which limit is each kind of work near?  Its rate and its operations per byte, under the roofs of the device."""
+"""Which limit is each kind of work near?  Its rate and its operations per byte, under the roofs of
+the device."""
 
 from analysis.hardware.ceilings import NO_PEAK
 from harness.base.text import count_of
@@ -7,10 +8,13 @@ from harness.documents.schema import because, explained
 
 
 def roofline(profile: dict, intensity: dict, trace: dict | None) -> dict:
-    """roofline_data.json from flops_profile.json and computational_intensity.json: the roofs, a point for the step and
-    one for each class of operators.  Their times are those of the trace, an operator_analysis.json.
+    """roofline_data.json from flops_profile.json and computational_intensity.json: the roofs, a
+    point for the step and one for each class of operators.  Their times are those of the trace,
+    an operator_analysis.json.
     """
-    compute, bandwidth = (profile["efficiency_metrics"][name] for name in ("peaks", "bandwidth_peaks"))
+    compute, bandwidth = (
+        profile["efficiency_metrics"][name] for name in ("peaks", "bandwidth_peaks")
+    )
     rates, roofs = profile["performance_metrics"], {"compute": compute, "bandwidth": bandwidth}
     classes = trace["classes"] if trace else []
     times = {row["class"]: row["ms_per_step"] for row in classes}
@@ -19,12 +23,21 @@ def roofline(profile: dict, intensity: dict, trace: dict | None) -> dict:
     if trace and not trace["integrity"]["trustworthy"]:
         source += f"; NOT TRUSTWORTHY: {'; '.join(trace['integrity']['problems'])}"
     masked = sum(row["masked_flops"] for row in intensity["classes"])
-    step = {"class": "step", "flops": intensity["step_flops"], "masked_flops": masked, "element_operations": 0}
+    step = {
+        "class": "step",
+        "flops": intensity["step_flops"],
+        "masked_flops": masked,
+        "element_operations": 0,
+    }
     step["bytes"] = intensity["step_bytes"]
     unrated = "it has no time in the trace" if times else NO_TRACE
     counted = {row["class"] for row in intensity["classes"]}
     ridges = [
-        {"compute": one["kind"], "bandwidth": other["kind"], "operations_per_byte": one["rate"] / other["rate"]}
+        {
+            "compute": one["kind"],
+            "bandwidth": other["kind"],
+            "operations_per_byte": one["rate"] / other["rate"],
+        }
         for one in compute
         for other in bandwidth
     ]
@@ -35,7 +48,10 @@ def roofline(profile: dict, intensity: dict, trace: dict | None) -> dict:
         "roofs": roofs,
         "ridges": ridges,
         "step": point(step, roofs, step_ms, step_ms, unrated),
-        "points": [point(row, roofs, times.get(row["class"]), profiled_ms, unrated) for row in intensity["classes"]],
+        "points": [
+            point(row, roofs, times.get(row["class"]), profiled_ms, unrated)
+            for row in intensity["classes"]
+        ],
         "time_elsewhere": [row for row in classes if row["class"] not in counted],
         "profiled_step_ms": profiled_ms if times else None,
         "time_source": {"step": of_step, "classes": source},
@@ -45,10 +61,11 @@ def roofline(profile: dict, intensity: dict, trace: dict | None) -> dict:
 
 
 def point(row: dict, roofs: dict, ms: float | None, total_ms: float, unrated: str) -> dict:
-    """A class of operators that takes ms, or has no time for the reason `unrated`: its rate and its roof.
+    """A class of operators that takes ms, or has no time for the reason `unrated`: its rate and its
+    roof.
 
-    The level roof is that of matmuls: other work is limited by the bandwidth alone.  Scores that fused attention may
-    skip are not among the operations.
+    The level roof is that of matmuls: other work is limited by the bandwidth alone.  Scores that
+    fused attention may skip are not among the operations.
     """
     operations, moved = row["flops"] - row["masked_flops"] + row["element_operations"], row["bytes"]
     compute, bandwidth = roofs["compute"], roofs["bandwidth"]
@@ -56,7 +73,12 @@ def point(row: dict, roofs: dict, ms: float | None, total_ms: float, unrated: st
     roof = operations / moved * bandwidth[0]["rate"] if bandwidth else None
     if row["flops"]:
         roof = min(compute[0]["rate"], roof) if compute and roof else None
-    values = {"name": row["class"], "operations": operations, "bytes": moved, "operations_per_byte": operations / moved}
+    values = {
+        "name": row["class"],
+        "operations": operations,
+        "bytes": moved,
+        "operations_per_byte": operations / moved,
+    }
     values |= {"time_ms": ms, "share_of_time": ms / total_ms if ms else None}
     values |= {"operations_per_sec": rate, "bytes_per_sec": moved / (ms / 1e3) if ms else None}
     share = rate / roof if rate is not None and roof else None

@@ -1,4 +1,5 @@
-"""How near is each shape of matmul to the device's roofs, how short are kernels, and how far ahead runs the host?"""
+"""How near is each shape of matmul to the device's roofs, how short are kernels, and how far ahead
+runs the host?"""
 
 import numpy as np
 
@@ -18,8 +19,9 @@ POINTS = 200  # of the queue over a step
 
 
 def shape_rates(links: Links, summary: dict | None) -> list[dict]:
-    """Each matmul, convolution and attention with its inputs' shapes, most time first: rates in its own time on the
-    device, and the share of the nearer roof, which is the least time that the device's peaks allow over its time."""
+    """Each matmul, convolution and attention with its inputs' shapes, most time first: rates in its
+    own time on the device, and the share of the nearer roof, which is the least time that the
+    device's peaks allow over its time."""
     trace, clock = links.trace, "self_device_us" if links.on_gpu else "self_cpu_us"
     calls = operator_calls(links)
     total = calls[clock].sum()
@@ -40,7 +42,14 @@ def shape_rates(links: Links, summary: dict | None) -> list[dict]:
             least["memory"] = n * one.bytes / bandwidth[0].rate
         roof = max(least, key=least.get) if "compute" in least else None
         inputs = shapes_text(shapes) + (f", up to {one.keys:,} keys each" if one.keys else "")
-        row = {"name": name, "shapes": inputs, "precision": precision, "calls": n, "ms": us / 1e3, "share": us / total}
+        row = {
+            "name": name,
+            "shapes": inputs,
+            "precision": precision,
+            "calls": n,
+            "ms": us / 1e3,
+            "share": us / total,
+        }
         row |= {"tflops": n * flops / us / 1e6, "at_most": one.flops is None}
         row |= {"unmasked_tflops": n * one.least_flops / us / 1e6 if one.least_flops else None}
         row |= {"tb_per_sec": n * one.bytes / us / 1e6 if one.bytes else None}
@@ -63,14 +72,20 @@ class Roofs:
         if kind is None or (precision, self.usual) == ("fp32", "tf32"):
             precision = self.usual
         if precision not in self.peaks:
-            found = compute_ceilings(self.device, precision, measure="never") if precision in PATHS else []
+            found = (
+                compute_ceilings(self.device, precision, measure="never")
+                if precision in PATHS
+                else []
+            )
             self.peaks[precision] = found[0] if found else None
         return precision, self.peaks[precision]
 
 
 def kernel_durations(links: Links) -> list[dict]:
     """How many of the steps' kernels are how short, and their share of the kernels' time."""
-    gpu = links.gpu[(links.gpu["kind"] == "kernel").to_numpy() & (links.gpu["step"] >= 0).to_numpy()]
+    gpu = links.gpu[
+        (links.gpu["kind"] == "kernel").to_numpy() & (links.gpu["step"] >= 0).to_numpy()
+    ]
     us = (gpu["end"] - gpu["start"]).to_numpy()
     limits = [limit for limit in DURATIONS_US if limit]
     which = np.searchsorted(limits, us)
@@ -88,8 +103,8 @@ def kernel_durations(links: Links) -> list[dict]:
 
 
 def queue_over_step(links: Links) -> dict | None:
-    """Kernels, copies, memory sets, and graphs as a whole, launched but not started, and how long the latest one has to
-    wait, over the step of median duration."""
+    """Kernels, copies, memory sets, and graphs as a whole, launched but not started, and how long
+    the latest one has to wait, over the step of median duration."""
     events = launched_events(links)
     if not ((events["kind"] == "kernel") | events["of_graph"]).any():
         return None
@@ -101,10 +116,15 @@ def queue_over_step(links: Links) -> dict | None:
     queued = np.maximum(0, at - np.searchsorted(np.sort(began), times, side="right"))
     ahead = np.where(at > 0, np.maximum(0.0, began[at - 1] - times), 0.0)
     time_ms, ahead_ms = ((us / 1e3).round(4).tolist() for us in (times - first, ahead))
-    return {"step": int(number), "time_ms": time_ms, "queued": queued.tolist(), "ahead_ms": ahead_ms}
+    return {
+        "step": int(number),
+        "time_ms": time_ms,
+        "queued": queued.tolist(),
+        "ahead_ms": ahead_ms,
+    }
 
 
-# ---- For a reader --------------------------------------------------------------------------------------------------
+# ---- For a reader --------------------------------------------------------------------------------
 
 RATE_COLUMNS = [
     Column("matmul, input shapes", lambda row: f"{row['name']} {row.get('shapes', '')}", left=True),
@@ -112,14 +132,23 @@ RATE_COLUMNS = [
     column("calls", "calls", ","),
     column("ms", "ms", "~3"),
     column("share", "share", ".1%"),
-    Column("TFLOP/s", lambda row: f"{'<= ' * row['at_most']}{significant(row['tflops'])}" if "tflops" in row else None),
+    Column(
+        "TFLOP/s",
+        lambda row: (
+            f"{'<= ' * row['at_most']}{significant(row['tflops'])}" if "tflops" in row else None
+        ),
+    ),
     column("unmasked", "unmasked_tflops", "~9"),
     column("GB/s", "tb_per_sec", "~1", 1e-3),
     column("roof", "roof", left=True),
     column("of its roof", "share_of_roof", ".1%"),
 ]
 DURATION_COLUMNS = [
-    Column("kernels of", lambda row: f"up to {row['up_to_us']} us" if row["up_to_us"] else "more", left=True),
+    Column(
+        "kernels of",
+        lambda row: f"up to {row['up_to_us']} us" if row["up_to_us"] else "more",
+        left=True,
+    ),
     column("per step", "kernels_per_step", "~1"),
     column("share of kernels", "share_of_kernels", ".1%"),
     column("share of time", "share_of_time", ".1%"),
@@ -127,10 +156,19 @@ DURATION_COLUMNS = [
 
 
 def rate_section(analysis: dict) -> Section:
-    note = "Matmuls, convolutions and attention by shape: rates in their own time, and the share of the nearer roof"
+    note = (
+        "Matmuls, convolutions and attention by shape: rates in their own time, and the share of"
+        " the nearer roof"
+    )
     rows, sums = analysis["shape_rates"], ("calls", "ms", "share")
-    return Section("Rates by shape", RATE_COLUMNS, rows, [note] * bool(rows), label="name", sums=sums)
+    return Section(
+        "Rates by shape", RATE_COLUMNS, rows, [note] * bool(rows), label="name", sums=sums
+    )
 
 
 def duration_section(analysis: dict) -> Section:
-    return Section("Durations of the steps' kernels", DURATION_COLUMNS, analysis["gpu_timeline"]["kernel_durations"])
+    return Section(
+        "Durations of the steps' kernels",
+        DURATION_COLUMNS,
+        analysis["gpu_timeline"]["kernel_durations"],
+    )

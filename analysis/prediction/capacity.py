@@ -14,25 +14,35 @@ from harness.machine.environment import describe_environment
 
 
 class Overhead(NamedTuple):
-    """Bytes beside the tensors.  The least is kept free, so that what fits is an upper bound; the most is told."""
+    """Bytes beside the tensors.  The least is kept free, so that what fits is an upper bound; the
+    most is told."""
 
     least: int
     most: int
     source: str
 
 
-# The memory in use on this GPU includes the context of this process; on another one, the least context is assumed.
-CONTEXT = Overhead(256 * MB, 612 * MB, "context up to 612 MB")  # 256: InvokeAI#9413; 612: unsloth#8669
+# The memory in use on this GPU includes the context of this process; on another one, the least
+# context is assumed.
+CONTEXT = Overhead(
+    256 * MB, 612 * MB, "context up to 612 MB"
+)  # 256: InvokeAI#9413; 612: unsloth#8669
 RESERVES = {  # by kind of device
-    "cpu": Overhead(95 * MB, 549 * MB, "threads and freed memory that is not returned, 95 to 549 MB where measured"),
-    "cuda": Overhead(8320 * 1024, 256 * MB, "matmul libraries' workspaces: 8 MB on sm75 to 2 x 128 MB on gfx942"),
+    "cpu": Overhead(
+        95 * MB,
+        549 * MB,
+        "threads and freed memory that is not returned, 95 to 549 MB where measured",
+    ),
+    "cuda": Overhead(
+        8320 * 1024, 256 * MB, "matmul libraries' workspaces: 8 MB on sm75 to 2 x 128 MB on gfx942"
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """Memory of a device in bytes: in_use includes the context of this process; workspaces, by precision, are those of
-    the matmul libraries as far as they are known."""
+    """Memory of a device in bytes: in_use includes the context of this process; workspaces, by
+    precision, are those of the matmul libraries as far as they are known."""
 
     total: int
     in_use: int
@@ -43,11 +53,17 @@ class Capacity:
 
     def reserve(self, precision: str | None) -> int:
         """What no prediction counts."""
-        return 0 if self.kind == "cuda" and precision in self.workspaces else RESERVES[self.kind].least
+        return (
+            0 if self.kind == "cuda" and precision in self.workspaces else RESERVES[self.kind].least
+        )
 
     def for_tensors(self, precision: str | None = None) -> int:
-        """What a step can use at most, in a dry run, a run and the row of a sweep alike.  None: any precision."""
-        return max(0, self.total - self.in_use - self.reserve(precision) - self.workspaces.get(precision, 0))
+        """What a step can use at most, in a dry run, a run and the row of a sweep alike.
+        None: any precision."""
+        return max(
+            0,
+            self.total - self.in_use - self.reserve(precision) - self.workspaces.get(precision, 0),
+        )
 
     def on_top(self, precision: str) -> tuple[int, str]:
         """What may come on top of what is predicted, in bytes, and why."""
@@ -60,10 +76,13 @@ class Capacity:
 
 
 def capacity_of(
-    device: torch.device, precisions: Iterable[str] = PRECISIONS, measure: bool = False, after_failure: bool = False
+    device: torch.device,
+    precisions: Iterable[str] = PRECISIONS,
+    measure: bool = False,
+    after_failure: bool = False,
 ) -> Capacity:
-    """Of this device, from what is free now.  measure: the workspaces in these precisions, if they are unknown.
-    after_failure: what just failed still fills the memory, and will be freed."""
+    """Of this device, from what is free now.  measure: the workspaces in these precisions, if they
+    are unknown.  after_failure: what just failed still fills the memory, and will be freed."""
     total, in_use = memory_of_a_rank(device)
     about = describe_environment(device)["device"]
     if device.type == "cpu":
@@ -71,7 +90,13 @@ def capacity_of(
         return Capacity(total, in_use, "cpu", about["name"], dict.fromkeys(precisions, 0))
     known = {one: cache.measured(about, one, "workspaces", measure=measure) for one in precisions}
     measured = {precision: int(kept.rate) for precision, kept in known.items() if kept is not None}
-    return Capacity(total, in_use, "cuda", about["name"], workspaces_by_default(about.get("arch", "")) | measured)
+    return Capacity(
+        total,
+        in_use,
+        "cuda",
+        about["name"],
+        workspaces_by_default(about.get("arch", "")) | measured,
+    )
 
 
 def workspaces_by_default(arch: str) -> dict[str, int]:
@@ -81,7 +106,8 @@ def workspaces_by_default(arch: str) -> dict[str, int]:
 
 
 def capacity_elsewhere(device_memory: int | None, target: Datasheet | None = None) -> Capacity:
-    """Of another GPU, with nothing in use but a context: --device-memory, else what the device reports."""
+    """Of another GPU, with nothing in use but a context:
+    --device-memory, else what the device reports."""
     total, source = device_memory, "--device-memory"
     if not device_memory:
         total, source = target.memory_mb * MB, target.memory_source

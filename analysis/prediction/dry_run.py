@@ -18,7 +18,8 @@ from harness.model.workload import Workload, check_shards
 def dry_run(workload: Workload, profiling: ProfilerConfig, args: argparse.Namespace) -> None:
     """Print what a step of the workload will need, and write prediction.json if there is a folder.
 
-    args: the flags of harness.run.flag_combinations.PredictionConfig, and --verbose.  Raises UserError.
+    args: the flags of harness.run.flag_combinations.PredictionConfig,
+    and --verbose.  Raises UserError.
     """
     training = workload.training
     targets = [] if args.target_device is None else rows_named(args.target_device)

@@ -1,8 +1,8 @@
-"""How long will a step take?  Every operator of a step on fake tensors at rates that the device reaches, as the host
-launches them: docs/expected_time.md.
+"""How long will a step take?  Every operator of a step on fake tensors at rates that the device
+reaches, as the host launches them: docs/expected_time.md.
 
-A kernel takes its arithmetic or its traffic, whichever is longer, and begins when the one before has ended and the host
-has launched it.  Collectives run beside, one after another.
+A kernel takes its arithmetic or its traffic, whichever is longer, and begins when the one before
+has ended and the host has launched it.  Collectives run beside, one after another.
 """
 
 import math
@@ -28,16 +28,28 @@ from harness.instruments.memory_tracker import local_part
 from harness.model.workload import Workload
 from harness.ranks.collective_calls import CollectiveCounter, kind_of_collective
 
-# Rows and columns of a tile of the output, and the share of the peak that it reaches, as a rough rule: smaller tiles
-# read more for each operation.
+# Rows and columns of a tile of the output, and the share of the peak that it reaches, as a rough
+# rule: smaller tiles read more for each operation.
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 64, 0.6))
-SPLITS, LEAST_OF_SPLIT, SPLIT_COST = (1, 2, 4, 8), 512, 0.9  # parts of the sum over k, no shorter than that
+SPLITS, LEAST_OF_SPLIT, SPLIT_COST = (
+    (1, 2, 4, 8),
+    512,
+    0.9,
+)  # parts of the sum over k, no shorter than that
 RAMP = 64  # of k, which a tile takes to fill its pipeline
-FULL_LENGTH, SHORTER = 2048, 0.2  # keys from which on attention has its rate; below it, this power of the share
-TENSORS_OF_LAUNCH, TENSOR_US = 36, 0.4  # of an operator on lists, and what each of them takes the host
+FULL_LENGTH, SHORTER = (
+    2048,
+    0.2,
+)  # keys from which on attention has its rate; below it, this power of the share
+TENSORS_OF_LAUNCH, TENSOR_US = (
+    36,
+    0.4,
+)  # of an operator on lists, and what each of them takes the host
 NEVER_AHEAD = 0.99  # of the step: if its launches take the host longer, it is as long as they
 CLASSES = ("matmul", "attention", "other_kernels", "exposed_communication", "waiting_for_host")
-BOUNDS = dict(zip(CLASSES, ("compute", "compute", "memory", "communication", "launch"), strict=True))
+BOUNDS = dict(
+    zip(CLASSES, ("compute", "compute", "memory", "communication", "launch"), strict=True)
+)
 
 
 @dataclass(frozen=True)
@@ -59,8 +71,8 @@ class Operator:
 class OperatorLog(WorkCounter):
     """The operators of a step in the order in which the host calls them.
 
-    fused: those between two matmuls that a compiler makes one kernel of read and write only what is there before or
-    after; the first stands for all of them.
+    fused: those between two matmuls that a compiler makes one kernel of read and write only what is
+    there before or after; the first stands for all of them.
     """
 
     def __init__(self, fused: bool = False):
@@ -81,26 +93,44 @@ class OperatorLog(WorkCounter):
         if self.segments[-1] == "data":
             return out
         mine, named, made = args, kwargs, out
-        if torch.distributed.is_available() and torch.distributed.is_initialized():  # else there are no shards
+        if (
+            torch.distributed.is_available() and torch.distributed.is_initialized()
+        ):  # else there are no shards
             mine, named, made = tree_map_only(torch.Tensor, local_part, (args, kwargs, out))
         name, collective = func.overloadpacket.__name__, kind_of_collective(func)
-        given = {**dict(zip((one.name for one in func._schema.arguments), mine, strict=False)), **named}
+        given = {
+            **dict(zip((one.name for one in func._schema.arguments), mine, strict=False)),
+            **named,
+        }
         read, written = ([], []) if collective else accesses(func, given, made)
         if not (written or collective):
             self.views += 1
             return out
         formula = flop_registry.get(func.overloadpacket)
         flops = int(formula(*mine, **named, out_val=made)) if formula else 0
-        kind = collective or ("other_kernels" if not flops else "attention" if "attention" in name else "matmul")
-        size = CollectiveCounter().count(func, mine) if collective else sum(size for _, size in read + written)
+        kind = collective or (
+            "other_kernels" if not flops else "attention" if "attention" in name else "matmul"
+        )
+        size = (
+            CollectiveCounter().count(func, mine)
+            if collective
+            else sum(size for _, size in read + written)
+        )
         factors = [x for x in tensors_in(mine) if x.dim() > 1] if flops else []
         shaped = factors[:1] if kind == "attention" else tensors_in(made)[:1]
         about = (factors[0].dtype if factors else None, tuple(shaped[0].shape) if shaped else ())
-        listed = max((len(tensors_in(one)) for one in (*mine, *named.values()) if isinstance(one, list)), default=0)
+        listed = max(
+            (len(tensors_in(one)) for one in (*mine, *named.values()) if isinstance(one, list)),
+            default=0,
+        )
         phase, least = (len(self.segments), self.segments[-1]), flops - masked_flops(given, flops)
         self.operators.append(Operator(*phase, name, kind, least, size, *about, self.views, listed))
         self.views = 0
-        alone = kind != "other_kernels" or func.namespace == "fsdp" or name.startswith(("_foreach", "_fused"))
+        alone = (
+            kind != "other_kernels"
+            or func.namespace == "fsdp"
+            or name.startswith(("_foreach", "_fused"))
+        )
         if alone or not self.fused:
             self.end_of_kernel(len(self.operators) - 1)
         else:
@@ -120,26 +150,30 @@ class OperatorLog(WorkCounter):
         if self.began is not None:
             left = sum(size for storage, size in self.made.values() if storage() is not None)
             views = sum(one.views for one in self.operators[self.began : end])
-            whole = replace(self.operators[self.began], bytes=sum(self.read.values()) + left, views=views)
+            whole = replace(
+                self.operators[self.began], bytes=sum(self.read.values()) + left, views=views
+            )
             self.operators[self.began : end] = [whole]
             self.began = None
 
 
 def operators_of(workload: Workload, on_gpu: bool) -> list[Operator]:
-    """Of a step of rank 0.  All micro-batches but the last do the same: of several, two are run.  A compiled step is
-    told from the one that is not."""
+    """Of a step of rank 0.  All micro-batches but the last do the same: of several, two are run.  A
+    compiled step is told from the one that is not."""
     micro_steps, fused = workload.micro_steps, workload.compiled
     workload = workload.with_settings(compile=False)
     if micro_steps > 2:
         size = workload.batch_size // micro_steps * 2
         workload = workload.with_settings(batch_size=size, gradient_accumulation_steps=2)
     log = fake_step(workload, on_gpu, lambda *model: OperatorLog(fused), ranks=True)
-    first = log.segments.index("backward") + 1 if micro_steps > 2 and "backward" in log.segments else 0
+    first = (
+        log.segments.index("backward") + 1 if micro_steps > 2 and "backward" in log.segments else 0
+    )
     before = [one for one in log.operators if one.segment <= first]
     return before * (micro_steps - 2 if before else 0) + log.operators
 
 
-# ---- Of the device -------------------------------------------------------------------------------------------------
+# ---- Of the device -------------------------------------------------------------------------------
 
 
 def kernel_seconds(one: Operator, rates: Rates, tf32: bool) -> float:
@@ -151,7 +185,9 @@ def kernel_seconds(one: Operator, rates: Rates, tf32: bool) -> float:
     dtype = ("tf32" if tf32 else "fp32") if one.dtype is torch.float32 else "bf16"
     if one.kind == "matmul":
         return max(moved, one.flops / rates.matmul[dtype] / tile_share(one, rates.units))
-    rate = rates.attention if dtype == "bf16" else min(rates.attention, rates.matmul["fp32"])  # none has tf32
+    rate = (
+        rates.attention if dtype == "bf16" else min(rates.attention, rates.matmul["fp32"])
+    )  # none has tf32
     return max(moved, one.flops / rate / min(1.0, (one.shape[-2] / FULL_LENGTH) ** SHORTER))
 
 
@@ -162,7 +198,8 @@ def kernel_us(one: Operator, rates: Rates, tf32: bool, on_gpu: bool = True) -> f
 
 
 def tile_share(one: Operator, units: int) -> float:
-    """How much of its rate a matmul of this shape reaches: multiprocessors compute whole tiles, wave after wave."""
+    """How much of its rate a matmul of this shape reaches: multiprocessors compute whole tiles,
+    wave after wave."""
     if not units or len(one.shape) < 2 or "convolution" in one.name:
         return 1.0
     *batch, m, n = one.shape
@@ -178,7 +215,7 @@ def tile_share(one: Operator, units: int) -> float:
     return best * k / (k + RAMP)
 
 
-# ---- Of a step -----------------------------------------------------------------------------------------------------
+# ---- Of a step -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -193,9 +230,11 @@ class Setting:
     on_gpu: bool = True  # the host runs ahead; a CPU does each operator when it is called
 
 
-def expected_parts(operators: list[Operator], setting: Setting) -> tuple[dict[str, float], int, float]:
-    """Milliseconds of a step by class, which add up to it, its launches, and the time that they take the host: of the
-    second of two steps, since the host may run ahead into the next."""
+def expected_parts(
+    operators: list[Operator], setting: Setting
+) -> tuple[dict[str, float], int, float]:
+    """Milliseconds of a step by class, which add up to it, its launches, and the time that they
+    take the host: of the second of two steps, since the host may run ahead into the next."""
     launch, view = (OVERHEADS[f"{setting.host}{name}"] for name in ("launch", "view"))
     host = gpu = sent = gathered = copied = 0.0  # until when each is busy, in us
     for _ in range(2):
@@ -205,14 +244,27 @@ def expected_parts(operators: list[Operator], setting: Setting) -> tuple[dict[st
             busy += one.views * view
             if one.kind not in CLASSES:
                 row = {"kind": one.kind, "calls": 1, "bytes": one.bytes}
-                taken = 1e3 * setting.network.time_ms([row], setting.world_size) + OVERHEADS["collective"]
+                taken = (
+                    1e3 * setting.network.time_ms([row], setting.world_size)
+                    + OVERHEADS["collective"]
+                )
                 gather = one.kind == "all_gather"
                 sent = max(sent, host, copied if gather else gpu) + taken
                 gathered = sent if gather else gathered
                 continue
             now = launch + TENSOR_US * one.tensors
-            host, busy, launches = host + now, busy + now, launches + max(1, math.ceil(one.tensors / TENSORS_OF_LAUNCH))
-            needed = gathered if one.name == "split_with_sizes_copy" else sent if one.phase == "optimizer" else 0.0
+            host, busy, launches = (
+                host + now,
+                busy + now,
+                launches + max(1, math.ceil(one.tensors / TENSORS_OF_LAUNCH)),
+            )
+            needed = (
+                gathered
+                if one.name == "split_with_sizes_copy"
+                else sent
+                if one.phase == "optimizer"
+                else 0.0
+            )
             for name, until in (("exposed_communication", needed), ("waiting_for_host", host)):
                 parts[name] += max(0.0, until - gpu)
                 gpu = max(gpu, until)
@@ -220,32 +272,47 @@ def expected_parts(operators: list[Operator], setting: Setting) -> tuple[dict[st
             parts[one.kind] += taken
             gpu += taken
             # FSDP gathers what has been updated, and the next only when this one is copied out.
-            copied = gpu if one.name == "split_with_sizes_copy" or one.phase == "optimizer" else copied
+            copied = (
+                gpu if one.name == "split_with_sizes_copy" or one.phase == "optimizer" else copied
+            )
             host = host if setting.on_gpu else gpu
-        parts["exposed_communication"] += max(0.0, sent - gpu)  # what ZeRO broadcasts once it has updated
+        parts["exposed_communication"] += max(
+            0.0, sent - gpu
+        )  # what ZeRO broadcasts once it has updated
         gpu = max(gpu, sent)
     return {name: us / 1e3 for name, us in parts.items()}, launches, busy / 1e3
 
 
 def bound_of(parts: dict[str, float], host_ms: float, on_gpu: bool = True) -> str:
-    """The longest part, in the words of a verdict.  The step of a host that is never ahead is as long as its launches,
-    however long kernels take meanwhile."""
+    """The longest part, in the words of a verdict.  The step of a host that is never ahead is as
+    long as its launches, however long kernels take meanwhile."""
     never_ahead = on_gpu and host_ms > NEVER_AHEAD * sum(parts.values())
     return "launch" if never_ahead else BOUNDS[max(parts, key=parts.get)]
 
 
 def rates_of(device: dict, precision: str, measure: str) -> Rates | None:
-    """Of a device as in environment.json: those that times of steps confirm, of a CPU those measured here earlier."""
+    """Of a device as in environment.json: those that times of steps confirm, of a CPU those
+    measured here earlier."""
     if device.get("type") != "cpu":
         found = datasheet(device)
         return achievable_rates(found[0]) if found and found[1] == 1 else None
-    ceilings = {name: compute_ceilings(device, name, measure=measure) for name in {precision, "fp32"}}
+    ceilings = {
+        name: compute_ceilings(device, name, measure=measure) for name in {precision, "fp32"}
+    }
     ceilings["bandwidth"] = bandwidth_ceilings(device, measure=measure)
     # Of each the first.
-    rates = {name: one.rate for name, found in ceilings.items() for one in found[::-1] if one.kind == "measured"}
+    rates = {
+        name: one.rate
+        for name, found in ceilings.items()
+        for one in found[::-1]
+        if one.kind == "measured"
+    }
     if precision not in rates or "bandwidth" not in rates:
         return None
-    every, bandwidth = dict.fromkeys(("bf16", "tf32", "fp32"), rates[precision]), rates.pop("bandwidth")
+    every, bandwidth = (
+        dict.fromkeys(("bf16", "tf32", "fp32"), rates[precision]),
+        rates.pop("bandwidth"),
+    )
     return Rates(every | rates, rates[precision], bandwidth, 0, "measured here")
 
 
@@ -257,26 +324,43 @@ def setting_of(workload: Workload, rates: Rates) -> Setting:
 
 
 def expected_step_time(
-    workload: Workload, device: dict, network: Network | None, peak: str | float = "auto", measure: str = "kept"
+    workload: Workload,
+    device: dict,
+    network: Network | None,
+    peak: str | float = "auto",
+    measure: str = "kept",
 ) -> dict:
-    """`expected_step_time_ms`, of documents.run.ExpectedTime, or why it is not known.  The arguments are those of
-    prediction.document.time_bounds()."""
+    """`expected_step_time_ms`, of documents.run.ExpectedTime, or why it is not known.  The
+    arguments are those of prediction.document.time_bounds()."""
     rates, parallel = rates_of(device, workload.precision, measure), workload.parallel
     if rates is None:
-        return unknown(NOT_MEASURED if device.get("type") == "cpu" else NO_RATES, "expected_step_time_ms")
+        return unknown(
+            NOT_MEASURED if device.get("type") == "cpu" else NO_RATES, "expected_step_time_ms"
+        )
     if parallel.world_size > 1 and network is None:
         return unknown(NO_NETWORK, "expected_step_time_ms")
     if network and network.one_node:
         # That switches may sum is part of the bound alone.
-        network = replace(network, gb_per_sec=OVERHEADS["network share"] * network.gb_per_sec, by_kind={})
+        network = replace(
+            network, gb_per_sec=OVERHEADS["network share"] * network.gb_per_sec, by_kind={}
+        )
     on_gpu = device["type"] != "cpu"
-    setting = replace(setting_of(workload, rates), network=network, **{} if on_gpu else {"host": "", "on_gpu": False})
+    setting = replace(
+        setting_of(workload, rates),
+        network=network,
+        **{} if on_gpu else {"host": "", "on_gpu": False},
+    )
     peaks = compute_ceilings(device, workload.precision, peak, measure=measure)
     flops, (low, high) = flops_of_step(workload)[1], (LOW, HIGH) if on_gpu else (None, None)
     parts, launches, host_ms = expected_parts(operators_of(workload, setting.on_gpu), setting)
     median = sum(parts.values())
     found = {
-        **{"median": median, "low": low and low * median, "high": high and high * median, "by_class": parts},
+        **{
+            "median": median,
+            "low": low and low * median,
+            "high": high and high * median,
+            "by_class": parts,
+        },
         "tokens_per_sec": 1e3 * workload.batch_size * max(1, workload.seq_len) / median,
         "mfu_percent": 1e5 * flops / median / peaks[0].rate if peaks else None,
         **{"bound": bound_of(parts, host_ms, on_gpu), "launches": launches, "host_ms": host_ms},

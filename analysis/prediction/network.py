@@ -1,5 +1,5 @@
-"""How long do collectives take on a network?  The model alpha + bytes / beta, fitted to measured ones, and kept by
-run_collective_benchmark.py for --network measured."""
+"""How long do collectives take on a network?  The model alpha + bytes / beta, fitted to measured
+ones, and kept by run_collective_benchmark.py for --network measured."""
 
 from dataclasses import dataclass, field
 
@@ -23,29 +23,38 @@ class Network:
     gb_per_sec: float  # bus bandwidth of a rank, in 10^9 bytes/s
     source: str
     latency_us: float | None = None  # of a call; None: not counted
-    by_kind: dict[str, tuple[float, float]] = field(default_factory=dict)  # the two of single kinds, where measured
+    by_kind: dict[str, tuple[float, float]] = field(
+        default_factory=dict
+    )  # the two of single kinds, where measured
     measured_ranks: int | None = None  # None: not measured
     one_node: bool = False  # more ranks than a node has use another network too
 
     def source_for(self, world_size: int) -> str:
-        """The source; with a caution where fewer ranks were measured.  Two of eight GPUs use one link of each, which on
-        MI300X is 48 of 313 GB/s; ranks of several nodes share what is slower."""
+        """The source; with a caution where fewer ranks were measured.  Two of eight GPUs use one
+        link of each, which on MI300X is 48 of 313 GB/s;
+        ranks of several nodes share what is slower."""
         if self.measured_ranks is None or self.measured_ranks >= world_size:
             return self.source
-        return f"{self.source}; {world_size} ranks may reach far more or less than {self.measured_ranks}"
+        return (
+            f"{self.source}; {world_size} ranks may reach far more or less than"
+            f" {self.measured_ranks}"
+        )
 
     def time_ms(self, collectives: list[dict], world_size: int) -> float:
         """Of all calls, one after another.  collectives: rows of kind, calls, bytes."""
         total_us = 0.0
         for row in collectives:
-            latency_us, rate = self.by_kind.get(row["kind"], (self.latency_us or 0.0, self.gb_per_sec))
+            latency_us, rate = self.by_kind.get(
+                row["kind"], (self.latency_us or 0.0, self.gb_per_sec)
+            )
             total_us += row["calls"] * latency_us + sent_bytes([row], world_size) / rate / 1e3
         return total_us / 1e3
 
 
 def fitted(rows: list[dict]) -> dict:
-    """alpha, beta and the error of time = alpha + sent / beta, by least squares on relative errors, so that short and
-    long calls count alike.  rows: kind, world_size, bytes, time_us, of at least two sizes."""
+    """alpha, beta and the error of time = alpha + sent / beta, by least squares on relative errors,
+    so that short and long calls count alike.  rows: kind, world_size, bytes, time_us, of at least
+    two sizes."""
     times = np.array([row["time_us"] for row in rows])
     sent = np.array([sent_bytes([row], row["world_size"]) for row in rows])
     terms = np.stack([1 / times, sent / times], axis=1)  # [rows, 2], in units of the measured time
@@ -60,7 +69,7 @@ def fitted(rows: list[dict]) -> dict:
     return line | {"residual": residual, "half_bytes": half}
 
 
-# ---- --network -----------------------------------------------------------------------------------------------------
+# ---- --network -----------------------------------------------------------------------------------
 
 
 def key_of(device: dict) -> str:
@@ -68,17 +77,24 @@ def key_of(device: dict) -> str:
 
 
 def keep_network(device: dict, measured: dict) -> None:
-    """Keep `fit`, `fits` and provenance of collective_benchmark.json, the newest of each device and host."""
+    """Keep `fit`, `fits` and provenance of collective_benchmark.json,
+    the newest of each device and host."""
     file = cache_file(CACHE)
     kept = cached_documents(file, measured.keys())
     keep_documents(file, kept | {f"{key_of(device)} | {measured['host']}": measured})
 
 
 def kept_networks(device: dict) -> dict[str, dict]:
-    """What run_collective_benchmark.py measured last on this kind of device, by host: hosts that share a home folder
-    share the cache."""
-    kept = cached_documents(cache_file(CACHE), {"fit", "fits", "world_size", "host", "when", "disturbed"})
-    return {entry["host"]: entry for key, entry in kept.items() if key.startswith(f"{key_of(device)} | ")}
+    """What run_collective_benchmark.py measured last on this kind of device, by host: hosts that
+    share a home folder share the cache."""
+    kept = cached_documents(
+        cache_file(CACHE), {"fit", "fits", "world_size", "host", "when", "disturbed"}
+    )
+    return {
+        entry["host"]: entry
+        for key, entry in kept.items()
+        if key.startswith(f"{key_of(device)} | ")
+    }
 
 
 def measured_network(environment: dict) -> Network | None:
@@ -104,29 +120,37 @@ def why_not_measured(environment: dict) -> str:
 
 
 def links_inside_node(device: str, world_size: int) -> Network | None:
-    """What the datasheet says of the links between as many devices of this name as a node has; None: unknown."""
+    """What the datasheet says of the links between as many devices of this name as a node has;
+    None: unknown."""
     row = base_row(device)
     if row is None or row.name not in LINKS or world_size > RANKS_OF_NODE:
         return None
     rate, kind = LINKS[row.name]
     if kind == "pairs":  # each GPU has a link of its own to each other one
         rate *= (world_size - 1) / (RANKS_OF_NODE - 1)
-    # Where switches sum, a rank sends its gradients once, not twice, so the bus bandwidth of an all-reduce exceeds that
-    # of the links: 482 of 450 GB/s between eight H200.
+    # Where switches sum, a rank sends its gradients once, not twice, so the bus bandwidth of an
+    # all-reduce exceeds that of the links: 482 of 450 GB/s between eight H200.
     summed = {"all_reduce": (0.0, 2 * rate)} if kind == "summing" else {}
-    source = "bus bandwidth of the datasheet's links" + ", of all-reduces up to twice that" * bool(summed)
+    source = "bus bandwidth of the datasheet's links" + ", of all-reduces up to twice that" * bool(
+        summed
+    )
     source += "; --network sets another"
     return Network(rate, source, by_kind=summed, one_node=True)
 
 
-def network_of(choice: float | str | None, environment: dict, elsewhere: bool = False) -> Network | None:
-    """The network of --network.  elsewhere: the prediction is for another machine.  Raises UserError."""
+def network_of(
+    choice: float | str | None, environment: dict, elsewhere: bool = False
+) -> Network | None:
+    """The network of --network.  elsewhere: the prediction is for another machine.
+    Raises UserError."""
     if choice is None:
         return None
     if choice != "measured":
         return Network(choice, "--network")
     if elsewhere:
-        raise UserError("--network measured: is that of this machine; for another device give GB/s", 2)
+        raise UserError(
+            "--network measured: is that of this machine; for another device give GB/s", 2
+        )
     if found := measured_network(environment):
         return found
     raise UserError(f"--network measured: {why_not_measured(environment)}")

@@ -11,13 +11,16 @@ from harness.model.workload import Workload
 
 
 def check_fits_in_memory(workload: Workload, device: torch.device, force: bool) -> None:
-    """Stop before allocations that cannot succeed: on a CPU the OOM killer would end the process without a message.
+    """Stop before allocations that cannot succeed: on a CPU the OOM killer would end the process
+    without a message.
 
-    A lower bound in closed form, where there is one, decides whether to run the prediction, which takes seconds.
-    Raises UserError.
+    A lower bound in closed form, where there is one, decides whether to run the prediction, which
+    takes seconds.  Raises UserError.
     """
     (total, in_use), at_least = memory_of_a_rank(device), workload.formulas.least_memory_bytes()
-    far_below = at_least is not None and at_least < (total - in_use) / 8  # the limit: not worth a prediction
+    far_below = (
+        at_least is not None and at_least < (total - in_use) / 8
+    )  # the limit: not worth a prediction
     if force or far_below:
         return
     if why := why_it_cannot_fit(workload, device):
@@ -25,11 +28,17 @@ def check_fits_in_memory(workload: Workload, device: torch.device, force: bool) 
 
 
 def why_it_cannot_fit(workload: Workload, device: torch.device) -> str | None:
-    """None if a run can fit, or if that cannot be predicted; what would fit is searched for only where it does not."""
-    capacity, on_gpu = capacity_of(device, [workload.precision], measure=True), device.type == "cuda"
+    """None if a run can fit, or if that cannot be predicted; what would fit is searched for only
+    where it does not."""
+    capacity, on_gpu = (
+        capacity_of(device, [workload.precision], measure=True),
+        device.type == "cuda",
+    )
     available = capacity.for_tensors(workload.precision)
     try:
-        peak = peak_bytes(workload.with_settings(compile=False), on_gpu)  # which is predicted sooner
+        peak = peak_bytes(
+            workload.with_settings(compile=False), on_gpu
+        )  # which is predicted sooner
     except FakeRunError:
         return None
     if peak <= available:

@@ -1,8 +1,9 @@
-"""How much memory does PyTorch's caching allocator reserve for a step?  By replaying its allocations with the rules of
-c10/cuda/CUDACachingAllocator.cpp.
+"""How much memory does PyTorch's caching allocator reserve for a step?  By replaying its
+allocations with the rules of c10/cuda/CUDACachingAllocator.cpp.
 
-What is reserved is more than what is live: a tensor takes the smallest free block that has room for it, the rest of the
-block stays free only for tensors that are no larger, and each stream has blocks of its own.
+What is reserved is more than what is live: a tensor takes the smallest free block that has room for
+it, the rest of the block stays free only for tensors that are no larger, and each stream has blocks
+of its own.
 """
 
 import bisect
@@ -14,7 +15,9 @@ from harness.instruments.memory_timeline import StepMemory
 ROUNDING = 512  # sizes are multiples of it
 SMALL = MB  # what is no larger has pools of its own, in segments of
 SMALL_SEGMENT, LARGE_SEGMENT = 2 * MB, 20 * MB
-OWN_SEGMENT = 10 * MB  # from here on a segment is as large as what asks for it, in multiples of SMALL_SEGMENT
+OWN_SEGMENT = (
+    10 * MB
+)  # from here on a segment is as large as what asks for it, in multiples of SMALL_SEGMENT
 STEPS = 3  # replayed after the first: later ones find the same blocks
 
 
@@ -29,24 +32,41 @@ class Block:
 
 
 class Pool:
-    """The blocks of one stream, small or large.  With expandable segments it has a single segment, which grows."""
+    """The blocks of one stream, small or large.  With expandable segments it has a single segment,
+    which grows."""
 
     def __init__(self, small: bool, expandable: bool):
         self.small, self.expandable = small, expandable
-        self.least_rest = ROUNDING if small or expandable else SMALL + 1  # that is split off a block
-        self.free: list[tuple[int, int, Block]] = []  # size, address, block: the smallest, then the lowest, first
+        self.least_rest = (
+            ROUNDING if small or expandable else SMALL + 1
+        )  # that is split off a block
+        self.free: list[
+            tuple[int, int, Block]
+        ] = []  # size, address, block: the smallest, then the lowest, first
         self.reserved = 0
         self.last: Block | None = None  # of the segment that can grow
 
     def allocate(self, size: int) -> Block:
-        """The smallest free block of this size, rounded, or a new one; the block that can grow only if no other has
-        room."""
+        """The smallest free block of this size, rounded, or a new one; the block that can grow only
+        if no other has room."""
         at = bisect.bisect_left(self.free, (size,))
         if self.expandable and at + 1 < len(self.free) and self.free[at][2] is self.last:
             at += 1
-        block = self.free.pop(at)[2] if at < len(self.free) else self.grown(size) if self.expandable else None
+        block = (
+            self.free.pop(at)[2]
+            if at < len(self.free)
+            else self.grown(size)
+            if self.expandable
+            else None
+        )
         if block is None:
-            rounded = SMALL_SEGMENT if self.small else LARGE_SEGMENT if size < OWN_SEGMENT else up(size, SMALL_SEGMENT)
+            rounded = (
+                SMALL_SEGMENT
+                if self.small
+                else LARGE_SEGMENT
+                if size < OWN_SEGMENT
+                else up(size, SMALL_SEGMENT)
+            )
             block = Block(self, self.reserved, rounded)
             self.reserved += rounded
         block.free = False
@@ -97,7 +117,8 @@ class Pool:
 
 
 class CachingAllocator:
-    """Of one device; nothing is returned to the driver, which the real one does before it runs out of memory."""
+    """Of one device; nothing is returned to the driver, which the real one does before it runs out
+    of memory."""
 
     def __init__(self, expandable: bool = False):
         self.expandable = expandable
@@ -119,20 +140,27 @@ def up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def needed_bytes(memory: StepMemory, on_gpu: bool, workspaces: int = 0, sizes: Sequence[int] | None = None) -> int:
-    """What has to be free for a step beside these workspaces: what a GPU's allocator reserves, else what is live."""
+def needed_bytes(
+    memory: StepMemory, on_gpu: bool, workspaces: int = 0, sizes: Sequence[int] | None = None
+) -> int:
+    """What has to be free for a step beside these workspaces: what a GPU's allocator reserves, else
+    what is live."""
     if on_gpu:
         return reserved_bytes(memory, [workspaces // 2] * 2, sizes=sizes) - workspaces
     return int(memory.live_bytes_at_allocations().max())
 
 
 def reserved_bytes(
-    memory: StepMemory, workspaces: Sequence[int] = (), expandable: bool = False, sizes: Sequence[int] | None = None
+    memory: StepMemory,
+    workspaces: Sequence[int] = (),
+    expandable: bool = False,
+    sizes: Sequence[int] | None = None,
 ) -> int:
-    """What is reserved after the first steps of a run, with these workspaces of the matmul libraries in the pool.
-    sizes: of the allocations, where they are not those of this step.
+    """What is reserved after the first steps of a run, with these workspaces of the matmul
+    libraries in the pool.  sizes: of the allocations, where they are not those of this step.
 
-    The first step has no optimizer state before its optimizer does; what outlives a step is freed at its end.
+    The first step has no optimizer state before its optimizer does; what outlives a step is freed
+    at its end.
     """
     allocator = CachingAllocator(expandable)
     blocks: dict[int, Block] = {}  # by index of the allocation
@@ -153,7 +181,10 @@ def reserved_bytes(
     state = [i for i in before if made[i].category == "optimizer"]
     events = [(made[i].born, i, allocate) for i in held if made[i].born > 0]
     events = sorted(events + [(made[i].died, i, free) for i in held if made[i].died is not None])
-    updates = min((phase.first for phase in memory.phases if phase.name == "optimizer"), default=len(memory.places))
+    updates = min(
+        (phase.first for phase in memory.phases if phase.name == "optimizer"),
+        default=len(memory.places),
+    )
     for size in workspaces:
         allocator.allocate(size)
     allocate([i for i in before if made[i].category != "optimizer"])

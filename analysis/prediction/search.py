@@ -7,7 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from analysis.prediction.memory import bytes_on_other_ranks, peak_bytes, persistent_bytes, predicted_memory
+from analysis.prediction.memory import (
+    bytes_on_other_ranks,
+    peak_bytes,
+    persistent_bytes,
+    predicted_memory,
+)
 from analysis.prediction.reserved import needed_bytes
 from analysis.work.fake_step import FakeRunError
 from harness.base.console import progress_bar
@@ -32,16 +37,19 @@ def first_where(holds: Callable[[int], bool], above: int, most: int) -> int | No
     return found if found <= most else None
 
 
-# ---- Samples and tokens --------------------------------------------------------------------------------------------
+# ---- Samples and tokens --------------------------------------------------------------------------
 
 
 class OtherStepError(Exception):
-    """A step of another size cannot be run, or does not make the same allocations: only a file's may be so."""
+    """A step of another size cannot be run, or does not make the same allocations: only a file's
+    may be so."""
 
 
 def largest_sizes(workload: Workload, on_gpu: bool, capacity: int, workspaces: int = 0) -> dict:
-    """`max_batch_size` and `max_seq_len` of prediction.json, each null if that cannot be predicted."""
-    not_compiled = workload.with_settings(compile=False)  # compiling for each size of a search would take minutes
+    """`max_batch_size` and `max_seq_len` of prediction.json, null if that cannot be predicted."""
+    not_compiled = workload.with_settings(
+        compile=False
+    )  # compiling for each size of a search would take minutes
     sizes = {}
     for name in progress_bar("Searching for what fits", ("batch_size", "seq_len")):
         if name not in workload.scales:
@@ -54,9 +62,12 @@ def largest_sizes(workload: Workload, on_gpu: bool, capacity: int, workspaces: i
     return sizes
 
 
-def largest_size(workload: Workload, on_gpu: bool, capacity: int, setting: str, workspaces: int = 0) -> int:
-    """The largest `batch_size`, in samples per step and a multiple of the micro-batches, or `seq_len`, in tokens per
-    sample, that fits into the capacity beside the workspaces; 0 if not even one does."""
+def largest_size(
+    workload: Workload, on_gpu: bool, capacity: int, setting: str, workspaces: int = 0
+) -> int:
+    """The largest `batch_size`, in samples per step and a multiple of the micro-batches, or
+    `seq_len`, in tokens per sample, that fits into the capacity beside the workspaces; 0 if not
+    even one does."""
     unit, degree = (workload.micro_steps, 1) if setting == "batch_size" else (1, 2)
     if persistent_bytes(workload) - bytes_on_other_ranks(workload) > capacity:
         return 0
@@ -67,21 +78,27 @@ def largest_size(workload: Workload, on_gpu: bool, capacity: int, setting: str, 
         try:
             return predicted_memory(workload.with_settings(**{setting: n * unit}), on_gpu)
         except FakeRunError as error:
-            raise OtherStepError(f"it takes no other {setting.replace('_', ' ')}: {error}") from error
+            raise OtherStepError(
+                f"it takes no other {setting.replace('_', ' ')}: {error}"
+            ) from error
 
     def live(n: int) -> np.ndarray:
         found = memory_of(n).live_bytes_at_allocations()
         if n > 1:
             sizes[n] = len(found)
         if len({*sizes.values()}) > 1:
-            raise OtherStepError(f"with another {setting.replace('_', ' ')} it is another step, with other tensors")
+            raise OtherStepError(
+                f"with another {setting.replace('_', ' ')} it is another step, with other tensors"
+            )
         return found
 
     at = max(2, getattr(workload, setting) // unit)
     most = largest_that_fits(live, at, degree, capacity)
     if not on_gpu or most == 0:
         return unit * most
-    sizes_at = polynomials([np.array([a.bytes for a in memory_of(at + i).allocations]) for i in range(degree + 1)])
+    sizes_at = polynomials(
+        [np.array([a.bytes for a in memory_of(at + i).allocations]) for i in range(degree + 1)]
+    )
 
     def reserves_too_much(n: int) -> bool:
         sizes = sizes_at(n - at) if n > 1 else None
@@ -92,18 +109,24 @@ def largest_size(workload: Workload, on_gpu: bool, capacity: int, setting: str, 
 
 def polynomials(known: list[np.ndarray]) -> Callable[[int], np.ndarray]:
     """The values of polynomials at any whole number, from those at 0 and 1, or at 0, 1 and 2."""
-    zero, one, *two = (values.astype(object) for values in known)  # Python's numbers, which have no largest
+    zero, one, *two = (
+        values.astype(object) for values in known
+    )  # Python's numbers, which have no largest
     first, second = one - zero, two[0] - 2 * one + zero if two else 0
     return lambda k: zero + k * first + (k * (k - 1) // 2) * second
 
 
-def largest_that_fits(live: Callable[[int], np.ndarray], at: int, degree: int, capacity: int) -> int:
-    """The largest n for which a step never needs more than capacity; live(n) are its live bytes at each allocation.
+def largest_that_fits(
+    live: Callable[[int], np.ndarray], at: int, degree: int, capacity: int
+) -> int:
+    """The largest n for which a step never needs more than capacity; live(n) are its live bytes at
+    each allocation.
 
     0 if not even one fits.
 
-    From n = 2 on a step makes the same allocations whatever n is, and the size of each is a polynomial in n of known
-    degree, 1 or 2: fake-tensor runs at degree + 1 values of n determine all others exactly.
+    From n = 2 on a step makes the same allocations whatever n is, and the size of each is a
+    polynomial in n of known degree, 1 or 2: fake-tensor runs at degree + 1 values of n determine
+    all others exactly.
     """
     at = max(2, at)
     live_at = polynomials([live(at + i) for i in range(degree + 1)])
@@ -116,7 +139,7 @@ def largest_that_fits(live: Callable[[int], np.ndarray], at: int, degree: int, c
     return (first_where(too_large, 2, MOST_TOKENS) or MOST_TOKENS) - 1
 
 
-# ---- Ranks and other settings --------------------------------------------------------------------------------------
+# ---- Ranks and other settings --------------------------------------------------------------------
 
 
 def first_world_size(holds: Callable[[int], bool]) -> int | None:
@@ -124,8 +147,11 @@ def first_world_size(holds: Callable[[int], bool]) -> int | None:
     return first_where(holds, 1, MOST_RANKS)
 
 
-def smallest_world_size(workload: Workload, on_gpu: bool, capacity: int, workspaces: int = 0) -> int | None:
-    """The fewest ranks, at least two, on which a step of this batch per rank fits; None if there is no such number."""
+def smallest_world_size(
+    workload: Workload, on_gpu: bool, capacity: int, workspaces: int = 0
+) -> int | None:
+    """The fewest ranks, at least two, on which a step of this batch per rank fits; None if there is
+    no such number."""
     if workload.parallel.parallel not in SHARDING:
         return None
     limit = most_ranks(workload)[0]
@@ -145,20 +171,29 @@ def smallest_world_size(workload: Workload, on_gpu: bool, capacity: int, workspa
         found = first_world_size(fits)
     else:
         now = workload.parallel.world_size
-        most_live = capacity * int(live(now).max()) // live_and_needed(now)[1]  # if as large a share is free there
+        most_live = (
+            capacity * int(live(now).max()) // live_and_needed(now)[1]
+        )  # if as large a share is free there
         found = first_world_size_with_shards(live, fits, now, most_live, limit)
     return found if found and found <= limit else None
 
 
 def first_world_size_with_shards(
-    live: Callable[[int], np.ndarray], fits: Callable[[int], bool], now: int, capacity: int, limit: int
+    live: Callable[[int], np.ndarray],
+    fits: Callable[[int], bool],
+    now: int,
+    capacity: int,
+    limit: int,
 ) -> int | None:
-    """The same, from few calls of live(ranks), the bytes at each allocation: any number of ranks makes the same
-    allocations, constants plus shards.  Two numbers tell about where the limit is, neighbors find it exactly."""
+    """The same, from few calls of live(ranks), the bytes at each allocation: any number of ranks
+    makes the same allocations, constants plus shards.  Two numbers tell about where the limit is,
+    neighbors find it exactly."""
     other = max(2, now // 2) if now > 2 else 2 * now
     if live(now).shape != live(other).shape:
         return first_world_size(fits)
-    shards = (live(other) - live(now)) / (1 / other - 1 / now)  # bytes that are divided among the ranks
+    shards = (live(other) - live(now)) / (
+        1 / other - 1 / now
+    )  # bytes that are divided among the ranks
     constant = live(now) - shards / now
     if constant.max() >= capacity:
         return None
@@ -174,19 +209,32 @@ def remedies(workload: Workload) -> list[dict]:
     """Settings of this workload that lower the peak, one at a time, and all together at the end."""
     settings = workload.settings()["training"]
     lower = [one for one in OPTIMIZATIONS if one.saves_memory]
-    changes = [{one.setting: one.value} for one in lower if settings.get(one.setting, one.value) != one.value]
-    return changes + ([{name: value for one in changes for name, value in one.items()}] if len(changes) > 1 else [])
+    changes = [
+        {one.setting: one.value}
+        for one in lower
+        if settings.get(one.setting, one.value) != one.value
+    ]
+    return changes + (
+        [{name: value for one in changes for name, value in one.items()}]
+        if len(changes) > 1
+        else []
+    )
 
 
-def with_change(workload: Workload, change: dict, on_gpu: bool, capacity: int, workspaces: int = 0) -> dict:
-    """A row of `would_fit`: the flags of these settings, the peak of a step with them, and whether it fits."""
+def with_change(
+    workload: Workload, change: dict, on_gpu: bool, capacity: int, workspaces: int = 0
+) -> dict:
+    """A row of `would_fit`: the flags of these settings, the peak of a step with them, and whether
+    it fits."""
     workload = workload.with_settings(**change)
     fits = needed_bytes(predicted_memory(workload, on_gpu), on_gpu, workspaces) <= capacity
     flags = " ".join(flag_of(name, value) for name, value in change.items())
     return {"flags": flags, "peak_memory_mb": peak_bytes(workload, on_gpu) / MB, "fits": fits}
 
 
-def what_would_fit(workload: Workload, on_gpu: bool, capacity: int, workspaces: int = 0) -> list[dict]:
+def what_would_fit(
+    workload: Workload, on_gpu: bool, capacity: int, workspaces: int = 0
+) -> list[dict]:
     """Such a row for each of the remedies."""
     changes = progress_bar("Searching for what would fit", remedies(workload))
     return [with_change(workload, change, on_gpu, capacity, workspaces) for change in changes]

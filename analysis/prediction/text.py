@@ -23,8 +23,11 @@ KEPT_COLUMNS = [
 ]
 
 
-def prediction_lines(document: dict, verbose: bool = False, typed: Sequence[str] = ("tiny_llama_v1.py",)) -> list[str]:
-    """What a dry run prints.  verbose: with the tables.  typed: its command line, from the script on."""
+def prediction_lines(
+    document: dict, verbose: bool = False, typed: Sequence[str] = ("tiny_llama_v1.py",)
+) -> list[str]:
+    """What a dry run prints.  verbose: with the tables.
+    typed: its command line, from the script on."""
     unit = (1, "MB") if document["peak_memory_mb"] < 1024 else (1024, "GB")
     facts = {
         **target_facts(document),
@@ -39,11 +42,21 @@ def prediction_lines(document: dict, verbose: bool = False, typed: Sequence[str]
     left = ANSWER_LINES - len(head)
     # The lines about communication, and those that need two, leave no room for these.
     apart = document["world_size"] > 1 or len(facts) + len(more) + 1 > left
-    lines = [*as_text(prediction_section(document, more if apart else {}))[1:], ""] if verbose else []
+    lines = (
+        [*as_text(prediction_section(document, more if apart else {}))[1:], ""] if verbose else []
+    )
     facts |= {} if apart else more
     facts["Next"] = next_step(document, typed)
-    optional = ["Work", "  made of", *(["May come on top"] * ("MAY NOT" not in facts.get("May come on top", "")))]
-    return [*lines, *head, *answer(facts, left, whole=["Step time", "Expected", "Next"], optional=optional)]
+    optional = [
+        "Work",
+        "  made of",
+        *(["May come on top"] * ("MAY NOT" not in facts.get("May come on top", ""))),
+    ]
+    return [
+        *lines,
+        *head,
+        *answer(facts, left, whole=["Step time", "Expected", "Next"], optional=optional),
+    ]
 
 
 def shape_text(document: dict) -> str:
@@ -55,7 +68,10 @@ def shape_text(document: dict) -> str:
     if document["world_size"] > 1:
         text += f", on each of {document['world_size']:,} ranks, {document['parallel']}"
         if document["parallel"] != "fsdp":
-            text += f" with gradients {'as views of' if training['gradient_as_bucket_view'] else 'copied to'} buckets"
+            text += (
+                " with gradients"
+                f" {'as views of' if training['gradient_as_bucket_view'] else 'copied to'} buckets"
+            )
     return text + "".join(f", {flag}" for flag in flags_in_use(training))
 
 
@@ -86,8 +102,13 @@ def size_facts(document: dict) -> dict[str, str]:
         of_tokens = f" of {training['seq_len']:,} tokens" if training["seq_len"] > 1 else ""
         facts["Largest batch"] = f"{size_text(batch)} samples{of_tokens} would fit"
     if seq is not None:
-        facts["Longest sequence"] = f"{size_text(seq)} tokens, {training['batch_size']:,} samples, would fit"
-    work = f"{rounded(document['step_flops'] / 1e9)} GFLOPs per step with {document['parameters']:,} parameters"
+        facts["Longest sequence"] = (
+            f"{size_text(seq)} tokens, {training['batch_size']:,} samples, would fit"
+        )
+    work = (
+        f"{rounded(document['step_flops'] / 1e9)} GFLOPs per step with {document['parameters']:,}"
+        " parameters"
+    )
     return facts | {"Work": work}
 
 
@@ -96,11 +117,22 @@ def size_text(n: int) -> str:
 
 
 def next_step(document: dict, typed: Sequence[str]) -> str:
-    """The command that trains what was predicted, or what to change first; typed: the command line, from the script."""
-    target, training, ranks = document["target_device"], document["training"], document["world_size"]
-    if target and (missing := missing_arithmetic(arithmetic(training), target["name"], target["arch"])):
+    """The command that trains what was predicted, or what to change first; typed: the command line,
+    from the script."""
+    target, training, ranks = (
+        document["target_device"],
+        document["training"],
+        document["world_size"],
+    )
+    if target and (
+        missing := missing_arithmetic(arithmetic(training), target["name"], target["arch"])
+    ):
         return f"--precision {training['precision']} cannot train there: {missing}"
-    smaller = [] if document["fits"] else [word for flag in flags_that_fit(document)[:1] for word in flag.split()]
+    smaller = (
+        []
+        if document["fits"]
+        else [word for flag in flags_that_fit(document)[:1] for word in flag.split()]
+    )
     command = started([*that_train(typed, *smaller[:1]), *smaller], ranks)
     if document["fits"]:
         return (f"on {target['name']}: " if target else "") + command
@@ -108,12 +140,15 @@ def next_step(document: dict, typed: Sequence[str]) -> str:
 
 
 def started(command: Sequence[str], ranks: int) -> str:
-    """The command line that starts a script with its flags on so many ranks: under Slurm if a node has fewer."""
+    """The command line that starts a script with its flags on so many ranks: under Slurm if a node
+    has fewer."""
     script, *flags = command
     if ranks > RANKS_OF_NODE:
         what = "profile" if script == "run_pytorch_profiler.py" else "train"
         return f"srun --ntasks {ranks} ./launch_multi_node.sh {shlex.join([what, *flags])}"
-    return (f"torchrun --nproc-per-node {ranks} " if ranks > 1 else "python3 ") + shlex.join(command)
+    return (f"torchrun --nproc-per-node {ranks} " if ranks > 1 else "python3 ") + shlex.join(
+        command
+    )
 
 
 def that_train(typed: Sequence[str], *but: str) -> list[str]:
@@ -128,13 +163,22 @@ def that_train(typed: Sequence[str], *but: str) -> list[str]:
 
 
 def prediction_section(document: dict, facts: dict[str, str]) -> Section:
-    """These facts and the sources of the figures, then the tables of the peak, of its largest tensors, and of what is
-    kept and sent."""
+    """These facts and the sources of the figures, then the tables of the peak, of its largest
+    tensors, and of what is kept and sent."""
     bounds, peak = document["step_time_bounds"], document["peak_memory_mb"]
-    rows = [{"name": name, "mb": mb} for name, mb in (document["memory_by_category_mb"] | {"sum": peak}).items()]
-    at_peak = [column("category", "name", left=True), column("MB", "mb", ",.1f"), column("share", "mb", ".1%", peak)]
+    rows = [
+        {"name": name, "mb": mb}
+        for name, mb in (document["memory_by_category_mb"] | {"sum": peak}).items()
+    ]
+    at_peak = [
+        column("category", "name", left=True),
+        column("MB", "mb", ",.1f"),
+        column("share", "mb", ".1%", peak),
+    ]
     sources = {
-        "Device memory": f"{memory_text(document['device_memory_mb'], 0)}: {document['device_memory_source']}",
+        "Device memory": (
+            f"{memory_text(document['device_memory_mb'], 0)}: {document['device_memory_source']}"
+        ),
         "Reserve": f"{memory_text(document['reserve_mb'], 0)}: {document['reserve_source']}",
         "Peak FLOP/s": bounds["compute_peak"] or bounds["compute_peak_reason"],
         "Bandwidth": bounds["bandwidth_peak"] or bounds["bandwidth_peak_reason"],
@@ -167,16 +211,19 @@ def fit_facts(document: dict) -> dict[str, str]:
 
 
 def time_facts(document: dict) -> dict[str, str]:
-    """The lower bound of step time: the largest of those by arithmetic, memory traffic and communication."""
+    """The lower bound of step time: the largest of those by arithmetic,
+    memory traffic and communication."""
     if document["step_time_lower_bound_ms"] is None:
         return {"Step time": f"no lower bound: {document['step_time_lower_bound_ms_reason']}"}
     bounds = document["step_time_bounds"]
     limits = {"matmuls": "compute", "memory": "bandwidth"}
     limits |= {"network": "network"} if document["communication"] else {}
     parts = [
-        f"{what} {bounds[f'{name}_ms']:,.2f}"
-        if bounds[f"{name}_ms"] is not None
-        else f"{what} unknown: {bounds[f'{name}_ms_reason']}"
+        (
+            f"{what} {bounds[f'{name}_ms']:,.2f}"
+            if bounds[f"{name}_ms"] is not None
+            else f"{what} unknown: {bounds[f'{name}_ms_reason']}"
+        )
         for what, name in limits.items()
     ]
     source = (bounds["compute_peak"] or bounds["bandwidth_peak"] or "none known").partition(":")[0]
@@ -189,13 +236,17 @@ def time_facts(document: dict) -> dict[str, str]:
 
 
 def expected_text(document: dict) -> str:
-    """'2,610 ms (90%: 2,270 to 3,180), 6,276 tokens/s, MFU 35%; compute-bound; 4,945 launches take 104 ms of the host;
-    matmuls 1,500, attention 480, other kernels 400 ms'"""
+    """'2,610 ms (90%: 2,270 to 3,180), 6,276 tokens/s, MFU 35%; compute-bound; 4,945 launches take
+    104 ms of the host; matmuls 1,500, attention 480, other kernels 400 ms'"""
     found, training = document["expected_step_time_ms"], document["training"]
     if found is None:
         return f"not known: {document['expected_step_time_ms_reason']}"
     median, host = rounded(found["median"]), rounded(found["host_ms"])
-    interval = "" if found["low"] is None else f" (90%: {rounded(found['low'])} to {rounded(found['high'])})"
+    interval = (
+        ""
+        if found["low"] is None
+        else f" (90%: {rounded(found['low'])} to {rounded(found['high'])})"
+    )
     rate = found["tokens_per_sec"]
     rate = f"{rate:,.0f} {'tokens' if training['seq_len'] > 1 else 'samples'}/s"
     rate += " on each rank" * (document["world_size"] > 1)
@@ -211,23 +262,31 @@ def needed_mb(document: dict) -> float:
     return document.get("reserved_memory_mb") or document["peak_memory_mb"]
 
 
-# ---- What to change ------------------------------------------------------------------------------------------------
+# ---- What to change ------------------------------------------------------------------------------
 
 
 def how_to_fit(document: dict) -> str:
     """What to change so that a step fits, if it does not."""
-    own_file, batch = document["max_seq_len"] is None, document["max_batch_size"] or 0  # of --workload
+    own_file, batch = (
+        document["max_seq_len"] is None,
+        document["max_batch_size"] or 0,
+    )  # of --workload
     fitting = flags_that_fit(document)
     if own_file and 0 < batch < document["training"]["batch_size"]:
         fitting = [f"a batch of {batch}"]
     smaller = "make the model smaller" if own_file else "lower --size"
     ranks, others = document.get("smallest_world_size"), document.get("would_fit") or []
-    instead = [f"--world-size {ranks}"] if ranks else [row["flags"] for row in others if row["fits"]][:1]
+    instead = (
+        [f"--world-size {ranks}"] if ranks else [row["flags"] for row in others if row["fits"]][:1]
+    )
     smaller = f"use {instead[0]}" if instead else smaller
     lower = f"lower to {' or '.join(fitting)}" if fitting else smaller
     alone = document["device_memory_mb"] - document["reserve_mb"] - (document["context_mb"] or 0)
     needed = needed_mb(document)
-    if document.get("reserved_memory_expandable_mb") and document["reserved_memory_expandable_mb"] <= alone < needed:
+    if (
+        document.get("reserved_memory_expandable_mb")
+        and document["reserved_memory_expandable_mb"] <= alone < needed
+    ):
         lower = f"set {EXPANDABLE}, or {lower}"
     if needed <= alone:
         return f"it would fit without other processes: stop those, or {lower}"

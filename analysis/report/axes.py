@@ -1,4 +1,4 @@
-"""What do all figures share?  Titles, axes and their ticks, texts beside bars and in them, legends."""
+"""What do all figures share?  Titles, axes and ticks, texts beside bars and in them, legends."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,9 @@ SEAM = (1, 1, 1, 0.6)  # between segments, and of their hatching
 
 def entitle(figure: Figure, title: str, about: str) -> None:
     """A title of what is shown, and below it what was run."""
-    figure.suptitle(f"{title}\n{shortened(about, 150)}" if about else title, x=0.01, ha="left", fontsize=10)
+    figure.suptitle(
+        f"{title}\n{shortened(about, 150)}" if about else title, x=0.01, ha="left", fontsize=10
+    )
 
 
 def new_axes(title: str, height: float, about: str):
@@ -37,10 +39,11 @@ def bare(axes) -> None:
 
 
 class PlainLogLocator(MaxNLocator):
-    """Three to eight ticks of a logarithmic axis at round numbers, the first at the lowest point or below it.
+    """Three to eight ticks of a logarithmic axis at round numbers, the first at the lowest point or
+    below it.
 
-    matplotlib's LogLocator(subs=(1, 2, 5)) has one tick from 8 to 18, and 27, which cover each other, from 1e-8 to 1;
-    and the lowest point may lie below them all.
+    matplotlib's LogLocator(subs=(1, 2, 5)) has one tick from 8 to 18, and 27, which cover each
+    other, from 1e-8 to 1; and the lowest point may lie below them all.
     """
 
     MANTISSAS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7))
@@ -54,7 +57,8 @@ class PlainLogLocator(MaxNLocator):
         return [tick for tick in self.round_numbers(low, high) if low <= tick <= high]
 
     def round_numbers(self, low: float, high: float) -> list[float]:
-        """Of the series that have three to eight numbers up to `high`, the one that starts closest to the data."""
+        """Of the series that have three to eight numbers up to `high`, the one that starts closest
+        to the data."""
         lowest = self.axis.get_data_interval()[0]
         lowest = lowest if low <= lowest <= high else low
         decades = range(math.floor(math.log10(lowest)), math.ceil(math.log10(high)) + 1)
@@ -72,7 +76,8 @@ class PlainLogLocator(MaxNLocator):
 
 
 def log_axis(axis, ticks: Sequence[float] = ()) -> None:
-    """A logarithmic axis, labeled with plain numbers; ticks: where they are, by default at round numbers."""
+    """A logarithmic axis, labeled with plain numbers;
+    ticks: where they are, by default at round numbers."""
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     axis.set_major_locator(FixedLocator(ticks) if len(ticks) else PlainLogLocator(5, min_n_ticks=3))
     axis.set_minor_locator(NullLocator())
@@ -81,11 +86,18 @@ def log_axis(axis, ticks: Sequence[float] = ()) -> None:
     axis.axes.autoscale_view()  # with this locator, where data are drawn already
 
 
-def stacked_bars(axes, names: list[str], parts: dict[str, list[float]], colors: dict[str, str]) -> np.ndarray:
+def stacked_bars(
+    axes, names: list[str], parts: dict[str, list[float]], colors: dict[str, str]
+) -> np.ndarray:
     """Draw a bar for each name, from top to bottom.  Returns their lengths."""
     left, at = np.zeros(len(names)), np.arange(len(names))
     for part, widths in parts.items():
-        style = {"color": colors[part], "hatch": HATCHES.get(part), "edgecolor": SEAM, "linewidth": 0}
+        style = {
+            "color": colors[part],
+            "hatch": HATCHES.get(part),
+            "edgecolor": SEAM,
+            "linewidth": 0,
+        }
         axes.barh(at, widths, left=left, label=part, **style)
         left = left + widths
     axes.set_yticks(at, names, fontsize=8.5)
@@ -94,7 +106,8 @@ def stacked_bars(axes, names: list[str], parts: dict[str, list[float]], colors: 
 
 
 def beside(axes, texts: list[str]) -> None:
-    """A text at the right of each bar: outside of the axes, where no bar or error bar runs into it."""
+    """A text at the right of each bar: outside of the axes,
+    where no bar or error bar runs into it."""
     right = axes.secondary_yaxis("right")
     right.set_yticks(range(len(texts)), texts, fontsize=8.5)
     right.tick_params(length=0)
@@ -102,17 +115,26 @@ def beside(axes, texts: list[str]) -> None:
 
 
 def label_segments(axes, segments: Iterable[tuple[float, float, float, str, str]]) -> None:
-    """Names in those segments that have room for them: start, length and height in data units, name, color.
+    """Names in those segments that have room for them: start, length and height in data units,
+    name, color.
 
-    Without room for 'attention.rope' there may be some for 'rope'.  For when all else is drawn: what fits depends on
-    the layout.
+    Without room for 'attention.rope' there may be some for 'rope'.  For when all else is drawn:
+    what fits depends on the layout.
     """
     axes.figure.draw_without_rendering()
     for start, length, y, name, color in segments:
-        room = abs(np.diff(axes.transData.transform([(start, y), (start + length, y)])[:, 0])[0]) - 6  # pixels
+        room = (
+            abs(np.diff(axes.transData.transform([(start, y), (start + length, y)])[:, 0])[0]) - 6
+        )  # pixels
         for text in dict.fromkeys((name, name.rsplit(".", 1)[-1])):
             background = {"facecolor": color, "linewidth": 0, "pad": 0.8}  # over the hatching
-            style = {"ha": "center", "va": "center", "fontsize": 7.5, "color": text_color(color), "bbox": background}
+            style = {
+                "ha": "center",
+                "va": "center",
+                "fontsize": 7.5,
+                "color": text_color(color),
+                "bbox": background,
+            }
             label = axes.text(start + length / 2, y, text, **style)
             label.set_in_layout(False)
             if label.get_window_extent().width <= room:
@@ -123,7 +145,9 @@ def label_segments(axes, segments: Iterable[tuple[float, float, float, str, str]
 def legend(axes, title: str = "", **options) -> None:
     """Above the axes, with their title, so that it covers no data."""
     options = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 4, **options}
-    axes.legend(title=title, title_fontsize=10, alignment="left", frameon=False, fontsize=8, **options)
+    axes.legend(
+        title=title, title_fontsize=10, alignment="left", frameon=False, fontsize=8, **options
+    )
 
 
 def plain_text() -> AbstractContextManager:

@@ -22,7 +22,11 @@ def draw_comparison(comparison: dict) -> Figure:
     heights = [1.1 + 0.3 * n for n in (len(rows), max(4, len(changes)))[: len(panels)]]
     figure = Figure(figsize=(WIDTH, 0.5 + sum(heights)), layout="constrained")
     about = (profilers := profilers_text(rows)) and f"profiler overhead: {profilers}"
-    entitle(figure, f"{len(rows) - 1} of {len(rows)} runs against {shortened(rows[0]['name'], 60)}", about)
+    entitle(
+        figure,
+        f"{len(rows) - 1} of {len(rows)} runs against {shortened(rows[0]['name'], 60)}",
+        about,
+    )
     all_axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for draw, axes in zip(panels, all_axes, strict=True):
         bare(axes)
@@ -33,16 +37,32 @@ def draw_comparison(comparison: dict) -> Figure:
 def draw_step_times(axes, comparison: dict) -> None:
     rows, other = comparison["runs"], "step, phases not known"
     known = [any(row["phases_ms"][phase] for phase in PHASES) for row in rows]  # not so of a trace
-    parts = {phase: [row["phases_ms"][phase] or 0.0 for row in rows] for phase in PHASES if any(known)}
+    parts = {
+        phase: [row["phases_ms"][phase] or 0.0 for row in rows] for phase in PHASES if any(known)
+    }
     if not all(known):
-        parts[other] = [0.0 if told else row["mean_ms"] or 0.0 for row, told in zip(rows, known, strict=True)]
-    names, spread = told_apart([row["name"] for row in rows], 48), [row["std_ms"] or 0.0 for row in rows]
+        parts[other] = [
+            0.0 if told else row["mean_ms"] or 0.0 for row, told in zip(rows, known, strict=True)
+        ]
+    names, spread = (
+        told_apart([row["name"] for row in rows], 48),
+        [row["std_ms"] or 0.0 for row in rows],
+    )
     lengths = stacked_bars(axes, names, parts, PHASE_COLORS | {other: GRAY})
     axes.errorbar(lengths, range(len(rows)), xerr=spread, fmt="none", ecolor="black", capsize=3)
     # Why it is not the same is in the tables: here the reason would leave no room for the bars.
-    found = [NOT_THE_SAME if row["difference"].startswith(NOT_THE_SAME) else row["difference"] for row in rows]
+    found = [
+        NOT_THE_SAME if row["difference"].startswith(NOT_THE_SAME) else row["difference"]
+        for row in rows
+    ]
     ratios = [row["ratio"] and as_fast(row["ratio"]) for row in rows]
-    beside(axes, [f"{ratio}, {text}" if ratio else "no steps" for ratio, text in zip(ratios, found, strict=True)])
+    beside(
+        axes,
+        [
+            f"{ratio}, {text}" if ratio else "no steps"
+            for ratio, text in zip(ratios, found, strict=True)
+        ],
+    )
     axes.set(xlabel="time per step, mean (ms); error bars: standard deviation")
     axes.set_xlim(0, 1.02 * max((lengths + spread).max(), 1e-9))
     legend(axes, "Step time by phase")
@@ -57,36 +77,59 @@ def changes_of(comparison: dict) -> list[dict]:
 def draw_changes(axes, comparison: dict) -> None:
     rows = changes_of(comparison)
     kind = "component" if comparison["components"] else "class"
-    parts, told = [row[kind] for row in rows], [row["difference"] not in (NOISE, OTHER_PROFILER) for row in rows]
-    colors = [color_of(part) if is_told else GRAY for part, is_told in zip(parts, told, strict=True)]
+    parts, told = (
+        [row[kind] for row in rows],
+        [row["difference"] not in (NOISE, OTHER_PROFILER) for row in rows],
+    )
+    colors = [
+        color_of(part) if is_told else GRAY for part, is_told in zip(parts, told, strict=True)
+    ]
     axes.barh(range(len(rows)), [row["change_ms"] for row in rows], color=colors)
     axes.set_yticks(range(len(rows)), told_apart(parts, 48), fontsize=8.5)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.invert_yaxis()
-    whys = ("" if is_told else f", {row['difference']}" for row, is_told in zip(rows, told, strict=True))
+    whys = (
+        "" if is_told else f", {row['difference']}" for row, is_told in zip(rows, told, strict=True)
+    )
     beside(axes, [f"{row['change_ms']:+,.2f} ms{why}" for row, why in zip(rows, whys, strict=True)])
     axes.set_xlabel(f"change of time per profiled step (ms); gray: {NOISE} or {OTHER_PROFILER}")
     what = "Components" if kind == "component" else "Classes of operators"
-    title = f"{what}: {shortened(rows[0]['run'], 60)} against {shortened(comparison['baseline'], 60)}"
+    title = (
+        f"{what}: {shortened(rows[0]['run'], 60)} against {shortened(comparison['baseline'], 60)}"
+    )
     axes.set_title(textwrap.fill(title, 80), loc="left", fontsize=10)
 
 
-# ---- The history of runs -------------------------------------------------------------------------------------------
+# ---- The history of runs -------------------------------------------------------------------------
 
 DATES = 9  # for which an axis has room
 PANELS = 6  # of the settings with most runs
 
 
 def draw_history(history: dict) -> Figure:
-    """Step time over the runs, a panel for each group of several with the same settings; one of all if none has."""
+    """Step time over the runs, a panel for each group of several with the same settings; one of all
+    if none has."""
     measured = [row for row in history["runs"] if row["median_ms"]]
-    groups = [[row for row in measured if row["group"] == n] for n in range(len(history["settings"]))]
+    groups = [
+        [row for row in measured if row["group"] == n] for n in range(len(history["settings"]))
+    ]
     several = sorted((group for group in groups if len(group) > 1), key=len, reverse=True)[:PANELS]
-    names = [history["settings"][rows[0]["group"]] or "all with the same settings" for rows in several]
-    panels, names = (several, names) if several else ([measured], ["every run has settings of its own"])
+    names = [
+        history["settings"][rows[0]["group"]] or "all with the same settings" for rows in several
+    ]
+    panels, names = (
+        (several, names) if several else ([measured], ["every run has settings of its own"])
+    )
     figure = Figure(figsize=(WIDTH, 1 + 2.5 * len(panels)), layout="constrained")
-    about = "bar: standard deviation of steps; band: noise around the run before; filled: changed beyond noise"
-    entitle(figure, f"Median step time by date, {sum(map(len, panels))} of {len(history['runs'])} runs", about)
+    about = (
+        "bar: standard deviation of steps; band: noise around the run before; filled: changed"
+        " beyond noise"
+    )
+    entitle(
+        figure,
+        f"Median step time by date, {sum(map(len, panels))} of {len(history['runs'])} runs",
+        about,
+    )
     for n, axes in enumerate(figure.subplots(len(panels), 1, squeeze=False)[:, 0]):
         draw_runs(axes, panels[n], series(n)[0])
         axes.set_title(shortened(names[n], 110), loc="left", fontsize=9.5)
@@ -96,19 +139,31 @@ def draw_history(history: dict) -> Figure:
 def draw_runs(axes, rows: list[dict], color: str) -> None:
     """Points by date; those that changed beyond noise are filled, and say by how much."""
     bare(axes)
-    at, medians, std = range(len(rows)), *([row[key] or 0 for row in rows] for key in ("median_ms", "std_ms"))
+    at, medians, std = (
+        range(len(rows)),
+        *([row[key] or 0 for row in rows] for key in ("median_ms", "std_ms")),
+    )
     axes.errorbar(at, medians, yerr=std, color=color, linewidth=1, elinewidth=3, zorder=2)
     for i, row in enumerate(rows):
         told = is_decided(row["difference"])
-        axes.plot([i], medians[i], "o", color=color, markerfacecolor=color if told else "white", zorder=3)
+        axes.plot(
+            [i], medians[i], "o", color=color, markerfacecolor=color if told else "white", zorder=3
+        )
         if row["noise"] is not None:
             low, high = around(medians[i] / row["ratio"], row["noise"])
-            axes.fill_between([i - 0.3, i + 0.3], low, high, color=GRAY, alpha=0.5, linewidth=0, zorder=1)
+            axes.fill_between(
+                [i - 0.3, i + 0.3], low, high, color=GRAY, alpha=0.5, linewidth=0, zorder=1
+            )
         if told:
-            text, above = f"{1 / row['ratio']:.2f}x as fast", {"xytext": (0, 5), "textcoords": "offset points"}
+            text, above = (
+                f"{1 / row['ratio']:.2f}x as fast",
+                {"xytext": (0, 5), "textcoords": "offset points"},
+            )
             axes.annotate(text, (i, medians[i] + std[i]), ha="center", fontsize=8, **above)
     shown = at[:: -(-len(rows) // DATES)]
-    labels = [f"{rows[i]['started'][5:16].replace('T', ' ')}\n{rows[i]['commit'] or ''}" for i in shown]
+    labels = [
+        f"{rows[i]['started'][5:16].replace('T', ' ')}\n{rows[i]['commit'] or ''}" for i in shown
+    ]
     axes.set_xticks(shown, labels, fontsize=8)
     axes.margins(x=0.04, y=0.2)
     axes.set(ylabel="ms per step")

@@ -10,14 +10,22 @@ from harness.base.units import MB
 
 
 def draw_memory_timeline(memory: dict, about: str) -> Figure:
-    """The figure of memory_timeline.png: live bytes by category over the step, phases and the peak marked."""
+    """The figure of memory_timeline.png: live bytes by category over the step,
+    phases and the peak marked."""
     timeline, top = memory["timeline"], memory["peak_bytes"] / MB
     title = f"Memory of a training step: peak (triangle) {top:.1f} MB in {place_of_peak(memory)}"
     figure, axes = new_axes(title, 5, about)
     axes.spines["left"].set_visible(True)
-    events = range(len(timeline["time_us"]))  # tracking distorts time, so the axis counts allocations and frees
+    events = range(
+        len(timeline["time_us"])
+    )  # tracking distorts time, so the axis counts allocations and frees
     stack = stack_of_memory(timeline, [*MEMORY_COLORS])
-    style = {"edgecolor": SEAM, "linewidth": 0, "step": "post", "colors": [MEMORY_COLORS[name] for name in stack]}
+    style = {
+        "edgecolor": SEAM,
+        "linewidth": 0,
+        "step": "post",
+        "colors": [MEMORY_COLORS[name] for name in stack],
+    }
     areas = axes.stackplot(events, [*stack.values()], labels=stack, **style)
     for area, category in zip(areas, stack, strict=True):
         area.set_hatch(HATCHES.get(category))
@@ -45,5 +53,13 @@ def mark_layers(axes, layers: list[int | None]) -> None:
             axes.axvspan(first, last, color="#6b7480" if layer % 2 else "#aab2bc", **top)
             if last - first > len(layers) / 60:
                 middle = ((first + last) / 2, 0.975)
-                axes.text(*middle, f"{layer}", transform=place, ha="center", va="center", fontsize=7, color="white")
+                axes.text(
+                    *middle,
+                    f"{layer}",
+                    transform=place,
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                    color="white",
+                )
     axes.text(1.008, 0.975, "layer", transform=axes.transAxes, ha="left", va="center", fontsize=7)

@@ -1,7 +1,8 @@
-"""Colors: one for each part of a model, fixed by its name alone, so that it is the same in every figure and report.
+"""Colors: one for each part of a model, fixed by its name alone, so that it is the same in every
+figure and report.
 
-A family of parts shares a hue.  Its parts have shades by what such parts are usually called, ours among them, else by
-chance.
+A family of parts shares a hue.  Its parts have shades by what such parts are usually called, ours
+among them, else by chance.
 """
 
 import re
@@ -17,12 +18,23 @@ FAMILIES = [
     (pattern, [*zip(shades.split()[::2], shades.split()[1::2], strict=True)])
     for pattern, shades in _TABLES["families"].items()
 ]
-PHASE_COLORS, MEMORY_COLORS, BOUND_COLORS = (dict(_TABLES[name]) for name in ("phases", "memory", "bounds"))
+PHASE_COLORS, MEMORY_COLORS, BOUND_COLORS = (
+    dict(_TABLES[name]) for name in ("phases", "memory", "bounds")
+)
 HATCHES = dict(_TABLES["hatches"])
 GRAY = "#c8c8c8"
 # What is compared and is no part of a model, such as batch sizes: color, marker and dashes.
 _COLORS = "#0072b2 #d55e00 #009e73 #cc79a7 #e69f00 #56b4e9 #222222 #8c6d31".split()
-_DASHES = ("-", (0, (5, 2)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (8, 3)), (0, (3, 1, 1, 1, 1, 1)), "-.", "--")
+_DASHES = (
+    "-",
+    (0, (5, 2)),
+    (0, (1, 1)),
+    (0, (5, 1, 1, 1)),
+    (0, (8, 3)),
+    (0, (3, 1, 1, 1, 1, 1)),
+    "-.",
+    "--",
+)
 SERIES = tuple(zip(_COLORS, "os^DvPX<", _DASHES, strict=True))
 
 

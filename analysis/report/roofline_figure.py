@@ -36,16 +36,34 @@ def draw_roofline(data: dict, about: str = "") -> Figure:
             label += f", {row['share_of_roof']:.0%} of its roof"
         look = {"s": 200, "color": "black", "marker": "*"}
         if not is_step:
-            look = {"s": 60 + 1200 * row["share_of_time"], "color": color_of(row["name"]), "marker": series(n)[1]}
-        axes.scatter([row["operations_per_byte"]], [y], alpha=0.8, edgecolor="white", label=label, zorder=3, **look)
+            look = {
+                "s": 60 + 1200 * row["share_of_time"],
+                "color": color_of(row["name"]),
+                "marker": series(n)[1],
+            }
+        axes.scatter(
+            [row["operations_per_byte"]],
+            [y],
+            alpha=0.8,
+            edgecolor="white",
+            label=label,
+            zorder=3,
+            **look,
+        )
     for roof, xs, ys, level in roof_lines(data["roofs"], *axes.get_xlim()):
         text = f"{roof['rate'] / scale:,.4g} {unit}" if level else f"{roof['rate'] / 1e9:,.4g} GB/s"
-        look = {"color": "#aa3377" if level else "#444444", "linestyle": STYLES[roof["kind"]], "linewidth": 1.3}
+        look = {
+            "color": "#aa3377" if level else "#444444",
+            "linestyle": STYLES[roof["kind"]],
+            "linewidth": 1.3,
+        }
         axes.plot(xs, np.divide(ys, scale), zorder=1, label=f"{text}, {roof['kind']}", **look)
     if not compute or not bandwidth:
         axes.annotate(NO_PEAK, (0.5, 0.95), xycoords="axes fraction", ha="center")
     axes.set(xlabel="operations per byte moved", ylabel=f"rate ({unit})")
-    legend = axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, fontsize=8, frameon=False)
+    legend = axes.legend(
+        loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, fontsize=8, frameon=False
+    )
     for handle in legend.legend_handles:
         if hasattr(handle, "set_sizes"):
             handle.set_sizes([60])

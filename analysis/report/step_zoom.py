@@ -1,4 +1,5 @@
-"""The events of one step for a timeline that can be zoomed: GPU streams and host threads, in rows; whose time it is."""
+"""The events of one step for a timeline that can be zoomed: GPU streams and host threads, in rows;
+whose time it is."""
 
 from collections.abc import Iterator
 
@@ -16,20 +17,29 @@ from analysis.trace.nesting import operators_around
 from analysis.trace.steps import step_around
 from analysis.trace.tables import take_or
 
-MOST = 20_000  # events at once: the longest, and the others as one zooms in; blocks of slices at most
+MOST = (
+    20_000  # events at once: the longest, and the others as one zooms in; blocks of slices at most
+)
 DEPTH = 14  # rows of a lane at most
 LANES = 24  # at most
 HOST, GPU, APART = "host", "GPU", "asynchronous"  # lanes
-CALL, UNKNOWN, NOTHING = "call of the runtime", "no component", "nothing recorded"  # what belongs to no component
+CALL, UNKNOWN, NOTHING = (
+    "call of the runtime",
+    "no component",
+    "nothing recorded",
+)  # what belongs to no component
 
 
-def zoomed_step(links: AttributedLinks, number: int | None = None, window: tuple[float, float] | None = None) -> dict:
+def zoomed_step(
+    links: AttributedLinks, number: int | None = None, window: tuple[float, float] | None = None
+) -> dict:
     """The events of a step that lie in a window, in ms since the step began.
 
-    number: of the step, by default that of median duration.  window: by default the whole step with its work on the
-    GPU.  `events` are columns: `name`, `inputs` and `part` are numbers in the lists of those names, `above` is the
-    event that called or launched it, and -1 none.  `rows` are numbers of events.  `sums`: whose time the step is, as
-    pieces that follow each other.  `began_ms`: of the step after the first event of the file, as Perfetto counts.
+    number: of the step, by default that of median duration.  window: by default the whole step with
+    its work on the GPU.  `events` are columns: `name`, `inputs` and `part` are numbers in the lists
+    of those names, `above` is the event that called or launched it, and -1 none.  `rows` are
+    numbers of events.  `sums`: whose time the step is, as pieces that follow each other.
+    `began_ms`: of the step after the first event of the file, as Perfetto counts.
     """
     numbers, events = links.steps["number"].tolist(), all_events(links)
     which = numbers.index(number) if number in numbers else median_step(links)
@@ -56,22 +66,40 @@ def zoomed_step(links: AttributedLinks, number: int | None = None, window: tuple
     events = {"start_ms": starts.tolist(), "ms": lengths.tolist()}
     events |= {"step": take_or(numbers, shown["step"], None).tolist()}
     events |= {"above": place.reindex(shown["above"], fill_value=-1).tolist()}
-    events |= {"name": name.codes.tolist(), "inputs": inputs.codes.tolist(), "part": of_events.tolist()}
+    events |= {
+        "name": name.codes.tolist(),
+        "inputs": inputs.codes.tolist(),
+        "part": of_events.tolist(),
+    }
     left_out = len(inside.index.difference(drawn))
-    whole = {"steps": numbers, "step": numbers[which], "window_ms": [(start - first) / 1e3, (end - first) / 1e3]}
-    whole |= {"began_ms": links.trace.perfetto_ms(first), "left_out": left_out, "rows": rows, "events": events}
+    whole = {
+        "steps": numbers,
+        "step": numbers[which],
+        "window_ms": [(start - first) / 1e3, (end - first) / 1e3],
+    }
+    whole |= {
+        "began_ms": links.trace.perfetto_ms(first),
+        "left_out": left_out,
+        "rows": rows,
+        "events": events,
+    }
     whole |= {"names": name.categories.tolist(), "inputs": inputs.categories.tolist()}
     looks = [row | look_of(row["part"]) for row in parts.drop_duplicates().to_dict("records")]
     return whole | {"parts": looks, "sums": sums}
 
 
 def pieces(slices: pd.DataFrame, part: np.ndarray, first: float) -> dict[str, list]:
-    """Slices that follow each other: edges, in ms since `first`, and parts.  Of too many, each block has every part of
-    it once, so that sums are right but for a block at the edges."""
+    """Slices that follow each other: edges, in ms since `first`, and parts.  Of too many, each
+    block has every part of it once, so that sums are right but for a block at the edges."""
     block = np.arange(len(part)) // -(-len(part) // MOST)
-    us = us_by(pd.DataFrame({"block": block, "part": part, "us": slices["us"].to_numpy()}), "block", "part")
+    us = us_by(
+        pd.DataFrame({"block": block, "part": part, "us": slices["us"].to_numpy()}), "block", "part"
+    )
     edges = max(slices["start"].min() - first, 0.0) + np.append(0.0, us.cumsum())
-    return {"edges_ms": (edges / 1e3).round(6).tolist(), "part": us.index.get_level_values("part").tolist()}
+    return {
+        "edges_ms": (edges / 1e3).round(6).tolist(),
+        "part": us.index.get_level_values("part").tolist(),
+    }
 
 
 @cached_on_links
@@ -84,44 +112,86 @@ def whose_time(links: AttributedLinks) -> dict[str, pd.DataFrame]:
     found["class"] = slices["class"].astype(str)
     if not links.on_gpu:
         return {HOST: found}
-    own, events = innermost(links.host, (links.host["thread"] == links.thread).to_numpy()), all_events(links)
+    own, events = (
+        innermost(links.host, (links.host["thread"] == links.thread).to_numpy()),
+        all_events(links),
+    )
     edges = np.unique(np.concatenate([own.edges, found["start"].iloc[:1], found["end"].iloc[-1:]]))
-    texts = events[["part", "class"]].reindex(own.at(edges[:-1])).fillna(NOTHING).reset_index(drop=True)
+    texts = (
+        events[["part", "class"]].reindex(own.at(edges[:-1])).fillna(NOTHING).reset_index(drop=True)
+    )
     return {GPU: found, HOST: texts.assign(start=edges[:-1], end=edges[1:], us=np.diff(edges))}
 
 
 @cached_on_links
 def all_events(links: AttributedLinks) -> pd.DataFrame:
-    """Host events, calls of the runtime and GPU events: lane, where (as Perfetto calls it), name, part, class, inputs,
-    start, end, step (row of links.steps), and the row of the event that called or launched each; -1: unknown."""
+    """Host events, calls of the runtime and GPU events: lane, where (as Perfetto calls it), name,
+    part, class, inputs, start, end, step (row of links.steps), and the row of the event that called
+    or launched each; -1: unknown."""
     gpu, operators, threads = links.gpu, links.trace.operators, links.trace.threads
-    host = links.host.assign(step=step_around(links.host["start"].to_numpy(), links.steps), above=links.host["parent"])
-    calls = links.calls.assign(component=CALL, phase=None, category=CALL, above=operators_around(links.calls, host))
+    host = links.host.assign(
+        step=step_around(links.host["start"].to_numpy(), links.steps), above=links.host["parent"]
+    )
+    calls = links.calls.assign(
+        component=CALL, phase=None, category=CALL, above=operators_around(links.calls, host)
+    )
     by_host = pd.concat([host, calls], ignore_index=True)
     # An asynchronous range has a thread of its own, after those of the trace.
     thread = np.minimum(by_host["thread"], len(threads))
     lane = [HOST if one == links.thread else f"{HOST} thread {one}" for one in range(len(threads))]
     where = [f"process {process}, thread {number}" for process, number in threads]
-    by_host = by_host.assign(lane=np.array([*lane, APART])[thread], where=np.array([*where, HOST])[thread])
+    by_host = by_host.assign(
+        lane=np.array([*lane, APART])[thread], where=np.array([*where, HOST])[thread]
+    )
     places = gpu["device"].astype(str) + " stream " + gpu["stream"].astype(str)
     mostly = (gpu["category"] == "communication").groupby(places).transform("mean") > 0.5
     above = gpu["operator"].where(gpu["call"] < 0, gpu["call"] + len(host))
     lane = f"{GPU} " + places + np.where(mostly, ", communication", "")
     gpu = gpu.assign(lane=lane, where="process " + places.str.replace(" ", ", ", n=1), above=above)
-    columns = ["name", "start", "end", "component", "phase", "category", "step", "above", "lane", "where"]
-    events = pd.concat([table[columns] for table in (by_host, gpu) if len(table)], ignore_index=True)
-    texts = [" ".join([shapes_text(shapes), *map(str, types or [])]) for shapes, types, _ in links.trace.signatures]
+    columns = [
+        "name",
+        "start",
+        "end",
+        "component",
+        "phase",
+        "category",
+        "step",
+        "above",
+        "lane",
+        "where",
+    ]
+    events = pd.concat(
+        [table[columns] for table in (by_host, gpu) if len(table)], ignore_index=True
+    )
+    texts = [
+        " ".join([shapes_text(shapes), *map(str, types or [])])
+        for shapes, types, _ in links.trace.signatures
+    ]
     signature = take_or(operators["signature"], np.minimum(events.index, len(operators)), -1)
-    events = events.assign(part=parts_of(events), inputs=take_or(np.array(texts, dtype=object), signature, None))
-    phase, category = events["phase"].astype(object).fillna(""), events["category"].astype(object).fillna(OVERHEAD)
-    events["class"] = category.where(~phase.isin(("data", "optimizer")) | (category == "communication"), phase)
-    return events.drop(index=range(links.first_replayed, len(operators)))  # those of graphs took no time
+    events = events.assign(
+        part=parts_of(events), inputs=take_or(np.array(texts, dtype=object), signature, None)
+    )
+    phase, category = (
+        events["phase"].astype(object).fillna(""),
+        events["category"].astype(object).fillna(OVERHEAD),
+    )
+    events["class"] = category.where(
+        ~phase.isin(("data", "optimizer")) | (category == "communication"), phase
+    )
+    return events.drop(
+        index=range(links.first_replayed, len(operators))
+    )  # those of graphs took no time
 
 
 def parts_of(table: pd.DataFrame) -> pd.Series:
     """'matmul, backward': component and phase, where the component is none."""
-    component, phase = table["component"].astype(object).fillna(UNKNOWN), table["phase"].astype(object)
-    return component.where(phase.isna() | (phase == component), component + ", " + phase.fillna("").astype(str))
+    component, phase = (
+        table["component"].astype(object).fillna(UNKNOWN),
+        table["phase"].astype(object),
+    )
+    return component.where(
+        phase.isna() | (phase == component), component + ", " + phase.fillna("").astype(str)
+    )
 
 
 def look_of(part: str) -> dict[str, str]:
@@ -132,8 +202,8 @@ def look_of(part: str) -> dict[str, str]:
 
 
 def rows_of_lanes(events: pd.DataFrame) -> Iterator[tuple[dict, pd.Index]]:
-    """The rows of each lane with their events: streams of GPUs, the thread of the steps, others, asynchronous ranges.
-    The second row of a stream shows what ran while something else did."""
+    """The rows of each lane with their events: streams of GPUs, the thread of the steps, others,
+    asynchronous ranges.  The second row of a stream shows what ran while something else did."""
 
     def place(name: str) -> tuple:
         return not name.startswith(GPU), name == APART, name != HOST, -busy[name]
@@ -141,14 +211,17 @@ def rows_of_lanes(events: pd.DataFrame) -> Iterator[tuple[dict, pd.Index]]:
     busy = events.groupby("lane")["us"].sum()
     for name in sorted(busy.index, key=place)[:LANES]:
         found, on_gpu = events[(events["lane"] == name).to_numpy()], name.startswith(GPU)
-        row_of = np.array(rows_of(found["start"].tolist(), (found["end"] - CLOCK_TICK_US * on_gpu).tolist()))
+        row_of = np.array(
+            rows_of(found["start"].tolist(), (found["end"] - CLOCK_TICK_US * on_gpu).tolist())
+        )
         for level in range(min(row_of.max() + 1, DEPTH)):
             row = {"lane": name, "where": found["where"].iloc[0], "level": level, "on_gpu": on_gpu}
             yield row, found.index[row_of == level]
 
 
 def rows_of(start: list[float], end: list[float]) -> list[int]:
-    """For intervals in order, the first row that is free, which is below that of the caller; DEPTH where none is."""
+    """For intervals in order, the first row that is free, which is below that of the caller; DEPTH
+    where none is."""
     until, rows = [-np.inf] * DEPTH, []
     for begins, ends in zip(start, end, strict=True):
         row = next((row for row in range(DEPTH) if until[row] <= begins), DEPTH)

@@ -1,8 +1,9 @@
 """Answers for the tab in TensorBoard, as a process of its own that TensorBoard never waits for.
 
-python3 -m analysis.report.tab LOGDIR reads requests from standard input and writes the answers, a line of JSON each,
-in any order.  Several log directories are given as NAME LOGDIR NAME LOGDIR ..., and their runs begin with these names.
-It ends when its input does, and writes nothing to the folders that it reads.
+python3 -m analysis.report.tab LOGDIR reads requests from standard input and writes the answers, a
+line of JSON each, in any order.  Several log directories are given as NAME LOGDIR NAME LOGDIR ...,
+and their runs begin with these names.  It ends when its input does, and writes nothing to the
+folders that it reads.
 """
 
 import contextlib
@@ -25,7 +26,14 @@ from analysis.comparison.text import comparison_section
 from analysis.diagnosis.document import operator_analysis
 from analysis.diagnosis.traces import analyze_all, note_missing_ranks
 from analysis.report.charts import charts, comparison_chart, step_of_document
-from analysis.report.page import FINDABLE, documents_in, fill_template, first_of_comparison, first_screen, sections_of
+from analysis.report.page import (
+    FINDABLE,
+    documents_in,
+    fill_template,
+    first_of_comparison,
+    first_screen,
+    sections_of,
+)
 from analysis.report.step_zoom import zoomed_step
 from analysis.trace.links import AttributedLinks, link
 from analysis.trace.readers.formats import begins_as_trace, may_be_trace, recordings
@@ -39,25 +47,34 @@ from harness.ranks.failures import explain_error
 
 # A folder with one of these is a run; with one of the first, one that was profiled.
 ANALYSES, DOCUMENTS = {"operator_analysis.json"}, {"performance_summary.json"}
-NO_RUNS = re.compile(r"\..*|tests?|venv|node_modules|site-packages|__pycache__|pytest-.*")  # names of folders
+NO_RUNS = re.compile(
+    r"\..*|tests?|venv|node_modules|site-packages|__pycache__|pytest-.*"
+)  # names of folders
 READING = threading.Lock()  # one trace at a time: a large one takes gigabytes
 PROGRESS: dict[str, str | float] = {}  # file and share of it, of the trace that is being read
 Stamp = tuple[Path, int]  # a file and when it was changed, until when it is kept what was read
 
 
-# ---- What is in the log directory ----------------------------------------------------------------------------------
+# ---- What is in the log directory ----------------------------------------------------------------
 
 
 def runs_in(logdir: Path) -> list[tuple[bool, float, str]]:
-    """Folders with a run or a trace below the log directory: whether there is a trace, when it or the run was written,
-    and the folder relative to the log directory.  Folders of tests and of installed packages are left out."""
+    """Folders with a run or a trace below the log directory: whether there is a trace, when it or
+    the run was written, and the folder relative to the log directory.  Folders of tests and of
+    installed packages are left out."""
     found = []
     for place, folders, files in os.walk(logdir):
         folders[:] = [name for name in folders if not NO_RUNS.fullmatch(name)]
         paths = [Path(place) / name for name in files]
         traces = [path for path in paths if path.name in ANALYSES or is_trace(path)]
         if of_run := traces or [path for path in paths if path.name in DOCUMENTS]:
-            found.append((bool(traces), max(path.stat().st_mtime for path in of_run), os.path.relpath(place, logdir)))
+            found.append(
+                (
+                    bool(traces),
+                    max(path.stat().st_mtime for path in of_run),
+                    os.path.relpath(place, logdir),
+                )
+            )
     return found
 
 
@@ -75,7 +92,8 @@ def traces_in(folder: Path) -> list[Path]:
 
 
 def analyses_in(folder: Path, left_out: list[str]) -> dict[str, dict]:
-    """The documents of traces in a folder, by the name of the trace; left_out takes why others cannot be read."""
+    """The documents of traces in a folder, by the name of the trace; left_out takes why others
+    cannot be read."""
     found: dict[str, dict] = {}
     for file in sorted(folder.glob("operator_analysis*.json")):
         document = read_or_leave_out(file, OperatorAnalysis, left_out)
@@ -84,7 +102,7 @@ def analyses_in(folder: Path, left_out: list[str]) -> dict[str, dict]:
     return found
 
 
-# ---- Reading traces ------------------------------------------------------------------------------------------------
+# ---- Reading traces ------------------------------------------------------------------------------
 
 
 def stamp(path: Path) -> Stamp:
@@ -116,7 +134,9 @@ def analysis_of(of: Stamp, alone: bool) -> dict:
     """alone: no other trace lies beside it, which would be those of the other ranks."""
     links = links_of(of)
     document = operator_analysis(links, summary_beside(of[0]))
-    note_missing_ranks(document["integrity"], {links.trace.rank} if alone else range(links.trace.world_size or 1))
+    note_missing_ranks(
+        document["integrity"], {links.trace.rank} if alone else range(links.trace.world_size or 1)
+    )
     return document
 
 
@@ -128,11 +148,12 @@ def analyses_of(of: tuple[Stamp, ...]) -> tuple[list[tuple[str, dict]], list[str
     return [(path.name, analysis) for path, analysis in analyses], list(map(str, refused))
 
 
-# ---- Answers -------------------------------------------------------------------------------------------------------
+# ---- Answers -------------------------------------------------------------------------------------
 
 
 class Tab:
-    """What the tab asks for.  `run` and `trace` are names in a log directory: no path leads out of it."""
+    """What the tab asks for.  `run` and `trace` are names in a log directory:
+    no path leads out of it."""
 
     def __init__(self, logdir: Path):
         self.logdir = logdir
@@ -140,7 +161,9 @@ class Tab:
     def runs(self) -> dict:
         """Those with a trace first, of them the newest; the log directory itself by its name."""
         names = [run for _, _, run in sorted(runs_in(self.logdir), reverse=True)]
-        runs = [{"run": run, "name": self.logdir.resolve().name if run == "." else run} for run in names]
+        runs = [
+            {"run": run, "name": self.logdir.resolve().name if run == "." else run} for run in names
+        ]
         return {"runs": runs, "logdir": str(self.logdir)}
 
     def folder(self, run: str) -> Path:
@@ -149,8 +172,11 @@ class Tab:
             raise UserError(f"{run}: no such run in {self.logdir}")
         return folder
 
-    def analysis(self, folder: Path, trace: str = "", left_out: list[str] | None = None) -> tuple[str, dict] | None:
-        """The document of a trace, by default of the first; a trace without one that can be read is read itself.
+    def analysis(
+        self, folder: Path, trace: str = "", left_out: list[str] | None = None
+    ) -> tuple[str, dict] | None:
+        """The document of a trace, by default of the first; a trace without one that can be read is
+        read itself.
 
         left_out takes why documents cannot be read."""
         written = analyses_in(folder, [] if left_out is None else left_out)
@@ -166,26 +192,36 @@ class Tab:
             return name, analysis_of(stamp(files[name]), alone=len(files) == 1)
 
     def page(self, run: str, trace: str = "", ranks: str = "") -> dict:
-        """The sections of a run for one of its traces.  ranks: all of its traces are read, and compared."""
+        """The sections of a run for one of its traces.
+        ranks: all of its traces are read, and compared."""
         folder, left_out = self.folder(run), []
         files, documents = traces_in(folder), documents_in(folder, left_out)
         if ranks:
             with READING:
                 analyses, refused = analyses_of(tuple(map(stamp, files)))
-            analyses = sorted(analyses, key=lambda one: one[0] != trace)  # the one that was chosen comes first
+            analyses = sorted(
+                analyses, key=lambda one: one[0] != trace
+            )  # the one that was chosen comes first
         else:
             found, refused = self.analysis(folder, trace, left_out), []
             analyses = [found] if found else []
         if not analyses and not documents["summary"]:
-            raise UserError("; ".join([*refused, *left_out]) or f"{run}: has neither a trace nor a run in it")
+            raise UserError(
+                "; ".join([*refused, *left_out]) or f"{run}: has neither a trace nor a run in it"
+            )
         name, analysis = analyses[0] if analyses else (None, None)
         drawn, names = charts(analysis, documents), [file.name for file in files]
         sections = sections_of(analysis, analyses[1:], documents)
-        first, shown = first_screen(analysis, documents), [*drawn, *(["step_timeline"] if analysis else [])]
+        first, shown = (
+            first_screen(analysis, documents),
+            [*drawn, *(["step_timeline"] if analysis else [])],
+        )
         return {
             "html": fill_template("body.html", first, sections, charts=shown, findable=FINDABLE),
             "charts": drawn,
-            "step": step_of_document(analysis["step_timeline"]) if analysis and name not in names else None,
+            "step": step_of_document(analysis["step_timeline"])
+            if analysis and name not in names
+            else None,
             "trace": name,
             "not_read": [*refused, *left_out],
             "traces": list(dict.fromkeys([*names, *analyses_in(folder, left_out)])),
@@ -213,7 +249,9 @@ class Tab:
         summary, flops = summary_and_flops(folder, left_out)
         if summary is None and analysis is None:
             raise UserError("; ".join(left_out) or f"{run}: has neither a trace nor a run in it")
-        return ComparedRun(folder, run, summary or summary_of_trace(analysis), analysis, flops, left_out)
+        return ComparedRun(
+            folder, run, summary or summary_of_trace(analysis), analysis, flops, left_out
+        )
 
     def compare(self, run: str, trace: str, other: str) -> dict:
         """Two runs side by side: which is faster, and what takes how long in each."""
@@ -223,13 +261,18 @@ class Tab:
         if rows:
             kind = PART_KINDS["components" if comparison["components"] else "classes"]
             drawn["comparison"] = comparison_chart(rows, kind, (run, other))
-            sections.insert(0, Section("What the parts of both take", note=["ms"], figure="comparison"))
-        html = fill_template("body.html", first_of_comparison(comparison), sections, charts=[*drawn])
+            sections.insert(
+                0, Section("What the parts of both take", note=["ms"], figure="comparison")
+            )
+        html = fill_template(
+            "body.html", first_of_comparison(comparison), sections, charts=[*drawn]
+        )
         return {"html": html, "charts": drawn}
 
 
 def ranks_to_read(files: list[Path], analysis: dict | None) -> int:
-    """How many ranks a comparison would read: 0 where the traces are not known to be those of one run."""
+    """How many ranks a comparison would read: 0 where the traces are not known to be
+    those of one run."""
     if not analysis or "ranks" in analysis:
         return 0
     trust = analysis["integrity"]

@@ -14,7 +14,15 @@ import pandas as pd
 
 from analysis.vocabulary.annotations import module_meaning, range_meaning
 from analysis.vocabulary.calls import call_meaning
-from analysis.vocabulary.events import ANNOTATION, CALL, FRAME, GPU_ANNOTATION, ON_GPU, ON_HOST, OPERATOR
+from analysis.vocabulary.events import (
+    ANNOTATION,
+    CALL,
+    FRAME,
+    GPU_ANNOTATION,
+    ON_GPU,
+    ON_HOST,
+    OPERATOR,
+)
 from analysis.vocabulary.operators import gpu_meaning, operator_meaning
 from analysis.vocabulary.roles import Meaning
 
@@ -22,7 +30,8 @@ OnProgress = Callable[[Path, float], object]  # is told of a file which share of
 
 
 class Table(NamedTuple):
-    """A table of a Trace.  Its columns are name, start, end, those of the events, and what their names mean."""
+    """A table of a Trace.  Its columns are name, start, end, those of the events, and what their
+    names mean."""
 
     kinds: list[str]  # of the events in it; of several, it has a column `kind` too
     columns: list[str]
@@ -30,14 +39,20 @@ class Table(NamedTuple):
 
 
 TABLES = {
-    "operators": Table([OPERATOR], "thread external_id sequence forward_thread signature".split(), operator_meaning),
+    "operators": Table(
+        [OPERATOR], "thread external_id sequence forward_thread signature".split(), operator_meaning
+    ),
     "annotations": Table([ANNOTATION], ["thread", "signature"], range_meaning),
     "modules": Table([FRAME], ["thread"], module_meaning),
     "launches": Table([CALL], "thread external_id correlation kernel".split(), call_meaning),
     "gpu": Table([*ON_GPU], "device stream external_id correlation".split(), gpu_meaning),
     "gpu_annotations": Table([GPU_ANNOTATION], [], range_meaning),
 }
-WORK = (OPERATOR, *ON_GPU, GPU_ANNOTATION)  # a range of the program may last longer than all that is known to happen
+WORK = (
+    OPERATOR,
+    *ON_GPU,
+    GPU_ANNOTATION,
+)  # a range of the program may last longer than all that is known to happen
 HOUR_US, DAY_US = 3.6e9, 86.4e9
 LONGER = 10.0  # times than all events take to begin: such work does not exist
 MOSTLY_NEAR = 0.99  # of the events: then those that are days away are damaged
@@ -60,14 +75,16 @@ class Note(NamedTuple):
 class Part:
     """Events of a part of a file, of kinds that vocabulary.events lists, as columns.
 
-    Each kind has start and end in us on the file's own clock, and the columns of its table (COLUMNS_OF): names, also of
-    kernels, and whatever tells threads apart, one by one; None: unknown.  A signature is the texts of shapes, types and
-    values in JSON with a zero byte between them, or any text that has no shapes.  All others are arrays of integers,
-    with -1 for unknown.
+    Each kind has start and end in us on the file's own clock, and the columns of its table
+    (COLUMNS_OF): names, also of kernels, and whatever tells threads apart, one by one; None:
+    unknown.  A signature is the texts of shapes, types and values in JSON with a zero byte between
+    them, or any text that has no shapes.  All others are arrays of integers, with -1 for unknown.
     """
 
     size: int  # in bytes, uncompressed
-    events: list[tuple[str, dict[str, np.ndarray | Iterable]]] = field(default_factory=list)  # kind, columns
+    events: list[tuple[str, dict[str, np.ndarray | Iterable]]] = field(
+        default_factory=list
+    )  # kind, columns
     # Rows of start, bytes, total, whether it is a device's
     memory: np.ndarray = field(default_factory=lambda: np.zeros((0, 4)))
     notes: list[Note] = field(default_factory=list)
@@ -79,32 +96,44 @@ class Part:
 
 @dataclass
 class Reader:
-    """A trace file.  What is known of all of it is complete after the last part.  Each format has a subclass, with
+    """A trace file.  What is known of all of it is complete after the last part.  Each format has a
+    subclass, with
 
-    parts(wanted): its events, some at a time, as Part; only those whose name is wanted, if that is given.  Raises
-    UserError, naming the file, if there is no trace in it; of one that is cut off, yields what is whole.
-    contains(text): whether the text is anywhere in it.  Raises UserError if it cannot be read."""
+    parts(wanted): its events, some at a time, as Part; only those whose name is wanted, if that is
+    given.  Raises UserError, naming the file, if there is no trace in it; of one that is cut off,
+    yields what is whole.  contains(text): whether the text is anywhere in it.  Raises UserError if
+    it cannot be read."""
 
     path: Path
     watch: OnProgress | None = None
-    rank: int | None = None  # of a file that was merged from the traces of several, the one to read; None: the first
+    # Of a file that was merged from the traces of several ranks, the one to read; None: the first
+    rank: int | None = None
     every_rank: bool = False  # of such a file, all are read instead, and each part tells its rank
     ranks: set[int] = field(default_factory=set)  # whose traces were merged into it
-    metadata: dict = field(default_factory=dict)  # all but its events, by the names that torch.profiler gives them
+    metadata: dict = field(
+        default_factory=dict
+    )  # all but its events, by the names that torch.profiler gives them
     cut_off: bool = False  # it ends before its document does, or is damaged from there on
     has_nan: bool = False  # it contains NaN or Infinity where its format has none
     n_frames: int = 0  # frames of Python; this and `unread` are those of the parts
-    first_us: float = np.inf  # its first event of any kind, on its own clock: where Perfetto begins to count
+    first_us: float = (
+        np.inf
+    )  # its first event of any kind, on its own clock: where Perfetto begins to count
     is_1_x: bool = False  # its categories are those of a PyTorch before 2.0
-    unread: Counter[str] = field(default_factory=Counter)  # events of devices in categories that are not known here
-    of_others: Counter[str] = field(default_factory=Counter)  # events of devices that another profiler wrote, by which
+    unread: Counter[str] = field(
+        default_factory=Counter
+    )  # events of devices in categories that are not known here
+    of_others: Counter[str] = field(
+        default_factory=Counter
+    )  # events of devices that another profiler wrote, by which
     # Of the format, not of the file
     tool = "torch.profiler"  # that recorded it
     command = ""  # that records with a system profiler
 
 
 class Signatures(dict[bytes | None, int]):
-    """A number for each different signature, by first appearance; -1 without shapes, which are a list."""
+    """A number for each different signature, by first appearance;
+    -1 without shapes, which are a list."""
 
     count = 0
 
@@ -115,7 +144,8 @@ class Signatures(dict[bytes | None, int]):
 
 
 class Columns:
-    """The columns of the events of a file, taken part by part; `within` restricts them to a time, as in the file."""
+    """The columns of the events of a file, taken part by part; `within` restricts them to a time,
+    as in the file."""
 
     def __init__(self, within: tuple[float, float] | None = None):
         self.within = within
@@ -125,7 +155,9 @@ class Columns:
         self.n_malformed = 0
         self.threads: list = []  # what the file calls each thread: process and number
         # A number for each different value, by first appearance; -1 for None.
-        self.interned = {name: defaultdict(count().__next__, {None: -1}) for name in ("name", "thread", "kernel")}
+        self.interned = {
+            name: defaultdict(count().__next__, {None: -1}) for name in ("name", "thread", "kernel")
+        }
         self.interned["signature"] = Signatures()
         self.parts: dict[str, list[dict[str, np.ndarray]]] = {kind: [] for kind in COLUMNS_OF}
         self.memory: list[np.ndarray] = []
@@ -135,7 +167,8 @@ class Columns:
         self.n_frames = 0
 
     def add(self, part: Part) -> None:
-        """Takes the columns out of the part, so that the memory of its events is free for the next ones."""
+        """Takes the columns out of the part, so that the memory of its events is free
+        for the next ones."""
         for kind, columns in part.events:
             self.counts[kind] += len(columns["start"])
             self.parts[kind].append(self.whole(kind, columns))
@@ -150,14 +183,21 @@ class Columns:
         """The columns as numbers, without malformed events."""
         start, end = columns["start"], columns["end"]
         n = len(start)
-        numbers = {name: map(self.interned[name].__getitem__, columns[name]) for name in self.interned & columns.keys()}
+        numbers = {
+            name: map(self.interned[name].__getitem__, columns[name])
+            for name in self.interned & columns.keys()
+        }
         out = columns | {name: np.fromiter(values, np.int64, n) for name, values in numbers.items()}
         if kind in ON_GPU:
             out["kind"] = np.full(n, ON_GPU.index(kind), DTYPES["kind"])
         keep = np.isfinite(end) & (end >= start) & (out["name"] >= 0)
         self.n_malformed += n - int(keep.sum())
-        if self.within and kind in ON_HOST:  # what the GPU did for the host in this time is known at the end
-            keep &= (start <= self.within[1]) & (end > self.within[0])  # the mark that ends the last step too
+        if (
+            self.within and kind in ON_HOST
+        ):  # what the GPU did for the host in this time is known at the end
+            keep &= (start <= self.within[1]) & (
+                end > self.within[0]
+            )  # the mark that ends the last step too
         out = out if keep.all() else {name: values[keep] for name, values in out.items()}
         self.first = min(self.first, out["start"].min(initial=np.inf))
         self.last = max(self.last, out["start"].max(initial=-np.inf))
@@ -165,8 +205,8 @@ class Columns:
         return out
 
     def leave_out_impossible(self) -> None:
-        """Leave out and count as malformed what a damaged time leads to: work that lasts for hours where everything
-        begins within minutes, and single events days away from all others."""
+        """Leave out and count as malformed what a damaged time leads to: work that lasts for hours
+        where everything begins within minutes, and single events days away from all others."""
         if self.longest <= HOUR_US and self.last - self.first <= DAY_US:
             return
         starts = np.concatenate([part["start"] for parts in self.parts.values() for part in parts])
@@ -191,14 +231,24 @@ class Columns:
             parts = [part for kind in kinds for part in self.parts.pop(kind)]
             names = ("name", "start", "end", *columns, *(["kind"] if len(kinds) > 1 else []))
             none = {name: np.zeros(0, DTYPES.get(name, np.int64)) for name in names}
-            tables[table] = {name: np.concatenate([none[name], *(part[name] for part in parts)]) for name in names}
+            tables[table] = {
+                name: np.concatenate([none[name], *(part[name] for part in parts)])
+                for name in names
+            }
         if self.within:
             keep_what_ran(tables, self.within)
         order = renumber([one for one in tables.values() if "thread" in one], "thread")
         self.threads = [*map([*self.interned["thread"]][1:].__getitem__, order)]
         order, keys = renumber([*tables.values()], "name"), list(self.interned["name"])[1:]
-        told = {"name": [keys[i] for i in order], "kind": ON_GPU, "kernel": list(self.interned["kernel"])[1:]}
-        dtypes = {name: pd.CategoricalDtype(pd.Index(values, dtype=object)) for name, values in told.items()}
+        told = {
+            "name": [keys[i] for i in order],
+            "kind": ON_GPU,
+            "kernel": list(self.interned["kernel"])[1:],
+        }
+        dtypes = {
+            name: pd.CategoricalDtype(pd.Index(values, dtype=object))
+            for name, values in told.items()
+        }
         for table, found in tables.items():
             found["start"] -= first
             found["end"] -= first
@@ -212,29 +262,43 @@ class Columns:
     @property
     def signatures(self) -> list[tuple]:
         """(shapes, types, values) of each signature."""
-        known = [key.split(b"\0") for key, number in self.interned["signature"].items() if number >= 0]
-        return [tuple(msgspec.json.decode(text) if text else None for text in texts) for texts in known]
+        known = [
+            key.split(b"\0") for key, number in self.interned["signature"].items() if number >= 0
+        ]
+        return [
+            tuple(msgspec.json.decode(text) if text else None for text in texts) for texts in known
+        ]
 
     def comms_table(self) -> pd.DataFrame:
         """What the trace notes of each collective."""
         numbers = {name: integers_of(self.notes, name) for name in ("operator", "group_size")}
-        return pd.DataFrame(self.notes, columns=Note._fields).assign(**numbers, bytes=floats_of(self.notes, "bytes"))
+        return pd.DataFrame(self.notes, columns=Note._fields).assign(
+            **numbers, bytes=floats_of(self.notes, "bytes")
+        )
 
     def memory_table(self, first: float) -> pd.DataFrame:
         rows = np.concatenate([np.zeros((0, 4)), *self.memory])
         if self.within:
             rows = rows[(rows[:, 0] >= self.within[0]) & (rows[:, 0] < self.within[1])]
-        columns = {"start": rows[:, 0] - first, "bytes": rows[:, 1], "total": rows[:, 2], "on_gpu": rows[:, 3] > 0}
+        columns = {
+            "start": rows[:, 0] - first,
+            "bytes": rows[:, 1],
+            "total": rows[:, 2],
+            "on_gpu": rows[:, 3] > 0,
+        }
         return pd.DataFrame(columns).dropna()
 
 
 def keep_what_ran(tables: dict[str, dict[str, np.ndarray]], within: tuple[float, float]) -> None:
-    """Of the calls, keep those in this time; of the GPU's events, those that they launched, and what ran from the
-    beginning of this time until the last of them had ended: what came before them kept the GPU busy."""
+    """Of the calls, keep those in this time; of the GPU's events, those that they launched, and
+    what ran from the beginning of this time until the last of them had ended: what came before them
+    kept the GPU busy."""
     calls, gpu = tables["launches"], tables["gpu"]
     key = "correlation" if (calls["correlation"] >= 0).any() else "external_id"
     few = {name: tables[name] for name in ("launches", "gpu", "gpu_annotations")}
-    in_time = {name: (one["start"] < within[1]) & (one["end"] > within[0]) for name, one in few.items()}
+    in_time = {
+        name: (one["start"] < within[1]) & (one["end"] > within[0]) for name, one in few.items()
+    }
     numbers = calls[key][in_time["launches"]]
     launched = np.isin(gpu[key], numbers[numbers >= 0])
     ended = gpu["end"].max(initial=within[1], where=launched)
@@ -244,7 +308,8 @@ def keep_what_ran(tables: dict[str, dict[str, np.ndarray]], within: tuple[float,
 
 
 def renumber(tables: list[dict[str, np.ndarray]], column: str) -> np.ndarray:
-    """Number what a column of the tables contains by first appearance; the former numbers in the new order."""
+    """Number what a column of the tables contains by first appearance; the former numbers in the
+    new order."""
     new, former = pd.factorize(np.concatenate([table[column] for table in tables]))
     ends = np.cumsum([len(table[column]) for table in tables])
     for table, numbers in zip(tables, np.split(new, ends[:-1]), strict=True):
@@ -253,7 +318,8 @@ def renumber(tables: list[dict[str, np.ndarray]], column: str) -> np.ndarray:
 
 
 def with_meanings(tables: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """The tables with what their names mean in columns; each different name of a table is asked for once.
+    """The tables with what their names mean in columns; each different name of a table is asked for
+    once.
 
     A column has the same categories in all tables."""
     meanings, places = [], {}
@@ -262,7 +328,9 @@ def with_meanings(tables: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
         places[table] = place + len(meanings)
         meanings += map(TABLES[table].meaning_of, frame["name"].cat.categories[used])
     told = pd.DataFrame(meanings, columns=Meaning._fields, dtype=object).astype("category")
-    added = {table: {field: told[field].array[at] for field in told} for table, at in places.items()}
+    added = {
+        table: {field: told[field].array[at] for field in told} for table, at in places.items()
+    }
     return {table: frame.assign(**added[table]) for table, frame in tables.items()}
 
 
@@ -277,14 +345,15 @@ def integers_of(records: list, field: str) -> np.ndarray:
 
 
 def one_thread(modules: pd.DataFrame, operators: pd.DataFrame) -> None:
-    """Some versions record Python frames under a thread 0 without operators: it is the thread of the steps."""
+    """Some versions record Python frames under a thread 0 without operators: it is the thread of
+    the steps."""
     if len(modules) and len(operators) and not modules["thread"].isin(operators["thread"]).any():
         modules["thread"] = operators["thread"].mode()[0]
 
 
 def correlate(launches: pd.DataFrame, gpu: pd.DataFrame) -> None:
-    """Without correlation numbers, as some versions for ROCm write them, the external id is that of the runtime call:
-    each call has its own, which that of an operator with several calls is not."""
+    """Without correlation numbers, as some versions for ROCm write them, the external id is that of
+    the runtime call: each call has its own, which that of an operator with several calls is not."""
     uncorrelated = (launches["correlation"] < 0).all() and (gpu["correlation"] < 0).all()
     if uncorrelated and launches["external_id"].is_unique:
         for table in (launches, gpu):

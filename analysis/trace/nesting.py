@@ -1,4 +1,5 @@
-"""Which interval is around which?  The innermost one that is open on the same thread, and the nearest of some kind."""
+"""Which interval is around which?  The innermost one that is open on the same thread, and the
+nearest of some kind."""
 
 import numpy as np
 import pandas as pd
@@ -9,9 +10,10 @@ from analysis.trace.tables import take_or
 def parents(
     start: np.ndarray, end: np.ndarray, thread: np.ndarray, apart: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each interval the row of the innermost one that is open on its thread when it starts, or -1, and its end.
+    """For each interval the row of the innermost one that is open on its thread when it starts, or
+    -1, and its end.
 
-    An interval ends with its parent at the latest, but for those `apart`, which are nobody's parent.
+    An interval ends with its parent at the latest, but for those `apart`, nobody's parent.
     """
     apart = np.zeros(len(start), bool) if apart is None else apart
     order = np.lexsort((-end, start, thread))

@@ -1,5 +1,5 @@
-"""A smaller trace for viewers, which cannot open large ones: of some steps, without Python frames or short events; and
-without what names people and machines, if it is to be mailed."""
+"""A smaller trace for viewers, which cannot open large ones: of some steps, without Python frames
+or short events; and without what names people and machines, if it is to be mailed."""
 
 import gzip
 import json
@@ -25,13 +25,17 @@ texts_of_events = msgspec.json.Decoder(list[msgspec.Raw]).decode
 def check_slim(source: Path, target: Path | None, shortest: float | None, redact: bool) -> None:
     """Raise UserError if this cannot be written."""
     if target is None:
-        raise UserError(f"{'--redact' if redact else f'--shortest {shortest:g}'}: requires --slim", 2)
+        raise UserError(
+            f"{'--redact' if redact else f'--shortest {shortest:g}'}: requires --slim", 2
+        )
     if not target.name.endswith(ENDINGS):
         raise UserError(f"--slim {target}: viewers open files named *.json or *.json.gz", 2)
     if source.is_dir():
         raise UserError(f"--slim: {source} is a folder; name one of its traces", 2)
     if not isinstance(reader_of(source), ChromeTrace):
-        raise UserError(f"--slim: {source} is of a system profiler, and viewers open JSON of torch.profiler", 2)
+        raise UserError(
+            f"--slim: {source} is of a system profiler, and viewers open JSON of torch.profiler", 2
+        )
     check_target("--slim", source, target)
 
 
@@ -47,22 +51,30 @@ def check_target(flag: str, source: Path, target: Path) -> None:
         raise UserError(f"{flag} {target}: {target.parent} cannot be written")
 
 
-def write_slim(source: Path, target: Path, shortest: float | None, reading: dict, redact: bool = False) -> list[str]:
-    """Write the trace without Python frames but those of modules, of the steps that `reading` chooses, without events
-    shorter than this in us; the marks of steps stay.  redact: also without names of people and machines.  Says what it
-    left out.  Arrows stay where all that they may connect does."""
+def write_slim(
+    source: Path, target: Path, shortest: float | None, reading: dict, redact: bool = False
+) -> list[str]:
+    """Write the trace without Python frames but those of modules, of the steps that `reading`
+    chooses, without events shorter than this in us; the marks of steps stay.  redact: also without
+    names of people and machines.  Says what it left out.  Arrows stay where all that they may
+    connect does."""
     within = None
     if reading.get("window"):
         trace = read_trace(source, **reading)
         tables = (trace.operators, trace.annotations, trace.launches, trace.gpu)
-        begin, end = trace.steps["start"].min(), max(table["end"].max() for table in tables if len(table))
+        begin, end = (
+            trace.steps["start"].min(),
+            max(table["end"].max() for table in tables if len(table)),
+        )
         within = trace.first_us + begin, trace.first_us + end
     file, n, kept = ChromeTrace(source), 0, 0
     redaction = Redaction(names_of(source)) if redact else None
     with ExitStack() as stack:
         out = stack.enter_context(written_whole(target))
         if target.suffix == ".gz":
-            out = stack.enter_context(gzip.GzipFile(target.stem, "wb", compresslevel=6, fileobj=out, mtime=0))
+            out = stack.enter_context(
+                gzip.GzipFile(target.stem, "wb", compresslevel=6, fileobj=out, mtime=0)
+            )
         out.write(b'{"traceEvents": [')
         for events, text in file.records():
             pairs = zip(events, texts_of(text), strict=True)
@@ -84,7 +96,9 @@ def stays(event: Event, within: tuple[float, float] | None, shortest: float) -> 
     lasts = event.dur if event.dur > 0 else 0.0
     if kind_of_category(event.cat) == FRAME and not str(event.name).startswith(MODULE_PREFIX):
         return False
-    if within and not (within[0] <= event.ts < within[1] or event.ts < within[0] < event.ts + lasts):
+    if within and not (
+        within[0] <= event.ts < within[1] or event.ts < within[0] < event.ts + lasts
+    ):
         return False
     if event.ph in ARROWS:
         return not shortest
@@ -92,12 +106,15 @@ def stays(event: Event, within: tuple[float, float] | None, shortest: float) -> 
 
 
 def texts_of(text: memoryview) -> list[msgspec.Raw] | list[bytes]:
-    """The text of each event; strict JSON, also where the file has NaN: an event loses a time that is none."""
+    """The text of each event; strict JSON, also where the file has NaN: an event loses a time that
+    is none."""
     try:
         return texts_of_events(text)
     except msgspec.DecodeError:
         events = json.loads(bytes(text).decode(errors="replace"), parse_constant=null)
-        known = ({key: value for key, value in event.items() if value is not None} for event in events)
+        known = (
+            {key: value for key, value in event.items() if value is not None} for event in events
+        )
         return [json.dumps(event).encode() for event in known]
 
 

@@ -10,19 +10,24 @@ from analysis.vocabulary import roles
 
 REPEATS = 3  # of the same work at least make steps
 SAME_LENGTH = 0.02  # by which repetitions may differ in their number of events
-COVERED = 0.5  # of the events, or of the time: what repeats in less of it is not what the program does
-# A first step that takes so many times as long as the others, and no other one half of it, contains what happens once:
-# start-up of the program or of the profiler, the first launch of each kernel.
+COVERED = (
+    0.5  # of the events, or of the time: what repeats in less of it is not what the program does
+)
+# A first step that takes so many times as long as the others, and no other one half of it, contains
+# what happens once: start-up of the program or of the profiler, the first launch of each kernel.
 OUTLYING, NO_OTHER = 2.0, 0.5
 MISSING_KERNELS = 0.02  # of a step's launches: with more of them a step is incomplete
-FEW_UNFLUSHED = 0.1  # of all launches: so many at an end, whose kernels were not written, leave the others whole
+# Share of all launches: so many at an end, whose kernels were not written, leave the others whole
+FEW_UNFLUSHED = 0.1
 FEW_STEPS = 0.25  # of the steps: so many incomplete ones at an end leave the others whole
 
 
 def whole_steps(trace: Trace) -> pd.DataFrame:
-    """The marked steps without a last one that is cut: a mark that opened as recording ended, before any work.
+    """The marked steps without a last one that is cut: a mark that opened as recording ended,
+    before any work.
 
-    It contains no operator, on a GPU no call that launches anything, and is far shorter than the others.
+    It contains no operator, on a GPU no call that launches anything,
+    and is far shorter than the others.
     """
     steps = trace.steps
     if len(steps) < 2:
@@ -45,7 +50,8 @@ class StepApart(NamedTuple):
 
 
 def outlying_first(length_us: np.ndarray) -> bool:
-    """Whether the first of these steps takes far longer than all others; of less than three, nobody can tell."""
+    """Whether the first of these steps takes far longer than all others; of less than three, nobody
+    can tell."""
     if len(length_us) < 3:
         return False
     first, others = length_us[0], length_us[1:]
@@ -53,9 +59,11 @@ def outlying_first(length_us: np.ndarray) -> bool:
 
 
 def incomplete_at_ends(missing: np.ndarray, launched: np.ndarray, few: np.ndarray) -> np.ndarray:
-    """Which steps at the beginning and the end lack kernels, while the others are whole; none, if these are too few.
+    """Which steps at the beginning and the end lack kernels, while the others are whole; none, if
+    these are too few.
 
-    missing, launched: kernels of each step.  few: which of the steps lack only the few of an end of the trace."""
+    missing, launched: kernels of each step.  few: which of the steps lack only the few of an end of
+    the trace."""
     lacks = missing > MISSING_KERNELS * launched
     n, whole = len(lacks), np.flatnonzero(~lacks)
     out = np.zeros(n, bool)
@@ -67,15 +75,23 @@ def incomplete_at_ends(missing: np.ndarray, launched: np.ndarray, few: np.ndarra
     return out
 
 
-def repeated_steps(names: np.ndarray, times: np.ndarray, between: np.ndarray, on_gpu: bool) -> tuple[pd.DataFrame, int]:
-    """Steps where the same work repeats: number, start, end; and how many events one has.  Empty if none does.
+def repeated_steps(
+    names: np.ndarray, times: np.ndarray, between: np.ndarray, on_gpu: bool
+) -> tuple[pd.DataFrame, int]:
+    """Steps where the same work repeats: number, start, end; and how many events one has.  Empty if
+    none does.
 
-    names: numbers of the events' names, in the order in which the host began them, at `times`.  between: times of what
-    happens between steps.  Steps of a program on a CPU may have nothing between them, if the same repeats from the
-    first event to the last.  A step begins where the first of its events does, and the last ends with its last one.
+    names: numbers of the events' names, in the order in which the host began them, at `times`.
+    between: times of what happens between steps.  Steps of a program on a CPU may have nothing
+    between them, if the same repeats from the first event to the last.  A step begins where the
+    first of its events does, and the last ends with its last one.
     """
     first, lengths = longest_repetition(names)
-    starts = np.append(times, times[-1:])[first + np.append(0, np.cumsum(lengths))] if len(lengths) else np.zeros(0)
+    starts = (
+        np.append(times, times[-1:])[first + np.append(0, np.cumsum(lengths))]
+        if len(lengths)
+        else np.zeros(0)
+    )
     inside = np.diff(np.searchsorted(np.sort(between), starts))
     if not len(lengths) or np.mean(inside > 0) < 1 - 1 / REPEATS:
         length = int(np.median(lengths)) if len(lengths) else len(names)
@@ -83,21 +99,25 @@ def repeated_steps(names: np.ndarray, times: np.ndarray, between: np.ndarray, on
             return pd.DataFrame({"number": [], "start": [], "end": []}), 0
         lengths = np.full(len(names) // length, length)
         starts = np.append(times, times[-1:])[np.append(0, np.cumsum(lengths))]
-    steps = pd.DataFrame({"number": np.arange(len(lengths)), "start": starts[:-1], "end": starts[1:]})
+    steps = pd.DataFrame(
+        {"number": np.arange(len(lengths)), "start": starts[:-1], "end": starts[1:]}
+    )
     return steps, int(np.median(lengths))
 
 
 def is_nothing_else(names: np.ndarray, length: int) -> bool:
-    """Whether parts of this length are all that there is, in the same order from the first event on: layers have
-    something before and after them, as an embedding and a loss."""
+    """Whether parts of this length are all that there is, in the same order from the first event
+    on: layers have something before and after them, as an embedding and a loss."""
     return len(names) > REPEATS * length and bool((names[length:] == names[:-length]).all())
 
 
 def longest_repetition(names: np.ndarray) -> tuple[int, np.ndarray]:
-    """Where the repetition begins that covers most of a sequence, and the lengths of its parts; no parts if none does.
+    """Where the repetition begins that covers most of a sequence, and the lengths of its parts; no
+    parts if none does.
 
-    Each part begins with the same name, has the same length within SAME_LENGTH, and the same names within twice that.
-    Among repetitions that cover about as much, that of the longest parts counts: a step repeats layers in itself.
+    Each part begins with the same name, has the same length within SAME_LENGTH, and the same names
+    within twice that.  Among repetitions that cover about as much, that of the longest parts
+    counts: a step repeats layers in itself.
     """
     n, best, found = len(names), (0.0, 0.0), (0, np.zeros(0, dtype=np.int64))
     counts = np.bincount(names, minlength=1)
@@ -108,10 +128,16 @@ def longest_repetition(names: np.ndarray) -> tuple[int, np.ndarray]:
         lengths = np.diff(places)
         usual = int(np.median(lengths))
         alike = np.abs(lengths - usual) <= max(1, SAME_LENGTH * usual)
-        if alike[-1] and n - places[-1] >= usual * (1 - SAME_LENGTH):  # the last part, as far as it is there
+        if alike[-1] and n - places[-1] >= usual * (
+            1 - SAME_LENGTH
+        ):  # the last part, as far as it is there
             lengths, alike = np.append(lengths, min(usual, n - places[-1])), np.append(alike, True)
-        edges = np.flatnonzero(np.diff(np.concatenate([[False], alike, [False]]).astype(np.int8)))  # of runs
-        begin, end = max(edges.reshape(-1, 2).tolist(), key=lambda run: run[1] - run[0], default=(0, 0))
+        edges = np.flatnonzero(
+            np.diff(np.concatenate([[False], alike, [False]]).astype(np.int8))
+        )  # of runs
+        begin, end = max(
+            edges.reshape(-1, 2).tolist(), key=lambda run: run[1] - run[0], default=(0, 0)
+        )
         covered = lengths[begin:end].sum() / n
         if end - begin < REPEATS or covered < COVERED or usual < 2:
             continue
@@ -132,7 +158,8 @@ def same_names(names: np.ndarray, first: int, lengths: np.ndarray) -> bool:
 
 
 def step_at(times: np.ndarray, steps: pd.DataFrame) -> np.ndarray:
-    """The row of the step that was running on the host at each time, or -1; gaps belong to the step before."""
+    """The row of the step that was running on the host at each time,
+    or -1; gaps belong to the step before."""
     at = np.searchsorted(steps["start"].to_numpy(), times, side="right") - 1
     return np.where(times < steps["end"].max(), at, -1)
 

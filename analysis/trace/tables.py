@@ -1,4 +1,5 @@
-"""A trace as tables, from a file of any format that readers/ knows, of any program and any version of PyTorch."""
+"""A trace as tables, from a file of any format that readers/ knows, of any program and any version
+of PyTorch."""
 
 import gc
 import re
@@ -22,14 +23,17 @@ from harness.base.units import MB
 from harness.machine.host_limits import available_host_memory
 
 RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)")  # of a file
-MARKS_FILL = 0.9  # of the time from the first to the last: then the marks are the steps, not only their beginnings
+# Marks that fill this share of the time from the first to the last are the steps, not only their
+# beginnings
+MARKS_FILL = 0.9
 CUT_SHORT = 0.1  # of the median step: a last step mark without work that is shorter is none
 MEMORY_PER_BYTE = 2.5  # of JSON, for the whole analysis
 
 
 @dataclass
 class Replayed:
-    """The operators of replayed graphs, the last ones of a trace: graph_replays.with_replayed_operators() adds them."""
+    """The operators of replayed graphs, the last ones of a trace:
+    graph_replays.with_replayed_operators() adds them."""
 
     component: np.ndarray  # of each; None: unknown
     phase: np.ndarray
@@ -40,31 +44,48 @@ class Replayed:
 
 @dataclass
 class Trace:
-    """One trace file.  Times are us after its first event, threads are numbered, and -1 means unknown.
+    """One trace file.  Times are us after its first event, threads are numbered, and -1 means
+    unknown.
 
-    Names are categorical, with the same categories in all tables.  What they mean is in further columns:
-    the fields of a Meaning (vocabulary.roles).
+    Names are categorical, with the same categories in all tables.  What they mean is in further
+    columns: the fields of a Meaning (vocabulary.roles).
     """
 
     path: Path
     file: Reader  # what read it: what is in the file beside its events, and how whole it is
-    operators: pd.DataFrame  # name, start, end, thread, external_id, sequence, forward_thread, signature
-    annotations: pd.DataFrame  # name, start, end, thread, signature: ranges of the program, and marks of steps
-    modules: pd.DataFrame  # name, start, end, thread: calls of nn.Modules, where stacks were recorded
-    launches: pd.DataFrame  # name, start, end, thread, external_id, correlation, kernel: runtime calls on the host
+    operators: (
+        pd.DataFrame
+    )  # name, start, end, thread, external_id, sequence, forward_thread, signature
+    annotations: (
+        pd.DataFrame
+    )  # name, start, end, thread, signature: ranges of the program, and marks of steps
+    modules: (
+        pd.DataFrame
+    )  # name, start, end, thread: calls of nn.Modules, where stacks were recorded
+    launches: (
+        pd.DataFrame
+    )  # name, start, end, thread, external_id, correlation, kernel: runtime calls on the host
     gpu: pd.DataFrame  # name, kind, start, end, device, stream, external_id, correlation
     gpu_annotations: pd.DataFrame  # name, start, end: host ranges over the time of their GPU events
-    memory: pd.DataFrame  # start, bytes, total, on_gpu: a row for each allocation or free that was recorded
-    comms: pd.DataFrame  # operator (its external_id), kind, group, group_size, ranks, bytes: of collectives
+    memory: (
+        pd.DataFrame
+    )  # start, bytes, total, on_gpu: a row for each allocation or free that was recorded
+    comms: (
+        pd.DataFrame
+    )  # operator (its external_id), kind, group, group_size, ranks, bytes: of collectives
     threads: list[tuple]  # what the file calls each: process and number
-    signatures: list[tuple]  # (shapes, types, values) of an operator's inputs, to which `signature` points
+    signatures: list[
+        tuple
+    ]  # (shapes, types, values) of an operator's inputs, to which `signature` points
     n_events: int  # complete events in the file, malformed ones too
     n_malformed: int  # skipped: no name, or no valid duration
     first_us: float  # the first event on the trace's own clock
     steps_in_file: int | None = None  # of which only the last were read
     steps_from: str | None = None  # the events that begin a step, in place of ProfilerStep#N
     target: dict | None = None  # the device that --target-device names, in place of the trace's own
-    named: dict | None = None  # the device that --device-name names, where the trace does not tell its own
+    named: dict | None = (
+        None  # the device that --device-name names, where the trace does not tell its own
+    )
     peak: str | float = "auto"  # --peak
     replayed: Replayed | None = None  # the operators of graphs, at the end of `operators`
 
@@ -107,8 +128,8 @@ class Trace:
 
     @property
     def host(self) -> str | None:
-        """What tells the host, and so its clock, from others: the boot of its kernel, else its name; None: nothing.
-        Only traces of this workshop have it."""
+        """What tells the host, and so its clock, from others: the boot of its kernel, else its
+        name; None: nothing.  Only traces of this workshop have it."""
         found = value_of(self.file.metadata, "hostInfo", dict) or {}
         return next((str(found[name]) for name in ("boot_id", "name") if found.get(name)), None)
 
@@ -119,7 +140,9 @@ class Trace:
     @property
     def base_us(self) -> float:
         """Time of the first event on the clock of the machine that wrote the trace."""
-        return (value_of(self.file.metadata, "baseTimeNanoseconds", int | float) or 0.0) / 1e3 + self.first_us
+        return (
+            value_of(self.file.metadata, "baseTimeNanoseconds", int | float) or 0.0
+        ) / 1e3 + self.first_us
 
 
 def value_of(document: dict, key: str, kind: type) -> Any:
@@ -133,7 +156,9 @@ def has_role(table: pd.DataFrame, *wanted: str) -> np.ndarray:
     return table["role"].isin(wanted).to_numpy()
 
 
-def by_name(names: pd.Series, function: Callable[[str], object], dtype: type = object) -> np.ndarray:
+def by_name(
+    names: pd.Series, function: Callable[[str], object], dtype: type = object
+) -> np.ndarray:
     """function(name) of each row; the function is called once per name."""
     place, used = pd.factorize(names.cat.codes.to_numpy())
     return np.fromiter(map(function, names.cat.categories[used]), dtype)[place]
@@ -160,7 +185,8 @@ def most_frequent(groups: np.ndarray, values: np.ndarray) -> dict:
 
 
 def different_pairs(a: np.ndarray, b: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray]:
-    """The different pairs of two columns of numbers from -1 on, and for each row which of them it is."""
+    """The different pairs of two columns of numbers from -1 on,
+    and for each row which of them it is."""
     width = int(b.max(initial=-1)) + 2
     which, keys = pd.factorize((a.astype(np.int64) + 1) * width + b + 1)
     return [(int(key // width) - 1, int(key % width) - 1) for key in keys], which
@@ -175,25 +201,36 @@ def read_trace(
 ) -> Trace:
     """The trace in a file.  Raises UserError, naming the file, if there is none in it.
 
-    window: only its last so many marked steps, and what they launched on the GPU, in the memory that these need.
-    steps_from: the name of the events that begin a step, in place of ProfilerStep#N.  watch: is told how far it is.
-    rank: of a file that was merged from the traces of several, the one to read, by default the first.
+    window: only its last so many marked steps, and what they launched on the GPU, in the memory
+    that these need.  steps_from: the name of the events that begin a step, in place of
+    ProfilerStep#N.  watch: is told how far it is.  rank: of a file that was merged from the traces
+    of several, the one to read, by default the first.
     """
     return next(traces_in(path, window, steps_from, watch, rank, every_rank=False))
 
 
 def read_traces(
-    path: Path, window: int | None = None, steps_from: str | None = None, watch: OnProgress | None = None
+    path: Path,
+    window: int | None = None,
+    steps_from: str | None = None,
+    watch: OnProgress | None = None,
 ) -> Iterator[Trace]:
-    """The trace in a file, or those of all ranks that were merged into it, of a file that is read once.
+    """The trace in a file, or those of all ranks that were merged into it, of a file that is read
+    once.
 
-    The first rank in the file comes first, then the others in order.  Arguments and errors as those of read_trace().
+    The first rank in the file comes first, then the others in order.  Arguments and errors as those
+    of read_trace().
     """
     return traces_in(path, window, steps_from, watch, None, every_rank=True)
 
 
 def traces_in(
-    path: Path, window: int | None, steps_from: str | None, watch: OnProgress | None, rank: int | None, every_rank: bool
+    path: Path,
+    window: int | None,
+    steps_from: str | None,
+    watch: OnProgress | None,
+    rank: int | None,
+    every_rank: bool,
 ) -> Iterator[Trace]:
     with without_collecting():
         windows = last_steps_windows(path, window, steps_from, rank, every_rank) if window else {}
@@ -213,22 +250,28 @@ def traces_in(
 
 @contextmanager
 def without_collecting() -> Iterator[None]:
-    """Without the garbage collector, which would traverse hundreds of thousands of objects, all of them in use."""
+    """Without the garbage collector, which would traverse hundreds of thousands of objects, all of
+    them in use."""
     collecting = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.unfreeze()  # together: moves them, not traversed, to the generation that is rarely collected
+        # Both calls move all objects, not traversed, to the generation that is rarely collected
+        gc.unfreeze()
         if collecting:
             gc.enable()
 
 
-def columns_of(file: Reader, windows: dict[int | None, tuple[float, float]]) -> dict[int | None, Columns]:
-    """The columns of each rank in a file, in the order in which they appear; None: of a file that tells no rank.
+def columns_of(
+    file: Reader, windows: dict[int | None, tuple[float, float]]
+) -> dict[int | None, Columns]:
+    """The columns of each rank in a file, in the order in which they appear; None: of a file that
+    tells no rank.
 
-    windows: the time of each rank that is to be read.  Raises UserError where the memory does not suffice.
+    windows: the time of each rank that is to be read.  Raises UserError where the
+    memory does not suffice.
     """
     available, size = available_host_memory(), 0
     by_rank: dict[int | None, Columns] = {}
@@ -238,15 +281,21 @@ def columns_of(file: Reader, windows: dict[int | None, tuple[float, float]]) -> 
         by_rank[part.rank].add(part)
         size += part.size
         if available and size * MEMORY_PER_BYTE > available:
-            has = f"the {available / MB:,.0f} MB that are available, after {size / MB:,.0f} MB of JSON"
-            raise UserError(f"{file.path}: needs more memory than {has}; --window N reads only its last N steps")
+            has = (
+                f"the {available / MB:,.0f} MB that are available, after {size / MB:,.0f} MB of"
+                " JSON"
+            )
+            raise UserError(
+                f"{file.path}: needs more memory than {has}; --window N reads only its last N steps"
+            )
     return by_rank or {file.rank: Columns()}
 
 
 def last_steps_windows(
     path: Path, n: int, steps_from: str | None, rank: int | None, every_rank: bool
 ) -> dict[int | None, tuple[int, tuple[float, float]]]:
-    """For each rank that has marked steps their number, and the time of the last n, as in the file: a first pass.
+    """For each rank that has marked steps their number, and the time of the last n, as in the file:
+    a first pass.
 
     Raises UserError, naming the file, if no rank has any.
     """
@@ -260,7 +309,12 @@ def last_steps_windows(
     for of_rank, columns in by_rank.items():
         steps = marked_steps(columns.tables(0.0), steps_from)
         if len(steps) > 1:
-            steps = steps[(steps["end"] - steps["start"] >= CUT_SHORT * (steps["end"] - steps["start"]).median())]
+            steps = steps[
+                (
+                    steps["end"] - steps["start"]
+                    >= CUT_SHORT * (steps["end"] - steps["start"]).median()
+                )
+            ]
         if len(steps):
             windows[of_rank] = len(steps), (steps["start"].iloc[-n:].iloc[0], steps["end"].iloc[-1])
     if not windows:
@@ -269,15 +323,23 @@ def last_steps_windows(
 
 
 def without_marks(path: Path, n: int, steps_from: str | None) -> UserError:
-    how = f"no event is named {steps_from}" if steps_from else f"{NO_MARKS}; --steps-from names others"
-    return UserError(f"{path}: --window {n} reads its last {n} marked steps, but it has none: {how}")
+    how = (
+        f"no event is named {steps_from}"
+        if steps_from
+        else f"{NO_MARKS}; --steps-from names others"
+    )
+    return UserError(
+        f"{path}: --window {n} reads its last {n} marked steps, but it has none: {how}"
+    )
 
 
 def marked_steps(tables: dict[str, pd.DataFrame], steps_from: str | None) -> pd.DataFrame:
-    """The marked steps in order: number, start, end.  From GPU annotations if there are none on the host.
+    """The marked steps in order: number, start, end.  From GPU annotations if there are none on the
+    host.
 
-    ProfilerStep#N lasts as long as the step.  A step that begins with another event lasts until the next one, and the
-    last event only ends a step, unless they follow each other as marks of steps do.  Of nested ones the inner count.
+    ProfilerStep#N lasts as long as the step.  A step that begins with another event lasts until the
+    next one, and the last event only ends a step, unless they follow each other as marks of steps
+    do.  Of nested ones the inner count.
     """
     if steps_from is None:
         for name in ("annotations", "gpu_annotations"):
@@ -291,8 +353,12 @@ def marked_steps(tables: dict[str, pd.DataFrame], steps_from: str | None) -> pd.
         return steps[["number", "start", "end"]].reset_index(drop=True)
     names = {steps_from, MODULE_PREFIX + steps_from}
     for same in (names.__contains__, lambda name: name.startswith(tuple(names))):
-        for table in (tables[name] for name in ("annotations", "modules", "operators", "gpu_annotations")):
-            marks = table[by_name(table["name"], same, bool)].sort_values(["start", "end"], ascending=[True, False])
+        for table in (
+            tables[name] for name in ("annotations", "modules", "operators", "gpu_annotations")
+        ):
+            marks = table[by_name(table["name"], same, bool)].sort_values(
+                ["start", "end"], ascending=[True, False]
+            )
             if len(marks):
                 start, end = marks["start"].to_numpy(), marks["end"].to_numpy()
                 innermost = np.append((start[1:] >= end[:-1]) | (end[1:] > end[:-1]), True)
@@ -301,14 +367,19 @@ def marked_steps(tables: dict[str, pd.DataFrame], steps_from: str | None) -> pd.
 
 
 def steps_between(start: np.ndarray, end: np.ndarray) -> pd.DataFrame:
-    """Steps that begin at these marks; if the marks fill the time between them, they are the steps."""
+    """Steps that begin at these marks; if they fill the time between them, they are the steps."""
     if len(start) > 1 and (end - start)[:-1].sum() < MARKS_FILL * (start[-1] - start[0]):
         start, end = start[:-1], start[1:]
     return pd.DataFrame({"number": np.arange(len(start)), "start": start, "end": end})
 
 
 def trace_of(
-    path: Path, file: Reader, rank: int | None, columns: Columns, steps_from: str | None, n_steps: int | None
+    path: Path,
+    file: Reader,
+    rank: int | None,
+    columns: Columns,
+    steps_from: str | None,
+    n_steps: int | None,
 ) -> Trace:
     """The trace of a rank, of None where the file tells none."""
     file = replace(
@@ -325,15 +396,29 @@ def trace_of(
     if not any(columns.counts[kind] for kind in (OPERATOR, *ON_GPU)):
         if file.cut_off and not (columns.counts or file.unread):
             raise UserError(f"{path}: truncated or not JSON")
-        why = "".join(f"; {n} events of an accelerator, {one}, are not known here" for one, n in file.unread.items())
+        why = "".join(
+            f"; {n} events of an accelerator, {one}, are not known here"
+            for one, n in file.unread.items()
+        )
         raise UserError(f"{path}: a trace with neither operators nor GPU events{why}")
     columns.leave_out_impossible()
     first = columns.first
     if not np.isfinite(first):
-        raise UserError(f"{path}: none of its {columns.n_malformed} events has a name, a time and a duration")
+        raise UserError(
+            f"{path}: none of its {columns.n_malformed} events has a name, a time and a duration"
+        )
     tables = columns.tables(first)
     n_events = sum(map(len, tables.values())) + columns.n_malformed
     tables |= {"memory": columns.memory_table(first), "comms": columns.comms_table()}
-    known = {"threads": columns.threads, "signatures": columns.signatures, "n_malformed": columns.n_malformed}
-    known |= {"n_events": n_events, "first_us": first, "steps_in_file": n_steps, "steps_from": steps_from}
+    known = {
+        "threads": columns.threads,
+        "signatures": columns.signatures,
+        "n_malformed": columns.n_malformed,
+    }
+    known |= {
+        "n_events": n_events,
+        "first_us": first,
+        "steps_in_file": n_steps,
+        "steps_from": steps_from,
+    }
     return Trace(path, file, **tables, **known)

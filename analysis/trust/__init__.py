@@ -1,1 +1,2 @@
-"""Can it be believed?  What is missing from a trace, what disturbed a run, whether it trains the same."""
+"""Can it be believed?  What is missing from a trace, what disturbed a run, whether \
+it trains the same."""

@@ -1,4 +1,4 @@
-"""How far can a trace be trusted?  What is missing from it, and which figures that makes unreliable."""
+"""How far can a trace be trusted?  What is missing, and which figures that makes unreliable."""
 
 import re
 from collections.abc import Callable
@@ -32,13 +32,21 @@ from harness.documents.run import PerformanceSummary
 from harness.documents.schema import unknown
 from harness.documents.trace import NO_SUMMARY
 
-# A healthy trace has the kernel of every launch and the launch of every kernel that began in the window.
+# A healthy trace has the kernel of every launch and the launch of every kernel that began in the
+# window.
 UNLINKED_KERNELS = 0.05  # of the GPU events whose launch is in the trace
 UNEXPLAINED = 0.05  # of the steps: idle time without a recorded cause, from which on it is told
 LITTLE = 0.01  # of the time of the trace: what shorter steps show says nothing of the program
-SLOWED = 1.5  # times as long as without the profiler: from here on the trace shows mostly its overhead
+SLOWED = (
+    1.5  # times as long as without the profiler: from here on the trace shows mostly its overhead
+)
 CLOCK_ERROR_US = 5.0  # by which a kernel may seem to begin before its launch call does
-BOTH_CLOCKS = ("idle_by_cause", "launch_delay_us", "queue_depth", "step_timeline")  # compare times of GPU and host
+BOTH_CLOCKS = (
+    "idle_by_cause",
+    "launch_delay_us",
+    "queue_depth",
+    "step_timeline",
+)  # compare times of GPU and host
 
 # Sections that distorted times make unreliable.
 SECTIONS_OF_TIMES = ("verdict", "components", "operators", "opportunities")
@@ -46,7 +54,15 @@ UNDISTURBED = "none seen"
 UNFLUSHED = "recording ended before they were written"
 MEASURABLE = 0.05  # by which profiled steps may be faster than others without anything wrong
 # Of the documents beside a trace, the fields that its analysis reads.
-OF_SUMMARY = ("environment", "config", "steps", "disturbance?.disturbed", "disturbance?.reasons", "no_sync", "ranks?")
+OF_SUMMARY = (
+    "environment",
+    "config",
+    "steps",
+    "disturbance?.disturbed",
+    "disturbance?.reasons",
+    "no_sync",
+    "ranks?",
+)
 OF_SUMMARY += ("performance.achieved_tflops",)
 OF_FLOPS = ("environment", "efficiency_metrics.peaks", "efficiency_metrics.bandwidth_peaks")
 
@@ -66,7 +82,9 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
     rows, overhead = step_rows(links), profiler_overhead(trace, summary)
     early = launched_before_trace(gpu, calls)
     # Copies without any number were requested by the device itself.
-    of_host = ((gpu["kind"] == "kernel") | (gpu["correlation"] > 0) | (gpu["external_id"] > 0)).to_numpy() & ~early
+    of_host = (
+        (gpu["kind"] == "kernel") | (gpu["correlation"] > 0) | (gpu["external_id"] > 0)
+    ).to_numpy() & ~early
     linked = float((gpu["operator"] >= 0)[of_host].mean()) if of_host.any() else None
     outside = of_host & ((gpu["operator"] < 0) & (gpu["call"] >= 0) & ~gpu["of_graph"]).to_numpy()
     outside &= links.first_replayed > 0
@@ -81,8 +99,13 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
     check_gpu(found, links, summary)
     unused = unused_gpu(links, summary)
     if unused:
-        what = f"nothing in the trace used the GPU of this machine ({unused}), so it is judged as a run on the CPU"
-        found.notes.append(f"{what}; of a run that did use it, record its events too: activities=[CPU, CUDA]")
+        what = (
+            f"nothing in the trace used the GPU of this machine ({unused}), so it is judged as a"
+            " run on the CPU"
+        )
+        found.notes.append(
+            f"{what}; of a run that did use it, record its events too: activities=[CPU, CUDA]"
+        )
     if note := how_found(links):
         found.notes.append(note)
     if trace.n_malformed:
@@ -90,28 +113,55 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
         found.notes.append(f"{skipped}: no name, no time, or an impossible duration")
     found.notes += [f"not read: {line}" for line in left_out_beside(trace.path)]
     unexplained, missing = check_idle(found, links), not_recorded(links, summary)
-    found.notes += missing_lines([row for row in missing if row["part"] != "steps"])  # how_found() tells more
+    found.notes += missing_lines(
+        [row for row in missing if row["part"] != "steps"]
+    )  # how_found() tells more
     disturbance = profile_disturbance(trace, summary)
     check_times(found, disturbance, overhead["ratio"], links.idle_left < 1)
 
-    of_graph, attributed = gpu["of_graph"].to_numpy(), (gpu["of_graph"] & ~links.only_of_graph).to_numpy()
+    of_graph, attributed = (
+        gpu["of_graph"].to_numpy(),
+        (gpu["of_graph"] & ~links.only_of_graph).to_numpy(),
+    )
     out = {"trustworthy": not found.problems, **vars(found), "recorded_by": trace.file.tool}
-    out |= {"events": trace.n_events, "cut_off": trace.file.cut_off, "malformed_events": trace.n_malformed}
+    out |= {
+        "events": trace.n_events,
+        "cut_off": trace.file.cut_off,
+        "malformed_events": trace.n_malformed,
+    }
     out |= {"operators": links.first_replayed, "gpu_events": len(gpu)}
     out |= {"steps": len(rows) if links.steps_are_marked else 0}
-    out |= {"steps_without_gpu_events": sum(row["gpu_events"] == 0 for row in rows) if links.on_gpu else None}
+    out |= {
+        "steps_without_gpu_events": (
+            sum(row["gpu_events"] == 0 for row in rows) if links.on_gpu else None
+        )
+    }
     out |= {"kernel_launches": int(calls["starts_kernel"].sum())}
-    out |= {"launches_without_kernel": launches_without_kernel(rows), "kernels_linked_to_an_operator": linked}
-    out |= {"kernels_launched_outside_operators": float(outside[of_host].mean()) if of_host.any() else None}
+    out |= {
+        "launches_without_kernel": launches_without_kernel(rows),
+        "kernels_linked_to_an_operator": linked,
+    }
+    out |= {
+        "kernels_launched_outside_operators": (
+            float(outside[of_host].mean()) if of_host.any() else None
+        )
+    }
     out |= {"gpu_events_launched_before_the_trace": int(early.sum()), **unexplained}
     out |= {"graph_launches": int(calls["starts_graph"].sum()), "graph_events": int(of_graph.sum())}
     out |= {"graph_events_attributed": int(attributed.sum())}
     out |= {"graphs_attributed_through": trace.replayed.where if trace.replayed else []}
     out |= {"unused_gpu": unused} if unused else {}
-    out |= {"rank": trace.rank, "ranks_in_file": trace.ranks_in_file, "world_size": trace.world_size}
+    out |= {
+        "rank": trace.rank,
+        "ranks_in_file": trace.ranks_in_file,
+        "world_size": trace.world_size,
+    }
     out |= {"shapes_recorded": has_shapes, "stacks_recorded": trace.file.n_frames > 0}
     out |= {"modules_recorded": len(trace.modules) > 0, "not_recorded": missing}
-    return out | {"profiler_overhead": overhead | {"idle_left": links.idle_left}, "disturbance": disturbance}
+    return out | {
+        "profiler_overhead": overhead | {"idle_left": links.idle_left},
+        "disturbance": disturbance,
+    }
 
 
 def how_found(links: Links) -> str | None:
@@ -123,7 +173,10 @@ def how_found(links: Links) -> str | None:
     if links.steps_found is None:
         return None
     first, last = links.steps["start"].iloc[0] / 1e3, links.steps["end"].iloc[-1] / 1e3
-    found = f"{NO_MARKS}: {len(links.steps)} steps were found, {links.steps_found}, from {first:,.1f} to {last:,.1f} ms"
+    found = (
+        f"{NO_MARKS}: {len(links.steps)} steps were found, {links.steps_found}, from {first:,.1f}"
+        f" to {last:,.1f} ms"
+    )
     return f"{found}; only they are judged, and --steps-from NAME chooses others"
 
 
@@ -137,14 +190,21 @@ def check_file(found: Findings, trace: Trace) -> None:
         found.notes.append(f"the file contains {what}")
     if trace.ranks_in_file:
         ranks = ", ".join(map(str, trace.ranks_in_file))
-        what = "has several processes, taken for" if trace.file.command else "was merged from the traces of"
+        what = (
+            "has several processes, taken for"
+            if trace.file.command
+            else "was merged from the traces of"
+        )
         found.notes.append(f"the file {what} ranks {ranks}; this is rank {trace.rank}")
     if trace.steps_in_file is not None and trace.steps_in_file > len(trace.steps):
-        found.notes.append(f"only the last {len(trace.steps)} of {trace.steps_in_file} marked steps were read")
+        found.notes.append(
+            f"only the last {len(trace.steps)} of {trace.steps_in_file} marked steps were read"
+        )
 
 
 def check_idle(found: Findings, links: AttributedLinks) -> dict:
-    """The share of the steps' time in which the GPU was idle for no reason that the trace contains."""
+    """The share of the steps' time in which the GPU was idle for no reason
+    that the trace contains."""
     slices = of_steps(links)
     total = slices["us"].sum()
     if links.on_gpu:
@@ -161,27 +221,45 @@ def check_idle(found: Findings, links: AttributedLinks) -> dict:
 def check_left_out(found: Findings, links: AttributedLinks, total: float) -> None:
     """What is no part of the steps, and whether enough is left.  total: us of the steps."""
     out, gpu = left_out(links), links.gpu
-    at_edge = ((out["end"] <= gpu["start"].min()) | (out["start"] >= gpu["end"].max())) & (not links.steps_are_marked)
-    why = "began so long after its launch, so the GPU had still to do what was launched before the recording"
+    at_edge = ((out["end"] <= gpu["start"].min()) | (out["start"] >= gpu["end"].max())) & (
+        not links.steps_are_marked
+    )
+    why = (
+        "began so long after its launch, so the GPU had still to do what was launched before the"
+        " recording"
+    )
     ends = "the GPU had no work yet, or no more, as wherever a recording begins and ends"
     if total < LITTLE * (total + out["us"].sum()) or len(gpu) == 1:
-        ends += f"; what is left is {total / 1e3:,.3f} ms with {count_of(len(gpu), 'GPU event')}: record more"
+        ends += (
+            f"; what is left is {total / 1e3:,.3f} ms with {count_of(len(gpu), 'GPU event')}:"
+            " record more"
+        )
     for which, reason in ((~at_edge, f"the first event of a stream {why}"), (at_edge, ends)):
         if which.any():
-            found.notes.append(f"{out['us'][which].sum() / 1e3:,.3f} ms are left out of the steps: {reason}")
+            found.notes.append(
+                f"{out['us'][which].sum() / 1e3:,.3f} ms are left out of the steps: {reason}"
+            )
 
 
-def check_times(found: Findings, disturbance: dict, overhead: float | None, corrected: bool) -> None:
-    """What made the steps slower while they were profiled.  overhead: times as long as without the profiler; corrected:
-    idle time is as without it, so that only the host's times in the table of operators are longer."""
+def check_times(
+    found: Findings, disturbance: dict, overhead: float | None, corrected: bool
+) -> None:
+    """What made the steps slower while they were profiled.  overhead: times as long as without the
+    profiler; corrected: idle time is as without it, so that only the host's times in the table of
+    operators are longer."""
     slower, disturbed = [], []
     if overhead is not None and overhead > SLOWED:
-        slower = [f"the profiler made these steps {overhead:.1f} times as long, some operators more than others"]
+        slower = [
+            f"the profiler made these steps {overhead:.1f} times as long, some operators more than"
+            " others"
+        ]
     if disturbance["text"] not in (None, UNDISTURBED):
         disturbed = [f"disturbed: {profile_disturbance_text(disturbance)}"]
     for section in SECTIONS_OF_TIMES:
         if why := disturbed if corrected and section != "operators" else slower + disturbed:
-            found.unreliable[section] = "; ".join([*filter(None, [found.unreliable.get(section)]), *why])
+            found.unreliable[section] = "; ".join(
+                [*filter(None, [found.unreliable.get(section)]), *why]
+            )
 
 
 def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:
@@ -190,28 +268,53 @@ def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:
     lost = launches_without_kernel(incomplete or rows)
     if incomplete:
         n, numbers = len(incomplete), ", ".join(str(row["number"]) for row in incomplete)
-        what = f"{lost} launches have no kernel" if lost else "they have none, or none ran while work was queued"
-        found.problems.append(f"GPU events are missing from {n} of {len(rows)} steps ({numbers}): {what}")
+        what = (
+            f"{lost} launches have no kernel"
+            if lost
+            else "they have none, or none ran while work was queued"
+        )
+        found.problems.append(
+            f"GPU events are missing from {n} of {len(rows)} steps ({numbers}): {what}"
+        )
     elif links.unflushed and lost:
-        found.notes.append(f"{lost} kernel launches in the steps have no matching kernel in the trace: {UNFLUSHED}")
+        found.notes.append(
+            f"{lost} kernel launches in the steps have no matching kernel in the trace: {UNFLUSHED}"
+        )
     elif lost:
-        found.notes.append(f"{lost} kernel launches in the steps have no matching kernel in the trace")
+        found.notes.append(
+            f"{lost} kernel launches in the steps have no matching kernel in the trace"
+        )
     for one in links.apart:
         why = f"kernels of it are missing: {UNFLUSHED}"
         if one.is_first:
             why = f"{(one.end - one.start) / 1e3:,.1f} ms on the host, far longer than the others"
-        found.notes.append(f"step {one.number} stands apart, {count_of(len(links.steps), 'step')} judged: {why}")
+        found.notes.append(
+            f"step {one.number} stands apart, {count_of(len(links.steps), 'step')} judged: {why}"
+        )
     kernels = links.gpu[(links.gpu["kind"] == "kernel").to_numpy()].sort_values("start")
-    if len(rows) > 1 and rows[0]["kernels"] and not rows[0]["kernels_during"] and kernels["call"].iloc[0] < 0:
+    if (
+        len(rows) > 1
+        and rows[0]["kernels"]
+        and not rows[0]["kernels_during"]
+        and kernels["call"].iloc[0] < 0
+    ):
         late = (kernels["start"].iloc[0] - links.steps["start"].iloc[0]) / 1e3
         what = f"GPU events begin {late:.1f} ms after the first step, although work was queued"
         found.notes.append(f"{what}: what ran until then, from before the trace, was not recorded")
     n_judged = len(links.steps) + len(links.apart) if links.steps_are_marked else 0
     for number in links.trace.steps["number"].iloc[n_judged:]:
-        found.notes.append(f"step {number} was marked as recording ended, before any of its work: it is no step here")
+        found.notes.append(
+            f"step {number} was marked as recording ended, before any of its work: it is no step"
+            " here"
+        )
     if (shared_us := overlap_us(links.steps)) > CLOCK_TICK_US:
-        why = "two profilers were recording, or traces were merged into one whose events tell no rank"
-        so = f"the steps cannot be told apart; the {shared_us / 1e3:.3f} ms that they share count once"
+        why = (
+            "two profilers were recording, or traces were merged into one whose events tell no rank"
+        )
+        so = (
+            f"the steps cannot be told apart; the {shared_us / 1e3:.3f} ms that they share count"
+            " once"
+        )
         found.problems.append(f"the step marks overlap: {why}, so {so}")
 
 
@@ -224,10 +327,15 @@ def overlap_us(steps: pd.DataFrame) -> float:
 def check_host(found: Findings, links: AttributedLinks) -> None:
     """Events of the host that go on after what they began in, and steps in which nothing began."""
     host, steps = links.host, links.steps
-    marks_overlap = overlap_us(steps) > CLOCK_TICK_US  # told already, and why events go on after a mark
+    marks_overlap = (
+        overlap_us(steps) > CLOCK_TICK_US
+    )  # told already, and why events go on after a mark
     in_mark = marks_overlap & take_or(has_role(host, roles.STEP), host["parent"].to_numpy(), False)
     if beyond := int(((host["end"] - host["until"] > CLOCK_TICK_US) & ~in_mark).sum()):
-        what = f"{count_of(beyond, 'event')} of the host ends after its caller, as after a clock was set back"
+        what = (
+            f"{count_of(beyond, 'event')} of the host ends after its caller, as after a clock was"
+            " set back"
+        )
         found.notes.append(f"{what}; the time beyond is not counted")
     if not (steps["end"] > steps["start"]).any():
         found.problems.append("the steps take no time")
@@ -235,45 +343,71 @@ def check_host(found: Findings, links: AttributedLinks) -> None:
         return
     operators = host[(host["kind"] == OPERATOR).to_numpy()]
     step = step_around(operators["start"].to_numpy(), steps)
-    if beyond := int(((step >= 0) & (operators["until"] > steps["end"].to_numpy()[step] + CLOCK_TICK_US)).sum()):
+    if beyond := int(
+        ((step >= 0) & (operators["until"] > steps["end"].to_numpy()[step] + CLOCK_TICK_US)).sum()
+    ):
         found.notes.append(f"{count_of(beyond, 'operator')} counted only until the end of the step")
     empty = steps["number"][np.bincount(step[step >= 0], minlength=len(steps)) == 0]
     if links.steps_are_marked and len(empty):
-        found.notes.append(f"no operator began in {count_of(len(empty), 'step')}: {', '.join(map(str, empty))}")
+        found.notes.append(
+            f"no operator began in {count_of(len(empty), 'step')}: {', '.join(map(str, empty))}"
+        )
 
 
-def check_operators(found: Findings, links: Links, linked: float | None, outside: np.ndarray, early: int) -> None:
-    """Which GPU events belong to an operator.  outside: those that were launched outside of any, as extensions do.
-    early: how many were launched before the trace began.
+def check_operators(
+    found: Findings, links: Links, linked: float | None, outside: np.ndarray, early: int
+) -> None:
+    """Which GPU events belong to an operator.  outside: those that were launched outside of any, as
+    extensions do.  early: how many were launched before the trace began.
 
-    What no operator launched has run all the same: it counts in the verdict, by the names of kernels."""
+    What no operator launched has run all the same: it counts in the verdict,
+    by the names of kernels."""
     gpu, n_operators = links.gpu, links.first_replayed
-    launches, graphs = int(links.calls["starts_kernel"].sum()), int(links.calls["starts_graph"].sum())
+    launches, graphs = (
+        int(links.calls["starts_kernel"].sum()),
+        int(links.calls["starts_graph"].sum()),
+    )
     if n_operators and linked is not None and linked < 1 - UNLINKED_KERNELS:
         why = f"{1 - linked:.0%} of the GPU events of the steps are linked to no operator"
         found.unreliable |= {"components": why, "operators": why}
         if graphs == 0:
             found.notes.append(unlinked_text(gpu, outside, why))
     if links.on_gpu and not n_operators:
-        what = "only GPU events, no operators: what launched the kernels, and why the GPU was idle, is unknown"
+        what = (
+            "only GPU events, no operators: what launched the kernels, and why the GPU was idle, is"
+            " unknown"
+        )
         of_ranges = "no operators: kernels belong to the program's ranges around calls"
         found.notes.append(what if links.calls.empty else of_ranges)
         if links.source != NAMED_RANGES:
-            found.unreliable["components"] = "no operators in the trace: components are kinds of kernels"
+            found.unreliable["components"] = (
+                "no operators in the trace: components are kinds of kernels"
+            )
     if early:
         what = f"{early} of {len(gpu)} GPU events were launched before the trace began"
-        found.notes.append(f"{what}, as the GPU runs behind the host: they count in gpu_timeline, but not in the steps")
+        found.notes.append(
+            f"{what}, as the GPU runs behind the host: they count in gpu_timeline, but not in the"
+            " steps"
+        )
     if graphs:
         check_graphs(found, links, graphs)
     if launches and not links.on_gpu:
-        found.problems.append(f"kernels were launched ({launches}), but the trace has no GPU events")
+        found.problems.append(
+            f"kernels were launched ({launches}), but the trace has no GPU events"
+        )
 
 
 def unlinked_text(gpu: pd.DataFrame, outside: np.ndarray, why: str) -> str:
     """How much of the GPU's time belongs to no operator, and which kernels take most of it."""
     us = (gpu["end"] - gpu["start"]).to_numpy()
     unlinked = (gpu["operator"] < 0).to_numpy()
-    longest = pd.Series(us[unlinked]).groupby(gpu["name"].to_numpy(object)[unlinked]).sum().nlargest(3).index
+    longest = (
+        pd.Series(us[unlinked])
+        .groupby(gpu["name"].to_numpy(object)[unlinked])
+        .sum()
+        .nlargest(3)
+        .index
+    )
     names = ", ".join(map(shortened, longest))
     share = us[unlinked].sum() / us.sum() if us.sum() else 0.0
     how = "an extension or the program itself launched them"
@@ -288,10 +422,14 @@ def check_graphs(found: Findings, links: Links, launches: int) -> None:
     graphs = f"{launches} graph launches"
     if links.trace.replayed:
         through = " and ".join(links.trace.replayed.where)
-        found.notes.append(f"{graphs}: {n - unknown:,} of their {n:,} GPU events are attributed through {through}")
+        found.notes.append(
+            f"{graphs}: {n - unknown:,} of their {n:,} GPU events are attributed through {through}"
+        )
     else:
         why = "their kernels belong to no operator and need no launch of their own"
-        found.notes.append(f"{graphs}: {why}; a trace of the capture beside this one would tell their operators")
+        found.notes.append(
+            f"{graphs}: {why}; a trace of the capture beside this one would tell their operators"
+        )
     if unknown > UNLINKED_KERNELS * n or not n:
         found.unreliable["operators"] = f"{graphs} stand for many operators"
 
@@ -305,7 +443,10 @@ def early_kernels(links: Links) -> np.ndarray:
 def check_clocks(found: Findings, links: Links) -> None:
     early = early_kernels(links)
     if early.any():
-        why = f"{early.sum()} of {len(early)} kernels begin before their launch call: the clocks of GPU and host differ"
+        why = (
+            f"{early.sum()} of {len(early)} kernels begin before their launch call: the clocks of"
+            " GPU and host differ"
+        )
         found.unreliable |= dict.fromkeys(BOTH_CLOCKS, why)
         if early.mean() > 0.05:
             found.problems.append(why)
@@ -314,24 +455,32 @@ def check_clocks(found: Findings, links: Links) -> None:
 
 
 def check_gpu(found: Findings, links: Links, summary: dict | None) -> None:
-    """No GPU events although the run used a GPU, by its summary or by what its operators and memory tell.  That the
-    machine has one, which the trace names, does not say that the run used it."""
+    """No GPU events although the run used a GPU, by its summary or by what its operators and memory
+    tell.  That the machine has one, which the trace names, does not say that the run used it."""
     for kind, n in links.trace.file.unread.items():
-        what = f"{n} events of an accelerator are in a category that is not known here, {kind}, and are missing below"
+        what = (
+            f"{n} events of an accelerator are in a category that is not known here, {kind}, and"
+            " are missing below"
+        )
         (found.notes if n <= UNLINKED_KERNELS * len(links.gpu) else found.problems).append(what)
-    if links.on_gpu or links.calls["starts_kernel"].any():  # kernels that were launched: check_operators() tells
+    if (
+        links.on_gpu or links.calls["starts_kernel"].any()
+    ):  # kernels that were launched: check_operators() tells
         return
     name = links.trace.device["name"]  # also in the trace of a CPU run on a machine with a GPU
     device = summary["environment"]["device"] if summary else {"type": "cpu", "name": name}
     if summary is None and used_gpu(links):
         device |= {"type": "cuda", "name": name or "its operators are those of one"}
     if device["type"] == "cuda":
-        found.problems.append(f"the run used a GPU ({device['name']}), but the trace has no GPU events")
+        found.problems.append(
+            f"the run used a GPU ({device['name']}), but the trace has no GPU events"
+        )
 
 
 def used_gpu(links: Links) -> bool:
-    """Whether a trace without GPU events has operators or collectives of a GPU's libraries, its memory, or calls that
-    start work on it.  A wait tells nothing: the profiler itself waits for the GPU as it ends."""
+    """Whether a trace without GPU events has operators or collectives of a GPU's libraries, its
+    memory, or calls that start work on it.  A wait tells nothing: the profiler itself waits for the
+    GPU as it ends."""
     trace = links.trace
     in_libraries = has_role(trace.operators, roles.OF_GPU_LIBRARY).any()
     communicates = has_role(trace.annotations, roles.ENQUEUED_COLLECTIVE).any()
@@ -341,7 +490,9 @@ def used_gpu(links: Links) -> bool:
 
 def unused_gpu(links: Links, summary: dict | None) -> str:
     """The GPU that a trace of a run on the CPU names; "" if it names none, or the run used it."""
-    used = links.on_gpu or summary is not None or links.calls["starts_kernel"].any() or used_gpu(links)
+    used = (
+        links.on_gpu or summary is not None or links.calls["starts_kernel"].any() or used_gpu(links)
+    )
     return "" if used else links.trace.device["name"]
 
 
@@ -351,7 +502,8 @@ def launches_without_kernel(rows: list[dict]) -> int:
 
 @cached_on_links
 def step_rows(links: Links) -> list[dict]:
-    """Duration of each step on the host, and its GPU events; `incomplete` if some of them are missing."""
+    """Duration of each step on the host, and its GPU events;
+    `incomplete` if some of them are missing."""
     gpu, calls, steps, n = links.gpu, links.calls, links.steps, len(links.steps)
     kernels = (gpu["kind"] == "kernel").to_numpy()
     step = gpu["step"].to_numpy()
@@ -364,13 +516,18 @@ def step_rows(links: Links) -> list[dict]:
     one_clock = not early_kernels(links).any()
     queued = queued_until(links)
     began, ended = (np.sort(gpu[name].to_numpy()[kernels]) for name in ("start", "end"))
-    during = np.searchsorted(began, steps["end"]) - np.searchsorted(ended, steps["start"], side="right")
+    during = np.searchsorted(began, steps["end"]) - np.searchsorted(
+        ended, steps["start"], side="right"
+    )
     during = np.maximum(during, 0)  # a step and a kernel without length could make it negative
     # A GPU that runs behind the host still runs kernels of earlier steps.
     times = zip(during, steps["start"], steps["end"], strict=True)
     stood = [one_clock and ran == 0 and queued(*at) for ran, *at in times]
     idle = (kernels.any() and n > 1) & ((of_kernels == 0) | np.array(stood, bool))
-    rows = {"number": steps["number"].astype(int), "duration_ms": (steps["end"] - steps["start"]) / 1e3}
+    rows = {
+        "number": steps["number"].astype(int),
+        "duration_ms": (steps["end"] - steps["start"]) / 1e3,
+    }
     rows |= {"gpu_events": events, "kernels_during": during, "kernels": of_kernels}
     rows |= {"kernel_launches": launched, "kernels_of_launches": answered}
     few = starts & unflushed_launches(calls, gpu)
@@ -381,8 +538,8 @@ def step_rows(links: Links) -> list[dict]:
 
 
 def queued_until(links: Links) -> Callable[[float, float], bool]:
-    """Whether the GPU, having run before, had work queued throughout a time: the kernel that follows was launched
-    before it, or before the trace began."""
+    """Whether the GPU, having run before, had work queued throughout a time: the kernel that
+    follows was launched before it, or before the trace began."""
     kernels = links.gpu[(links.gpu["kind"] == "kernel").to_numpy()].sort_values("start")
     starts, launched = kernels["start"].to_numpy(), kernels["launched"].fillna(-np.inf).to_numpy()
     with_call = (kernels["call"] >= 0).to_numpy() | (kernels["correlation"] > 0).to_numpy()
@@ -395,7 +552,8 @@ def queued_until(links: Links) -> Callable[[float, float], bool]:
 
 
 def profiled_steps(trace: Trace, summary: dict | None) -> tuple[pd.DataFrame, pd.Series] | None:
-    """The columns of the run's steps, and which of them are in the trace; None without the run's summary."""
+    """The columns of the run's steps, and which of them are in the trace;
+    None without the run's summary."""
     window = re.search(r"trace_step_(\d+)_(\d+)|^system_profile", trace.path.name)
     if summary is None or window is None:
         return None
@@ -404,7 +562,9 @@ def profiled_steps(trace: Trace, summary: dict | None) -> tuple[pd.DataFrame, pd
         return table, table["exclusion_reason"] == "profiled"
     first, last = map(int, window.groups())
     # Of a part of a trace, its steps alone; those of --steps-from have no numbers of the run.
-    numbers = trace.steps["number"] if trace.steps_from is None and len(trace.steps) else table["step"]
+    numbers = (
+        trace.steps["number"] if trace.steps_from is None and len(trace.steps) else table["step"]
+    )
     return table, table["step"].between(first + 1, last) & table["step"].isin(numbers)
 
 
@@ -412,7 +572,9 @@ def profile_disturbance(trace: Trace, summary: dict | None) -> dict:
     """How far the profiled steps were disturbed, by the run's own measurement."""
     found = profiled_steps(trace, summary)
     if found is None or "disturbed" not in found[0] or not summary.get("disturbance"):
-        return unknown(NO_SUMMARY if found is None else "the run did not measure it", "text", "lost_share")
+        return unknown(
+            NO_SUMMARY if found is None else "the run did not measure it", "text", "lost_share"
+        )
     run, steps = summary["disturbance"], found[0][found[1]]
     waited = steps[steps["disturbed"].eq(True)].dropna(subset="waited_share")
     if len(waited):
@@ -421,15 +583,24 @@ def profile_disturbance(trace: Trace, summary: dict | None) -> dict:
         return {"text": f"{what} in {len(waited)} of {len(steps)} steps", "lost_share": lost}
     if run["disturbed"] is None:
         return unknown(run["disturbed_reason"], "text", "lost_share")
-    # Waiting in other steps does not concern the trace.  Of another rank it is not known here in which steps it waited.
-    others = [text for text in run["reasons"] if "waited for a core" not in text or re.match("rank [1-9]", text)]
+    # Waiting in other steps does not concern the trace.  Of another rank it is not known here in
+    # which steps it waited.
+    others = [
+        text
+        for text in run["reasons"]
+        if "waited for a core" not in text or re.match("rank [1-9]", text)
+    ]
     return {"text": "; ".join(others) or UNDISTURBED, "lost_share": 0.0}
 
 
 def profile_disturbance_text(disturbance: dict) -> str:
     if disturbance["text"] is None:
         return f"unknown: {disturbance['text_reason']}"
-    lost = f", up to {disturbance['lost_share']:.0%} of their time" if disturbance["lost_share"] else ""
+    lost = (
+        f", up to {disturbance['lost_share']:.0%} of their time"
+        if disturbance["lost_share"]
+        else ""
+    )
     return disturbance["text"] + lost
 
 
@@ -449,10 +620,13 @@ def profiler_overhead(trace: Trace, summary: dict | None) -> dict:
 
 
 def summary_beside(path: Path, left_out: list[str] | None = None) -> dict | None:
-    """performance_summary.json of the run that wrote a trace: in its folder, or in the one above.  left_out takes why
-    one that is there cannot be read."""
+    """performance_summary.json of the run that wrote a trace: in its folder, or in the one above.
+    left_out takes why one that is there cannot be read."""
     lines = [] if left_out is None else left_out
-    return next(documents_beside(path, "performance_summary.json", PerformanceSummary, lines, OF_SUMMARY), None)
+    return next(
+        documents_beside(path, "performance_summary.json", PerformanceSummary, lines, OF_SUMMARY),
+        None,
+    )
 
 
 def flops_profiles_beside(path: Path, left_out: list[str] | None = None) -> list[dict]:
@@ -462,7 +636,7 @@ def flops_profiles_beside(path: Path, left_out: list[str] | None = None) -> list
 
 
 def left_out_beside(path: Path) -> list[str]:
-    """A line for each document beside a trace that cannot be read: the analysis goes on without it."""
+    """A line for each document beside a trace that cannot be read: analysis goes on without."""
     left_out: list[str] = []
     summary_beside(path, left_out)
     flops_profiles_beside(path, left_out)
@@ -473,9 +647,15 @@ def overhead_text(overhead: dict) -> str:
     if overhead["ratio"] is None:
         return f"unknown: {overhead['ratio_reason']}"
     if overhead["ratio"] < 1 - MEASURABLE:
-        return f"not measurable here: {overhead['ratio']:.2f}x, so that steps without the profiler were disturbed more"
+        return (
+            f"not measurable here: {overhead['ratio']:.2f}x, so that steps without the profiler"
+            " were disturbed more"
+        )
     left = overhead.get("idle_left", 1.0)  # which older documents lack
     text = f"{overhead['ratio']:.2f}x: {overhead['profiled_median_ms']:.2f} ms profiled, "
-    text += f"{overhead['unprofiled_median_ms']:.2f} ms unprofiled (medians of {overhead['profiled_steps']} and "
+    text += (
+        f"{overhead['unprofiled_median_ms']:.2f} ms unprofiled (medians of"
+        f" {overhead['profiled_steps']} and "
+    )
     text += f"{overhead['unprofiled_steps']} steps)"
     return text + f"; {left:.0%} of the GPU's idle time counts, as without it" * (left < 1)

@@ -1,4 +1,5 @@
-"""What a trace was recorded without, what that costs its analysis, and how to record it the next time."""
+"""What a trace was recorded without, what that costs its analysis,
+and how to record it the next time."""
 
 from pathlib import Path
 
@@ -7,23 +8,31 @@ from analysis.trace.links import AttributedLinks
 from harness.base.sections import Section
 from harness.base.text import read_ini
 
-# What is mailed to whoever records the next trace.  Without `activities`, a GPU of any maker is recorded where there is
-# one.
+# What is mailed to whoever records the next trace.  Without `activities`, a GPU of any maker is
+# recorded where there is one.
 PYTHON = """\
-recorder = torch.profiler.profile(on_trace_ready=torch.profiler.tensorboard_trace_handler("traces"), record_shapes=True,
-    schedule=torch.profiler.schedule(wait=5, warmup=2, active=5, repeat=1), profile_memory=True{stacks})
+recorder = torch.profiler.profile(\
+on_trace_ready=torch.profiler.tensorboard_trace_handler("traces"), record_shapes=True,
+    schedule=torch.profiler.schedule(wait=5, warmup=2, active=5, repeat=1), \
+profile_memory=True{stacks})
 recorder.start()  # before the first step, on every rank
 {data}recorder.step()  # after each step; the 12th writes into the folder `traces`"""
-NAMED_DATA = 'with torch.profiler.record_function("data"): batch = next(batches)  # where a step fetches its batch\n'
+NAMED_DATA = (
+    'with torch.profiler.record_function("data"): batch = next(batches)  # where a step fetches its'
+    " batch\n"
+)
 
 
 # What a recording should contain, by its name.
 PARTS = read_ini(Path(__file__).with_suffix(".ini"))
-ALL = [part for part in PARTS.sections() if part not in ("calls", "device")]  # which only system profilers leave out
+ALL = [
+    part for part in PARTS.sections() if part not in ("calls", "device")
+]  # which only system profilers leave out
 
 
 def lacking(part: str, command: str = "") -> dict[str, str]:
-    """A row of `part`, `cost` and `how`.  command: of the system profiler that recorded the trace, if one did."""
+    """A row of `part`, `cost` and `how`.  command: of the system profiler that recorded the trace,
+    if one did."""
     about = PARTS[part]
     how = (command and about.get("in_ranges")) or about["how"].format(command=command)
     return {"part": part, "cost": about["cost"], "how": how}
@@ -32,13 +41,15 @@ def lacking(part: str, command: str = "") -> dict[str, str]:
 def not_recorded(links: AttributedLinks, summary: dict | None) -> list[dict[str, str]]:
     """The parts that a trace lacks, as rows of `part`, `cost` and `how`.
 
-    summary: performance_summary.json of its run, which has the memory, and warm-up steps.  Of ranks,
-    a single trace cannot tell: traces.note_missing_ranks() adds them.
+    summary: performance_summary.json of its run, which has the memory, and warm-up steps.  Of
+    ranks, a single trace cannot tell: traces.note_missing_ranks() adds them.
     """
     marked, n = links.steps_are_marked and links.steps_found is None, len(links.steps)
     of_ours = summary is not None
     command = links.trace.file.command  # of a system profiler
-    has_operators = command or len(links.trace.operators) > 0  # else it is of a GPU alone, which has none of these
+    has_operators = (
+        command or len(links.trace.operators) > 0
+    )  # else it is of a GPU alone, which has none of these
     missing = {
         "calls": command and links.on_gpu and links.calls.empty,
         "steps": not marked,
@@ -48,7 +59,12 @@ def not_recorded(links: AttributedLinks, summary: dict | None) -> list[dict[str,
         "parts of the model": has_operators and links.source == OPERATOR_KINDS,
         "waiting for data": has_operators and not (links.host["phase"] == "data").any(),
         "memory": not of_ours and links.trace.memory.empty,
-        "device": command and not (of_ours or links.trace.named or links.trace.target or links.trace.device["name"]),
+        "device": (
+            command
+            and not (
+                of_ours or links.trace.named or links.trace.target or links.trace.device["name"]
+            )
+        ),
     }
     return [lacking(part, command) for part, is_missing in missing.items() if is_missing]
 
@@ -60,15 +76,26 @@ def missing_lines(rows: list[dict[str, str]]) -> list[str]:
 
 def missing_text(rows: list[dict[str, str]]) -> str:
     """The parts, short enough for the answer of a command."""
-    return f"{', '.join(row['part'] for row in rows)}; --verbose: what that costs, and the lines that record it"
+    return (
+        f"{', '.join(row['part'] for row in rows)}; --verbose: what that costs, and the lines that"
+        " record it"
+    )
 
 
 def recording_section(trust: dict) -> Section:
-    """Python that records what the trace lacks, of what slows a program only that; empty if it lacks nothing.
+    """Python that records what the trace lacks, of what slows a program only that; empty if it
+    lacks nothing.
 
     trust: `integrity` of operator_analysis.json."""
     missing = {row["part"] for row in trust["not_recorded"]}
-    stacks, data = ", with_stack=True" * ("parts of the model" in missing), NAMED_DATA * ("waiting for data" in missing)
+    stacks, data = (
+        ", with_stack=True" * ("parts of the model" in missing),
+        NAMED_DATA * ("waiting for data" in missing),
+    )
     ours = missing and trust.get("recorded_by", "torch.profiler") == "torch.profiler"
-    code = PYTHON.format(stacks=stacks, data=data) if ours else "\n".join(row["how"] for row in trust["not_recorded"])
+    code = (
+        PYTHON.format(stacks=stacks, data=data)
+        if ours
+        else "\n".join(row["how"] for row in trust["not_recorded"])
+    )
     return Section("To record what is missing the next time", code=code)

@@ -1,21 +1,29 @@
-"""Does a run train as the baseline does?  Its audit, and how far rounding may take its losses from the baseline's."""
+"""Does a run train as the baseline does?  Its audit, and how far rounding may take its losses from
+the baseline's."""
 
 from harness.instruments.audit import audit_text, findings_text
 
 NOT_THE_SAME = "not the same training"
-# How much of the first loss rounding may change per step, in unit roundoffs of the type whose numbers matmuls multiply.
-# The same steps with the samples of each batch in another order, whose sums are rounded otherwise, in float64, and in
-# fp32 instead of a narrow type stay well within it: tests/test_audit.py.  Of a narrow type it is a fraction, as weights
-# and sums stay in float32, and the roundings of single products average out over the tokens.
-EXPLAINED_PER_STEP = {"fp32": 20 * 2.0**-24, "tf32": 0.05 * 2.0**-11, "fp16": 0.05 * 2.0**-11, "bf16": 0.05 * 2.0**-8}
-# Names of settings, or that follow from others; and a file with its source, which may compute the same in another way.
+# How much of the first loss rounding may change per step, in unit roundoffs of the type whose
+# numbers matmuls multiply.  The same steps with the samples of each batch in another order, whose
+# sums are rounded otherwise, in float64, and in fp32 instead of a narrow type stay well within it:
+# tests/test_audit.py.  Of a narrow type it is a fraction, as weights and sums stay in float32, and
+# the roundings of single products average out over the tokens.
+EXPLAINED_PER_STEP = {
+    "fp32": 20 * 2.0**-24,
+    "tf32": 0.05 * 2.0**-11,
+    "fp16": 0.05 * 2.0**-11,
+    "bf16": 0.05 * 2.0**-8,
+}
+# Names of settings, or that follow from others; and a file with its source, which may compute the
+# same in another way.
 OF_THE_MODEL = {"size", "size_reason", "max_seq_len", "file", "source_sha256"}
 OF_THE_DATA = ("seq_len", "learning_rate", "grad_clip", "data", "seed")
 
 
 def trains_the_same_model(config: dict) -> tuple:
-    """Equal for runs whose losses differ by rounding alone: model, data, seed, learning rate, clipping,
-    samples per step."""
+    """Equal for runs whose losses differ by rounding alone: model, data, seed, learning rate,
+    clipping, samples per step."""
     training, model = config["training"], config["model"]
     shape = sorted((name, value) for name, value in model.items() if name not in OF_THE_MODEL)
     samples = training["batch_size"] * (training.get("world_size") or 1)
@@ -23,24 +31,37 @@ def trains_the_same_model(config: dict) -> tuple:
 
 
 def training_check(summary: dict, baseline: dict, loss_difference: float | None) -> dict:
-    """audit_ok, audit; loss_bound: the difference that rounding explains; not_the_same: why it is another training,
-    None if nothing says so."""
+    """audit_ok, audit; loss_bound: the difference that rounding explains; not_the_same: why it is
+    another training, None if nothing says so."""
     found, base = summary.get("audit"), baseline.get("audit")
-    checked = {"audit_ok": found["ok"] if found else None, "audit": audit_text(found), "loss_bound": None}
-    in_common = loss_difference is not None  # of traces of other programs there are no settings either
-    if in_common and trains_the_same_model(summary["config"]) == trains_the_same_model(baseline["config"]):
+    checked = {
+        "audit_ok": found["ok"] if found else None,
+        "audit": audit_text(found),
+        "loss_bound": None,
+    }
+    in_common = (
+        loss_difference is not None
+    )  # of traces of other programs there are no settings either
+    if in_common and trains_the_same_model(summary["config"]) == trains_the_same_model(
+        baseline["config"]
+    ):
         checked["loss_bound"] = loss_bound(summary, baseline)
     failures = map(findings_text, (found, base))
-    return checked | {"not_the_same": why_not_the_same(*failures, loss_difference, checked["loss_bound"])}
+    return checked | {
+        "not_the_same": why_not_the_same(*failures, loss_difference, checked["loss_bound"])
+    }
 
 
 def why_not_the_same(
-    failure: str | None, baseline_failure: str | None, loss_difference: float | None, bound: float | None
+    failure: str | None,
+    baseline_failure: str | None,
+    loss_difference: float | None,
+    bound: float | None,
 ) -> str | None:
     """Why it is another training than the baseline's, None if nothing says so.
 
-    The failures are what the audits found, '' or None if nothing; bound: the loss difference that rounding explains,
-    None if that is not known."""
+    The failures are what the audits found, '' or None if nothing; bound: the loss difference that
+    rounding explains, None if that is not known."""
     if failure or baseline_failure:
         return failure or f"the baseline fails its audit: {baseline_failure}"
     if bound is not None and loss_difference > bound:
@@ -49,15 +70,17 @@ def why_not_the_same(
 
 
 def loss_bound(summary: dict, baseline: dict) -> float | None:
-    """The largest difference between the losses of any step that both completed that rounding explains.  It grows with
-    the steps, because each continues from weights that differ already."""
+    """The largest difference between the losses of any step that both completed that rounding
+    explains.  It grows with the steps, because each continues from weights that differ already."""
     first = baseline["loss"]["first"]
     if first is None:
         return None
     steps = min(one["training"]["completed_steps"] for one in (summary, baseline))
     precisions = [one["config"]["training"]["precision"] for one in (summary, baseline)]
     if not EXPLAINED_PER_STEP.keys() >= {*precisions}:
-        return None  # parameters in bf16 keep their rounding errors, and nothing was measured of those
+        return (
+            None  # parameters in bf16 keep their rounding errors, and nothing was measured of those
+        )
     return explained_by_rounding(first, steps, *precisions)
 
 

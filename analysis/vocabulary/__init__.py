@@ -1,1 +1,2 @@
-"""What do other writers call it?  Canonical kinds of events, ranges, calls, collectives, operators and kernels."""
+"""What do other writers call it?  Canonical kinds of events, ranges, calls, collectives, \
+operators and kernels."""

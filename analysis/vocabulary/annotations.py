@@ -13,7 +13,8 @@ NO_MARKS = f"no {STEP_MARK} marks"  # for messages
 RANGES = table("ranges")  # role and phase by pattern
 SELDOM = table("seldom")  # what a range is for that few steps have, by pattern
 _COMPILES = re.compile(r"\(dynamo_timed\)$")
-# A batch of vLLM or SGLang: sums over its sequences of the lengths of queries and keys, their squares and products.
+# A batch of vLLM or SGLang: sums over its sequences of the lengths of queries and keys, their
+# squares and products.
 _SUMS = r"\(sq(\d+)sk(\d+)sqsq(\d+)sqsk(\d+)\)"
 BATCH = re.compile(rf"execute_\d+_context_\d+{_SUMS}_generation_\d+{_SUMS}")
 MODULE_PREFIX = "nn.Module: "  # of those frames of Python that are calls of modules
@@ -36,7 +37,9 @@ def range_meaning(name: str) -> Meaning:
 
 def module_meaning(name: str) -> Meaning:
     """`about`: its class; 'nn.Module: BertOutput_3' has the number of the module."""
-    return Meaning(roles.MODULE, category(name), about=name.removeprefix(MODULE_PREFIX).rsplit("_", 1)[0])
+    return Meaning(
+        roles.MODULE, category(name), about=name.removeprefix(MODULE_PREFIX).rsplit("_", 1)[0]
+    )
 
 
 def compiles(name: str) -> bool:
@@ -46,4 +49,6 @@ def compiles(name: str) -> bool:
 
 def seldom_kind(name: str) -> str | None:
     """What a range that few steps have is for: of SELDOM; None: its name does not tell."""
-    return next((kind for pattern, kind in SELDOM.items() if re.search(pattern, name, re.IGNORECASE)), None)
+    return next(
+        (kind for pattern, kind in SELDOM.items() if re.search(pattern, name, re.IGNORECASE)), None
+    )

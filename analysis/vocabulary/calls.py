@@ -6,12 +6,15 @@ from analysis.vocabulary.roles import Meaning, table
 
 BEGINS_CAPTURE = "StreamBeginCapture"
 CALLS = table("calls")  # role by pattern
-# In the name of a call that takes or gives back memory of the host, which takes long where there is much of it.
+# In the name of a call that takes or gives back memory of the host, which takes long where there is
+# much of it.
 _OF_HOST_MEMORY = re.compile("Host|MallocManaged")
 
 
 def call_meaning(name: str) -> Meaning:
-    return Meaning(next((role for pattern, role in CALLS.items() if re.search(pattern, name)), None))
+    return Meaning(
+        next((role for pattern, role in CALLS.items() if re.search(pattern, name)), None)
+    )
 
 
 def pins_host_memory(name: str) -> bool:

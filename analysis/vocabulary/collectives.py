@@ -1,17 +1,25 @@
-"""Which kind of collective is it, by the name of its operator, range or kernel, or by what a trace notes of it?"""
+"""Which kind of collective is it, by the name of its operator, range or kernel, or by what a trace
+notes of it?"""
 
 import re
 
-_KINDS = "all_reduce all_gather reduce_scatter all_to_all broadcast barrier send_recv gather scatter reduce send recv"
+_KINDS = (
+    "all_reduce all_gather reduce_scatter all_to_all broadcast barrier send_recv gather scatter"
+    " reduce send recv"
+)
 UNKNOWN = "unknown"
 KINDS = (*_KINDS.split(), UNKNOWN)
-# Kinds by the letters of a name: of an operator, of a range, or of a kernel such as ncclDevKernel_AllReduce_Sum_f32.
-# Expert parallelism sends tokens to the ranks of their experts, and back, after a notice of how many there are.
-KIND_OF_LETTERS = {"crossdevicereduce": "all_reduce"} | {kind.replace("_", ""): kind for kind in KINDS}
+# Kinds by the letters of a name: of an operator, of a range, or of a kernel such as
+# ncclDevKernel_AllReduce_Sum_f32.  Expert parallelism sends tokens to the ranks of their experts,
+# and back, after a notice of how many there are.
+KIND_OF_LETTERS = {"crossdevicereduce": "all_reduce"} | {
+    kind.replace("_", ""): kind for kind in KINDS
+}
 KIND_OF_LETTERS.update(dict.fromkeys(("notify", "dispatch", "combine", "a2a"), "all_to_all"))
 
 
 def collective_kind(name: str) -> str:
-    """Of KINDS, that of the name of something that communicates: the first whose letters are in it."""
+    """Of KINDS, that of the name of something that communicates:
+    the first whose letters are in it."""
     letters = re.sub("[^a-z]", "", name.lower())
     return next((kind for spelled, kind in KIND_OF_LETTERS.items() if spelled in letters), UNKNOWN)

@@ -11,18 +11,27 @@ ON_HOST, ON_GPU = (OPERATOR, ANNOTATION, FRAME), (KERNEL, MEMCPY, MEMSET)
 # Names of operators, among those of operators and ranges
 OPERATOR_NAME = r"::|Backward\d*$|^detach_?$|^record_param_comms$"
 KINDS: dict[str, str | tuple[str, str, str]] = {**table("events")}  # by pattern
-# Where one category has events of two kinds, the first kind is that of names in which the pattern is found.
+# Where one category has events of two kinds, the first kind is that of names in which the pattern
+# is found.
 KINDS["^Operator$"] = (OPERATOR_NAME, OPERATOR, ANNOTATION)  # PyTorch 1.8 has one for both
 KINDS["^mtia_ccp_events$"] = (r"^dma_", MEMCPY, KERNEL)
 OTHER_WRITERS = {**table("processes")}  # by pattern
-OF_1_8 = ("Operator", "Kernel", "Memcpy", "Memset", "Runtime")  # some of its arguments have other names too
+OF_1_8 = (
+    "Operator",
+    "Kernel",
+    "Memcpy",
+    "Memset",
+    "Runtime",
+)  # some of its arguments have other names too
 NO_WORK = ("cuda_sync",)  # have a stream, but nothing runs in them
 
 
 @cache
 def writer_of(process: str) -> str | None:
     """The other profiler that calls the process of a device so; None if none is known to."""
-    return next((writer for pattern, writer in OTHER_WRITERS.items() if re.search(pattern, process)), None)
+    return next(
+        (writer for pattern, writer in OTHER_WRITERS.items() if re.search(pattern, process)), None
+    )
 
 
 @cache

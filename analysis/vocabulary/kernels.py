@@ -7,7 +7,9 @@ from analysis.vocabulary.roles import table
 
 # A tile of the output, M and N; in names of CUTLASS the shape of the instruction comes before it.
 _TILE = re.compile(r"(?:_t?|_MT|_bt|tilesize|tile)(\d+)x(\d+)(?!\d*gemm)", re.IGNORECASE)
-MISALIGNED = r"_align[12](_|\b)"  # loads two or four bytes at a time, as the dimensions allow no more
+MISALIGNED = (
+    r"_align[12](_|\b)"  # loads two or four bytes at a time, as the dimensions allow no more
+)
 HELPER, SKINNY, SHORT_QUERIES, GROUPED = "helper", "skinny", "short queries", "grouped"  # uses
 _TYPES, _USES = table("types that kernels multiply"), table("uses of kernels")
 
@@ -15,7 +17,9 @@ _TYPES, _USES = table("types that kernels multiply"), table("uses of kernels")
 @cache
 def multiplied_type(name: str) -> str | None:
     """The type that a kernel of this name multiplies; None: the name does not tell."""
-    return next((kind for kind, pattern in _TYPES.items() if re.search(pattern, name, re.IGNORECASE)), None)
+    return next(
+        (kind for kind, pattern in _TYPES.items() if re.search(pattern, name, re.IGNORECASE)), None
+    )
 
 
 @cache
@@ -28,4 +32,6 @@ def tile(name: str) -> tuple[int, int] | None:
 @cache
 def use(name: str) -> str | None:
     """HELPER, SKINNY, SHORT_QUERIES or GROUPED, if the name tells one."""
-    return next((one for one, pattern in _USES.items() if re.search(pattern, name, re.IGNORECASE)), None)
+    return next(
+        (one for one, pattern in _USES.items() if re.search(pattern, name, re.IGNORECASE)), None
+    )

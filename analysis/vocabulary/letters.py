@@ -1,4 +1,5 @@
-"""What is an operator in a pattern of operators?  A letter, by its name alone: patterns are regular expressions.
+"""What is an operator in a pattern of operators?  A letter, by its name alone: patterns are regular
+expressions.
 
 A pattern is written in words, such as `matmul copy* softmax`, each of which stands for a letter.
 """
@@ -11,15 +12,22 @@ from analysis.vocabulary.roles import table
 # By word: its letter, and what is found in the name of such an operator.
 OPERATORS = {word: text.split(" ", 1) for word, text in table("letters").items()}
 OTHER, BOUNDARY = ".", "|"  # any other operator that works; what no region reaches across
-LETTERS = {word: letter for word, (letter, _) in OPERATORS.items()} | {"rotary": "R", "boundary": BOUNDARY}
+LETTERS = {word: letter for word, (letter, _) in OPERATORS.items()} | {
+    "rotary": "R",
+    "boundary": BOUNDARY,
+}
 
 
 def letter_of(name: str) -> str:
-    """The letter of an operator; none, '', of one that makes a view, allocates, or only calls others."""
-    found = next((letter for letter, pattern in OPERATORS.values() if re.search(pattern, name)), None)
+    """The letter of an operator; none, '', of one that makes a view,
+    allocates, or only calls others."""
+    found = next(
+        (letter for letter, pattern in OPERATORS.values() if re.search(pattern, name)), None
+    )
     return found or ("" if is_view_or_metadata_op(name) else OTHER)
 
 
 def in_letters(pattern: str) -> str:
-    """A pattern in words as a regular expression of letters, such as 'mc*s' of 'matmul copy* softmax'."""
+    """A pattern in words as a regular expression of letters,
+    such as 'mc*s' of 'matmul copy* softmax'."""
     return re.sub("[a-z_]+", lambda word: LETTERS[word[0]], pattern).replace(" ", "")

@@ -7,7 +7,9 @@ from analysis.vocabulary import roles
 from analysis.vocabulary.collectives import UNKNOWN, collective_kind
 from analysis.vocabulary.roles import Meaning, table
 
-CATEGORY_PATTERNS = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in table("categories").items()}
+CATEGORY_PATTERNS = {
+    name: re.compile(pattern, re.IGNORECASE) for name, pattern in table("categories").items()
+}
 UNKNOWN_KIND = "other"  # the category of what no pattern knows
 CATEGORIES = (*CATEGORY_PATTERNS, UNKNOWN_KIND)
 # Kernels from torch.compile are named after all operators in them; their kind comes first.
@@ -24,11 +26,22 @@ _ARITHMETIC = re.compile(
 
 OPERATORS = table("operators")  # role by pattern
 BYTES_OF = {name: int(size) for name, size in table("bytes of an element").items()}
-# In the name of an operator that makes a tensor, and of a call of the driver that makes memory for some.
+# In the name of an operator that makes a tensor, and of a call of the driver that makes memory for
+# some.
 asks_for_memory = re.compile("Malloc|^aten::empty").search
-BYTES_OF_COLLECTIVE = {name: int(size) for name, size in table("bytes of an element of a collective").items()}
-TENSORS = {*BYTES_OF, "TensorList", "GenericList"}  # types of inputs that are tensors, or lists of them
-PRECISION_OF = {"float": "fp32", "c10::BFloat16": "bf16", "c10::Half": "fp16"}  # float may be tf32 too
+BYTES_OF_COLLECTIVE = {
+    name: int(size) for name, size in table("bytes of an element of a collective").items()
+}
+TENSORS = {
+    *BYTES_OF,
+    "TensorList",
+    "GenericList",
+}  # types of inputs that are tensors, or lists of them
+PRECISION_OF = {
+    "float": "fp32",
+    "c10::BFloat16": "bf16",
+    "c10::Half": "fp16",
+}  # float may be tf32 too
 PRECISION_OF |= {name: "fp8" for name in BYTES_OF if "Float8" in name}
 
 
@@ -36,11 +49,14 @@ def category(name: str) -> str:
     """Of CATEGORIES, that of an operator or kernel."""
     if generated := _GENERATED.match(name):
         return _GENERATED_KIND.get(generated[1], "element-wise")
-    return next((kind for kind, pattern in CATEGORY_PATTERNS.items() if pattern.search(name)), UNKNOWN_KIND)
+    return next(
+        (kind for kind, pattern in CATEGORY_PATTERNS.items() if pattern.search(name)), UNKNOWN_KIND
+    )
 
 
 def operator_class(phase: str | None, kind: str) -> str:
-    """The class of an operator in a step: the phase for data loading and the optimizer, else its category.
+    """The class of an operator in a step: the phase for data loading and the optimizer, else its
+    category.
 
     Communication is its own class wherever it happens."""
     return phase if phase in ("data", "optimizer") and kind != "communication" else kind
@@ -53,13 +69,15 @@ def operator_role(name: str) -> str | None:
 
 
 def is_of_pytorch(name: str) -> bool:
-    """Whether a compiler of PyTorch knows the operator: those of engines and extensions are what they are."""
+    """Whether a compiler of PyTorch knows the operator: those of engines and extensions are what
+    they are."""
     return name.startswith("aten::")
 
 
 def may_compute(name: str) -> bool:
-    """Whether an operator of no known category may be one that arithmetic limits.  Those of PyTorch do what the
-    patterns know, or move data, but for linear algebra, transforms and recurrent networks."""
+    """Whether an operator of no known category may be one that arithmetic limits.  Those of PyTorch
+    do what the patterns know, or move data, but for linear algebra,
+    transforms and recurrent networks."""
     return not is_of_pytorch(name) or _ARITHMETIC.search(name) is not None
 
 

@@ -1,8 +1,8 @@
 """What can a name mean?  The canonical kinds that the dialects of this package lead to.
 
-What reads a trace asks for the meaning of each different name once, and keeps it in columns beside the name; all that
-comes after asks for these kinds alone, but for the letters of operators, which regions are made of.  A dialect is a row
-in a table of dialects.ini.
+What reads a trace asks for the meaning of each different name once, and keeps it in columns beside
+the name; all that comes after asks for these kinds alone, but for the letters of operators, which
+regions are made of.  A dialect is a row in a table of dialects.ini.
 """
 
 from pathlib import Path
@@ -15,14 +15,30 @@ _DIALECTS = read_ini(Path(__file__).with_name("dialects.ini"))
 # Roles of ranges and of calls of modules
 STEP, PHASE, UNIT, FRAMEWORK, MODULE = "step", "phase", "sharded unit", "framework", "module"
 OPTIMIZER_STEP = "optimizer step"
-COLLECTIVE_RANGE, ENQUEUED_COLLECTIVE = "collective range", "enqueued collective"  # until it is complete; until queued
+COLLECTIVE_RANGE, ENQUEUED_COLLECTIVE = (
+    "collective range",
+    "enqueued collective",
+)  # until it is complete; until queued
 # Roles of operators
-NODE, NODE_FUNCTION, ACCUMULATION = "backward node", "function of a backward node", "gradient accumulation"
+NODE, NODE_FUNCTION, ACCUMULATION = (
+    "backward node",
+    "function of a backward node",
+    "gradient accumulation",
+)
 VIEW, COLLECTIVE, SCALAR_READ = "view", "collective", "read of a scalar"
 OF_GPU_LIBRARY = "of a library of GPUs"
-FUSED_UPDATE, FOREACH = "fused update of weights", "foreach"  # one kernel for many tensors, or one operator
+FUSED_UPDATE, FOREACH = (
+    "fused update of weights",
+    "foreach",
+)  # one kernel for many tensors, or one operator
 # Roles of calls of a GPU's runtime or driver, and of what runs on a GPU
-LAUNCH, GRAPH_LAUNCH, COPY, BLOCKING_COPY, SET = "kernel launch", "graph launch", "copy", "blocking copy", "memory set"
+LAUNCH, GRAPH_LAUNCH, COPY, BLOCKING_COPY, SET = (
+    "kernel launch",
+    "graph launch",
+    "copy",
+    "blocking copy",
+    "memory set",
+)
 WAIT, ALLOCATION = "wait", "allocation or release of memory"
 CAPTURE_BEGIN, CAPTURE_END = "begin of a capture", "end of a capture"
 PINNED_COPY, HOST_COPY = "copy to or from pinned memory", "other copy to or from the host"
@@ -42,7 +58,8 @@ class Meaning(NamedTuple):
     named_category: str = "other"  # of operators.CATEGORIES
     named_phase: str | None = None  # of a step, that a range names
     collective: str | None = None  # its kind, of collectives.KINDS
-    about: str | None = None  # the number of a step, the class of an optimizer or module, the module of a sharded unit
+    # The number of a step, the class of an optimizer or module, the module of a sharded unit
+    about: str | None = None
 
 
 def table(name: str) -> dict[str, str]:

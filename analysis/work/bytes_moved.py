@@ -1,4 +1,5 @@
-"""Bytes that a step moves and operations that it performs, by class of operators: computational_intensity.json."""
+"""Bytes that a step moves and operations that it performs, by
+class of operators: computational_intensity.json."""
 
 from __future__ import annotations
 
@@ -24,21 +25,26 @@ from harness.documents.schema import explained
 from harness.instruments.phases import PHASES
 from harness.model.workload import Workload
 
-FLOP_CONVENTION = "two per multiply-add, matmuls only, full S x S attention scores, recomputation counted"
+FLOP_CONVENTION = (
+    "two per multiply-add, matmuls only, full S x S attention scores, recomputation counted"
+)
 TRAFFIC = (
-    "every operator of model and optimizer reads its inputs and writes its outputs once, without caches between "
-    "operators; views are free; data loading, communication and fp16's gradient scaler are not counted"
+    "every operator of model and optimizer reads its inputs and writes its outputs once, without"
+    " caches between operators; views are free; data loading, communication and fp16's gradient"
+    " scaler are not counted"
 )
 MINIMUM = (
-    "every tensor that exists before or after the step (weights, optimizer state, tokens) moves once, and all others "
-    "stay in on-chip memory; for a phase, every tensor that exists before it or is used after it"
+    "every tensor that exists before or after the step (weights, optimizer state, tokens) moves"
+    " once, and all others stay in on-chip memory; for a phase, every tensor that exists before it"
+    " or is used after it"
 )
 ELEMENTS = "one operation per element for operators other than matmuls"
 
 # Operators that write an argument without reading it, and those that allocate without writing.
 _OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_"}
 _ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-# Operators that read only some elements of an argument: which argument, and how many elements that are.
+# Operators that read only some elements of an argument: which argument, and how many elements that
+# are.
 _READS_SOME = {
     "embedding": ("weight", lambda given, out: out.numel()),
     "nll_loss_forward": ("self", lambda given, out: given["target"].numel()),
@@ -52,13 +58,18 @@ def tensors_in(value) -> list[torch.Tensor]:
 
 
 def accessed_bytes(x: torch.Tensor) -> int:
-    """Bytes of a tensor's elements in memory: those that an expanded dimension repeats count once."""
-    return math.prod(n for n, stride in zip(x.shape, x.stride(), strict=True) if stride) * x.element_size()
+    """Bytes of a tensor's elements in memory: those that an expanded
+    dimension repeats count once."""
+    return (
+        math.prod(n for n, stride in zip(x.shape, x.stride(), strict=True) if stride)
+        * x.element_size()
+    )
 
 
 @dataclass
 class StorageUse:
-    """In which segments of the step a storage was used: what one segment leaves to another must be moved."""
+    """In which segments of the step a storage was used: what one segment leaves to
+    another must be moved."""
 
     storage: torch.UntypedStorage  # a reference, so that no other storage gets its address
     made_in: int | None  # None: it existed before the step
@@ -75,21 +86,25 @@ class StorageUse:
     def minimum_bytes_moved_by_step(self) -> int:
         if self.made_in is not None:
             return 0
-        return sum(min(sum(uses.values()), self.storage.nbytes()) for uses in (self.read, self.written))
+        return sum(
+            min(sum(uses.values()), self.storage.nbytes()) for uses in (self.read, self.written)
+        )
 
 
 class WorkCounter(TorchDispatchMode):
-    """Bytes moved and operations performed by every operator that is dispatched, by the phase in which it ran.
+    """Bytes moved and operations performed by every operator that is dispatched, by the phase in
+    which it ran.
 
-    While it is active it is one of the `range_observers`, through which it learns of phases.  All micro-batches of a
-    step but the first do the same: the second counts `repeats` times.
+    While it is active it is one of the `range_observers`, through which it learns of phases.  All
+    micro-batches of a step but the first do the same: the second counts `repeats` times.
     """
 
     def __init__(self, repeats: int = 1):
         super().__init__()
         register_cpu_attention()
         self.repeats = repeats
-        # Segment, operator, FLOPs of matmuls, those of masked scores, elements, bytes, type of a matmul's input.
+        # Segment, operator, FLOPs of matmuls, those of masked scores, elements, bytes, type of a
+        # matmul's input.
         self.rows: list[tuple] = []
         self.segments: list[str] = ["between phases"]  # phases in the order in which they ran
         self.uses: dict[int, StorageUse] = {}
@@ -112,26 +127,48 @@ class WorkCounter(TorchDispatchMode):
     def weight(self, segment: int) -> int:
         """How often this segment counts."""
         name = self.segments[segment]
-        return self.repeats if name in ("forward", "backward") and name in self.segments[:segment] else 1
+        return (
+            self.repeats
+            if name in ("forward", "backward") and name in self.segments[:segment]
+            else 1
+        )
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if self.segments[-1] != "data":
-            given = {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **kwargs}
+            given = {
+                **dict(zip((one.name for one in func._schema.arguments), args, strict=False)),
+                **kwargs,
+            }
             read, written = accesses(func, given, out)
             if written:  # otherwise it made a view, or allocated
                 formula = flop_registry.get(func.overloadpacket)
                 flops = int(formula(*args, **kwargs, out_val=out)) if formula else 0
-                self.count(func.overloadpacket.__name__, flops, masked_flops(given, flops), read, written)
+                self.count(
+                    func.overloadpacket.__name__, flops, masked_flops(given, flops), read, written
+                )
         return out
 
-    def count(self, operator: str, flops: int, masked: int, read: Accesses, written: Accesses) -> None:
-        elements = max(sum(x.numel() for x, _ in written), max((x.numel() for x, _ in read), default=0))
+    def count(
+        self, operator: str, flops: int, masked: int, read: Accesses, written: Accesses
+    ) -> None:
+        elements = max(
+            sum(x.numel() for x, _ in written), max((x.numel() for x, _ in read), default=0)
+        )
         size = sum(size for _, size in read + written)
         now = len(self.segments) - 1
-        kind = next((str(x.dtype).removeprefix("torch.") for x, _ in read if flops and x.is_floating_point()), "")
-        kind = "tf32" if kind == "float32" and "convolution" in operator else kind  # cuDNN's default
+        kind = next(
+            (
+                str(x.dtype).removeprefix("torch.")
+                for x, _ in read
+                if flops and x.is_floating_point()
+            ),
+            "",
+        )
+        kind = (
+            "tf32" if kind == "float32" and "convolution" in operator else kind
+        )  # cuDNN's default
         self.rows.append((now, f"aten::{operator}", flops, masked, elements, size, kind))
         for x, size in read:
             self.use_of(x, None).read[now] += size
@@ -143,10 +180,12 @@ class WorkCounter(TorchDispatchMode):
         return self.uses.setdefault(storage._cdata, StorageUse(storage, made_in))
 
     def table(self) -> pd.DataFrame:
-        """A row for each operator and phase: calls, FLOPs of matmuls, those of scores that a causal mask hides from
-        fused attention, elements of other operators, bytes."""
+        """A row for each operator and phase: calls, FLOPs of matmuls, those of scores that a causal
+        mask hides from fused attention, elements of other operators, bytes."""
         columns = ["segment", "operator", "flops", "masked_flops", "elements", "bytes"]
-        table = pd.DataFrame([row[:-1] for row in self.rows], columns=columns, dtype=object).assign(calls=1)
+        table = pd.DataFrame([row[:-1] for row in self.rows], columns=columns, dtype=object).assign(
+            calls=1
+        )
         table["phase"] = [self.segments[segment] for segment in table["segment"]]
         pairs = zip(table["phase"], table["operator"], strict=True)
         table["class"] = [operator_class(phase, category(name)) for phase, name in pairs]
@@ -157,7 +196,8 @@ class WorkCounter(TorchDispatchMode):
         return table.groupby(["phase", "class", "operator"], sort=False)[sums].sum().reset_index()
 
     def least_flops(self) -> Counter[str]:
-        """What a step must do of matmuls, by the type of their inputs: of causal attention the unmasked scores."""
+        """What a step must do of matmuls, by the type of their inputs: of causal attention the
+        unmasked scores."""
         sums: Counter[str] = Counter()
         for segment, _, flops, masked, *_, kind in (row for row in self.rows if row[2]):
             sums[kind] += self.weight(segment) * (flops - masked)
@@ -177,15 +217,19 @@ class WorkCounter(TorchDispatchMode):
 
 
 def masked_flops(given: dict, flops: int) -> int:
-    """Those of scores that a kernel may skip, because the operator is told that attention is causal."""
+    """Those of scores that a kernel may skip, because the operator is told
+    that attention is causal."""
     if not (flops and given.get("is_causal")):
         return 0
     queries, keys = (given[name].shape[-2] for name in ("query", "key"))
-    return flops - flops * unmasked_pairs(queries, keys, math.inf, 0, top_left=True) // (queries * keys)
+    return flops - flops * unmasked_pairs(queries, keys, math.inf, 0, top_left=True) // (
+        queries * keys
+    )
 
 
 def accesses(func, given: dict, out) -> tuple[Accesses, Accesses]:
-    """What an operator read and wrote; ([], []) if it made a view or only allocated.  given: its arguments by name."""
+    """What an operator read and wrote; ([], []) if it made a view or only allocated.  given: its
+    arguments by name."""
     name, arguments = func.overloadpacket.__name__, func._schema.arguments
     mutated = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
     inputs = {key: tensors_in(value) for key, value in given.items()}
@@ -197,8 +241,14 @@ def accesses(func, given: dict, out) -> tuple[Accesses, Accesses]:
     only_written = {a.name for a in arguments if a.name in mutated and a.kwarg_only}
     if name in _OVERWRITES:
         only_written |= mutated
-    written = [(x, accessed_bytes(x)) for x in [*made, *(x for key in mutated for x in inputs[key])]]
-    read = {key: [(x, accessed_bytes(x)) for x in found] for key, found in inputs.items() if key not in only_written}
+    written = [
+        (x, accessed_bytes(x)) for x in [*made, *(x for key in mutated for x in inputs[key])]
+    ]
+    read = {
+        key: [(x, accessed_bytes(x)) for x in found]
+        for key, found in inputs.items()
+        if key not in only_written
+    }
     if name in _READS_SOME:
         key, elements = _READS_SOME[name]
         read[key] = [(x, elements(given, made[0]) * x.element_size()) for x in inputs[key]]
@@ -214,17 +264,23 @@ def step_work(workload: Workload, on_gpu: bool = False) -> WorkCounter:
         gradient_accumulation_steps=counted,
         compile=False,  # operators as they are before any are fused
     )
-    repeats = max(1, micro_steps - 1)  # a step of a file's own may have several micro-batches too: all are counted
+    repeats = max(
+        1, micro_steps - 1
+    )  # a step of a file's own may have several micro-batches too: all are counted
     return fake_step(part, on_gpu, lambda *model: WorkCounter(repeats))
 
 
 def computational_intensity(profile: dict, workload: Workload) -> dict:
-    """computational_intensity.json of a workload, from its flops_profile.json.  Recomputation is included."""
+    """computational_intensity.json of a workload, from its flops_profile.json.
+    Recomputation is included."""
     work = step_work(workload, on_gpu=profile["environment"]["device"]["type"] == "cuda")
     table = work.table()
     phases = table.groupby("phase", sort=False)[["flops", "bytes"]].sum()
     moved, least = int(table["bytes"].sum()), work.minimum()
-    counts, seconds = profile["flops_analysis"], profile["performance_metrics"]["avg_step_time_ms"] / 1e3
+    counts, seconds = (
+        profile["flops_analysis"],
+        profile["performance_metrics"]["avg_step_time_ms"] / 1e3,
+    )
     flops = counts["step_flops"] + counts["recomputed_flops"]
     efficiency = profile["efficiency_metrics"]
     peak, peaks = efficiency["device_peak_flops"], efficiency["bandwidth_peaks"]
@@ -232,7 +288,12 @@ def computational_intensity(profile: dict, workload: Workload) -> dict:
     ridge = peak / bandwidth if peak and bandwidth else None
     intensity = flops / moved
     document = {
-        "convention": {"flops": FLOP_CONVENTION, "bytes": TRAFFIC, "minimum": MINIMUM, "elements": ELEMENTS},
+        "convention": {
+            "flops": FLOP_CONVENTION,
+            "bytes": TRAFFIC,
+            "minimum": MINIMUM,
+            "elements": ELEMENTS,
+        },
         **{"step_flops": flops, "step_bytes": moved, "minimum_step_bytes": least},
         "arithmetic_intensity_flops_per_byte": intensity,
         "intensity_at_minimum_flops_per_byte": flops / least,
@@ -244,7 +305,11 @@ def computational_intensity(profile: dict, workload: Workload) -> dict:
         **{"ridge_point_flops_per_byte": ridge, "side_of_ridge_point": side_of(ridge, intensity)},
         **{"device_peak_flops": peak, "peak_source": efficiency["peak_source"]},
         "classes": class_rows(table, ridge),
-        "phases": phases.assign(minimum_bytes=pd.Series(work.minimum_by_phase())).reset_index().to_dict("records"),
+        "phases": (
+            phases.assign(minimum_bytes=pd.Series(work.minimum_by_phase()))
+            .reset_index()
+            .to_dict("records")
+        ),
         "operators": table.sort_values("bytes", ascending=False).to_dict("records"),
     }
     return explained(document, ComputationalIntensity)
@@ -262,10 +327,19 @@ def side_of(ridge: float | None, intensity: float) -> str | None:
 def class_rows(table: pd.DataFrame, ridge: float | None) -> list[dict]:
     """Calls, operations and bytes per step of each class of operators, most bytes first."""
     columns = ["calls", "flops", "masked_flops", "elements", "bytes"]
-    sums = table.groupby("class")[columns].sum().sort_values("bytes", ascending=False).astype(int).reset_index()
+    sums = (
+        table.groupby("class")[columns]
+        .sum()
+        .sort_values("bytes", ascending=False)
+        .astype(int)
+        .reset_index()
+    )
     rows = sums.rename(columns={"elements": "element_operations"}).to_dict("records")
     for row in rows:
         row["operations_per_byte"] = (row["flops"] + row["element_operations"]) / row["bytes"]
-        # The ridge is that of matmuls in the precision in use; other work is limited by the bandwidth alone.
-        row["side_of_ridge_point"] = side_of(ridge, row["operations_per_byte"]) if row["flops"] else "memory"
+        # The ridge is that of matmuls in the precision in use; other work is limited by the
+        # bandwidth alone.
+        row["side_of_ridge_point"] = (
+            side_of(ridge, row["operations_per_byte"]) if row["flops"] else "memory"
+        )
     return rows

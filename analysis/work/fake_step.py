@@ -1,4 +1,5 @@
-"""A training step on fake tensors: the model, the optimizer and the loop of a run, without memory or computation.
+"""A training step on fake tensors: the model, the optimizer and the loop of a run, without memory
+or computation.
 
 A step of any size can thus be analyzed in seconds, even on a machine that could not run it.
 """
@@ -38,18 +39,25 @@ class FakeRunError(UserError):
     """The model does something that fake tensors do not support, such as branching on a value."""
 
 
-def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], ranks: bool = False) -> Watcher:
-    """Run one step on fake tensors inside the context manager watch(model, optimizer), and return that.
+def fake_step(
+    workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], ranks: bool = False
+) -> Watcher:
+    """Run one step on fake tensors inside the context manager watch(model, optimizer), and return
+    that.
 
-    It is not the first step of a run: the optimizer has its state.  on_gpu: optimizers default to foreach there, as in
-    PyTorch.  ranks: it is the step of rank 0 of those that the workload is to run on, in a group whose collectives
-    send nothing; else of one rank alone.  Raises FakeRunError.
+    It is not the first step of a run: the optimizer has its state.  on_gpu: optimizers default to
+    foreach there, as in PyTorch.  ranks: it is the step of rank 0 of those that the workload is to
+    run on, in a group whose collectives send nothing; else of one rank alone.  Raises FakeRunError.
     """
     several = ranks and workload.parallel.world_size > 1
     if several and torch.distributed.is_initialized():  # a process has one group
-        with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
+        with concurrent.futures.ProcessPoolExecutor(
+            1, multiprocessing.get_context("spawn")
+        ) as child:
             return child.submit(fake_step, workload, on_gpu, watch, ranks).result()
-    group = fake_process_group(workload.parallel.world_size) if several else contextlib.nullcontext()
+    group = (
+        fake_process_group(workload.parallel.world_size) if several else contextlib.nullcontext()
+    )
     kernels = gpu_kernels() if on_gpu and not workload.compiled else contextlib.nullcontext()
     with group, fake_tensors("the step", workload), kernels:
         return _fake_step(workload, on_gpu, watch, several)
@@ -57,27 +65,35 @@ def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], r
 
 @contextlib.contextmanager
 def fake_tensors(what: str, workload: Workload) -> Iterator[None]:
-    """FakeTensorMode as a workload needs it.  Whatever a model raises is a FakeRunError: this cannot run."""
+    """FakeTensorMode as a workload needs it.  Whatever a model raises is a FakeRunError: this
+    cannot run."""
     # Compiled, a library cannot look into masks of a real step either.
     looks_at_masks = not (workload.compiled or workload.hides_tokens)
-    log = logging.getLogger("torch._subclasses.fake_tensor")  # it would tell the error too, with a traceback
+    log = logging.getLogger(
+        "torch._subclasses.fake_tensor"
+    )  # it would tell the error too, with a traceback
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
-        with FakeTensorMode(), attention_without_masks() if looks_at_masks else contextlib.nullcontext():
+        with (
+            FakeTensorMode(),
+            attention_without_masks() if looks_at_masks else contextlib.nullcontext(),
+        ):
             yield
     except Exception as error:  # any code of the model may raise here
         if isinstance(error, UserError) and error.__cause__ is None:
             raise  # a check of this project's: it is as wrong without fake tensors
         shown = getattr(error, "shown", "")
-        raise FakeRunError(f"{what} cannot run on fake tensors: {first_line(error)}", shown=shown) from error
+        raise FakeRunError(
+            f"{what} cannot run on fake tensors: {first_line(error)}", shown=shown
+        ) from error
     finally:
         log.setLevel(level)
 
 
 class GpuNorm(torch.autograd.Function):
-    """What a GPU's kernel for F.rms_norm keeps and moves, on fake tensors, whose CPU has none: it keeps one number per
-    row, and computes the normalized rows again."""
+    """What a GPU's kernel for F.rms_norm keeps and moves, on fake tensors, whose CPU has none: it
+    keeps one number per row, and computes the normalized rows again."""
 
     @staticmethod
     def forward(ctx, x, shape, weight, eps):
@@ -92,8 +108,9 @@ class GpuNorm(torch.autograd.Function):
 
 @contextlib.contextmanager
 def gpu_kernels() -> Iterator[None]:
-    """Fake tensors are on the CPU, whose operators keep other tensors than those of a GPU in two cases: a GPU has one
-    kernel for RMSNorm, and its fused attention in float32 needs as many key/value heads as query heads."""
+    """Fake tensors are on the CPU, whose operators keep other tensors than those of a GPU in two
+    cases: a GPU has one kernel for RMSNorm, and its fused attention in float32 needs as many
+    key/value heads as query heads."""
     attention = F.scaled_dot_product_attention
 
     def same_heads(q, k, v, *rest, enable_gqa=False, **options):
@@ -110,18 +127,35 @@ def gpu_kernels() -> Iterator[None]:
 
 
 class GpuMemoryTracker(MemoryTracker):
-    """What a tracker on a GPU would count: without step counters that an optimizer keeps on the host, as AdamW does
-    unless it is fused or captured in a graph.  Fake tensors are all on the CPU."""
+    """What a tracker on a GPU would count: without step counters that an optimizer keeps on the
+    host, as AdamW does unless it is fused or captured in a graph.
+    Fake tensors are all on the CPU."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int = 1):
         super().__init__(model, optimizer, step)
         inner = getattr(optimizer, "optim", optimizer)  # ZeRO-1 wraps the optimizer of its rank
-        on_host = [group for group in inner.param_groups if not (group.get("fused") or group.get("capturable"))]
-        counters = [inner.state[p]["step"] for group in on_host for p in group["params"] if "step" in inner.state[p]]
-        self._counters = {counter.untyped_storage()._cdata for counter in counters if isinstance(counter, torch.Tensor)}
+        on_host = [
+            group
+            for group in inner.param_groups
+            if not (group.get("fused") or group.get("capturable"))
+        ]
+        counters = [
+            inner.state[p]["step"]
+            for group in on_host
+            for p in group["params"]
+            if "step" in inner.state[p]
+        ]
+        self._counters = {
+            counter.untyped_storage()._cdata
+            for counter in counters
+            if isinstance(counter, torch.Tensor)
+        }
 
     def _is_on_device(self, tensor: torch.Tensor) -> bool:
-        return super()._is_on_device(tensor) and local_part(tensor).untyped_storage()._cdata not in self._counters
+        return (
+            super()._is_on_device(tensor)
+            and local_part(tensor).untyped_storage()._cdata not in self._counters
+        )
 
 
 @contextlib.contextmanager
@@ -136,7 +170,9 @@ def fake_process_group(world_size: int) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def _fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], several: bool) -> Watcher:
+def _fake_step(
+    workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], several: bool
+) -> Watcher:
     cpu, parallel = torch.device("cpu"), workload.parallel
     state = sharded_state(workload, cpu) if several else workload.build(cpu)
     model, optimizer = state.model, state.optimizer
@@ -146,33 +182,49 @@ def _fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], 
     workload.settle(state)
     watcher = watch(model, optimizer)
     stream = workload.fake_batches()
-    sharded = several and parallel.parallel == "fsdp"  # then graphs end at hooks that a watcher would not see
-    called = compiled_model(workload, state, watcher, next(stream)) if workload.compiled and not sharded else model
+    sharded = (
+        several and parallel.parallel == "fsdp"
+    )  # then graphs end at hooks that a watcher would not see
+    called = (
+        compiled_model(workload, state, watcher, next(stream))
+        if workload.compiled and not sharded
+        else model
+    )
     if several and not sharded:
         called = FakeDataParallel(called, model, parallel)
     # An enabled gradient scaler would read values.
     state = state._replace(model=called, scaler=torch.amp.GradScaler("cpu", enabled=False))
-    workload.train(state, stream, 1, NullMeter(world_size=parallel.world_size if several else 1), NullMeter(watcher))
+    workload.train(
+        state,
+        stream,
+        1,
+        NullMeter(world_size=parallel.world_size if several else 1),
+        NullMeter(watcher),
+    )
     return watcher
 
 
 class FakeDataParallel:
-    """Stands in for DistributedDataParallel, which needs addresses of tensors, with buckets of gradients that live as
-    long as the model: a gradient is computed in a tensor of its own, copied to its bucket, and freed, unless gradients
-    are no views of the buckets.
+    """Stands in for DistributedDataParallel, which needs addresses of tensors, with buckets of
+    gradients that live as long as the model: a gradient is computed in a tensor of its own, copied
+    to its bucket, and freed, unless gradients are no views of the buckets.
 
-    As in every step but the first two, a bucket is what became ready one after another until its size was reached, and
-    is reduced once it is complete.  Each type of gradients has buckets of its own.
+    As in every step but the first two, a bucket is what became ready one after another until its
+    size was reached, and is reduced once it is complete.
+    Each type of gradients has buckets of its own.
     """
 
     def __init__(self, called: Callable, model: torch.nn.Module, parallel: ParallelConfig):
         self.called, self.syncs, self.parallel = called, True, parallel
         self.buckets: dict[torch.dtype, Buckets] = {}
         for parameter in filter(lambda one: one.requires_grad, model.parameters()):
-            self.buckets.setdefault(parameter.dtype, Buckets(parallel)).elements += parameter.numel()
+            self.buckets.setdefault(
+                parameter.dtype, Buckets(parallel)
+            ).elements += parameter.numel()
             parameter.register_post_accumulate_grad_hook(self._to_bucket)
         for dtype, buckets in self.buckets.items():
-            # One tensor for all buckets of a type: which gradients share one is known only when they are ready.
+            # One tensor for all buckets of a type: which gradients share one is known only when
+            # they are ready.
             buckets.gradients = torch.zeros(buckets.elements, dtype=dtype)
 
     def _to_bucket(self, parameter: torch.Tensor) -> None:
@@ -195,7 +247,8 @@ class FakeDataParallel:
 
     def __call__(self, *arguments):
         for buckets in self.buckets.values():
-            buckets.gradients.zero_()  # so that a tracker meets them as tensors that were there before the step
+            # So that a tracker meets them as tensors that were there before the step
+            buckets.gradients.zero_()
         return self.called(*arguments)
 
 
@@ -222,7 +275,10 @@ class Buckets:
     def add(self, parameter: torch.Tensor) -> None:
         """Its gradient is in its place; the bucket is reduced if that was the last of it."""
         self.ready += parameter.numel()
-        if parameter.itemsize * (self.ready - self.reduced) >= self.limit or self.ready == self.elements:
+        if (
+            parameter.itemsize * (self.ready - self.reduced) >= self.limit
+            or self.ready == self.elements
+        ):
             self._reduce(self.gradients[self.reduced : self.ready])
             self.reduced, self.limit = self.ready, next(self.limits)
         if self.ready == self.elements:
@@ -239,19 +295,25 @@ class Buckets:
 
 
 def fake_forward(workload: Workload, watch: Callable[..., Watcher]) -> Watcher:
-    """Run one forward pass on fake tensors without gradients inside watch(model, optimizer), and return that."""
+    """Run one forward pass on fake tensors without gradients inside watch(model, optimizer), and
+    return that."""
     with fake_tensors("the forward pass", workload), torch.no_grad():
         state = workload.build(torch.device("cpu"))
         watcher, batch = watch(state.model, state.optimizer), next(workload.fake_batches())
-        called = compiled_model(workload, state, watcher, batch) if workload.compiled else state.model
+        called = (
+            compiled_model(workload, state, watcher, batch) if workload.compiled else state.model
+        )
         with watcher, trace_range("forward"), state.autocast:
             loss = workload.loss(called, batch)
             del loss
     return watcher
 
 
-def compiled_model(workload: Workload, state: TrainingState, watcher: TorchDispatchMode, batch) -> torch.nn.Module:
-    """The model, compiled in place: a loss may ask it for its parameters, or for the networks in it."""
+def compiled_model(
+    workload: Workload, state: TrainingState, watcher: TorchDispatchMode, batch
+) -> torch.nn.Module:
+    """The model, compiled in place: a loss may ask it for its parameters,
+    or for the networks in it."""
     model, graphs = state.model, InterpretedGraphs(watcher)
     compile_in_place(model, backend=graphs.backend())
     with state.autocast:

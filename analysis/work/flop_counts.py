@@ -1,4 +1,5 @@
-"""How many FLOPs does a step take?  Counted three ways that must agree: formula, PyTorch's counter, DeepSpeed's."""
+"""How many FLOPs does a step take?  Counted three ways that must agree:
+formula, PyTorch's counter, DeepSpeed's."""
 
 import torch
 from torch.utils import flop_counter
@@ -10,17 +11,25 @@ from harness.documents.flops import NO_COUNT
 from harness.documents.schema import because
 from harness.model.workload import Workload
 
-CONVENTION = "two per multiply-add, matmuls only, full S x S attention scores, recomputation not counted"
+CONVENTION = (
+    "two per multiply-add, matmuls only, full S x S attention scores, recomputation not counted"
+)
 
 
 def register_cpu_attention() -> None:
-    """Have PyTorch count fused attention on a CPU, which it leaves out: the same matmuls as on a GPU."""
+    """Have PyTorch count fused attention on a CPU, which it leaves out:
+    the same matmuls as on a GPU."""
     forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     if forward not in flop_counter.flop_registry:
-        register, of_gradient = flop_counter.register_flop_formula, flop_counter.sdpa_backward_flop_count
+        register, of_gradient = (
+            flop_counter.register_flop_formula,
+            flop_counter.sdpa_backward_flop_count,
+        )
         register(forward)(lambda q, k, v, *rest, **options: flop_counter.sdpa_flop_count(q, k, v))
-        register(backward)(lambda gradient, q, k, v, *rest, **options: of_gradient(gradient, q, k, v))
+        register(backward)(
+            lambda gradient, q, k, v, *rest, **options: of_gradient(gradient, q, k, v)
+        )
 
 
 def counted_by_torch(workload: Workload) -> dict:
@@ -39,13 +48,16 @@ def counted_by_torch(workload: Workload) -> dict:
     counts, root = forward.get_flop_counts(), type(model).__name__
     modules = {name: counts.get(f"{root}.{name}") for name, _ in model.named_modules()}
     by_module = {name: int(sum(c.values())) for name, c in modules.items() if c}
-    totals = {"forward_flops": int(forward.get_total_flops()), "backward_flops": int(backward.get_total_flops())}
+    totals = {
+        "forward_flops": int(forward.get_total_flops()),
+        "backward_flops": int(backward.get_total_flops()),
+    }
     return totals | {"forward_flops_by_module": by_module}
 
 
 def flops_of_step(workload: Workload) -> tuple[int, int]:
-    """Matmul FLOPs of a step, in forward passes and in total: as the workload knows them, else by PyTorch's counter,
-    which includes recomputation in the backward pass."""
+    """Matmul FLOPs of a step, in forward passes and in total: as the workload knows them, else by
+    PyTorch's counter, which includes recomputation in the backward pass."""
     if workload.forward_flops() is not None:
         return workload.forward_flops(), workload.step_flops()
     counted = counted_by_torch(workload.one_micro_batch())
@@ -54,7 +66,8 @@ def flops_of_step(workload: Workload) -> tuple[int, int]:
 
 
 def reconciliation(workload: Workload, deepspeed: dict | str) -> dict:
-    """The three counts for one micro-batch side by side.  Unlike elsewhere, backward FLOPs include recomputation.
+    """The three counts for one micro-batch side by side.  Unlike elsewhere, backward FLOPs include
+    recomputation.
 
     deepspeed: the counts of DeepSpeedCounter, or the reason why there are none.
     """
@@ -77,15 +90,31 @@ def reconciliation(workload: Workload, deepspeed: dict | str) -> dict:
         for counter, (counts, reason) in counters.items()
     ]
     several = len(counters_in(rows)) > 1
-    agree = all(len({row[name] for row in rows} - {None}) == 1 for name in COUNTS[:2]) if several else None
-    about = {"batch_size": workload.batch_size, "sequence_length": workload.seq_len, "recomputed_flops": recomputed}
-    return about | {"rows": rows, "agree": agree, "forward_flops_by_module": by_torch["forward_flops_by_module"]}
+    agree = (
+        all(len({row[name] for row in rows} - {None}) == 1 for name in COUNTS[:2])
+        if several
+        else None
+    )
+    about = {
+        "batch_size": workload.batch_size,
+        "sequence_length": workload.seq_len,
+        "recomputed_flops": recomputed,
+    }
+    return about | {
+        "rows": rows,
+        "agree": agree,
+        "forward_flops_by_module": by_torch["forward_flops_by_module"],
+    }
 
 
 def by_component(workload: Workload) -> list[dict]:
-    """FLOPs of a step by component, over all layers and per layer, largest first; [] without a formula."""
+    """FLOPs of a step by component, over all layers and per layer,
+    largest first; [] without a formula."""
     formulas = workload.formulas
-    forward, per_layer = formulas.forward_flops_by_component() or {}, formulas.forward_flops_per_layer()
+    forward, per_layer = (
+        formulas.forward_flops_by_component() or {},
+        formulas.forward_flops_per_layer(),
+    )
     return [
         {
             "component": name,

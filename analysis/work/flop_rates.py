@@ -20,10 +20,12 @@ STEP_TIMES = ("avg_step_time_ms", "std_step_time_ms", "steps_averaged", "steps_a
 
 
 def flops_profile(workload: Workload, summary: dict, deepspeed: dict | str) -> dict:
-    """flops_profile.json from a performance summary and DeepSpeed's counts of one forward pass, or why there are none.
+    """flops_profile.json from a performance summary and DeepSpeed's counts of one forward pass, or
+    why there are none.
 
-    Rates are computed from the steps that ran without any profiler.  Every MFU names its peak, which is measured if
-    this machine's was not measured before.  FLOPs and rates are those of one rank.
+    Rates are computed from the steps that ran without any profiler.  Every MFU names its peak,
+    which is measured if this machine's was not measured before.
+    FLOPs and rates are those of one rank.
     """
     performance = summary["performance"]
     counts = flops_analysis(workload, deepspeed)
@@ -35,13 +37,22 @@ def flops_profile(workload: Workload, summary: dict, deepspeed: dict | str) -> d
         "scope": "FLOPs and FLOP/s of one rank, samples of all",
     }
     efficiency = efficiency_metrics(workload, summary, counts, flops_per_sec)
-    profile = {"convention": CONVENTION, "config": summary["config"], "environment": summary["environment"]}
-    profile |= {"flops_analysis": counts, "performance_metrics": metrics, "efficiency_metrics": efficiency}
+    profile = {
+        "convention": CONVENTION,
+        "config": summary["config"],
+        "environment": summary["environment"],
+    }
+    profile |= {
+        "flops_analysis": counts,
+        "performance_metrics": metrics,
+        "efficiency_metrics": efficiency,
+    }
     return explained(profile, FlopsProfile)
 
 
 def measure_peaks(device: torch.device, precision: str, choice: str | float | None) -> None:
-    """Measure this machine's peaks if they are not known yet, so that everything in a run refers to the same."""
+    """Measure this machine's peaks if they are not known yet, so that everything in a run refers to
+    the same."""
     described = describe_environment(device)["device"]
     compute_ceilings(described, precision, choice or "auto")
     bandwidth_ceilings(described, choice or "auto")
@@ -50,7 +61,10 @@ def measure_peaks(device: torch.device, precision: str, choice: str | float | No
 def flops_analysis(workload: Workload, deepspeed: dict | str) -> dict:
     forward_flops, step_flops = flops_of_step(workload)
     parameters = workload.parameter_count()
-    shape = {"batch_size": workload.batch_size // workload.micro_steps, "sequence_length": workload.seq_len}
+    shape = {
+        "batch_size": workload.batch_size // workload.micro_steps,
+        "sequence_length": workload.seq_len,
+    }
     analysis = {"forward_flops": forward_flops, "step_flops": step_flops}
     analysis |= {"unmasked_step_flops": unmasked_flops(workload, step_flops)}
     analysis |= {"recomputed_flops": workload.recomputed_flops()}
@@ -64,12 +78,19 @@ def flops_analysis(workload: Workload, deepspeed: dict | str) -> dict:
 
 
 def unmasked_flops(workload: Workload, step_flops: int) -> int:
-    """Of a step without the scores that a causal mask hides from fused attention, as a kernel may skip them."""
+    """Of a step without the scores that a causal mask hides from fused attention, as a kernel may
+    skip them."""
     forward = workload.formulas.least_forward_flops()
-    return 3 * forward if forward is not None else step_flops - int(step_work(workload).table()["masked_flops"].sum())
+    return (
+        3 * forward
+        if forward is not None
+        else step_flops - int(step_work(workload).table()["masked_flops"].sum())
+    )
 
 
-def efficiency_metrics(workload: Workload, summary: dict, counts: dict, flops_per_sec: float) -> dict:
+def efficiency_metrics(
+    workload: Workload, summary: dict, counts: dict, flops_per_sec: float
+) -> dict:
     """MFU and HFU, and MFU for every known peak; mfu_percent refers to the first peak."""
     device, choice = summary["environment"]["device"], summary["config"]["profiling"]["peak"]
     seconds = summary["performance"]["avg_step_time_ms"] / 1e3
@@ -82,19 +103,30 @@ def efficiency_metrics(workload: Workload, summary: dict, counts: dict, flops_pe
     return {
         "mfu_percent": peak and 100 * flops_per_sec / peak.rate,
         "unmasked_mfu_percent": peak and 100 * counts["unmasked_step_flops"] / seconds / peak.rate,
-        "hfu_percent": 100 * executed_per_sec / peak.rate if peak and counts["recomputed_flops"] else None,
+        "hfu_percent": 100 * executed_per_sec / peak.rate
+        if peak and counts["recomputed_flops"]
+        else None,
         "device_peak_flops": peak and peak.rate,
         "peak_source": peak and peak.label,
         "precision": workload.precision,
-        "peaks": [asdict(one) | {"mfu_percent": 100 * flops_per_sec / one.rate} for one in ceilings],
-        "bandwidth_peaks": [asdict(one) for one in bandwidth_ceilings(device, choice, reached=least_bytes / seconds)],
+        "peaks": [
+            asdict(one) | {"mfu_percent": 100 * flops_per_sec / one.rate} for one in ceilings
+        ],
+        "bandwidth_peaks": [
+            asdict(one) for one in bandwidth_ceilings(device, choice, reached=least_bytes / seconds)
+        ],
     }
 
 
 def read_flops_profile(path: Path) -> dict:
-    """An earlier flops_profile.json.  Raises UserError, naming the file, for any other file or schema version."""
+    """An earlier flops_profile.json.  Raises UserError, naming the file, for any other file or
+    schema version."""
     document = read_document(path)
     if document is None or "flops_analysis" not in document:
-        problem = "not a flops_profile.json of this workshop" if path.exists() else "there is no such file"
+        problem = (
+            "not a flops_profile.json of this workshop"
+            if path.exists()
+            else "there is no such file"
+        )
         raise UserError(f"{path}: {problem}")
     return document

@@ -1,4 +1,5 @@
-"""What torch.compile makes of a model, run operator by operator on fake tensors: each of its tensors is seen."""
+"""What torch.compile makes of a model, run operator by operator on fake tensors: each of its
+tensors is seen."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -8,14 +9,16 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporaril
 
 
 class InterpretedGraphs:
-    """A backend of torch.compile whose graphs run operator by operator under a watcher, which is a dispatch mode.
+    """A backend of torch.compile whose graphs run operator by operator under a watcher, which is a
+    dispatch mode.
 
-    They keep the same tensors for the backward pass as compiled code.  Intermediate results that fused kernels never
-    write to memory are allocated here, so that the peak is an upper bound.
+    They keep the same tensors for the backward pass as compiled code.  Intermediate results that
+    fused kernels never write to memory are allocated here, so that the peak is an upper bound.
 
-    Dynamo neither compiles nor calls compiled code under a dispatch mode other than FakeTensorMode.  So compile, and
-    run once forward and backward, before the watcher is entered.  In a watched() call the watcher is put aside, and
-    comes back while a graph runs; autograd runs backward graphs outside of such calls, where the watcher is in place.
+    Dynamo neither compiles nor calls compiled code under a dispatch mode other than FakeTensorMode.
+    So compile, and run once forward and backward, before the watcher is entered.  In a watched()
+    call the watcher is put aside, and comes back while a graph runs; autograd runs backward graphs
+    outside of such calls, where the watcher is in place.
     """
 
     def __init__(self, watcher: TorchDispatchMode):
@@ -28,7 +31,10 @@ class InterpretedGraphs:
         from torch._inductor import lowering  # noqa: F401  a decomposition of max pooling looks it up
         from torch._inductor.decomposition import select_decomp_table
 
-        options = {"partition_fn": min_cut_rematerialization_partition, "decompositions": select_decomp_table()}
+        options = {
+            "partition_fn": min_cut_rematerialization_partition,
+            "decompositions": select_decomp_table(),
+        }
         return aot_autograd(fw_compiler=self._runner, bw_compiler=self._runner, **options)
 
     def _runner(self, graph: torch.fx.GraphModule, inputs: list) -> Callable:
@@ -55,8 +61,9 @@ class InterpretedGraphs:
 
 
 class WithoutRandomState(torch.fx.Interpreter):
-    """Runs operators that are recomputed with the random numbers of the first time, such as attention, without any: a
-    generator's state is no fake tensor, and on a GPU it is on the host."""
+    """Runs operators that are recomputed with the random numbers of the first time, such as
+    attention, without any: a generator's state is no fake tensor,
+    and on a GPU it is on the host."""
 
     def call_function(self, target, args: tuple, kwargs: dict):
         name = getattr(target, "__name__", "")

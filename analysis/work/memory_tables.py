@@ -1,4 +1,5 @@
-"""What fills the memory of a training step, tensor by tensor?  Section and summary of memory_timeline.json."""
+"""What fills the memory of a training step, tensor by tensor?  Section
+and summary of memory_timeline.json."""
 
 from collections.abc import Sequence
 
@@ -13,11 +14,16 @@ TENSOR_COLUMNS = [
     *text_columns("dtype", "category"),
     column("MB", "bytes", ",.1f", MB),
 ]
-KEPT_SIZES = ("bytes", "formula_bytes", "quadratic_bytes")  # of what the forward pass keeps for the backward pass
+KEPT_SIZES = (
+    "bytes",
+    "formula_bytes",
+    "quadratic_bytes",
+)  # of what the forward pass keeps for the backward pass
 
 
 def memory_section(memory: dict) -> Section:
-    """Where the step needs most, what was predicted, and what fills the memory; without rows what is not known."""
+    """Where the step needs most, what was predicted, and what fills the memory; without rows what
+    is not known."""
     mb = (column(f"{name} MB", name, ",.1f", MB) for name in ("measured", "predicted"))
     categories = [column("category", "name", left=True), *mb]
     kept = [
@@ -42,13 +48,21 @@ def memory_section(memory: dict) -> Section:
 
 
 def memory_lines(memory: dict, summary: dict) -> list[str]:
-    """The summary that a run with --profile-memory prints, from memory_timeline.json and performance_summary.json."""
+    """The summary that a run with --profile-memory prints,
+    from memory_timeline.json and performance_summary.json."""
     phase_peak: dict[str, int] = {}
     for row in memory["phases"]:
         phase_peak[row["name"]] = max(row["peak_bytes"], phase_peak.get(row["name"], 0))
-    reached = {p: megabytes(phase_peak[p]) if p in phase_peak else "not reached in this run" for p in PHASES}
+    reached = {
+        p: megabytes(phase_peak[p]) if p in phase_peak else "not reached in this run"
+        for p in PHASES
+    }
     largest = memory["largest_tensor"]
-    named = f"{megabytes(largest['bytes'])} ({tensor_name(largest)})" if largest else "the step allocated none"
+    named = (
+        f"{megabytes(largest['bytes'])} ({tensor_name(largest)})"
+        if largest
+        else "the step allocated none"
+    )
     return [
         "Memory Analysis Summary:",
         f"Peak Memory Usage: {summary['memory']['peak_mb']:.1f} MB",
@@ -78,7 +92,9 @@ def prediction_text(memory: dict) -> str:
     predicted = memory["predicted"]
     if predicted is None:
         return f"no prediction: {memory['predicted_reason']}"
-    return f"predicted {megabytes(predicted['peak_bytes'])}, off by {predicted['error_percent']:+.2f}%"
+    return (
+        f"predicted {megabytes(predicted['peak_bytes'])}, off by {predicted['error_percent']:+.2f}%"
+    )
 
 
 def category_rows(memory: dict) -> list[dict]:
@@ -86,11 +102,15 @@ def category_rows(memory: dict) -> list[dict]:
     measured, predicted = memory["peak"]["bytes_by_category"] | {"sum": memory["peak_bytes"]}, {}
     if found := memory["predicted"]:
         predicted = found["bytes_by_category"] | {"sum": found["peak_bytes"]}
-    return [{"name": name, "measured": size, "predicted": predicted.get(name)} for name, size in measured.items()]
+    return [
+        {"name": name, "measured": size, "predicted": predicted.get(name)}
+        for name, size in measured.items()
+    ]
 
 
 def folded_layers(tensors: list[dict]) -> list[dict]:
-    """Tensors that differ only in their layer as one row, `layers.*`, with their number and bytes in total."""
+    """Tensors that differ only in their layer as one row, `layers.*`, with their number and bytes
+    in total."""
 
     def alike(row: dict) -> tuple:
         same = (row[name] for name in ("phase", "dtype", "category", "bytes"))
@@ -100,24 +120,30 @@ def folded_layers(tensors: list[dict]) -> list[dict]:
     for (where, *_), (row, *more) in grouped(tensors, alike).items():
         n = 1 + len(more)
         found.append(
-            row | {"where": where, "shape": f"{row['shape']} x {n}", "bytes": row["bytes"] * n} if more else row
+            row | {"where": where, "shape": f"{row['shape']} x {n}", "bytes": row["bytes"] * n}
+            if more
+            else row
         )
     return found
 
 
 def tensor_name(row: dict) -> str:
-    """'layers.0.attention scores [8, 8, 128, 128]' for a tensor allocated in the range layers.0.attention.scores."""
+    """'layers.0.attention scores [8, 8, 128, 128]' for a tensor allocated
+    in the range layers.0.attention.scores."""
     backward = "backward of " if row["phase"] == "backward" else ""
     return f"{backward}{' '.join(row['where'].rsplit('.', 1))} {row['shape']}"
 
 
 def stack_of_memory(timeline: dict, categories: Sequence[str]) -> dict[str, list[float]]:
-    """Live MB by category after each event of memory_timeline.json, of those categories that it has."""
+    """Live MB by category after each event of memory_timeline.json,
+    of those categories that it has."""
     found = {name: timeline.get(f"{name}_bytes") for name in categories}
-    return {name: [size / MB for size in sizes] for name, sizes in found.items() if sizes is not None}
+    return {
+        name: [size / MB for size in sizes] for name, sizes in found.items() if sizes is not None
+    }
 
 
-# ---- program.json ---------------------------------------------------------------------------------------------------
+# ---- program.json --------------------------------------------------------------------------------
 
 
 HELD_COLUMNS = [*text_columns("category", "part"), column("MB", "bytes", ",.2f", MB)]
@@ -130,15 +156,26 @@ def program_section(program: dict) -> Section:
 
 
 def held_memory_section(rows: list[dict], ran_out: dict | None = None) -> Section:
-    """rows: documents.run.HeldMemory.  ran_out: the error that ended the program, and its largest tensors."""
+    """rows: documents.run.HeldMemory.  ran_out: the error that ended the program,
+    and its largest tensors."""
     sizes = added_up((row["category"], row["bytes"]) for row in rows)
     facts = {name: f"{size / MB:,.1f} MB" for name, size in sizes.items() if size}
     title, note = "Memory by category and part", []
     if ran_out:
         title = f"Memory ran out: {ran_out['error']}"
-        tensors = (f"{one['shape']} {one['dtype']}, {one['bytes'] / MB:,.1f} MB" for one in ran_out["largest"])
+        tensors = (
+            f"{one['shape']} {one['dtype']}, {one['bytes'] / MB:,.1f} MB"
+            for one in ran_out["largest"]
+        )
         note = [f"The largest tensors then: {'; '.join(tensors)}."]
-        sizes_then = {"Allocated then": "allocated_bytes", "Peak up to the step before": "peak_before_bytes"}
-        facts |= {name: f"{ran_out[key] / MB:,.1f} MB" for name, key in sizes_then.items() if ran_out[key] is not None}
+        sizes_then = {
+            "Allocated then": "allocated_bytes",
+            "Peak up to the step before": "peak_before_bytes",
+        }
+        facts |= {
+            name: f"{ran_out[key] / MB:,.1f} MB"
+            for name, key in sizes_then.items()
+            if ran_out[key] is not None
+        }
     rows = sorted(rows, key=lambda row: -row["bytes"])
     return Section(title, HELD_COLUMNS, rows, note, facts, label="part", sums=("bytes",))

@@ -1,4 +1,5 @@
-"""All that a run says besides its trace: sections of FLOPs, utilization, the roofline, bytes moved, memory, the run.
+"""All that a run says besides its trace: sections of FLOPs, utilization, the roofline, bytes moved,
+memory, the run.
 
 Made of the JSON documents alone: what counts and measures is in the modules beside this one.
 """
@@ -28,11 +29,13 @@ def run_sections(documents: Mapping[str, dict | None]) -> list[Section]:
     return sections
 
 
-# ---- flops_profile.json --------------------------------------------------------------------------------------------
+# ---- flops_profile.json --------------------------------------------------------------------------
 
 
 PEAK_COLUMNS = [
-    Column("peak of the device", lambda row: rate_text(row["rate"], "mfu_percent" in row), left=True),
+    Column(
+        "peak of the device", lambda row: rate_text(row["rate"], "mfu_percent" in row), left=True
+    ),
     column("MFU %", "mfu_percent", ".1f"),
     Column("kind", lambda row: kind_text(row), left=True),
     column("source", "source", left=True),
@@ -42,34 +45,56 @@ PEAK_COLUMNS = [
 def flops_section(profile: dict) -> Section:
     """All that is known of the FLOPs of a step."""
     efficiency, counts = profile["efficiency_metrics"], profile["flops_analysis"]
-    rows, note = [*efficiency["peaks"], *efficiency["bandwidth_peaks"]], [f"FLOPs: {profile['convention']}."]
+    rows, note = (
+        [*efficiency["peaks"], *efficiency["bandwidth_peaks"]],
+        [f"FLOPs: {profile['convention']}."],
+    )
     parts = [counters_section(counts["reconciliation"]), *detail_sections(counts)]
-    return Section("FLOPs and utilization", PEAK_COLUMNS, rows, note, flops_facts(profile), parts=parts)
+    return Section(
+        "FLOPs and utilization", PEAK_COLUMNS, rows, note, flops_facts(profile), parts=parts
+    )
 
 
 def flops_facts(profile: dict) -> dict[str, object]:
-    counts, rates, efficiency = map(profile.get, ("flops_analysis", "performance_metrics", "efficiency_metrics"))
+    counts, rates, efficiency = map(
+        profile.get, ("flops_analysis", "performance_metrics", "efficiency_metrics")
+    )
     note, tokens = rates["steps_averaged_note"], counts["reconciliation"]["sequence_length"] > 1
     how = "without instrumentation" if note.startswith("excluded") else f"({note})"
-    spread = f", std {rates['std_step_time_ms']:.2f} ms" if rates["std_step_time_ms"] is not None else ""
-    by_6n = f"{counts['flops_per_token'] / counts['flops_per_token_by_6n']:.2f} times the 6N estimate"
+    spread = (
+        f", std {rates['std_step_time_ms']:.2f} ms" if rates["std_step_time_ms"] is not None else ""
+    )
+    by_6n = (
+        f"{counts['flops_per_token'] / counts['flops_per_token_by_6n']:.2f} times the 6N estimate"
+    )
     about = "(6 per parameter), which ignores attention scores and includes the embedding"
     facts: dict[str, object] = {
         "Total FLOPs per step": f"{counts['step_flops']:,} (forward and backward)",
-        f"FLOPs per {'token' if tokens else 'sample'}": f"{counts['flops_per_token']:,.0f}, {by_6n} {about}",
-        "Step time": f"{rates['avg_step_time_ms']:.2f} ms, mean of {count_of(rates['steps_averaged'], 'step')} "
-        f"{how}{spread}",
+        f"FLOPs per {'token' if tokens else 'sample'}": (
+            f"{counts['flops_per_token']:,.0f}, {by_6n} {about}"
+        ),
+        "Step time": (
+            f"{rates['avg_step_time_ms']:.2f} ms, mean of"
+            f" {count_of(rates['steps_averaged'], 'step')} {how}{spread}"
+        ),
         "Model FLOPS Utilization": mfu_text(profile),
     }
-    if efficiency["mfu_percent"] is not None and counts["unmasked_step_flops"] != counts["step_flops"]:
-        facts["Without masked scores"] = f"{efficiency['unmasked_mfu_percent']:.1f}% (MFU of what attention must do)"
+    if (
+        efficiency["mfu_percent"] is not None
+        and counts["unmasked_step_flops"] != counts["step_flops"]
+    ):
+        facts["Without masked scores"] = (
+            f"{efficiency['unmasked_mfu_percent']:.1f}% (MFU of what attention must do)"
+        )
     if efficiency["hfu_percent"] is not None:
         recomputed = f"with {counts['recomputed_flops']:,} recomputed FLOPs"
         facts["Hardware utilization"] = f"{efficiency['hfu_percent']:.1f}% (HFU, {recomputed})"
     kinds = {one["kind"] for one in efficiency["peaks"]}
     if "measured" in kinds and "datasheet" not in kinds:
         name = profile["environment"]["device"]["name"]
-        facts["Peak"] = f"no datasheet row for {name} in {efficiency['precision']}: measured instead"
+        facts["Peak"] = (
+            f"no datasheet row for {name} in {efficiency['precision']}: measured instead"
+        )
     return facts
 
 
@@ -90,7 +115,9 @@ def mfu_text(profile: dict) -> str:
     if efficiency["mfu_percent"] is None:
         return f"unknown: {efficiency['mfu_percent_reason']}; {achieved} achieved"
     peak = efficiency["peaks"][0]
-    about = f"{rate_text(peak['rate'], True)}, the {efficiency['precision']} peak ({kind_text(peak)})"
+    about = (
+        f"{rate_text(peak['rate'], True)}, the {efficiency['precision']} peak ({kind_text(peak)})"
+    )
     return f"{efficiency['mfu_percent']:.1f}%: {achieved} of {about}"
 
 
@@ -99,7 +126,9 @@ def counters_section(document: dict) -> Section:
     text = agreement_text(document, "the matmul counts")
     note = [f"{text[0].upper()}{text[1:]}."]
     if recomputed := document["recomputed_flops"]:
-        note.append(f"{recomputed:,} FLOPs of the backward pass recompute activations that were not kept.")
+        note.append(
+            f"{recomputed:,} FLOPs of the backward pass recompute activations that were not kept."
+        )
     missing = [row for row in document["rows"] if row["forward_flops"] is None]
     note += [f"No count by {row['counter']}: {row['forward_flops_reason']}" for row in missing]
     columns = [column("counter", "counter", left=True)]
@@ -122,20 +151,28 @@ def agreement_text(document: dict, counts: str) -> str:
 
 
 def detail_sections(counts: dict) -> list[Section]:
-    """FLOPs by component if the workload has a formula, and forward FLOPs by module as PyTorch and DeepSpeed count."""
+    """FLOPs by component if the workload has a formula, and forward FLOPs by module as PyTorch and
+    DeepSpeed count."""
     components = [
         *text_columns("component"),
         *(column(f"{name} FLOPs", f"{name}_flops", ",") for name in ("forward", "backward")),
         column("forward, per layer", "forward_flops_per_layer", ","),
         column("share", "share", ".1%"),
     ]
-    modules = [*text_columns("module"), column("FlopCounterMode", "flops", ","), column("DeepSpeed", "deepspeed", ",")]
+    modules = [
+        *text_columns("module"),
+        column("FlopCounterMode", "flops", ","),
+        column("DeepSpeed", "deepspeed", ","),
+    ]
     parts = counts["by_component"]
     total = sum_row("component", "sum", parts, ("forward_flops", "backward_flops", "share"))
     macs = counts["deepspeed"]["macs_by_module"] if counts["deepspeed"] else {}
     by_deepspeed = {name: 2 * n for name, n in macs.items()}
     flops = counts["reconciliation"]["forward_flops_by_module"]
-    rows = [{"module": name, "flops": n, "deepspeed": by_deepspeed.get(name)} for name, n in flops.items()]
+    rows = [
+        {"module": name, "flops": n, "deepspeed": by_deepspeed.get(name)}
+        for name, n in flops.items()
+    ]
     return [
         Section("FLOPs of a step by component", components, [*parts, total] if parts else []),
         Section("Forward FLOPs by module, with those inside it", modules, folded_rows(rows)),
@@ -143,17 +180,26 @@ def detail_sections(counts: dict) -> list[Section]:
 
 
 def folded_rows(rows: list[dict]) -> list[dict]:
-    """Rows of modules, with one row for layers that are alike: `layers.0` to `layers.3` as `4 x layers.*`."""
-    alike = grouped(rows, lambda row: (starred(row["module"], whole_layers=True), row["flops"], row["deepspeed"]))
+    """Rows of modules, with one row for layers that are alike: `layers.0` to `layers.3` as `4 x
+    layers.*`."""
+    alike = grouped(
+        rows,
+        lambda row: (starred(row["module"], whole_layers=True), row["flops"], row["deepspeed"]),
+    )
     names = Counter(name for name, *_ in alike)  # layers that differ keep their names
     return [
-        {**row, "module": f"{len(group)} x {name}" if len(group) > 1 and names[name] == 1 else row["module"]}
+        {
+            **row,
+            "module": (
+                f"{len(group)} x {name}" if len(group) > 1 and names[name] == 1 else row["module"]
+            ),
+        }
         for (name, *_), group in alike.items()
         for row in (group[:1] if len(group) > 1 and names[name] == 1 else group)
     ]
 
 
-# ---- roofline_data.json --------------------------------------------------------------------------------------------
+# ---- roofline_data.json --------------------------------------------------------------------------
 
 POINT_COLUMNS = [
     column("class of operators", "name", left=True),
@@ -172,7 +218,9 @@ def roofline_section(data: dict) -> Section:
     times = data["time_source"]
     note = [f"Time of the step: {times['step']}.", f"Times of classes: {times['classes']}."]
     if any((row["share_of_roof"] or 0) > 1 for row in data["points"]):
-        note.append("More than 100% of a roof: caches served part of it, or tensors were updated in place.")
+        note.append(
+            "More than 100% of a roof: caches served part of it, or tensors were updated in place."
+        )
     return Section("Roofline", POINT_COLUMNS, roofline_rows(data), note, figure="roofline")
 
 
@@ -182,11 +230,21 @@ def roofline_rows(data: dict) -> list[dict]:
     if total_ms is None:
         return [*by_time(data["points"]), step | {"name": "step"}]
     times = [(row["class"], row["ms_per_step"]) for row in data["time_elsewhere"]]
-    times += [("sum, a profiled step", total_ms), ("less in unprofiled steps", step["time_ms"] - total_ms)]
+    times += [
+        ("sum, a profiled step", total_ms),
+        ("less in unprofiled steps", step["time_ms"] - total_ms),
+    ]
     return [
         *by_time(data["points"]),
-        *(NO_RATE | {"name": name, "time_ms": ms, "share_of_time": ms / total_ms} for name, ms in times),
-        step | {"name": "step without the profiler, matmuls", "share_of_time": step["time_ms"] / total_ms},
+        *(
+            NO_RATE | {"name": name, "time_ms": ms, "share_of_time": ms / total_ms}
+            for name, ms in times
+        ),
+        step
+        | {
+            "name": "step without the profiler, matmuls",
+            "share_of_time": step["time_ms"] / total_ms,
+        },
     ]
 
 
@@ -194,7 +252,7 @@ def by_time(points: list[dict]) -> list[dict]:
     return sorted(points, key=lambda row: -(row["time_ms"] or 0))
 
 
-# ---- computational_intensity.json ----------------------------------------------------------------------------------
+# ---- computational_intensity.json ----------------------------------------------------------------
 
 PHASE_COLUMNS = [
     column("phase", "phase", left=True),
@@ -205,26 +263,43 @@ PHASE_COLUMNS = [
 
 
 def intensity_section(document: dict) -> Section:
-    """Bytes and operations by class of operators and by phase; in each table, the last row is the sum of those above
-    it."""
+    """Bytes and operations by class of operators and by phase; in each table, the last row is the
+    sum of those above it."""
     classes, phases = document["classes"], document["phases"]
     step = sum_row("class", "step", classes, ("calls", "flops", "element_operations", "bytes"))
     step["operations_per_byte"] = (step["flops"] + step["element_operations"]) / step["bytes"]
     step["side_of_ridge_point"] = document["side_of_ridge_point"]
     least = document["minimum_step_bytes"]
-    # A phase also moves what it hands to the next one; within a step that can stay in on-chip memory.
+    # A phase also moves what it hands to the next one; within a step that can stay in on-chip
+    # memory.
     handed = least - sum(row["minimum_bytes"] for row in phases)
     by_phase = [
         *phases,
-        {"phase": "less: from phase to phase", "flops": None, "bytes": None, "minimum_bytes": handed},
-        {"phase": "step", "flops": document["step_flops"], "bytes": document["step_bytes"], "minimum_bytes": least},
+        {
+            "phase": "less: from phase to phase",
+            "flops": None,
+            "bytes": None,
+            "minimum_bytes": handed,
+        },
+        {
+            "phase": "step",
+            "flops": document["step_flops"],
+            "bytes": document["step_bytes"],
+            "minimum_bytes": least,
+        },
     ]
     names = {"Bytes": "bytes", "Minimum bytes": "minimum", "Other operations": "elements"}
     note = [f"{name}: {document['convention'][key]}." for name, key in names.items()]
-    used, peak = document["memory_bandwidth_used_gb_per_sec"], document["memory_bandwidth_peak_gb_per_sec"]
+    used, peak = (
+        document["memory_bandwidth_used_gb_per_sec"],
+        document["memory_bandwidth_peak_gb_per_sec"],
+    )
     if peak and used > peak:
         note.insert(0, "More than the peak bandwidth: caches served part of the bytes counted.")
-    columns, parts = class_columns(document["step_bytes"]), [Section("Bytes moved by phase", PHASE_COLUMNS, by_phase)]
+    columns, parts = (
+        class_columns(document["step_bytes"]),
+        [Section("Bytes moved by phase", PHASE_COLUMNS, by_phase)],
+    )
     title, facts = "Bytes moved and arithmetic intensity", intensity_facts(document)
     return Section(title, columns, [*classes, step], note, facts, parts=parts)
 
@@ -238,25 +313,42 @@ def class_columns(step_bytes: int) -> list[Column]:
         column("MB moved", "bytes", "~1", MB),
         column("share", "bytes", ".1%", step_bytes),
         column("operations/byte", "operations_per_byte", ".2f"),
-        Column("side of ridge point", lambda row: row["side_of_ridge_point"] or "unknown", left=True),
+        Column(
+            "side of ridge point", lambda row: row["side_of_ridge_point"] or "unknown", left=True
+        ),
     ]
 
 
 def intensity_facts(document: dict) -> dict[str, object]:
     ridge = document["ridge_point_flops_per_byte"]
-    used, peak = document["memory_bandwidth_used_gb_per_sec"], document["memory_bandwidth_peak_gb_per_sec"]
+    used, peak = (
+        document["memory_bandwidth_used_gb_per_sec"],
+        document["memory_bandwidth_peak_gb_per_sec"],
+    )
     sources = (document["peak_source"], document["memory_bandwidth_peak_source"])
-    kinds = " over ".join(dict.fromkeys(source.partition(":")[0] for source in sources)) if ridge else ""
-    return {
-        "Bytes moved by a step": f"{megabytes(document['step_bytes'])}; minimum "
-        f"{megabytes(document['minimum_step_bytes'])}",
-        "Arithmetic intensity": f"{document['arithmetic_intensity_flops_per_byte']:.2f} FLOPs/byte; "
-        f"{document['intensity_at_minimum_flops_per_byte']:.2f} with the minimum bytes",
-        "Bandwidth used": f"{used:,.2f} GB/s" + (f", {used / peak:.1%} of {peak:,.1f} GB/s" if peak else ""),
-        "By the 10/100 thresholds": document["memory_bound_vs_compute_bound"].replace("_", " "),
-        RIDGE: f"{document['side_of_ridge_point']} side of {ridge:.1f} FLOPs/byte ({kinds})"
+    kinds = (
+        " over ".join(dict.fromkeys(source.partition(":")[0] for source in sources))
         if ridge
-        else document["ridge_point_flops_per_byte_reason"],
+        else ""
+    )
+    return {
+        "Bytes moved by a step": (
+            f"{megabytes(document['step_bytes'])}; minimum "
+            f"{megabytes(document['minimum_step_bytes'])}"
+        ),
+        "Arithmetic intensity": (
+            f"{document['arithmetic_intensity_flops_per_byte']:.2f} FLOPs/byte; "
+            f"{document['intensity_at_minimum_flops_per_byte']:.2f} with the minimum bytes"
+        ),
+        "Bandwidth used": (
+            f"{used:,.2f} GB/s" + (f", {used / peak:.1%} of {peak:,.1f} GB/s" if peak else "")
+        ),
+        "By the 10/100 thresholds": document["memory_bound_vs_compute_bound"].replace("_", " "),
+        RIDGE: (
+            f"{document['side_of_ridge_point']} side of {ridge:.1f} FLOPs/byte ({kinds})"
+            if ridge
+            else document["ridge_point_flops_per_byte_reason"]
+        ),
     }
 
 

@@ -2,11 +2,21 @@
 
 
 def sent_share(kind: str, world_size: int) -> float | None:
-    """Bytes that a rank sends at least, by bytes of the larger of input and output; bus bandwidth of nccl-tests counts
-    the same (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).  None for kinds that have no such definition."""
+    """Bytes that a rank sends at least, by bytes of the larger of input and output; bus bandwidth
+    of nccl-tests counts the same (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).  None for
+    kinds that have no such definition."""
     others = (world_size - 1) / world_size
-    shares = {"all_reduce": 2 * others, "broadcast": 1.0, "reduce": 1.0, "send": 1.0, "recv": 1.0, "send_recv": 1.0}
-    shares |= dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), others)
+    shares = {
+        "all_reduce": 2 * others,
+        "broadcast": 1.0,
+        "reduce": 1.0,
+        "send": 1.0,
+        "recv": 1.0,
+        "send_recv": 1.0,
+    }
+    shares |= dict.fromkeys(
+        ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), others
+    )
     return shares.get(kind)
 
 

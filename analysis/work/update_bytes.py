@@ -1,4 +1,5 @@
-"""How many bytes must an optimizer move in a step?  Those of one rank: its shard, in the type that it is kept in."""
+"""How many bytes must an optimizer move in a step?  Those of one rank: its shard, in the type that
+it is kept in."""
 
 from collections.abc import Iterable
 
@@ -9,7 +10,7 @@ OF_ADAM = 7  # weights, gradients and two moments are read, all but gradients ar
 
 
 def adam_bytes(summary: dict) -> int | None:
-    """What Adam and AdamW read and write on the rank of a run; None: its parameters are not known."""
+    """What Adam and AdamW read and write on the rank of a run; None: its parameters are unknown."""
     config, run = summary.get("config", {}), summary.get("training", {})
     model = config.get("model", {})
     if "update_bytes" in model or "program" in model:  # a program may shard, and keep what it likes
@@ -22,8 +23,9 @@ def adam_bytes(summary: dict) -> int | None:
 
 
 def adam_bytes_held(rows: Iterable[dict]) -> int | None:
-    """The same by what a program's rank was seen to hold, rows of category and bytes: its weights three times, which
-    are as large as the gradients, and its optimizer's state twice.  None: no weights or no state were seen."""
+    """The same by what a program's rank was seen to hold, rows of category and bytes: its weights
+    three times, which are as large as the gradients, and its optimizer's state twice.  None: no
+    weights or no state were seen."""
     held = dict.fromkeys(("parameters", "optimizer"), 0)
     for row in rows:
         if row["category"] in held:

@@ -1,5 +1,5 @@
-"""The Workload of a file of the user's, --workload FILE.py[:NAME]: what the file does not say is found by running it on
-fake tensors, FLOPs by counting."""
+"""The Workload of a file of the user's, --workload FILE.py[:NAME]: what the file does not say is
+found by running it on fake tensors, FLOPs by counting."""
 
 from __future__ import annotations
 
@@ -43,39 +43,48 @@ IN_THE_FILE = {  # flags that a file takes the place of, by what it has instead 
         "optimize", "validate_setup", *OUR_MODEL,
     ),
     "the file makes its own optimizer": ("learning_rate",),
-    "the file has batches of its own": ("batch_size", "seq_len", "gradient_accumulation_steps", "data"),
+    "the file has batches of its own": (
+        "batch_size", "seq_len", "gradient_accumulation_steps", "data",
+    ),
 }  # fmt: skip
 USED = (  # fields of the script's TrainingConfig that mean the same for any model
-    "num_steps", "device", "seed", "deterministic", "grad_clip", "output_dir", "log_interval", "force", *ANY_MODEL,
-    *(one.name for one in fields(ParallelConfig)),
+    "num_steps", "device", "seed", "deterministic", "grad_clip", "output_dir", "log_interval",
+    "force", *ANY_MODEL, *(one.name for one in fields(ParallelConfig)),
 )  # fmt: skip
 
 
 def user_workload(text: str, training: Any, given: dict) -> UserWorkload:
-    """The workload of --workload; training has the fields of the script's TrainingConfig, given are the flags passed.
+    """The workload of --workload; training has the fields of the script's TrainingConfig, given are
+    the flags passed.
 
-    Raises UserError for a flag that would have no effect, and for a file that is not as expected."""
+    Raises UserError for a flag without effect, and for a file that is not as expected."""
     for why, names in IN_THE_FILE.items():
         if found := next((name for name in names if name in given), None):
-            raise UserError(f"{flag_of(found)}: has no effect with --workload: {why}; leave it out", 2)
+            raise UserError(
+                f"{flag_of(found)}: has no effect with --workload: {why}; leave it out", 2
+            )
     file = UserFile.of(text)
     found = examined(file)
     for name, why in found.lacks.items():
         if getattr(training, name) not in (None, False, "fp32"):  # whatever flag sets it
             raise UserError(f"{flag_of(name)}: {file.path.name}: {why}", 2)
     if given.get("precision") in ("fp32", "tf32") and found.precision != "fp32":
-        flag, own = flag_of("precision", given["precision"]), f"the parameters are {found.precision} in the file"
+        flag, own = (
+            flag_of("precision", given["precision"]),
+            f"the parameters are {found.precision} in the file",
+        )
         raise UserError(f"{flag}: has no effect with --workload: {own}; leave it out", 2)
     if found.precision == "bf16" and "reduce_precision" not in given:
         training = replace(training, reduce_precision="bf16")  # as PyTorch does by default
     return UserWorkload(file, replace(training, batch_size=found.batch_size, seq_len=found.seq_len))
 
 
-# ---- Batches -------------------------------------------------------------------------------------------------------
+# ---- Batches -------------------------------------------------------------------------------------
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """The batch with each of its tensors changed, in tuples, lists, dicts and mappings such as transformers'."""
+    """The batch with each of its tensors changed, in tuples,
+    lists, dicts and mappings such as transformers'."""
 
     def leaf(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -98,13 +107,16 @@ def tensors_of(batch: Any) -> list[Tensor]:
 
 def shapes_of(batch: Any) -> str:
     """'[8, 128] int64, [8] int64'"""
-    return ", ".join(f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors_of(batch))
+    return ", ".join(
+        f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors_of(batch)
+    )
 
 
 def endless(file: UserFile, made: Made) -> Iterator[Any]:
     """The batches; those of a DataLoader again and again.  Raises UserError if an iterator ends.
 
-    Drawn unseen by memory trackers: what the file's own code needs for it is not part of the step."""
+    Drawn unseen by memory trackers: what the file's own code needs for it is not
+    part of the step."""
     where = file.where(file.function())
     for epoch in itertools.count(1):
         number = 0
@@ -119,12 +131,15 @@ def endless(file: UserFile, made: Made) -> Iterator[Any]:
             yield batch
         if not number:
             seen = "batches ended before the last step" if epoch > 1 else "there is no batch"
-            raise UserError(f"{where}: {seen}; expected a DataLoader, which is started again, or an endless iterator")
+            raise UserError(
+                f"{where}: {seen}; expected a DataLoader, which is started again, or an endless"
+                " iterator"
+            )
 
 
 def zeros_like_batch(batch: Any, sizes: dict[int, int]) -> Any:
-    """The same batch of zeros: tensors that share a storage share one again.  sizes: other lengths by dimension, of
-    tensors that are as long there as the first of the batch."""
+    """The same batch of zeros: tensors that share a storage share one again.  sizes: other lengths
+    by dimension, of tensors that are as long there as the first of the batch."""
     storages: dict[tuple, Tensor] = {}
     first = leading(batch)
     lengths = {d: (first.shape[d], n) for d, n in sizes.items() if d < first.dim()}
@@ -145,8 +160,9 @@ def zeros_like_batch(batch: Any, sizes: dict[int, int]) -> Any:
 
 
 def hides_tokens(batch: Any) -> bool:
-    """Whether a mask in the batch, as far as it can be read, is not true everywhere: what a mapping calls a mask, else
-    [B, S] of zeros and ones.  Positions that a batch brings may begin again in it, and hide what is before."""
+    """Whether a mask in the batch, as far as it can be read, is not true everywhere: what a mapping
+    calls a mask, else [B, S] of zeros and ones.  Positions that a batch brings may begin again in
+    it, and hide what is before."""
     if isinstance(batch, MutableMapping):
         masks = tensors_of([value for key, value in batch.items() if "mask" in str(key)])
     else:
@@ -157,12 +173,15 @@ def hides_tokens(batch: Any) -> bool:
 
 
 def leading(batch: Any) -> Tensor:
-    """The tensor whose dimensions are samples and, if it holds tokens, their positions: input_ids, else the first."""
-    named = batch["input_ids"] if isinstance(batch, MutableMapping) and "input_ids" in batch else None
+    """The tensor whose dimensions are samples and, if it holds tokens, their positions: input_ids,
+    else the first."""
+    named = (
+        batch["input_ids"] if isinstance(batch, MutableMapping) and "input_ids" in batch else None
+    )
     return tensors_of(batch)[0] if named is None else named
 
 
-# ---- What the file makes -------------------------------------------------------------------------------------------
+# ---- What the file makes -------------------------------------------------------------------------
 
 
 class Examined(NamedTuple):
@@ -188,13 +207,18 @@ def examined(file: UserFile) -> Examined:
     made, batch = first_batch(file)
     if not tensors_of(batch):
         where, found = file.where(file.function()), type(batch).__name__
-        raise UserError(f"{where}: a batch is {found} without tensors; expected a tensor, or a tuple or dict of them")
+        raise UserError(
+            f"{where}: a batch is {found} without tensors; expected a tensor, or a tuple or dict of"
+            " them"
+        )
     first, group = leading(batch), made.optimizer.param_groups[0]
     tokens = first.dim() == 2 and not first.is_floating_point()
     types = Counter({dtype: 0 for dtype in PRECISIONS.values()})
     for parameter in made.model.parameters():
         types[parameter.dtype] += parameter.numel()
-    names = {dtype: name for name, dtype in reversed(PRECISIONS.items())}  # fp32 is the name of float32
+    names = {
+        dtype: name for name, dtype in reversed(PRECISIONS.items())
+    }  # fp32 is the name of float32
     return Examined(
         batch=batch,
         batch_size=first.shape[0] if first.dim() else 1,
@@ -213,15 +237,17 @@ def examined(file: UserFile) -> Examined:
 def lacks(made: Made) -> dict[str, str]:
     found = {}
     if not repeated_blocks(made.model):
-        found["activation_checkpointing"] = "its model has no repeated blocks, alike members of an nn.ModuleList"
+        found["activation_checkpointing"] = (
+            "its model has no repeated blocks, alike members of an nn.ModuleList"
+        )
     if not {"foreach", "fused"} <= made.optimizer.defaults.keys():
         found["optimizer_impl"] = f"{type(made.optimizer).__name__} is implemented in one way only"
     return found
 
 
 def repeated_blocks(module: nn.Module) -> list[nn.Module]:
-    """The members of each list of modules that are of the same class and have parts of their own; not those within
-    them."""
+    """The members of each list of modules that are of the same class and have parts of their own;
+    not those within them."""
     found: list[nn.Module] = []
     for child in module.children():
         members = [*child.children()] if isinstance(child, (nn.ModuleList, nn.Sequential)) else []
@@ -232,7 +258,8 @@ def repeated_blocks(module: nn.Module) -> list[nn.Module]:
 
 
 def with_checkpointing(model: nn.Module, choice: Choice) -> nn.Module:
-    """Repeated blocks keep their inputs alone, or what is dear to compute too, and run again in the backward pass."""
+    """Repeated blocks keep their inputs alone, or what is dear to compute too, and run again in the
+    backward pass."""
     for index, block in enumerate(repeated_blocks(model)):
         # Fake tensors have no random numbers to draw again.
         options = {"preserve_rng_state": not under_fake_mode()}
@@ -240,21 +267,30 @@ def with_checkpointing(model: nn.Module, choice: Choice) -> nn.Module:
     return model
 
 
-def with_implementation(optimizer: torch.optim.Optimizer, implementation: str) -> torch.optim.Optimizer:
-    """The optimizer over lists of tensors (foreach), or in one kernel (fused); the same object, which learning rate
-    schedulers and steps of the file's own may hold."""
+def with_implementation(
+    optimizer: torch.optim.Optimizer, implementation: str
+) -> torch.optim.Optimizer:
+    """The optimizer over lists of tensors (foreach), or in one kernel (fused); the same object,
+    which learning rate schedulers and steps of the file's own may hold."""
     for group in optimizer.param_groups:
         group |= {"foreach": implementation == "foreach", "fused": implementation == "fused"}
     if implementation == "fused":
-        optimizer._step_supports_amp_scaling = True  # as its constructor does: it divides by the loss scale itself
+        optimizer._step_supports_amp_scaling = (
+            True  # as its constructor does: it divides by the loss scale itself
+        )
     if optimizer.state:
-        optimizer.load_state_dict(optimizer.state_dict())  # moves step counters to where it reads them
+        optimizer.load_state_dict(
+            optimizer.state_dict()
+        )  # moves step counters to where it reads them
     return optimizer
 
 
 def first_batch(file: UserFile) -> tuple[Made, Any]:
-    """What the file makes, and the first batch: with a fake model, else for real, as data in tensors may need."""
-    with contextlib.suppress(Exception):  # whatever code of the user's raises here, it may not raise for real
+    """What the file makes, and the first batch: with a fake model, else for real, as data in
+    tensors may need."""
+    with contextlib.suppress(
+        Exception
+    ):  # whatever code of the user's raises here, it may not raise for real
         with FakeTensorMode(), on_fake_tensors():
             made = file.make()
         return made, next(endless(file, made))
@@ -264,7 +300,8 @@ def first_batch(file: UserFile) -> tuple[Made, Any]:
 
 @functools.lru_cache(maxsize=8)
 def counted_flops(workload: UserWorkload) -> tuple[int, int] | None:
-    """Matmul FLOPs of a step, forward and in total, by counting; None if it cannot run on fake tensors."""
+    """Matmul FLOPs of a step, forward and in total, by counting;
+    None if it cannot run on fake tensors."""
     try:
         counted = counted_by_torch(workload)
     except FakeRunError:
@@ -274,12 +311,15 @@ def counted_flops(workload: UserWorkload) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class UserWorkload(Workload):
-    """The model and the training step of a file.  `scaled`: for a prediction, batches of another size than its own."""
+    """The model and the training step of a file.  `scaled`: for a prediction, batches of another
+    size than its own."""
 
     file: UserFile
     training: Any  # the script's TrainingConfig, with batch_size and seq_len of the first batch
     scaled: bool = False
-    latest: dict = field(default_factory=dict, init=False, compare=False, repr=False)  # what build() made last
+    latest: dict = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )  # what build() made last
 
     batch_size = property(lambda self: self.training.batch_size)
     seq_len = property(lambda self: self.training.seq_len)
@@ -305,9 +345,11 @@ class UserWorkload(Workload):
         own = PRECISIONS[examined(self.file).precision]
         return torch.bfloat16 if self.training.precision == BF16_TRUE else own
 
-    # ---- The step ----------------------------------------------------------------------------------------------------
+    # ---- The step --------------------------------------------------------------------------------
 
-    def build(self, device: torch.device, place: Callable[[nn.Module], nn.Module] | None = None) -> TrainingState:
+    def build(
+        self, device: torch.device, place: Callable[[nn.Module], nn.Module] | None = None
+    ) -> TrainingState:
         with on_fake_tensors() if under_fake_mode() else contextlib.nullcontext():
             made = self.file.make()
         self.file.check_device(made, device)
@@ -331,8 +373,11 @@ class UserWorkload(Workload):
         return TrainingState(model, optimizer, scaler, autocast_of(self.training.precision, device))
 
     def batches(self, device: torch.device, rank: int = 0) -> Iterator[Any]:
-        """Those that came with the model that was built last.  Every rank draws what its process makes of the file."""
-        yield from self._checked(endless(self.file, self.latest.get("made") or self.file.make()), device)
+        """Those that came with the model that was built last.  Every rank draws what its process
+        makes of the file."""
+        yield from self._checked(
+            endless(self.file, self.latest.get("made") or self.file.make()), device
+        )
 
     def fake_batches(self) -> Iterator[Any]:
         found, sizes = examined(self.file), {}
@@ -347,13 +392,20 @@ class UserWorkload(Workload):
         return (x.to(torch.bfloat16) if is_cast else x).detach()
 
     def _checked(self, stream: Iterator[Any], device: torch.device) -> Iterator[Any]:
-        """On the device.  Raises UserError if shapes change: times, FLOPs and memory would be those of no one step."""
+        """On the device.  Raises UserError if shapes change: times, FLOPs and memory would be those
+        of no one step."""
         expected = shapes_of(examined(self.file).batch)
         for number, batch in enumerate(stream, 1):
             if (found := shapes_of(batch)) != expected:
-                where = f"{self.file.where(self.file.function())}: batch {number} is {found}, the first was {expected}"
-                raise UserError(f"{where}; expected the same shapes in every step: pad, or drop the last batch")
-            # A view, so that memory trackers meet tensors that no operator has made, such as those of a worker.
+                where = (
+                    f"{self.file.where(self.file.function())}: batch {number} is {found}, the first"
+                    f" was {expected}"
+                )
+                raise UserError(
+                    f"{where}; expected the same shapes in every step: pad, or drop the last batch"
+                )
+            # A view, so that memory trackers meet tensors that no operator has made, such as those
+            # of a worker.
             yield map_tensors(lambda x: self._cast(x.to(device, non_blocking=True)), batch)
             del batch
 
@@ -362,11 +414,15 @@ class UserWorkload(Workload):
         with self.file.users_code(), trace_range("model and loss" if self.compiled else "loss"):
             return self.file.check_loss(made.loss(model, batch), made.loss)
 
-    def train(self, state: TrainingState, stream: Iterator[Any], num_steps: int, meter, instruments) -> None:
+    def train(
+        self, state: TrainingState, stream: Iterator[Any], num_steps: int, meter, instruments
+    ) -> None:
         with without_values() if under_fake_mode() else contextlib.nullcontext():
             self._train(state, stream, num_steps, meter, instruments)
 
-    def _train(self, state: TrainingState, stream: Iterator[Any], num_steps: int, meter, instruments) -> None:
+    def _train(
+        self, state: TrainingState, stream: Iterator[Any], num_steps: int, meter, instruments
+    ) -> None:
         model, optimizer, scaler, autocast = state
         named = ModuleRanges(self.latest["made"].model)
         try:
@@ -398,7 +454,7 @@ class UserWorkload(Workload):
         """By a step: which parameters have gradients, only that tells."""
         self.train(state, self.fake_batches(), 1, NullMeter(), NullMeter())
 
-    # ---- Facts -------------------------------------------------------------------------------------------------------
+    # ---- Facts -----------------------------------------------------------------------------------
 
     def with_settings(self, **changes) -> UserWorkload:
         changes.pop("gradient_accumulation_steps", None)
@@ -431,13 +487,24 @@ class UserWorkload(Workload):
 
     def settings(self) -> dict[str, dict]:
         found, every = examined(self.file), asdict(self.training)
-        model = {"file": os.path.relpath(self.file.path), "function": self.file.name, "model": found.model}
+        model = {
+            "file": os.path.relpath(self.file.path),
+            "function": self.file.name,
+            "model": found.model,
+        }
         model["source_sha256"] = self.file.digest
-        training = {"batch_size": self.batch_size, "seq_len": self.seq_len, "learning_rate": found.learning_rate}
+        training = {
+            "batch_size": self.batch_size,
+            "seq_len": self.seq_len,
+            "learning_rate": found.learning_rate,
+        }
         training["optimizer"] = found.optimizer
         training |= {name: every[name] for name in USED if name not in found.lacks}
         told = found.precision if self.training.precision == "fp32" else self.training.precision
-        return {"model": model | {"parameters": found.parameters}, "training": training | {"precision": told}}
+        return {
+            "model": model | {"parameters": found.parameters},
+            "training": training | {"precision": told},
+        }
 
     @classmethod
     def from_settings(cls, settings: dict[str, dict], training: type) -> UserWorkload:
@@ -460,13 +527,20 @@ class UserWorkload(Workload):
             "Optimizer": f"{found.optimizer}, learning rate {found.learning_rate:g}",
             **({"Gradient Clipping": f"norm {training.grad_clip:g}"} if training.grad_clip else {}),
             "Precision": self.settings()["training"]["precision"],
-            **({"Optimizations": ", ".join(flags)} if (flags := flags_in_use(vars(training))) else {}),
+            **(
+                {"Optimizations": ", ".join(flags)}
+                if (flags := flags_in_use(vars(training)))
+                else {}
+            ),
             "Seed": training.seed,
         }
 
 
-def over_placed(optimizer: torch.optim.Optimizer, names: dict[int, str], placed: dict[str, nn.Parameter]):
-    """The optimizer over the parameters of the same names, which are shards now.  names: by id of the old ones."""
+def over_placed(
+    optimizer: torch.optim.Optimizer, names: dict[int, str], placed: dict[str, nn.Parameter]
+):
+    """The optimizer over the parameters of the same names, which are shards now.  names: by id of
+    the old ones."""
     for group in optimizer.param_groups:
         group["params"] = [placed[names[id(p)]] for p in group["params"] if id(p) in names]
     return optimizer

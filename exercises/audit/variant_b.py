@@ -1,4 +1,5 @@
-"""Backward pass and optimizer are submitted to a queue, so that the host need not wait for them within the step."""
+"""Backward pass and optimizer are submitted to a queue, so that the host need not wait for them
+within the step."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,8 +10,11 @@ from torch import Tensor
 from harness.model.grad_clip import clip_gradients
 
 
-def train(state, stream, num_steps: int, micro_steps: int, grad_clip: float | None, meter, instruments) -> None:
-    """The loop of tiny_llama_v1.py.  On a GPU the queue would be its stream; here the host works it off."""
+def train(
+    state, stream, num_steps: int, micro_steps: int, grad_clip: float | None, meter, instruments
+) -> None:
+    """The loop of tiny_llama_v1.py.  On a GPU the queue would be its stream;
+    here the host works it off."""
     model, optimizer, scaler, autocast = state
     queue: deque[Callable[[], object]] = deque()
 

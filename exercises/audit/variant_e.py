@@ -8,7 +8,9 @@ import tiny_llama_v1
 class TinyLlamaModel(tiny_llama_v1.TinyLlamaModel):
     def forward(self, input_ids: Tensor, labels: Tensor | None = None):
         """[B, S], [B, S] -> logits [B, S / 2, V] and loss"""
-        hook = self.norm.register_forward_hook(lambda norm, args, x: x[:, ::2])  # what the head reads
+        hook = self.norm.register_forward_hook(
+            lambda norm, args, x: x[:, ::2]
+        )  # what the head reads
         try:
             return super().forward(input_ids, None if labels is None else labels[:, ::2])
         finally:

@@ -2,12 +2,13 @@
 
     python3 exercises/gpu_trace/write_trace.py TRACE.json.gz [--parts]
 
-bert_small_h100.csv has a row for each GPU event: the part of the model, the operator and the call that launched it,
-shapes and types of the operator's inputs, and the event's stream; times in us since the step began.  A row without an
-event is a call that waits.  Source: one forward pass of BERT-small in bf16 on an NVIDIA H100, the trace
-gaunernst_bert-small-uncased__1016001 of https://github.com/AMD-AGI/TraceLens in tests/traces/h100 (MIT License,
-Copyright (c) 2024 - 2025 Advanced Micro Devices, Inc.).  Its nn.Module calls told the parts.  Operators that launch
-nothing, Python frames, memory and metadata are left out.
+bert_small_h100.csv has a row for each GPU event: the part of the model, the operator and the call
+that launched it, shapes and types of the operator's inputs, and the event's stream; times in us
+since the step began.  A row without an event is a call that waits.  Source: one forward pass of
+BERT-small in bf16 on an NVIDIA H100, the trace gaunernst_bert-small-uncased__1016001 of
+https://github.com/AMD-AGI/TraceLens in tests/traces/h100 (MIT License, Copyright (c) 2024 - 2025
+Advanced Micro Devices, Inc.).  Its nn.Module calls told the parts.  Operators that launch nothing,
+Python frames, memory and metadata are left out.
 """
 
 import csv
@@ -23,21 +24,32 @@ METADATA = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}], "r
 
 def span(category: str, name: str, row: dict, times: str, **args) -> dict:
     """A complete event of the trace format, in us; times: which of the row's, such as `call`."""
-    place = {"pid": args.get("device", 1), "tid": args.get("stream", 1)}  # host: process 1, thread 1
+    place = {
+        "pid": args.get("device", 1),
+        "tid": args.get("stream", 1),
+    }  # host: process 1, thread 1
     when = {"ts": float(row[f"{times}_us"]), "dur": float(row[f"{times}_takes_us"])}
     return {"ph": "X", "cat": category, "name": name, **place, **when, "args": args}
 
 
 def events(with_parts: bool) -> Iterator[dict]:
-    """As torch.profiler writes them; with_parts: with a range of record_function around each part of the model."""
-    yield span("user_annotation", "ProfilerStep#6", {"step_us": 0, "step_takes_us": 4426.114}, "step")
+    """As torch.profiler writes them; with_parts: with a range of record_function around each part
+    of the model."""
+    yield span(
+        "user_annotation", "ProfilerStep#6", {"step_us": 0, "step_takes_us": 4426.114}, "step"
+    )
     rows = list(csv.DictReader(FIGURES.open(newline="")))
     if with_parts:  # one range for all operators of a call of a module
         inside = [row for row in rows if row["part"]]
-        yield from {row["part_us"]: span("user_annotation", row["part"], row, "part") for row in inside}.values()
+        yield from {
+            row["part_us"]: span("user_annotation", row["part"], row, "part") for row in inside
+        }.values()
     for number, row in enumerate(rows):
         if row["gpu_event"]:
-            inputs = {"Input Dims": json.loads(row["shapes"]), "Input type": row["types"].split(";")}
+            inputs = {
+                "Input Dims": json.loads(row["shapes"]),
+                "Input type": row["types"].split(";"),
+            }
             yield span("cpu_op", row["operator"], row, "operator", **inputs)
             kind = "gpu_memcpy" if row["gpu_event"].startswith("Memcpy") else "kernel"
             launched = {"device": 0, "stream": int(row["stream"]), "correlation": number}

@@ -21,13 +21,17 @@ from harness.base.text import flag_of
 
 
 def flag(default, text: str, **options):
-    """A dataclass field that is also a command-line flag.  `options` go to argparse, except for `minimum` (of a
-    number), `alias` (a second name) and `shown` (the default as shown in --help)."""
+    """A dataclass field that is also a command-line flag.  `options` go to argparse, except for
+    `minimum` (of a number), `alias` (a second name)
+    and `shown` (the default as shown in --help)."""
     return field(default=default, metadata={"help": text, **options})
 
 
-def checked(convert: Callable[[str], Any], holds: Callable[[Any], bool], wanted: str) -> Callable[[str], Any]:
-    """argparse type: what convert() makes of a text, if it holds; wanted: what else would be right."""
+def checked(
+    convert: Callable[[str], Any], holds: Callable[[Any], bool], wanted: str
+) -> Callable[[str], Any]:
+    """argparse type: what convert() makes of a text,
+    if it holds; wanted: what else would be right."""
 
     def parse(text: str):
         with contextlib.suppress(ValueError, OverflowError):
@@ -45,14 +49,24 @@ def number_of(kind: type, minimum: int) -> Callable[[str], int | float]:
     return checked(float, lambda x: 0 < x < math.inf, "a positive, finite number")
 
 
-def word_or_number(words: tuple[str, ...], below: float, wanted: str) -> Callable[[str], str | float]:
+def word_or_number(
+    words: tuple[str, ...], below: float, wanted: str
+) -> Callable[[str], str | float]:
     """argparse type: one of these words, or a positive number below a limit."""
-    return checked(lambda text: text if text in words else float(text), lambda x: x in words or 0 < x < below, wanted)
+    return checked(
+        lambda text: text if text in words else float(text),
+        lambda x: x in words or 0 < x < below,
+        wanted,
+    )
 
 
 # Of --peak and --network.
-peak_choice = word_or_number(("auto", "measured"), 1e6, "a peak; use auto, measured, or a number in TFLOP/s, e.g. 989")
-network_choice = word_or_number(("measured",), math.inf, "a network; use measured, or a positive number in GB/s")
+peak_choice = word_or_number(
+    ("auto", "measured"), 1e6, "a peak; use auto, measured, or a number in TFLOP/s, e.g. 989"
+)
+network_choice = word_or_number(
+    ("measured",), math.inf, "a network; use measured, or a positive number in GB/s"
+)
 
 
 def bytes_of(text: str) -> int:
@@ -61,7 +75,9 @@ def bytes_of(text: str) -> int:
     return int(number) * 2 ** (10 * " KMG".index(unit or " "))
 
 
-byte_count = checked(bytes_of, lambda size: 0 < size < 2**40, "a number of bytes; use e.g. 1024, 1K, 16M or 1G")
+byte_count = checked(
+    bytes_of, lambda size: 0 < size < 2**40, "a number of bytes; use e.g. 1024, 1K, 16M or 1G"
+)
 gigabytes = checked(float, lambda size: 0.001 <= size <= 1e6, "a memory size; use GB, e.g. 80")
 
 
@@ -71,7 +87,8 @@ def memory_size(text: str) -> int:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Errors are one line and exit code 2; an unknown flag is answered with the nearest known one."""
+    """Errors are one line and exit code 2; an unknown flag is answered with
+    the nearest known one."""
 
     def __init__(self, **options):
         super().__init__(allow_abbrev=False, **options)
@@ -82,23 +99,39 @@ class OneLineParser(argparse.ArgumentParser):
     def parse_args(self, args=None, namespace=None):
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            nearest = difflib.get_close_matches(unknown[0].split("=")[0], self._option_string_actions, n=1)
+            nearest = difflib.get_close_matches(
+                unknown[0].split("=")[0], self._option_string_actions, n=1
+            )
             advice = f"did you mean {nearest[0]}?" if nearest else "see --help"
             self.error(f"unknown argument {unknown[0]}; {advice}")
         return parsed
 
     def show_only(self, *titles: str) -> None:
         """Leave the flags of all other groups so far out of --help; they work all the same."""
-        for one in (one for group in self._action_groups if group.title not in titles for one in group._group_actions):
+        for one in (
+            one
+            for group in self._action_groups
+            if group.title not in titles
+            for one in group._group_actions
+        ):
             one.help = argparse.SUPPRESS
 
     def add_dataclass_flags(self, title: str, config: type) -> None:
-        """A group of flags, one for each field of this class (not of its bases) made by flag(); each is None if the
-        user did not pass it."""
+        """A group of flags, one for each field of this class (not of its bases) made by flag();
+        each is None if the user did not pass it."""
         group, kinds = self.add_argument_group(title), typing.get_type_hints(config)
-        for one in (one for one in fields(config) if one.metadata and one.name in config.__annotations__):
-            options, kind = dict(one.metadata), (*typing.get_args(kinds[one.name]), kinds[one.name])[0]
-            shown, text, minimum = options.pop("shown", one.default), options.pop("help"), options.pop("minimum", 1)
+        for one in (
+            one for one in fields(config) if one.metadata and one.name in config.__annotations__
+        ):
+            options, kind = (
+                dict(one.metadata),
+                (*typing.get_args(kinds[one.name]), kinds[one.name])[0],
+            )
+            shown, text, minimum = (
+                options.pop("shown", one.default),
+                options.pop("help"),
+                options.pop("minimum", 1),
+            )
             names = [flag_of(one.name), *([options.pop("alias")] if "alias" in options else [])]
             if kind is bool:
                 options["action"] = argparse.BooleanOptionalAction if one.default else "store_true"
@@ -113,11 +146,14 @@ class OneLineParser(argparse.ArgumentParser):
 
 def verbose_flag(parser: argparse._ActionsContainer) -> None:
     """Add --verbose: a command ends with its answer, and prints its tables only on request."""
-    text = "print the tables too (at most 120 columns wide); without it they are in the files and the report only"
+    text = (
+        "print the tables too (at most 120 columns wide); without it they are in the files and the"
+        " report only"
+    )
     parser.add_argument("--verbose", action="store_true", help=text)
 
 
-# ---- Packages ------------------------------------------------------------------------------------------------------
+# ---- Packages ------------------------------------------------------------------------------------
 
 
 def version_of(package: str) -> str | None:
@@ -134,9 +170,11 @@ def require(what: str, modules: list[str]) -> None:
 
 
 def compiler_problem(on_gpu: bool) -> str | None:
-    """Why torch.compile cannot work on this machine, as far as a look tells; None if nothing is missing.
+    """Why torch.compile cannot work on this machine, as far as a look tells; None if nothing is
+    missing.
 
-    For a CPU it writes C++ that includes Python.h; for a GPU it has Triton, which compiles its launchers from C.
+    For a CPU it writes C++ that includes Python.h; for a GPU it has Triton, which compiles its
+    launchers from C.
     """
     cpp = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     wanted = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
@@ -152,4 +190,7 @@ def compiler_problem(on_gpu: bool) -> str | None:
 def require_one_process(command: str) -> None:
     """Raise UserError if several ranks were started: each would write the same files."""
     if (ranks := int(os.environ.get("WORLD_SIZE", 1))) > 1:
-        raise UserError(f"{command} is one process, and {ranks} were started: use srun --ntasks=1, and no torchrun")
+        raise UserError(
+            f"{command} is one process, and {ranks} were started: use srun --ntasks=1, and no"
+            " torchrun"
+        )

@@ -1,4 +1,4 @@
-"""What the user sees while a command runs: lines from rank 0, and progress bars for long operations."""
+"""What the user sees while a command runs: lines from rank 0, progress bars for long operations."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -32,8 +32,11 @@ def file_lines(files: Sequence[Path], verbose: bool) -> list[str]:
     return [f"Files: {len(files)} in {folder}/; docs/files.md says what each of them holds"]
 
 
-def progress_bar(description: str, iterable: Iterable | None = None, total: int | None = None, unit: str = "it"):
-    """tqdm on standard error, for work of more than ten seconds; hidden if that is not a terminal."""
+def progress_bar(
+    description: str, iterable: Iterable | None = None, total: int | None = None, unit: str = "it"
+):
+    """tqdm on standard error, for work of more than ten seconds;
+    hidden if that is not a terminal."""
     from tqdm import tqdm
 
     shown = None if is_first_rank() else True  # tqdm: None hides the bar if there is no terminal

@@ -1,4 +1,5 @@
-"""Reading JSON documents of this project, and their schema version; harness/documents tells what stands in them."""
+"""Reading JSON documents of this project, and their schema version; harness/documents tells what
+stands in them."""
 
 import json
 from collections.abc import Collection, Iterator
@@ -9,13 +10,18 @@ from harness.base.errors import UserError
 from harness.documents.schema import Document, completed, misfit
 
 SCHEMA_VERSION = 3
-READABLE_VERSIONS = (2, 3)  # 3 adds fields to 2; a reader takes those that a document may lack with get()
+READABLE_VERSIONS = (
+    2,
+    3,
+)  # 3 adds fields to 2; a reader takes those that a document may lack with get()
 
 
 def read_document(path: Path) -> dict | None:
-    """A JSON document of this project; None if the file does not exist or was written by another program.
+    """A JSON document of this project; None if the file does not exist or was written by another
+    program.
 
-    Raises UserError, which names the file, if it is damaged or has a schema version other than READABLE_VERSIONS.
+    Raises UserError, which names the file, if it is damaged or has a schema
+    version other than READABLE_VERSIONS.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_json)
@@ -28,7 +34,9 @@ def read_document(path: Path) -> dict | None:
         return None
     if version not in READABLE_VERSIONS:
         known = " and ".join(map(str, READABLE_VERSIONS))
-        raise UserError(f"{path}: has schema version {version}, but this workshop reads versions {known}")
+        raise UserError(
+            f"{path}: has schema version {version}, but this workshop reads versions {known}"
+        )
     return document
 
 
@@ -36,11 +44,14 @@ def _no_json(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
-def read_fitting(path: Path, kind: type[Document], parts: Collection[str] | None = None) -> dict | None:
-    """The same of a document of this type that has what is needed of it; what may be null and is missing is null.
+def read_fitting(
+    path: Path, kind: type[Document], parts: Collection[str] | None = None
+) -> dict | None:
+    """The same of a document of this type that has what is needed of it; what may be null and is
+    missing is null.
 
-    parts: the fields that are needed, such as `verdict.bound`; None: all.  Raises UserError, which names the file and
-    the first field that is missing or of another type, too.
+    parts: the fields that are needed, such as `verdict.bound`; None: all.  Raises UserError, which
+    names the file and the first field that is missing or of another type, too.
     """
     document = read_document(path)
     if document is None:
@@ -54,8 +65,8 @@ def read_fitting(path: Path, kind: type[Document], parts: Collection[str] | None
 def read_or_leave_out(
     path: Path, kind: type[Document], left_out: list[str], parts: Collection[str] | None = None
 ) -> dict | None:
-    """The same of a document that is not needed: of one that cannot be read, left_out takes a line that says why, and
-    the rest goes on without it."""
+    """The same of a document that is not needed: of one that cannot be read, left_out takes a line
+    that says why, and the rest goes on without it."""
     try:
         return read_fitting(path, kind, parts)
     except UserError as error:
@@ -65,10 +76,14 @@ def read_or_leave_out(
 
 
 def documents_beside(
-    path: Path, name: str, kind: type[Document], left_out: list[str], parts: Collection[str] | None = None
+    path: Path,
+    name: str,
+    kind: type[Document],
+    left_out: list[str],
+    parts: Collection[str] | None = None,
 ) -> Iterator[dict]:
-    """The documents of this name in the folder of a trace and in the one above, of those that can be read; see
-    read_or_leave_out()."""
+    """The documents of this name in the folder of a trace and in the one above, of those that can
+    be read; see read_or_leave_out()."""
     for folder in (path.parent, path.parent.parent):
         document = read_or_leave_out(folder / name, kind, left_out, parts)
         if document:

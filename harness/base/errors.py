@@ -11,9 +11,11 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """Something that the user can fix, printed as one line.  Exit code 2 for arguments, 1 for everything else.
+    """Something that the user can fix, printed as one line.  Exit code 2 for arguments, 1 for
+    everything else.
 
-    shown: lines that are printed before it: the traceback of the user's own code, or an example of what to write."""
+    shown: lines that are printed before it: the traceback of the user's own code, or an example of
+    what to write."""
 
     def __init__(self, message: str, exit_code: int = 1, shown: str = ""):
         super().__init__(message)
@@ -28,16 +30,20 @@ class Interrupted(KeyboardInterrupt):
         self.exit_code = 128 + signum
 
 
-# ---- Signals -------------------------------------------------------------------------------------------------------
+# ---- Signals -------------------------------------------------------------------------------------
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_received: list[int] = []  # signals; Python swallows exceptions raised in a finalizer, so they are recorded as well
+_received: list[
+    int
+] = []  # signals; Python swallows exceptions raised in a finalizer, so they are recorded as well
 HOW_TO_END = b"writing what is known of the run; Ctrl-C again ends it without the rest\n"
 
 
 def is_interruption(error: BaseException) -> bool:
     """Whether a signal ended the run, that of this rank or of another."""
-    return isinstance(error, (UserError, Interrupted)) and error.exit_code in {128 + signum for signum in SIGNALS}
+    return isinstance(error, (UserError, Interrupted)) and error.exit_code in {
+        128 + signum for signum in SIGNALS
+    }
 
 
 def _raise_interrupted(signum: int, frame) -> None:
@@ -74,8 +80,8 @@ def raise_if_signaled() -> None:
 
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Signals that arrive in the block count at its end, by the rule of the block around it: they are raised, or those
-    of ending_despite_signals()."""
+    """Signals that arrive in the block count at its end, by the rule of the block around it: they
+    are raised, or those of ending_despite_signals()."""
     arrived: list[int] = []
     with _handled_by(lambda signum, frame: arrived.append(signum)):
         yield
@@ -88,11 +94,13 @@ def deferred_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ending_despite_signals() -> Iterator[None]:
-    """For what a failed run still writes: a signal in the block changes nothing, as torchrun sends SIGTERM to the ranks
-    that are left as soon as one has died, and passes on the Ctrl-C that they have received themselves.  A second Ctrl-C
-    raises Interrupted: what is left to do may take minutes."""
+    """For what a failed run still writes: a signal in the block changes nothing, as torchrun sends
+    SIGTERM to the ranks that are left as soon as one has died, and passes on the Ctrl-C that they
+    have received themselves.  A second Ctrl-C raises Interrupted:
+    what is left to do may take minutes."""
     interrupts = []
-    _received.clear()  # what has ended the run is known: a prediction of its steps must not end with it again
+    # What has ended the run is known: a prediction of its steps must not end with it again
+    _received.clear()
 
     def heed(signum: int, frame: object) -> None:
         if signum != signal.SIGINT:
@@ -107,7 +115,7 @@ def ending_despite_signals() -> Iterator[None]:
         yield
 
 
-# ---- Errors as text ------------------------------------------------------------------------------------------------
+# ---- Errors as text ------------------------------------------------------------------------------
 
 
 def first_line(error: BaseException) -> str:
@@ -115,18 +123,20 @@ def first_line(error: BaseException) -> str:
 
 
 def innermost_cause(error: BaseException) -> str:
-    """The line of a compiler error that names the cause: the compiler wraps it in other errors, and adds advice."""
+    """The line of a compiler error that names the cause: the compiler wraps it in other errors, and
+    adds advice."""
     inner = getattr(error, "inner_exception", None) or error.__cause__
     return innermost_cause(inner) if inner else f"{type(error).__name__}: {first_line(error)}"
 
 
 def imported_torch():
-    """PyTorch, if this process uses it; reading a trace does not, and importing it takes seconds."""
+    """PyTorch, if this process uses it; reading a trace does not, and its import takes seconds."""
     return sys.modules.get("torch")
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether a GPU or the host ran out of memory, also if a library or the compiler reports it in its own words."""
+    """Whether a GPU or the host ran out of memory, also if a library or the compiler reports it in
+    its own words."""
     cause = getattr(error, "inner_exception", None) or error.__cause__
     if cause is not None and out_of_memory(cause):
         return True

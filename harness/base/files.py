@@ -1,7 +1,7 @@
 """Files: the registry of what commands may write, atomic writes, and run folders.
 
-Everything that must know the files of a run uses FILES, the rows of files.txt: moving an earlier run aside, finding
-traces in a folder, and docs/files.md.  FOLDERS is the list for .gitignore.
+Everything that must know the files of a run uses FILES, the rows of files.txt: moving an earlier
+run aside, finding traces in a folder, and docs/files.md.  FOLDERS is the list for .gitignore.
 """
 
 import contextlib
@@ -43,11 +43,14 @@ def _registered(row: str) -> FileKind:
     """That of a row of files.txt."""
     pattern, writer, of, contents = map(str.strip, row.split("|"))
     document = resolve_name(f"harness.documents.{of}") if of else None
-    return FileKind(pattern.rstrip("/"), writer, contents, document, is_folder=pattern.endswith("/"))
+    return FileKind(
+        pattern.rstrip("/"), writer, contents, document, is_folder=pattern.endswith("/")
+    )
 
 
 def _of_sweep(document: type[SweepDocument]) -> tuple[FileKind, ...]:
-    """MemoryStudy is memory_study.json, which run_memory_study.py writes, with its tables and its plot."""
+    """MemoryStudy is memory_study.json, which run_memory_study.py writes,
+    with its tables and its plot."""
     name = re.sub(r"\B(?=[A-Z])", "_", document.__name__).lower()
     writer = f"run_{name}.py"
     return (
@@ -79,15 +82,24 @@ def is_of_ours_but_no_trace(name: str) -> bool:
 
 def files_of_run(*folders: Path) -> list[Path]:
     """The files that a run has written to its folders, by name."""
-    return sorted({f for folder in folders for kind in FILES if not kind.is_folder for f in folder.glob(kind.pattern)})
+    return sorted(
+        {
+            f
+            for folder in folders
+            for kind in FILES
+            if not kind.is_folder
+            for f in folder.glob(kind.pattern)
+        }
+    )
 
 
-# ---- Writing -------------------------------------------------------------------------------------------------------
+# ---- Writing -------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which gets its name at the end of the block.  Raises UserError, which names it."""
+    """A file to write to, which gets its name at the end of the block.  Raises UserError, which
+    names it."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with writing(path):
@@ -126,7 +138,8 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, document: dict, kind: type[Document] | None = None) -> None:
-    """Write a document with its schema version, atomically; each null gets the reason that its type gives.
+    """Write a document with its schema version, atomically; each null gets the reason that its type
+    gives.
 
     kind: the type, where the name of the file does not tell it.
     """
@@ -162,13 +175,16 @@ def make_folder(folder: Path) -> None:
 def prepare_folder(folder: Path) -> None:
     """Make the folder, and move an earlier run in it to earlier_<timestamp>/ inside it.
 
-    The launcher's log, named in TINY_LLAMA_LOG, and those of other ranks are not moved, because they are being written.
+    The launcher's log, named in TINY_LLAMA_LOG, and those of other ranks are not moved, because
+    they are being written.
     """
     make_folder(folder)
     with writing(f"to folder {folder}"):
         earlier = _earlier_run(folder)
         if earlier:
-            stamp = datetime.fromtimestamp(max(f.stat().st_mtime for f in earlier)).strftime("%Y%m%d_%H%M%S")
+            stamp = datetime.fromtimestamp(max(f.stat().st_mtime for f in earlier)).strftime(
+                "%Y%m%d_%H%M%S"
+            )
             target = unused_folder(folder / f"earlier_{stamp}")
             target.mkdir()
             for file in earlier:
@@ -177,22 +193,47 @@ def prepare_folder(folder: Path) -> None:
 
 
 def _earlier_run(folder: Path) -> list[Path]:
-    """The files and folders of a run in the folder.  Raises UserError if its config.json is not ours."""
+    """The files and folders of a run in the folder.  UserError if its config.json is not ours."""
     config = folder / "config.json"
     if config.exists() and b'"schema_version"' not in config.read_bytes():
         raise UserError(f"{config} was not written by this workshop; use another folder")
     written = set()
-    if "TINY_LLAMA_LOG" in os.environ:  # then the launchers of the other ranks have theirs beside it
+    if (
+        "TINY_LLAMA_LOG" in os.environ
+    ):  # then the launchers of the other ranks have theirs beside it
         log = Path(os.environ["TINY_LLAMA_LOG"]).absolute()
-        written = {log, *(log.with_name(f"{log.stem}_rank{rank}.log") for rank in range(1, world_size_of_run()))}
+        written = {
+            log,
+            *(
+                log.with_name(f"{log.stem}_rank{rank}.log")
+                for rank in range(1, world_size_of_run())
+            ),
+        }
     # Without a config.json, only names that no other program would use are assumed to be ours.
-    patterns = [k.pattern for k in FILES if not k.is_folder] if config.exists() else [TRACE, "prediction.json"]
-    found = {f for pattern in patterns for f in folder.glob(pattern) if f.is_file() and f.absolute() not in written}
-    folders = [f for kind in FILES if kind.is_folder for f in sorted(folder.glob(kind.pattern)) if f.is_dir()]
+    patterns = (
+        [k.pattern for k in FILES if not k.is_folder]
+        if config.exists()
+        else [TRACE, "prediction.json"]
+    )
+    found = {
+        f
+        for pattern in patterns
+        for f in folder.glob(pattern)
+        if f.is_file() and f.absolute() not in written
+    }
+    folders = [
+        f
+        for kind in FILES
+        if kind.is_folder
+        for f in sorted(folder.glob(kind.pattern))
+        if f.is_dir()
+    ]
     return sorted(found) + (folders if found else [])
 
 
 def unused_folder(wanted: Path) -> Path:
     """The path itself or, if it exists, <path>_2 and so on."""
-    names = (wanted if n == 1 else wanted.with_name(f"{wanted.name}_{n}") for n in itertools.count(1))
+    names = (
+        wanted if n == 1 else wanted.with_name(f"{wanted.name}_{n}") for n in itertools.count(1)
+    )
     return next(path for path in names if not path.exists())

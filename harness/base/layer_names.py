@@ -1,5 +1,5 @@
-"""Which part of a model does a name mean, and in which layer?  Names as layers.3.attention.scores, of ranges, modules
-and parameters."""
+"""Which part of a model does a name mean, and in which layer?  Names as layers.3.attention.scores,
+of ranges, modules and parameters."""
 
 import re
 from collections import Counter
@@ -17,27 +17,33 @@ class Part(NamedTuple):
 
 
 def part_of(name: str) -> Part:
-    """(3, 'attention.scores') for layers.3.attention.scores, (3, 'model.h.*.mlp') for model.h.3.mlp; (None, 'lm_head')
-    for lm_head."""
+    """(3, 'attention.scores') for layers.3.attention.scores, (3, 'model.h.*.mlp') for
+    model.h.3.mlp; (None, 'lm_head') for lm_head."""
     found = FIRST_NUMBER.match(name)
     if not found:
         return Part(None, name)
-    return Part(int(found[2]), found[3] if found[1] == "layers" else f"{found[1]}.*.{found[3]}".lstrip("."))
+    return Part(
+        int(found[2]), found[3] if found[1] == "layers" else f"{found[1]}.*.{found[3]}".lstrip(".")
+    )
 
 
 def starred(name: str, whole_layers: bool = False) -> str:
-    """'layers.*.mlp' for layers.3.mlp; whole_layers: a name may end with the number, 'layers.*' for layers.3."""
+    """'layers.*.mlp' for layers.3.mlp; whole_layers: a name may end with the number,
+    'layers.*' for layers.3."""
     return re.sub(r"\.\d+(?=\.|$)" if whole_layers else r"\.\d+(?=\.)", ".*", name)
 
 
 def folded_names(names: Iterable[str]) -> dict[str, str]:
-    """By name, what repeated blocks have in common: attention.scores for layers.3.attention.scores, 12 x h.*.attn for
-    h.0.attn to h.11.attn.
+    """By name, what repeated blocks have in common: attention.scores for layers.3.attention.scores,
+    12 x h.*.attn for h.0.attn to h.11.attn.
 
-    A number stands for a block if other names go on after it: the members of a plain nn.Sequential stay apart.
+    A number stands for a block if other names go on after it: the members of a plain nn.Sequential
+    stay apart.
     """
     names = [*names]
-    blocks = {name[: at.end()] for name in names for at in NUMBER.finditer(name) if name[at.end() :]}
+    blocks = {
+        name[: at.end()] for name in names for at in NUMBER.finditer(name) if name[at.end() :]
+    }
 
     def folded(name: str) -> str:
         if LAYER.match(name):
@@ -46,4 +52,8 @@ def folded_names(names: Iterable[str]) -> dict[str, str]:
 
     alike = Counter(folded(name) for name in names)
     several = {one: f"{n} x {one}" for one, n in alike.items() if n > 1 and "*" in one}
-    return {name: several.get(one, name if "*" in one else one) for name in names for one in [folded(name)]}
+    return {
+        name: several.get(one, name if "*" in one else one)
+        for name in names
+        for one in [folded(name)]
+    }

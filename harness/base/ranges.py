@@ -4,12 +4,16 @@ import contextlib
 
 import torch
 
-# Objects with range_push(name) and range_pop() that are told which part of the step is running: torch.cuda.nvtx on a
-# GPU (NVTX, and ROCTX on ROCm), and the memory tracker in its step.  torch.profiler has record_function instead.
+# Objects with range_push(name) and range_pop() that are told which part of the step is running:
+# torch.cuda.nvtx on a GPU (NVTX, and ROCTX on ROCm), and the memory tracker in its step.
+# torch.profiler has record_function instead.
 range_observers: list = []
 _NO_RANGE = contextlib.nullcontext()
 # emit_nvtx counts as a profiler, and would show each range of an observer a second time.
-_NOT_RECORDING = torch._C._profiler.ActiveProfilerType.NONE, torch._C._profiler.ActiveProfilerType.NVTX
+_NOT_RECORDING = (
+    torch._C._profiler.ActiveProfilerType.NONE,
+    torch._C._profiler.ActiveProfilerType.NVTX,
+)
 
 
 class _TraceRange:
@@ -33,7 +37,8 @@ class _TraceRange:
 
 
 def trace_range(name: str):
-    """Name a part of the step for the profilers that are running.  Nearly free when no profiler is running.
+    """Name a part of the step for the profilers that are running.  Nearly free when no profiler is
+    running.
 
     Compiled code has no separate parts, so there are no ranges while the compiler traces.
     """

@@ -1,4 +1,4 @@
-"""Small parts of printed text that several modules share: counts, flags, titles, names made shorter."""
+"""Small parts of printed text that several modules share: counts, flags, titles, shorter names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
-BF16_TRUE = "bf16-true"  # a precision: parameters in bf16 too, no autocast; Lightning's and litgpt's name
+BF16_TRUE = (
+    "bf16-true"  # a precision: parameters in bf16 too, no autocast; Lightning's and litgpt's name
+)
 
 
 def count_of(n: int, noun: str) -> str:
@@ -22,11 +24,16 @@ def count_of(n: int, noun: str) -> str:
 
 
 def significant(value: float, digits: int = 4, most: int = 9) -> str:
-    """A number with thousands separators and four significant digits at most; integers in full.  most: of decimals."""
+    """A number with thousands separators and four significant digits at most; integers in full.
+    most: of decimals."""
     if isinstance(value, int) or value == 0:
         return f"{value:,}"
     decimals = min(most, max(0, digits - 1 - math.floor(math.log10(abs(value)))))
-    return f"{value:,.{decimals}f}" if decimals <= 8 and abs(value) < 1e9 else f"{value:.{digits - 1}e}"
+    return (
+        f"{value:,.{decimals}f}"
+        if decimals <= 8 and abs(value) < 1e9
+        else f"{value:.{digits - 1}e}"
+    )
 
 
 def time_left(seconds: float) -> str:
@@ -37,7 +44,8 @@ def time_left(seconds: float) -> str:
 
 
 def slug(*words: object) -> str:
-    """'mine.py_fp32': a name for a folder, without what a shell or another system would take for something else."""
+    """'mine.py_fp32': a name for a folder, without what a shell or another system would take for
+    something else."""
     return re.sub(r"[^\w.-]+", "_", "_".join(map(str, words)))
 
 
@@ -46,11 +54,14 @@ def shortened(name: str, length: int = 44) -> str:
 
 
 def told_apart(names: Sequence[str], length: int) -> list[str]:
-    """The names shortened, from the end unless some would then look alike: those show the part in which they differ."""
+    """The names shortened, from the end unless some would then look alike: those show the part in
+    which they differ."""
     ends = [shortened(name, length) for name in names]
     out = []
     for name, text in zip(names, ends, strict=True):
-        alike = [other for other, end in zip(names, ends, strict=True) if end == text and other != name]
+        alike = [
+            other for other, end in zip(names, ends, strict=True) if end == text and other != name
+        ]
         if alike:
             differs = max(next(i for i in count() if name[:i] != other[:i]) for other in alike)
             half = length // 2
@@ -60,12 +71,17 @@ def told_apart(names: Sequence[str], length: int) -> list[str]:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """The names of folders without timestamps and without the words that all begin with, as far as they still differ.
+    """The names of folders without timestamps and without the words that all begin with, as far as
+    they still differ.
 
-    'tiny' and 'small' for performance_results_tiny_20261122_101112 and performance_results_small_20261122_101530.
+    'tiny' and 'small' for performance_results_tiny_20261122_101112 and
+    performance_results_small_20261122_101530.
     """
     without = [re.sub(r"_\d{8}_\d{6}", "", name) for name in names]
-    kept = [short if without.count(short) == 1 else name for short, name in zip(without, names, strict=True)]
+    kept = [
+        short if without.count(short) == 1 else name
+        for short, name in zip(without, names, strict=True)
+    ]
     words = [re.findall(r"[^_/]*[_/]|[^_/]+", name) for name in kept]
     while len({one[0] for one in words}) == 1 and all(len(one) > 1 for one in words):
         words = [one[1:] for one in words]
@@ -86,7 +102,8 @@ def read_on(report: object, page: str) -> str:
 
 
 def tensorboard_command(folder: Path) -> str:
-    """As it works here: with the Python of this process, by its path if it is not the first on PATH."""
+    """As it works here: with the Python of this process,
+    by its path if it is not the first on PATH."""
     first, python = shutil.which("python3"), Path(sys.executable)
     name = "python3" if first and Path(first).parent == python.parent else path_from_here(python)
     return f"{name} -m tensorboard.main --logdir {shlex.quote(str(folder))}"
@@ -98,7 +115,8 @@ def path_from_here(path: Path) -> str:
 
 
 def flag_of(name: str, value: object = True) -> str:
-    """'--seq-len 128' for the setting seq_len; '--fused-norm' for one that is on, '--no-fused-norm' if it is off."""
+    """'--seq-len 128' for the setting seq_len; '--fused-norm' for one that is on, '--no-fused-norm'
+    if it is off."""
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"
@@ -112,19 +130,27 @@ def arithmetic(training: Mapping[str, object]) -> str:
 
 
 def batch_text(batch_size: int, seq_len: int) -> str:
-    """'batch 8 x 128 tokens'; 'batch of 8' of samples that are no sequences of tokens, such as images."""
+    """'batch 8 x 128 tokens'; 'batch of 8' of samples that are no sequences of tokens,
+    such as images."""
     return f"batch {batch_size} x {seq_len:,} tokens" if seq_len > 1 else f"batch of {batch_size}"
 
 
-def title_of_run(parameters: int, batch_size: int, seq_len: int, precision: str, device: str, ranks: int = 1) -> str:
-    """'2,873,600 parameters, batch 8 x 128 tokens, fp32, on NVIDIA H200': what was run, for titles."""
+def title_of_run(
+    parameters: int, batch_size: int, seq_len: int, precision: str, device: str, ranks: int = 1
+) -> str:
+    """'2,873,600 parameters, batch 8 x 128 tokens,
+    fp32, on NVIDIA H200': what was run, for titles."""
     tokens = batch_text(batch_size, seq_len) + f" on each of {ranks} ranks" * (ranks > 1)
     return f"{parameters:,} parameters, {tokens}, {precision}, on {device}"
 
 
 def run_title(summary: dict) -> str:
     """The same from a performance_summary.json."""
-    training, config, device = summary["training"], summary["config"], summary["environment"]["device"]["name"]
+    training, config, device = (
+        summary["training"],
+        summary["config"],
+        summary["environment"]["device"]["name"],
+    )
     if program := config["model"].get("program"):
         return f"{program}, {config['model']['parameters']:,} parameters, on {device}"
     step = training["batch_size"], training["sequence_length"] or 1, config["training"]["precision"]

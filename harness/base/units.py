@@ -1,4 +1,5 @@
-"""Units: MB is 2^20 bytes everywhere, as in torch.cuda.memory_summary; GB/s are 10^9 bytes per second."""
+"""Units: MB is 2^20 bytes everywhere, as in torch.cuda.memory_summary;
+GB/s are 10^9 bytes per second."""
 
 MB = 2**20
 

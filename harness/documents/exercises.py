@@ -22,4 +22,6 @@ class ExerciseAnswers(Document):
     text: str = field("file name of the exercise")
     environment: dict[str, Any] = field("that of the results, without the command line")
     answers: dict[str, ExerciseAnswer] = field("by field")
-    commands: list[ExerciseCommand] | None = field("how long each took", null="the commands were run by hand")
+    commands: list[ExerciseCommand] | None = field(
+        "how long each took", null="the commands were run by hand"
+    )

@@ -11,7 +11,10 @@ from harness.documents.trace import ClassRow
 
 NO_COUNT = "it counts one forward pass"
 NO_DATASHEET = "no datasheet row for this device and precision"
-NO_RATE = f"{NO_DATASHEET}; measured here, no matmul was as fast as the model's own steps, or memory ran out"
+NO_RATE = (
+    f"{NO_DATASHEET}; measured here, no matmul was as fast as the model's own steps, or memory"
+    " ran out"
+)
 NO_TRACE = "no trace of this run: --generate-roofline records one"
 
 
@@ -59,7 +62,9 @@ class DeepSpeedCounts(Document):
 class FlopsAnalysis(Document):
     forward_flops: int = field("matmul FLOPs of a step's forward passes")
     step_flops: int = field("forward and backward")
-    unmasked_step_flops: int = field("the same without the scores that a causal mask hides from fused attention")
+    unmasked_step_flops: int = field(
+        "the same without the scores that a causal mask hides from fused attention"
+    )
     recomputed_flops: int = field("not included in step_flops")
     forward_flops_by_component: dict[str, int] = field("by formula; empty: there is none")
     parameters: int = field("of the model")
@@ -68,7 +73,9 @@ class FlopsAnalysis(Document):
     flops_per_token_by_6n: int = field("by the rule of thumb, six per parameter")
     by_component: list[ComponentFlops] = field("the largest first; empty: there is no formula")
     reconciliation: Reconciliation = field("what several counters say")
-    deepspeed: DeepSpeedCounts | None = field("counts for one micro-batch", null="DeepSpeed did not count")
+    deepspeed: DeepSpeedCounts | None = field(
+        "counts for one micro-batch", null="DeepSpeed did not count"
+    )
 
 
 class PerformanceMetrics(Document):
@@ -85,7 +92,9 @@ class PerformanceMetrics(Document):
 class EfficiencyMetrics(Document):
     mfu_percent: float | None = field("Model FLOPS Utilization", null=NO_RATE)
     unmasked_mfu_percent: float | None = field("of unmasked_step_flops", null=NO_RATE)
-    hfu_percent: float | None = field("includes recomputation", null="nothing is recomputed: it would equal MFU")
+    hfu_percent: float | None = field(
+        "includes recomputation", null="nothing is recomputed: it would equal MFU"
+    )
     device_peak_flops: float | None = field("FLOP/s", null=NO_RATE)
     peak_source: str | None = field("kind of the peak and its source", null=NO_RATE)
     precision: str = field("of the matmuls")
@@ -138,10 +147,16 @@ class ComputationalIntensity(Document):
     intensity_at_minimum_flops_per_byte: float = field("of minimum_step_bytes")
     memory_bandwidth_used_gb_per_sec: float = field("10^9 bytes/s")
     memory_bandwidth_peak_gb_per_sec: float | None = field("10^9 bytes/s", null=NO_PEAK)
-    memory_bandwidth_peak_source: str | None = field("kind of the peak and its source", null=NO_PEAK)
+    memory_bandwidth_peak_source: str | None = field(
+        "kind of the peak and its source", null=NO_PEAK
+    )
     memory_bandwidth_utilization_percent: float | None = field("of the peak", null=NO_PEAK)
-    memory_bound_vs_compute_bound: str = field("memory_bound below 10 FLOPs/byte, mixed to 100, compute_bound above")
-    ridge_point_flops_per_byte: float | None = field("at which both peaks are reached", null=NO_PEAK)
+    memory_bound_vs_compute_bound: str = field(
+        "memory_bound below 10 FLOPs/byte, mixed to 100, compute_bound above"
+    )
+    ridge_point_flops_per_byte: float | None = field(
+        "at which both peaks are reached", null=NO_PEAK
+    )
     side_of_ridge_point: str | None = field("memory or compute", null=NO_PEAK)
     device_peak_flops: float | None = field("FLOP/s", null=NO_PEAK)
     peak_source: str | None = field("kind of the peak and its source", null=NO_PEAK)

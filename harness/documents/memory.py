@@ -23,7 +23,9 @@ class TensorRow(Document):
     dtype: str = field("data type")
     where: str = field("part of the model that allocated it, or whose gradient it is used for")
     phase: str | None = field("of the step", null="allocated before the step")
-    category: str = field("parameters, gradients, optimizer, activations, temporaries, buffers, ...")
+    category: str = field(
+        "parameters, gradients, optimizer, activations, temporaries, buffers, ..."
+    )
     born: int = field("event that allocated it")
     died: int | None = field("event that freed it", null="it outlives the step")
     stream: int = field("of the GPU that allocated it; 0: the default one")
@@ -65,7 +67,9 @@ class KeptBeside(Document):
     component: str = field("part of the model")
     bytes: int = field("kept for the backward pass")
     formula_bytes: int | None = field("the same by formula", null=NO_FORMULA)
-    quadratic_bytes: int | None = field("of these, quadratic in the sequence length", null=NO_FORMULA)
+    quadratic_bytes: int | None = field(
+        "of these, quadratic in the sequence length", null=NO_FORMULA
+    )
 
 
 class PredictedMemory(Document):
@@ -81,14 +85,22 @@ class MemoryTimeline(Document):
     peak_bytes: int = field("of live tensors")
     average_bytes: float = field("over the time of the step")
     allocations: int = field("during the step")
-    collectives: list[CollectiveRow] = field("of the step, that of the loss included; empty: one rank")
+    collectives: list[CollectiveRow] = field(
+        "of the step, that of the loss included; empty: one rank"
+    )
     kept_for_backward: list[SavedTensors] = field("saved tensors")
-    allocator: list[AllocatorRow] | None = field("of a GPU's memory, at the peak", null="no GPU in use")
+    allocator: list[AllocatorRow] | None = field(
+        "of a GPU's memory, at the peak", null="no GPU in use"
+    )
     largest_tensor: TensorRow | None = field("of the step", null="the step allocated none")
     phases: list[MemoryPhase] = field("in order")
     peak: MemoryPeak = field("when live tensors are the most")
-    timeline: dict[str, list] = field("columns by event: time_us, total_bytes, bytes of each category, layer")
-    predicted: PredictedMemory | None = field("by a run on fake tensors", null="cannot run on fake tensors")
+    timeline: dict[str, list] = field(
+        "columns by event: time_us, total_bytes, bytes of each category, layer"
+    )
+    predicted: PredictedMemory | None = field(
+        "by a run on fake tensors", null="cannot run on fake tensors"
+    )
 
     @staticmethod
     def contradiction(value: dict) -> str | None:
@@ -107,11 +119,17 @@ class PredictedCollectiveRow(CollectiveRow):
 
 class Communication(Document):
     sent_bytes: int = field("by each rank and step at least")
-    network_gb_per_sec: float | None = field("10^9 bytes/s of a rank, bus bandwidth", null=NO_NETWORK)
-    network_latency_us: float | None = field("of a call", null="not counted, as --network GB/s gives none")
+    network_gb_per_sec: float | None = field(
+        "10^9 bytes/s of a rank, bus bandwidth", null=NO_NETWORK
+    )
+    network_latency_us: float | None = field(
+        "of a call", null="not counted, as --network GB/s gives none"
+    )
     network_source: str | None = field("where these come from", null=NO_NETWORK)
     network_ms: float | None = field("time of all collectives", null=NO_NETWORK)
-    overlapped_ms: float | None = field("least step time, all communication hidden", null=NO_NETWORK)
+    overlapped_ms: float | None = field(
+        "least step time, all communication hidden", null=NO_NETWORK
+    )
     not_overlapped_ms: float | None = field("the same, none hidden", null=NO_NETWORK)
     weak_scaling_bound_from: int | None = field("ranks, same batch on each", null=NEVER)
     strong_scaling_bound_from: int | None = field("ranks, same global batch", null=NEVER)
@@ -126,7 +144,9 @@ class FitRow(Document):
 
 
 class TimeBounds(Document):
-    compute_ms: float | None = field("FLOPs at the peak rate, without scores that may be skipped", null=NO_PEAK)
+    compute_ms: float | None = field(
+        "FLOPs at the peak rate, without scores that may be skipped", null=NO_PEAK
+    )
     compute_peak: str | None = field("the peak and its source", null=NO_PEAK)
     bandwidth_ms: float | None = field("least_bytes at the peak bandwidth", null=NO_PEAK)
     bandwidth_peak: str | None = field("the peak and its source", null=NO_PEAK)
@@ -142,12 +162,16 @@ class TargetDevice(Device):
 class KeptRow(Document):
     component: str = field("part of the model")
     mb: float = field("MB that the forward pass keeps")
-    quadratic_mb: float | None = field("the part quadratic in the sequence length", null="there is no formula for it")
+    quadratic_mb: float | None = field(
+        "the part quadratic in the sequence length", null="there is no formula for it"
+    )
 
 
 class Prediction(Document):
     device: Device = field("of this machine")
-    target_device: TargetDevice | None = field("that the prediction is of", null="no --target-device was given")
+    target_device: TargetDevice | None = field(
+        "that the prediction is of", null="no --target-device was given"
+    )
     model: dict[str, Any] = field("as in config.json")
     training: dict[str, Any] = field("as in config.json")
     world_size: int = field("ranks; memory is that of rank 0")
@@ -155,20 +179,30 @@ class Prediction(Document):
     collectives: list[PredictedCollectiveRow] = field("of a step; empty: one rank")
     peak_memory_mb: float = field("MB")
     memory_by_category_mb: dict[str, float] = field("MB at the peak")
-    library_workspaces_mb: float | None = field("MB of the peak: measured, else of the device", null=NO_WORKSPACES)
-    reserved_memory_mb: float | None = field("MB that PyTorch's allocator would take for it", null=NO_CACHING)
-    reserved_memory_expandable_mb: float | None = field("the same with expandable segments", null=NO_CACHING)
+    library_workspaces_mb: float | None = field(
+        "MB of the peak: measured, else of the device", null=NO_WORKSPACES
+    )
+    reserved_memory_mb: float | None = field(
+        "MB that PyTorch's allocator would take for it", null=NO_CACHING
+    )
+    reserved_memory_expandable_mb: float | None = field(
+        "the same with expandable segments", null=NO_CACHING
+    )
     peak_where: str = field("phase and part of the model")
     largest_tensors: list[TensorRow] = field("at the peak")
     kept_for_backward: list[KeptRow] = field("by component, the largest first")
     device_memory_mb: float = field("MB that the device has")
     device_memory_source: str = field("of that figure")
-    in_use_mb: float = field("MB of it that other processes, the driver and this process, such as its context, use")
+    in_use_mb: float = field(
+        "MB of it that other processes, the driver and this process, such as its context, use"
+    )
     reserve_mb: float = field("MB of it kept free: the least of what is not counted")
     reserve_source: str = field("of that figure")
     on_top_mb: float = field("MB that may come on top")
     on_top_source: str = field("of that figure")
-    context_mb: float | None = field("MB of in_use_mb for the context of this process, at least", null=NO_CACHING)
+    context_mb: float | None = field(
+        "MB of in_use_mb for the context of this process, at least", null=NO_CACHING
+    )
     fits: bool = field("whether what is reserved, on a CPU the peak, does")
     margin_mb: float = field("MB left; negative: missing")
     max_batch_size: int | None = field("samples; 0: not even one fits", null=FIXED_SIZE)

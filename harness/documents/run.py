@@ -1,8 +1,8 @@
 """What every run writes: config.json and performance_summary.json.
 
-In all documents: a field whose type allows None has a sibling <name>_reason, a string, wherever it is null.  What is a
-file also has schema_version.  Times are milliseconds, sizes bytes or MB (2^20 bytes), rates per second, shares between
-0 and 1, as the names say.
+In all documents: a field whose type allows None has a sibling <name>_reason, a string, wherever it
+is null.  What is a file also has schema_version.  Times are milliseconds, sizes bytes or MB (2^20
+bytes), rates per second, shares between 0 and 1, as the names say.
 """
 
 from __future__ import annotations
@@ -43,8 +43,12 @@ class Environment(Document):
     timestamp: str = field("start of the run, ISO 8601 with time zone")
     command_line: str = field("that repeats the run")
     commit: str | None = field("of the project", null=NO_CHECKOUT)
-    uncommitted_changes: bool | None = field("whether files of the project differ from that commit", null=NO_CHECKOUT)
-    changes_sha256: str | None = field("of these changes, as git diff shows them", null="there are none")
+    uncommitted_changes: bool | None = field(
+        "whether files of the project differ from that commit", null=NO_CHECKOUT
+    )
+    changes_sha256: str | None = field(
+        "of these changes, as git diff shows them", null="there are none"
+    )
     host: str = field("name of the machine")
     platform: str = field("operating system and kernel")
     python: str = field("version")
@@ -63,7 +67,9 @@ class Environment(Document):
 
 
 class Settings(Document):
-    model: dict[str, Any] = field("parameters; fields of TinyLlamaConfig and --size, or file and class of --workload")
+    model: dict[str, Any] = field(
+        "parameters; fields of TinyLlamaConfig and --size, or file and class of --workload"
+    )
     training: dict[str, Any] = field("fields of TrainingConfig: flags as they took effect")
     profiling: dict[str, Any] = field("fields of ProfilerConfig")
 
@@ -95,12 +101,19 @@ class ExpectedTime(Document):
     """Of a step, from rates that the device reaches: docs/expected_time.md."""
 
     median: float = field("ms")
-    low: float | None = field("ms: from here to `high` nine of ten published and measured steps lay", null=NO_INTERVAL)
+    low: float | None = field(
+        "ms: from here to `high` nine of ten published and measured steps lay", null=NO_INTERVAL
+    )
     high: float | None = field("ms: the other end", null=NO_INTERVAL)
     by_class: dict[str, float] = field("ms by what takes them, which add up to the median")
     tokens_per_sec: float = field("of each rank")
-    mfu_percent: float | None = field("of the peak that the lower bound refers to", null="no peak of it is known")
-    bound: str = field("compute, memory, communication, launch: the longest part; launch if the host is never ahead")
+    mfu_percent: float | None = field(
+        "of the peak that the lower bound refers to", null="no peak of it is known"
+    )
+    bound: str = field(
+        "compute, memory, communication, launch: the longest part; launch if the host is never"
+        " ahead"
+    )
     launches: int = field("of kernels, in a step")
     host_ms: float = field("that launching takes the host")
     rates_source: str = field("of the rates")
@@ -113,7 +126,9 @@ class CompilationTimes(Document):
     compiled_pass_ms: float = field("median of a forward and backward pass")
     passes: int = field("timed for each median")
     saved_ms_per_step: float = field("negative: lost")
-    break_even_step: int | None = field("step by which compiling has paid", null="a compiled pass was not faster")
+    break_even_step: int | None = field(
+        "step by which compiling has paid", null="a compiled pass was not faster"
+    )
 
 
 class GradientNorm(Document):
@@ -122,7 +137,9 @@ class GradientNorm(Document):
     first: float | None = field("at the first step", null=NO_STEP)
     last: float | None = field("at the last step", null=NO_STEP)
     max: float | None = field("the largest", null=NO_STEP)
-    clipped_steps: int = field("steps whose norm was larger than --grad-clip; none that fp16's gradient scaler skipped")
+    clipped_steps: int = field(
+        "steps whose norm was larger than --grad-clip; none that fp16's gradient scaler skipped"
+    )
 
 
 class Progress(Document):
@@ -142,26 +159,37 @@ class Performance(Document):
     std_step_time_ms: float | None = field("sample standard deviation", null=ONE_STEP)
     p95_step_time_ms: float | None = field("95th percentile", null=NO_STEP)
     first_step_time_ms: float | None = field("excluded from averages", null=NO_STEP)
-    expected_step_time_ms: NotRequired[ExpectedTime | None] = field("of a run with a prediction", null=NO_RATES)
+    expected_step_time_ms: NotRequired[ExpectedTime | None] = field(
+        "of a run with a prediction", null=NO_RATES
+    )
     samples_per_sec: float | None = field("of all ranks", null=NO_STEP)
     tokens_per_sec: float | None = field("of all ranks", null=NO_STEP)
     avg_data_time_ms: float | None = field("mean", null=NO_STEP)
     avg_forward_time_ms: float | None = field("mean", null=NO_STEP)
     avg_backward_time_ms: float | None = field("mean", null=NO_STEP)
     avg_optimizer_time_ms: float | None = field("mean", null=NO_STEP)
-    model_flops_per_step: int | None = field("matmul FLOPs of one rank, forward and backward", null=NO_FLOPS)
+    model_flops_per_step: int | None = field(
+        "matmul FLOPs of one rank, forward and backward", null=NO_FLOPS
+    )
     achieved_tflops: float | None = field("10^12 FLOP/s of one rank", null=NO_STEP)
-    gpu_utilization_percent: float | None = field("median of ten samples a second", null="no GPU in use")
+    gpu_utilization_percent: float | None = field(
+        "median of ten samples a second", null="no GPU in use"
+    )
     steps_averaged: int = field("that the averages are taken over")
     steps_averaged_note: str = field("which steps were excluded")
-    compilation: CompilationTimes | None = field("what compiling took and saves", null="--compile is off")
+    compilation: CompilationTimes | None = field(
+        "what compiling took and saves", null="--compile is off"
+    )
     timings_ms: dict[str, Timing] = field("by step, data, forward, backward, optimizer")
 
     @staticmethod
     def contradiction(value: dict) -> str | None:
         """What is known where another figure is."""
         known = {name for name in value if value[name] is not None}
-        follows = [("avg_step_time_ms", "median_step_time_ms"), ("samples_per_sec", "tokens_per_sec")]
+        follows = [
+            ("avg_step_time_ms", "median_step_time_ms"),
+            ("samples_per_sec", "tokens_per_sec"),
+        ]
         if "avg_step_time_ms" in known:
             follows.append(("model_flops_per_step", "achieved_tflops"))
         for name, other in follows:
@@ -185,12 +213,22 @@ class StepColumns(Document):
     step: list[int] = field("numbers, from 1")
     loss: list[float | None] = field("mean over the tokens", null=NOT_FINITE)
     time_ms: list[float] = field("of the whole step")
-    grad_norm: NotRequired[list[float | None]] = field("with --grad-clip, before clipping", null=NOT_FINITE)
-    exclusion_reason: list[str | None] = field("why a step is excluded from averages", null="it is included")
+    grad_norm: NotRequired[list[float | None]] = field(
+        "with --grad-clip, before clipping", null=NOT_FINITE
+    )
+    exclusion_reason: list[str | None] = field(
+        "why a step is excluded from averages", null="it is included"
+    )
     waited_share: list[float | None] = field("of thread time, waiting for a core", null=UNREPORTED)
-    longest_wait_share: list[float | None] = field("of the step, for the thread that waited longest", null=UNREPORTED)
-    lost_share: list[float | None] = field("of the step, that is due to waiting at most", null=UNREPORTED)
-    disturbed: list[bool | None] = field("whether it waited long enough to be longer", null=UNREPORTED)
+    longest_wait_share: list[float | None] = field(
+        "of the step, for the thread that waited longest", null=UNREPORTED
+    )
+    lost_share: list[float | None] = field(
+        "of the step, that is due to waiting at most", null=UNREPORTED
+    )
+    disturbed: list[bool | None] = field(
+        "whether it waited long enough to be longer", null=UNREPORTED
+    )
 
     @staticmethod
     def contradiction(value: dict) -> str | None:
@@ -199,11 +237,17 @@ class StepColumns(Document):
 
 
 class GpuDisturbance(Document):
-    other_processes: int | None = field("on the GPU, the most of before and after the run", null=NO_READING)
-    memory_in_use_mb: float = field("MB before the run: other processes, and the context of this one")
+    other_processes: int | None = field(
+        "on the GPU, the most of before and after the run", null=NO_READING
+    )
+    memory_in_use_mb: float = field(
+        "MB before the run: other processes, and the context of this one"
+    )
     clock_mhz: float | None = field("mean, read once a second", null=NO_READING)
     max_clock_mhz: int | None = field("of the GPU's cores", null=NO_READING)
-    lowered_by: dict[str, float] | None = field("causes other than the power limit, share of the time", null=NO_READING)
+    lowered_by: dict[str, float] | None = field(
+        "causes other than the power limit, share of the time", null=NO_READING
+    )
 
 
 class Disturbance(Document):
@@ -211,19 +255,33 @@ class Disturbance(Document):
 
     disturbed: bool | None = field("whether something made it slower", null=NOT_RUN)
     waited_share: float | None = field("of thread time, waiting for a core", null=NOT_RUN)
-    longest_wait_share: float | None = field("of the steps, for the thread that waited longest in each", null=NOT_RUN)
+    longest_wait_share: float | None = field(
+        "of the steps, for the thread that waited longest in each", null=NOT_RUN
+    )
     steps_disturbed: int | None = field("that waited long enough to be longer", null=NOT_RUN)
     threads: int = field("that PyTorch uses for one operator")
     cores: int = field("that the affinity mask allows")
-    load_before: float | None = field("load average of the minute before", null="this system has no load average")
+    load_before: float | None = field(
+        "load average of the minute before", null="this system has no load average"
+    )
     quota_cores: float | None = field("least CPU quota of the control groups", null="no quota")
-    throttled_share: float | None = field("of the quota's periods, those in which it was used up", null="no quota")
-    pressure_share: float | None = field("of the time, some process of the machine waited for a core", null=NOT_RUN)
-    steal_share: float | None = field("of the cores' busy time, taken by other virtual machines", null=NOT_RUN)
+    throttled_share: float | None = field(
+        "of the quota's periods, those in which it was used up", null="no quota"
+    )
+    pressure_share: float | None = field(
+        "of the time, some process of the machine waited for a core", null=NOT_RUN
+    )
+    steal_share: float | None = field(
+        "of the cores' busy time, taken by other virtual machines", null=NOT_RUN
+    )
     switches_per_sec: float | None = field("involuntary context switches", null=NOT_RUN)
-    sample_us: float | None = field("microseconds that a sample takes, median, two per step", null=NOT_RUN)
+    sample_us: float | None = field(
+        "microseconds that a sample takes, median, two per step", null=NOT_RUN
+    )
     gpu: GpuDisturbance | None = field("of the GPU in use", null="no GPU in use")
-    lost_share: float | None = field("of the steps' time, that is due to it at most, sum over ranks", null=NOT_RUN)
+    lost_share: float | None = field(
+        "of the steps' time, that is due to it at most, sum over ranks", null=NOT_RUN
+    )
     reasons: list[str] = field("what disturbed it, with figures")
 
 
@@ -246,7 +304,8 @@ class RankFacts(Document):
 
 class AuditFinding(Document):
     check: str = field(
-        "missing_, zero_ or non_finite_gradient, unmoved_ or unowned_parameter, first_loss, backward_time, rate"
+        "missing_, zero_ or non_finite_gradient, unmoved_ or unowned_parameter, first_loss,"
+        " backward_time, rate"
     )
     detail: str = field("the finding with its figures")
     parameters: NotRequired[list[str]] = field("names, 20 at most; checks of parameters only")
@@ -256,8 +315,12 @@ class Audit(Document):
     ok: bool | None = field("whether there is no finding", null="no step was done")
     findings: list[AuditFinding] = field("what is wrong; empty: nothing")
     not_checked: list[dict[str, str]] = field("check, as in a finding, and reason")
-    gradient_norms: dict[str, float] = field("of the first step, by part of the model over all layers")
-    notes: NotRequired[list[str]] = field("what the precision does to all updates, and is no finding")
+    gradient_norms: dict[str, float] = field(
+        "of the first step, by part of the model over all layers"
+    )
+    notes: NotRequired[list[str]] = field(
+        "what the precision does to all updates, and is no finding"
+    )
 
 
 class PerformanceSummary(Document):
@@ -270,14 +333,20 @@ class PerformanceSummary(Document):
     memory: Memory = field("of one rank")
     loss: Losses = field("mean over the tokens of a step")
     steps: StepColumns = field("a list each, with an entry for every step")
-    ranks: list[RankFacts] = field("those that reached the end together; empty: one rank, or none did")
-    no_sync: NoSyncSteps | None = field("communication by difference", null="--no-sync-steps was not given")
+    ranks: list[RankFacts] = field(
+        "those that reached the end together; empty: one rank, or none did"
+    )
+    no_sync: NoSyncSteps | None = field(
+        "communication by difference", null="--no-sync-steps was not given"
+    )
     disturbance: Disturbance = field("by other processes, the system and the GPU's clocks")
     audit: Audit = field("whether the run trains")
 
 
 class HeldMemory(Document):
-    category: str = field("parameters, gradients, optimizer, frozen (owned by no optimizer), buffers")
+    category: str = field(
+        "parameters, gradients, optimizer, frozen (owned by no optimizer), buffers"
+    )
     part: str = field("of the model, by module path")
     bytes: int = field("of its tensors, each storage once")
     rank: int = field("whose tensors they are")
@@ -287,13 +356,19 @@ class ProgramRun(Document):
     command: str = field("that started it")
     exit_code: int = field("of the program")
     ended_by: str = field("the tool, or itself")
-    steps_of: list[str] = field("classes of the optimizers by which its steps were found, or what else was one")
-    shortened: str | None = field("why fewer steps were recorded than asked for", null="as many as asked for")
+    steps_of: list[str] = field(
+        "classes of the optimizers by which its steps were found, or what else was one"
+    )
+    shortened: str | None = field(
+        "why fewer steps were recorded than asked for", null="as many as asked for"
+    )
     first_recorded: int = field("number of the first step in the trace, from 1")
     last_recorded: int = field("number of the last one")
     evaluations: int = field("recorded steps with forward passes without gradients")
     ranks_recorded: int = field("that wrote a trace")
-    processes_recorded: int = field("that wrote a trace; more than the ranks where they are no ranks of each other")
+    processes_recorded: int = field(
+        "that wrote a trace; more than the ranks where they are no ranks of each other"
+    )
     world_size: int = field("ranks")
     processes: int = field("that imported PyTorch")
     phases_per_step: dict[str, float] = field("how often each phase begins in a recorded step")

@@ -1,4 +1,5 @@
-"""How is a JSON document described?  By a class: of each field the type, the meaning, and why it is null by default."""
+"""How is a JSON document described?  By a class: of each field the type, the meaning, and why it is
+null by default."""
 
 from __future__ import annotations
 
@@ -15,16 +16,19 @@ NOT_KNOWN = "not known"  # where nobody foresaw that a value may be null
 
 
 class Document:
-    """A JSON object.  A subclass annotates its fields, made by field(); one that may be absent is NotRequired."""
+    """A JSON object.  A subclass annotates its fields, made by field();
+    one that may be absent is NotRequired."""
 
     @staticmethod
     def contradiction(value: dict) -> str | None:
-        """Why fields of the right types do not go together, '<field>: <what is wrong>'; None: they do."""
+        """Why fields of the right types do not go together,
+        '<field>: <what is wrong>'; None: they do."""
         return None
 
 
 class Field(NamedTuple):
-    """What a document tells of a value.  null: why it is None, unless `<name>_reason` beside it tells otherwise."""
+    """What a document tells of a value.  null: why it is None, unless `<name>_reason` beside it
+    tells otherwise."""
 
     meaning: str
     null: str
@@ -32,15 +36,20 @@ class Field(NamedTuple):
 
 
 def field(meaning: str, null: str = "") -> Any:
-    """A field of a document: its meaning, with the unit if its name does not tell it; null: its default reason."""
+    """A field of a document: its meaning, with the unit if its name does not tell it; null: its
+    default reason."""
     return Field(meaning, null)
 
 
 @functools.cache
 def fields_of(kind: type[Document]) -> dict[str, Field]:
-    """The fields of a document by name, those of its base first; of class_, the name is the keyword of Python."""
+    """The fields of a document by name, those of its base first; of class_, the name is the keyword
+    of Python."""
     hints = get_type_hints(kind, include_extras=True)
-    return {name.removesuffix("_"): getattr(kind, name)._replace(type=hint) for name, hint in hints.items()}
+    return {
+        name.removesuffix("_"): getattr(kind, name)._replace(type=hint)
+        for name, hint in hints.items()
+    }
 
 
 def is_required(field: Field) -> bool:
@@ -65,16 +74,18 @@ def unknown(why: str, *names: str) -> dict[str, Any]:
 
 
 def because(why: str, *names: str) -> dict[str, str]:
-    """What is told beside these values, if they are null, in place of the default reasons of their types."""
+    """What is told beside these values, if they are null,
+    in place of the default reasons of their types."""
     return {f"{name}_reason": why for name in names}
 
 
 def explained(value: Any, kind: Any) -> Any:
-    """A copy of a document, or of part of one, of this type, in which each null has `<name>_reason` after it: the one
-    that it has already, or that of its field.  Reasons of values that are not null are left out.
+    """A copy of a document, or of part of one, of this type, in which each null has `<name>_reason`
+    after it: the one that it has already, or that of its field.  Reasons of values that are not
+    null are left out.
 
-    A null that no type foresees is a bug, but no reader loses the document to it: its reason is then NOT_KNOWN.  With
-    TINY_LLAMA_STRICT=1, as in the tests, it raises KeyError.
+    A null that no type foresees is a bug, but no reader loses the document to it: its reason is
+    then NOT_KNOWN.  With TINY_LLAMA_STRICT=1, as in the tests, it raises KeyError.
     """
     kind = known(kind)
     if is_document(kind) and isinstance(value, dict):
@@ -97,7 +108,11 @@ def _explained_fields(value: dict, kind: type[Document]) -> dict:
         out[name] = explained(item, field.type) if field else item
         if item is None:
             default = field.null if field else ""
-            if not default and os.environ.get("TINY_LLAMA_STRICT") == "1" and f"{name}_reason" not in value:
+            if (
+                not default
+                and os.environ.get("TINY_LLAMA_STRICT") == "1"
+                and f"{name}_reason" not in value
+            ):
                 raise KeyError(f"{kind.__name__}.{name}")
             out[f"{name}_reason"] = value.get(f"{name}_reason", default or NOT_KNOWN)
     return out
@@ -105,22 +120,30 @@ def _explained_fields(value: dict, kind: type[Document]) -> dict:
 
 @functools.cache
 def _has_documents(kind: Any) -> bool:
-    """Whether its items or values are documents, however deep; long lists of numbers are not walked."""
+    """Whether its items or values are documents, however deep;
+    long lists of numbers are not walked."""
     return is_document(kind) or any(map(_has_documents, get_args(kind)))
 
 
 def different_lengths(columns: dict, first: str) -> str | None:
-    """Which column of a table has not as many entries as the first, for Document.contradiction()."""
+    """Which column of a table has not as many entries as the first,
+    for Document.contradiction()."""
     for name, column in columns.items():
         if isinstance(column, list) and len(column) != len(columns[first]):
             return f"{name}: has {len(column)} entries, and {first} has {len(columns[first])}"
     return None
 
 
-# ---- Documents that may be damaged, or of an earlier version -------------------------------------------------------
+# ---- Documents that may be damaged, or of an earlier version -------------------------------------
 
 NOT_IN_DOCUMENT = "not in this document"  # of an earlier version
-JSON_KINDS = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+JSON_KINDS = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    bool: "true or false",
+    type(None): "null",
+}
 
 
 def misfit(value: Any, kind: Any, parts: Collection[str] | None = None) -> str | None:
@@ -140,7 +163,8 @@ def misfit(value: Any, kind: Any, parts: Collection[str] | None = None) -> str |
 
 
 def completed(value: Any, kind: Any) -> Any:
-    """The document, in which each field that may be null and is missing is null, and each null has its reason."""
+    """The document, in which each field that may be null and is missing is null, and each null has
+    its reason."""
     kind = known(kind)
     if is_document(kind) and isinstance(value, dict):
         for name, field in fields_of(kind).items():
@@ -191,9 +215,17 @@ def _misfit(value: Any, kind: Any, where: str) -> str | None:
     wanted, items = get_origin(kind) or kind, get_args(kind)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if wanted is float:
-        return None if is_number and math.isfinite(value) else f"{where}: is {_kind_of(value)}, not a finite number"
+        return (
+            None
+            if is_number and math.isfinite(value)
+            else f"{where}: is {_kind_of(value)}, not a finite number"
+        )
     if wanted is int:
-        return None if is_number and not value % 1 else f"{where}: is {_kind_of(value)}, not a whole number"
+        return (
+            None
+            if is_number and not value % 1
+            else f"{where}: is {_kind_of(value)}, not a whole number"
+        )
     if not isinstance(value, wanted):
         return f"{where}: is {_kind_of(value)}, not {JSON_KINDS[wanted]}"
     if wanted in (list, dict) and items:

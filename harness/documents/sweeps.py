@@ -11,20 +11,29 @@ from harness.documents.run import NO_CHECKOUT, NO_STEP, ONE_STEP, Environment
 from harness.documents.schema import Document, field
 
 NO_RATIO = "no step was completed, or the baseline took no time"
-NO_BOUND = "no step in common, or another model, data, seed, learning rate or number of samples per step"
+NO_BOUND = (
+    "no step in common, or another model, data, seed, learning rate or number of samples per step"
+)
 NO_LOSS = "how much time was lost to other processes is not known"
 FIRST = "no run before it with the same settings"
 NOT_IN_TRACE = "not in a trace"
 UNMEASURED, UNTOLD = "not measured by the run", "not measured"
 EITHER, FEW_ROUNDS = "either was not measured", "an interval needs 3 rounds"
-NOT_COMPILED, FORWARD_ALONE, APART = "not compiled", "the forward pass alone", "measured alone, or the reference"
+NOT_COMPILED, FORWARD_ALONE, APART = (
+    "not compiled",
+    "the forward pass alone",
+    "measured alone, or the reference",
+)
 NO_FAKE, NO_KERNEL = "it cannot run on fake tensors", "no such kernel on this device"
 NO_ALLOCATOR = "only the allocator of a GPU records it; see predicted_peak_bytes"
-NO_FIT = "a fit needs three runs, at two sequence lengths or more, whose peak is not in the optimizer step"
+NO_FIT = (
+    "a fit needs three runs, at two sequence lengths or more, whose peak is not in the optimizer"
+    " step"
+)
 FEW_LENGTHS = "known for fewer than two sequence lengths"
 NOT_IN_TURN = "there is none that was measured in turn with this one"
 
-# ---- Comparisons ---------------------------------------------------------------------------------------------------
+# ---- Comparisons ---------------------------------------------------------------------------------
 
 
 class PhaseTimes(Document):
@@ -54,22 +63,34 @@ class ComparedRow(Document):
     mfu_percent: float | None = field("Model FLOPS Utilization", null=f"{NO_STEP}, or {NO_PEAK}")
     peak_mb: float | None = field("MB", null=NO_STEP)
     memory_source: str = field("what was counted")
-    peak_ratio: float | None = field("to the baseline's", null="the peak of one of them is not known")
+    peak_ratio: float | None = field(
+        "to the baseline's", null="the peak of one of them is not known"
+    )
     final_loss: float | None = field("of the last step", null=NO_STEP)
-    largest_loss_difference: float | None = field("from the baseline's, over all steps", null=NO_STEP)
+    largest_loss_difference: float | None = field(
+        "from the baseline's, over all steps", null=NO_STEP
+    )
     audit_ok: bool | None = field("whether its audit has no finding", null=UNMEASURED)
     audit: str = field("ok, or the findings")
     loss_bound: float | None = field("the difference that rounding explains", null=NO_BOUND)
-    not_the_same: str | None = field("why it is another training", null="neither its audit nor its losses say so")
+    not_the_same: str | None = field(
+        "why it is another training", null="neither its audit nor its losses say so"
+    )
     verdict: str | None = field("what bounds its step", null="not profiled")
     profiler: str | None = field("that recorded it", null="not profiled")
-    profiler_overhead: float | None = field("profiled to other steps, ratio of medians", null="no such steps")
+    profiler_overhead: float | None = field(
+        "profiled to other steps, ratio of medians", null="no such steps"
+    )
     disturbed: bool | None = field("whether something made it slower", null=UNMEASURED)
     waited_share: float | None = field("of thread time, waiting for a core", null=UNMEASURED)
-    lost_share: float | None = field("of the steps' time, that is due to it at most", null=UNMEASURED)
+    lost_share: float | None = field(
+        "of the steps' time, that is due to it at most", null=UNMEASURED
+    )
     disturbance: str = field("by what")
     ratio: float | None = field("of medians, to the baseline's", null=NO_RATIO)
-    ratio_95: list[float] | None = field("95% interval", null="an interval needs three steps of each run")
+    ratio_95: list[float] | None = field(
+        "95% interval", null="an interval needs three steps of each run"
+    )
     difference: str = field("in words")
 
 
@@ -79,7 +100,9 @@ class ChangeRow(Document):
     ms: float = field("per step")
     change_ms: float = field("per step")
     ratio: float | None = field("to the baseline's", null=NO_RATIO)
-    noise_ms: float | None = field("the smallest told from zero", null="one of the profiles has a single step")
+    noise_ms: float | None = field(
+        "the smallest told from zero", null="one of the profiles has a single step"
+    )
     difference: str = field("in words")
 
 
@@ -125,9 +148,13 @@ class Gate(Document):
 class Comparison(Document):
     baseline: str = field("name of the run that the others are compared with")
     runs: list[ComparedRow] = field("one for each")
-    repeats: Repeats | None = field("what a restart alone changes", null="no two of the runs have the same settings")
+    repeats: Repeats | None = field(
+        "what a restart alone changes", null="no two of the runs have the same settings"
+    )
     differences: list[DifferentSetting] = field("settings and environment that differ")
-    scaling: FlopScaling | None = field("by size", null="all runs have nearly the same FLOPs per step")
+    scaling: FlopScaling | None = field(
+        "by size", null="all runs have nearly the same FLOPs per step"
+    )
     components: list[ComponentChange] = field("the largest change first")
     classes: list[ClassChange] = field("the same for classes of operators")
     operators: list[OperatorChange] = field("the same for operators")
@@ -142,11 +169,15 @@ class HistoryRow(ComparedRow):
 
     short: str = field("name, as long as it has to be")
     group: int = field("runs with the same number, from 0, have the same settings")
-    environment: list[str] = field("device, torch and host, where they are not those of the run before")
+    environment: list[str] = field(
+        "device, torch and host, where they are not those of the run before"
+    )
     started: str = field("ISO 8601 with time zone")
     commit: str | None = field("of the project; *: with changes", null=NO_CHECKOUT)
     against: str | None = field("the run that it is compared with", null=FIRST)
-    noise: float | None = field("0.04: the same code may take 4% more", null=f"{FIRST}, or too few steps")
+    noise: float | None = field(
+        "0.04: the same code may take 4% more", null=f"{FIRST}, or too few steps"
+    )
     changed: list[str] = field("beyond noise, since that run")
 
 
@@ -157,7 +188,7 @@ class RunHistory(Document):
     others: list[str] = field("what looks like a run but is not, and why")
 
 
-# ---- Sweeps --------------------------------------------------------------------------------------------------------
+# ---- Sweeps --------------------------------------------------------------------------------------
 
 
 class SweepConfig(Document):
@@ -169,7 +200,9 @@ class SweepDocument(SweepConfig):
     sweep: str = field("its name")
     notes: list[str] = field("which defaults a CPU changed, and what was left out")
     key: list[str] = field("the columns that identify a row")
-    device_memory_bytes: NotRequired[int] = field("available to the tensors of a row; once all are measured")
+    device_memory_bytes: NotRequired[int] = field(
+        "available to the tensors of a row; once all are measured"
+    )
 
 
 class SweepRow(Document):
@@ -214,7 +247,9 @@ class StepRow(SweepRow):
     step_ms: float | None = field("median", null=UNTOLD)
     step_mean_ms: float | None = field("mean", null=UNTOLD)
     step_std_ms: float | None = field("sample standard deviation", null=ONE_STEP)
-    achieved_tflops: float | None = field("10^12 FLOP/s, median", null="its FLOPs cannot be counted on fake tensors")
+    achieved_tflops: float | None = field(
+        "10^12 FLOP/s, median", null="its FLOPs cannot be counted on fake tensors"
+    )
 
 
 class StepTimesRow(StepRow, PassTimesRow):
@@ -249,7 +284,9 @@ class AttentionBenchmarkRow(PassTimesRow):
     d_head: int = field("width of a head")
     seq_len: int = field("tokens")
     causal: bool = field("whether with a causal mask")
-    memory_bytes: int | None = field("in use before the backward pass, without workspace_bytes", null=UNTOLD)
+    memory_bytes: int | None = field(
+        "in use before the backward pass, without workspace_bytes", null=UNTOLD
+    )
     rounding_bytes: int | None = field("of it the allocator's rounding", null=UNTOLD)
     predicted_memory_bytes: int | None = field("before the backward pass", null=NO_KERNEL)
     predicted_peak_bytes: int | None = field("of live tensors", null=NO_KERNEL)
@@ -262,10 +299,14 @@ class CollectiveBenchmarkRow(SweepRow):
     world_size: int = field("ranks")
     bytes: int = field("of the larger of input and output")
     repetitions: int | None = field("each of several calls", null=UNTOLD)
-    time_us: float | None = field("of a call on the slowest rank, median of the repetitions", null=UNTOLD)
+    time_us: float | None = field(
+        "of a call on the slowest rank, median of the repetitions", null=UNTOLD
+    )
     time_std_us: float | None = field("sample standard deviation", null=ONE_STEP)
     algorithm_bandwidth_gb_per_sec: float | None = field("bytes / time, 10^9 bytes/s", null=UNTOLD)
-    bus_bandwidth_gb_per_sec: float | None = field("bytes that a rank sends at least / time", null=UNTOLD)
+    bus_bandwidth_gb_per_sec: float | None = field(
+        "bytes that a rank sends at least / time", null=UNTOLD
+    )
 
 
 class CollectiveFit(Document):
@@ -273,7 +314,9 @@ class CollectiveFit(Document):
     world_size: int = field("ranks")
     alpha_us: float = field("microseconds of a call, whatever its bytes")
     beta_gb_per_sec: float = field("bus bandwidth, 10^9 bytes/s")
-    half_bytes: float = field("sent bytes from which on latency is less than half of the time: alpha times beta")
+    half_bytes: float = field(
+        "sent bytes from which on latency is less than half of the time: alpha times beta"
+    )
     residual: float = field("relative error of the fitted times, root mean square")
 
 
@@ -284,25 +327,36 @@ class ProofOfPlain(Document):
 
 class RatioOfTurns(Document):
     ratio: float | None = field("step time with it / without", null=UNTOLD)
-    ratio_low: float | None = field("interval; those of all changes hold together with 99%", null=UNTOLD)
+    ratio_low: float | None = field(
+        "interval; those of all changes hold together with 99%", null=UNTOLD
+    )
     ratio_high: float | None = field("its other end", null=UNTOLD)
 
 
 class ProofRow(RatioOfTurns):
     change: str = field("as in --try")
     verdict: str = field("faster, slower, no difference, passes (not timed), differs, already so …")
-    applied: str | None = field("by what it is seen that it took effect, in a step of its audit", null="not tried")
+    applied: str | None = field(
+        "by what it is seen that it took effect, in a step of its audit", null="not tried"
+    )
     audit: str | None = field("bit-equal, rounding, lower precision, differs", null=UNTOLD)
     gradient_difference: NotRequired[float | None] = field(
-        "of a parameter in the first step, the largest, relative", null="a gradient is missing, or no number"
+        "of a parameter in the first step, the largest, relative",
+        null="a gradient is missing, or no number",
     )
-    departs: list[str] = field("what differs, the first six: losses, parameters in the order of the backward pass")
+    departs: list[str] = field(
+        "what differs, the first six: losses, parameters in the order of the backward pass"
+    )
     smallest_gain: NotRequired[float] = field("that its times would have told, share of the step")
-    module: NotRequired[str | None] = field("the innermost that differs by itself", null="it takes several")
+    module: NotRequired[str | None] = field(
+        "the innermost that differs by itself", null="it takes several"
+    )
     reproduce: NotRequired[str] = field("file with the compiled graph whose gradients are wrong")
     peak_memory_difference_mb: float | None = field("of its audit, with it - without", null=UNTOLD)
     extra_start_s: float | None = field("of its audit, with it - without", null=UNTOLD)
-    pays_after_steps: int | None = field("steps that gain what the start costs", null="not faster, or not timed")
+    pays_after_steps: int | None = field(
+        "steps that gain what the start costs", null="not faster, or not timed"
+    )
     where: str | None = field("file and line of the program", null="it applies to no line")
     line: str | None = field("of code", null="it does not apply")
 
@@ -320,7 +374,9 @@ class Proof(Document):
     nothing: RatioOfTurns | None = field("of turns with nothing changed", null="nothing was timed")
     rows: list[ProofRow] = field("changes")
     together: ProofTogether | None = field("those that help", null="fewer than two do")
-    not_timed: str | None = field("why there are no times", null="there are, or none were asked for")
+    not_timed: str | None = field(
+        "why there are no times", null="there are, or none were asked for"
+    )
     seconds: float = field("all runs together")
 
 
@@ -333,13 +389,23 @@ class ScalingStudyRow(SweepRow):
     batch_size: int = field("samples of a step and rank")
     global_batch_size: int = field("samples of a step, counted once over all ranks")
     base_world_size: int = field("ranks of the row that efficiency refers to")
-    launches: NotRequired[int] = field("of which the times come, each a new set of processes; absent: not measured")
-    step_ms: float | None = field("of the slowest rank, median over steps and launches", null=UNTOLD)
+    launches: NotRequired[int] = field(
+        "of which the times come, each a new set of processes; absent: not measured"
+    )
+    step_ms: float | None = field(
+        "of the slowest rank, median over steps and launches", null=UNTOLD
+    )
     step_times_ms: list[list[float]] | None = field("by launch and step", null=UNTOLD)
     tokens_per_sec: float | None = field("of all ranks", null=UNTOLD)
-    efficiency: float | None = field("tokens per second and rank, relative to the base", null=EITHER)
-    efficiency_95: list[float] | None = field("95% interval over launches and steps", null="needs two launches")
-    predicted_efficiency: list[float] | None = field("communication not hidden, and hidden", null="no network is known")
+    efficiency: float | None = field(
+        "tokens per second and rank, relative to the base", null=EITHER
+    )
+    efficiency_95: list[float] | None = field(
+        "95% interval over launches and steps", null="needs two launches"
+    )
+    predicted_efficiency: list[float] | None = field(
+        "communication not hidden, and hidden", null="no network is known"
+    )
     predicted_memory_bytes: int | None = field("peak of rank 0", null=NO_FAKE)
     measured_memory_bytes: int | None = field("live tensors of rank 0 at the peak", null=UNTOLD)
     predicted_memory_by_category: dict[str, int] | None = field("at the peak", null=NO_FAKE)
@@ -350,17 +416,27 @@ class ScalingStudyRow(SweepRow):
     predicted_collectives: list[CollectiveRow] | None = field("by kind", null=NO_FAKE)
     measured_collectives: list[CollectiveRow] | None = field("by kind", null=UNTOLD)
     samples_by_rank: list[int] | None = field("of a step, counted", null=UNTOLD)
-    local_step_ms: list[float] | None = field("by rank, the fastest without communication", null=ONE_RANK)
+    local_step_ms: list[float] | None = field(
+        "by rank, the fastest without communication", null=ONE_RANK
+    )
     exposed_ms: float | None = field("fastest step beyond the longest local step", null=ONE_RANK)
-    waiting_ms: float | None = field("longest local step beyond the mean of the ranks'", null=ONE_RANK)
+    waiting_ms: float | None = field(
+        "longest local step beyond the mean of the ranks'", null=ONE_RANK
+    )
     communication_share: float | None = field("1 - mean local step / fastest step", null=ONE_RANK)
-    overlapped_share: float | None = field("of reduced bytes: begun in the backward pass", null=ONE_RANK)
-    findings: list[str] | None = field("what is wrong, by measured columns alone; empty: nothing", null=UNTOLD)
+    overlapped_share: float | None = field(
+        "of reduced bytes: begun in the backward pass", null=ONE_RANK
+    )
+    findings: list[str] | None = field(
+        "what is wrong, by measured columns alone; empty: nothing", null=UNTOLD
+    )
 
 
 class FaultVerdict(Document):
     fault: str = field("as in the rows")
-    named: bool = field("the findings of its row name it, and those of the same row without it do not")
+    named: bool = field(
+        "the findings of its row name it, and those of the same row without it do not"
+    )
     text: str = field("the finding, or what was measured instead")
 
 
@@ -378,35 +454,49 @@ class TimingStudyRow(SweepRow):
 
 
 class OptimizationStudyRow(StepRow):
-    flags: str = field("in addition to the baseline's, which has none; of the reference: what it is")
+    flags: str = field(
+        "in addition to the baseline's, which has none; of the reference: what it is"
+    )
     ladder: int | None = field("its rung, 0 the baseline", null=APART)
     step_times_ms: list[float] | None = field("round by round", null=UNTOLD)
     ratio: float | None = field("step time / baseline's, medians", null=EITHER)
     ratio_low: float | None = field("95% interval over rounds", null=FEW_ROUNDS)
     ratio_high: float | None = field("its other end", null=FEW_ROUNDS)
-    bound: float | None = field("least ratio that the trace of the baseline allows", null="there is no trace")
+    bound: float | None = field(
+        "least ratio that the trace of the baseline allows", null="there is no trace"
+    )
     estimate: float | None = field("the likely one", null="there is no trace")
     ratio_to_previous: float | None = field("step time / that of the rung below", null=NOT_IN_TURN)
     ratio_to_previous_low: float | None = field("95% interval", null=FEW_ROUNDS)
     ratio_to_previous_high: float | None = field("its other end", null=FEW_ROUNDS)
-    ratio_to_reference: float | None = field("step time / that of transformers' LLaMA", null=NOT_IN_TURN)
+    ratio_to_reference: float | None = field(
+        "step time / that of transformers' LLaMA", null=NOT_IN_TURN
+    )
     ratio_to_reference_low: float | None = field("95% interval", null=FEW_ROUNDS)
     ratio_to_reference_high: float | None = field("its other end", null=FEW_ROUNDS)
     predicted_memory_bytes: int | None = field("peak of a step", null=NO_FAKE)
     measured_memory_bytes: int | None = field("live tensors at the peak", null=UNTOLD)
-    largest_loss_difference: float | None = field("from the baseline's, over all steps", null=EITHER)
-    trains: str | None = field("first steps beside the baseline's: bit-equal, rounding, lower precision", null=UNTOLD)
+    largest_loss_difference: float | None = field(
+        "from the baseline's, over all steps", null=EITHER
+    )
+    trains: str | None = field(
+        "first steps beside the baseline's: bit-equal, rounding, lower precision", null=UNTOLD
+    )
     audit_ok: bool | None = field("whether its audit has no finding", null=UNTOLD)
     audit: str | None = field("ok, or the findings", null=UNTOLD)
-    not_the_same: str | None = field("why it is another training than the baseline's", null="nothing says so")
-    measured_peak_tflops: float | None = field("of a matmul, measured in the same process", null=UNTOLD)
+    not_the_same: str | None = field(
+        "why it is another training than the baseline's", null="nothing says so"
+    )
+    measured_peak_tflops: float | None = field(
+        "of a matmul, measured in the same process", null=UNTOLD
+    )
     share_of_measured_peak: float | None = field("achieved / measured peak", null=EITHER)
     compile_s: float | None = field("seconds, without a cache", null=NOT_COMPILED)
     num_steps: int | None = field("of a run of this size by default", null=NOT_COMPILED)
     break_even_step: int | None = field("from which on compiling has saved time", null=NOT_COMPILED)
 
 
-# ---- Their documents -----------------------------------------------------------------------------------------------
+# ---- Their documents -----------------------------------------------------------------------------
 
 
 class MemoryFit(Document):
@@ -414,7 +504,9 @@ class MemoryFit(Document):
 
     constant_bytes: float | None = field("whatever batch and sequence", null=NO_FIT)
     linear_bytes: float | None = field("per token", null=NO_FIT)
-    quadratic_bytes: float | None = field("per sample and squared length of the sequence", null=NO_FIT)
+    quadratic_bytes: float | None = field(
+        "per sample and squared length of the sequence", null=NO_FIT
+    )
     largest_error_percent: float | None = field("of a row", null=NO_FIT)
     rows: int | None = field("that it was fitted to", null=NO_FIT)
 
@@ -424,7 +516,9 @@ class GrowthFactor(Document):
     from_: dict[str, int] = field("batch_size and seq_len of the smaller")
     to: dict[str, int] = field("the same of the larger")
     memory_factor: float | None = field("of the peaks", null="one of the two was not measured")
-    throughput_factor: float | None = field("of tokens per second", null="one of the two was not measured")
+    throughput_factor: float | None = field(
+        "of tokens per second", null="one of the two was not measured"
+    )
 
 
 class MemoryStudy(SweepDocument):
@@ -451,7 +545,9 @@ class AttentionGrowth(Document):
 
 
 class AttentionBenchmark(SweepDocument):
-    rows: list[AttentionBenchmarkRow] = field("by implementation, data type, width of a head and sequence")
+    rows: list[AttentionBenchmarkRow] = field(
+        "by implementation, data type, width of a head and sequence"
+    )
     growth: NotRequired[list[AttentionGrowth]] = field("with the sequence length")
 
 
@@ -497,11 +593,17 @@ class AccumulationRow(Document):
 
 class PrecisionStudy(SweepDocument):
     rows: list[StepTimesRow] = field("by size and precision")
-    lacking: NotRequired[dict[str, str]] = field("precisions that the device does not have, and why")
+    lacking: NotRequired[dict[str, str]] = field(
+        "precisions that the device does not have, and why"
+    )
     dtypes: NotRequired[list[TensorType]] = field("of every tensor under autocast")
     formats: NotRequired[list[NumberFormat]] = field("range and precision of each")
-    squares: NotRequired[list[SquareLimits]] = field("where sums and means of squares become 0 or infinite")
-    accumulation: NotRequired[list[AccumulationRow]] = field("a sum of equal terms in each pair of types")
+    squares: NotRequired[list[SquareLimits]] = field(
+        "where sums and means of squares become 0 or infinite"
+    )
+    accumulation: NotRequired[list[AccumulationRow]] = field(
+        "a sum of equal terms in each pair of types"
+    )
 
 
 class TimingStudy(SweepDocument):

@@ -26,13 +26,19 @@ NO_GAIN = "nothing that the trace shows can be told to pay"
 
 class ProfileDisturbance(Document):
     text: str | None = field("what disturbed the profiled steps, or none seen", null=NO_SUMMARY)
-    lost_share: float | None = field("of the disturbed steps, that is due to waiting at most", null=NO_SUMMARY)
+    lost_share: float | None = field(
+        "of the disturbed steps, that is due to waiting at most", null=NO_SUMMARY
+    )
 
 
 class ProfilerOverhead(Document):
     ratio: float | None = field("of medians, profiled to unprofiled", null=NO_SUMMARY)
-    idle_left: float = field("of the GPU's recorded idle time, what counts, as steps without the profiler have no more")
-    profiled_median_ms: NotRequired[float] = field("of the steps in the trace; these are absent without a ratio")
+    idle_left: float = field(
+        "of the GPU's recorded idle time, what counts, as steps without the profiler have no more"
+    )
+    profiled_median_ms: NotRequired[float] = field(
+        "of the steps in the trace; these are absent without a ratio"
+    )
     profiled_steps: NotRequired[int] = field("in the trace")
     unprofiled_median_ms: NotRequired[float] = field("of the averaged steps")
     unprofiled_std_ms: NotRequired[float | None] = field("sample standard deviation", null=ONE_STEP)
@@ -49,7 +55,9 @@ class Integrity(Document):
     trustworthy: bool = field("whether there are no problems")
     problems: list[str] = field("why it is not trustworthy")
     notes: list[str] = field("what a reader should know of the trace")
-    unreliable: dict[str, str] = field("parts of the analysis that should not be relied on, and why")
+    unreliable: dict[str, str] = field(
+        "parts of the analysis that should not be relied on, and why"
+    )
     recorded_by: str = field("torch.profiler, nsys, rocprofv3, rocmProfileData")
     events: int = field("in the file")
     cut_off: bool = field("the file ends before its document does, or is damaged from there on")
@@ -60,13 +68,21 @@ class Integrity(Document):
     steps_without_gpu_events: int | None = field("of these", null=NO_GPU)
     kernel_launches: int = field("calls on the host")
     launches_without_kernel: int = field("of these, in the steps, whose kernel is not in the trace")
-    kernels_linked_to_an_operator: float | None = field("share of the GPU events that the host launched", null=NO_GPU)
-    kernels_launched_outside_operators: float | None = field("share of the same: by an extension, say", null=NO_GPU)
+    kernels_linked_to_an_operator: float | None = field(
+        "share of the GPU events that the host launched", null=NO_GPU
+    )
+    kernels_launched_outside_operators: float | None = field(
+        "share of the same: by an extension, say", null=NO_GPU
+    )
     gpu_events_launched_before_the_trace: int = field("whose launch is not in the trace")
-    unexplained_share: float | None = field("of the steps: the GPU was idle for no recorded reason", null=TWO_CLOCKS)
+    unexplained_share: float | None = field(
+        "of the steps: the GPU was idle for no recorded reason", null=TWO_CLOCKS
+    )
     graph_launches: int = field("of CUDA graphs")
     graph_events: int = field("GPU events that they started")
-    graph_events_attributed: int = field("of these, to the operators of which a capture or a warm-up tells")
+    graph_events_attributed: int = field(
+        "of these, to the operators of which a capture or a warm-up tells"
+    )
     graphs_attributed_through: list[str] = field("what tells of them, as 'the capture trace FILE'")
     unclassified_kernels: int = field("kernels whose name and operator do not tell what they do")
     unclassified_share: float = field("of the time of all GPU events")
@@ -79,11 +95,15 @@ class Integrity(Document):
     shapes_recorded: bool = field("of the operators' inputs")
     stacks_recorded: bool = field("of Python")
     modules_recorded: bool = field("names of modules")
-    not_recorded: list[MissingPart] = field("what the trace should contain and does not, the costliest first")
+    not_recorded: list[MissingPart] = field(
+        "what the trace should contain and does not, the costliest first"
+    )
     profiler_overhead: ProfilerOverhead = field("by the run's own timers")
     disturbance: ProfileDisturbance = field("by the run's own measurement")
     ranks_missing: list[int] = field("of the run, whose traces were not read")
-    not_compared: NotRequired[str] = field("why the traces read together are not those of the ranks of one run")
+    not_compared: NotRequired[str] = field(
+        "why the traces read together are not those of the ranks of one run"
+    )
 
 
 class VerdictRule(Document):
@@ -96,24 +116,43 @@ class VerdictRule(Document):
 class Thresholds(Document):
     bound_from_share: float = field("of the step, that makes a bound")
     lead_share: float = field("of the step, by which it must be ahead of the next")
-    ridge_flops_per_byte: float | None = field("of the device", null="several are possible, or none is known")
+    ridge_flops_per_byte: float | None = field(
+        "of the device", null="several are possible, or none is known"
+    )
     ridge_source: str = field("where it is from")
 
 
 class Verdict(Document):
-    bound: str = field("compute, memory, launch, ..., as shares; capture: of a graph; gpu: work of either; undecided")
-    strength: str = field("is; probably: evidence is missing or disturbed; between: it and runner_up; undecided")
+    bound: str = field(
+        "compute, memory, launch, ..., as shares; capture: of a graph; gpu: work of either;"
+        " undecided"
+    )
+    strength: str = field(
+        "is; probably: evidence is missing or disturbed; between: it and runner_up; undecided"
+    )
     because: str = field("in a sentence")
-    runner_up: str | None = field("with between, the other share", null="no second share is as close")
+    runner_up: str | None = field(
+        "with between, the other share", null="no second share is as close"
+    )
     trustworthy: bool = field("if false, bound is undecided and line says untrustworthy")
     line: str = field("the verdict in one line, with the shares")
-    shares: dict[str, float] = field("of the step's time: compute, memory, launch, ..., unexplained; they add up to 1")
+    shares: dict[str, float] = field(
+        "of the step's time: compute, memory, launch, ..., unexplained; they add up to 1"
+    )
     unclassified_share: float = field("of it: work that may be limited by compute or by memory")
-    unrecorded_idle_share: float = field("of it: the GPU was idle for no recorded reason; both make up unexplained")
-    basis_shares: dict[str, float] = field("of it: matmuls, attention and convolutions by what classified them")
-    unknown_kind_share: float = field("of unclassified_share: kernels or operators that no rule knows")
+    unrecorded_idle_share: float = field(
+        "of it: the GPU was idle for no recorded reason; both make up unexplained"
+    )
+    basis_shares: dict[str, float] = field(
+        "of it: matmuls, attention and convolutions by what classified them"
+    )
+    unknown_kind_share: float = field(
+        "of unclassified_share: kernels or operators that no rule knows"
+    )
     rules: list[VerdictRule] = field("in order; the first that holds decides")
-    rank_judged: NotRequired[int] = field("of several: the rank that waits least, whose bound this is")
+    rank_judged: NotRequired[int] = field(
+        "of several: the rank that waits least, whose bound this is"
+    )
     meaning: dict[str, str] = field("of each share")
     thresholds: Thresholds = field("of the rules")
 
@@ -136,14 +175,18 @@ class Headline(Document):
     saves_ms: float | None = field("per step, by its estimate, else its bound", null=NO_GAIN)
     at_most: bool = field("saves_ms is a bound; how much of it can be gained is not known")
     next: str = field("the command to run, or the line of code to change")
-    place: Place | None = field("of the longest event behind the finding in Perfetto", null=NO_PLACE)
+    place: Place | None = field(
+        "of the longest event behind the finding in Perfetto", null=NO_PLACE
+    )
 
 
 class ProfiledStep(Document):
     number: int = field("as marked, or from 0")
     duration_ms: float = field("on the host")
     gpu_events: int = field("that the step launched")
-    kernels_during: int | None = field("kernels that ran while the host was in the step", null=TWO_CLOCKS)
+    kernels_during: int | None = field(
+        "kernels that ran while the host was in the step", null=TWO_CLOCKS
+    )
     kernels: int = field("kernels that the step launched")
     kernel_launches: int = field("launch calls of the step")
     kernels_of_launches: int = field("launch calls whose kernel is in the trace")
@@ -198,7 +241,9 @@ class ComponentRow(Document):
 
 
 class OnceRow(Document):
-    what: str = field("first step, start-up, compilation, save, evaluation, logging, code of the program")
+    what: str = field(
+        "first step, start-up, compilation, save, evaluation, logging, code of the program"
+    )
     where: str = field("the step, the call, the range, or what follows")
     steps: int = field("in which it happens")
     of_steps: int = field("that were recorded")
@@ -221,13 +266,21 @@ class Opportunity(Document):
     share: float = field("of the step that it affects")
     ms_per_step: float = field("that it affects")
     saves_ms: float | None = field("of a step, by its estimate, else at most", null=NO_GAIN)
-    part_speedup: float | None = field("upper bound for the affected part", null="the affected part could vanish")
-    speedup_bound: float | None = field("of the step, by Amdahl's law", null="the whole step is affected")
-    speedup_estimate: float | None = field("the likely one", null="no rate is known to estimate it from")
+    part_speedup: float | None = field(
+        "upper bound for the affected part", null="the affected part could vanish"
+    )
+    speedup_bound: float | None = field(
+        "of the step, by Amdahl's law", null="the whole step is affected"
+    )
+    speedup_estimate: float | None = field(
+        "the likely one", null="no rate is known to estimate it from"
+    )
     basis: str = field("how bound and estimate were derived")
     memory_bound_mb: NotRequired[float] = field("MB that it saves at most; checkpointing only")
     flag: str | None = field("flag that enables it", null="no flag of the workshop enables it")
-    place: Place | None = field("of the longest event behind the finding in Perfetto", null=NO_PLACE)
+    place: Place | None = field(
+        "of the longest event behind the finding in Perfetto", null=NO_PLACE
+    )
 
 
 class OperatorRow(Document):
@@ -255,7 +308,9 @@ class KernelRow(Document):
     share: float = field("of the time of all kernels")
     launched_by: str | None = field("operator", null="it is linked to no operator")
     component: str = field("part of the model")
-    category: str | None = field("class of operators", null="neither its name nor its operator tells it")
+    category: str | None = field(
+        "class of operators", null="neither its name nor its operator tells it"
+    )
 
 
 class ShapeRate(Document):
@@ -265,12 +320,20 @@ class ShapeRate(Document):
     calls: int = field("in the trace")
     ms: float = field("over all calls, on the device: self time")
     share: float = field("of the self time of all operators")
-    tflops: float = field("TFLOP/s in its own time; of attention the full S x T scores, causal or not")
-    at_most: bool = field("tflops is an upper limit: attention over packed sequences, whose lengths are not recorded")
-    unmasked_tflops: float | None = field("without masked scores: what a kernel must do", null=UNDETERMINED)
+    tflops: float = field(
+        "TFLOP/s in its own time; of attention the full S x T scores, causal or not"
+    )
+    at_most: bool = field(
+        "tflops is an upper limit: attention over packed sequences, whose lengths are not recorded"
+    )
+    unmasked_tflops: float | None = field(
+        "without masked scores: what a kernel must do", null=UNDETERMINED
+    )
     tb_per_sec: float | None = field("10^12 bytes per second", null=UNDETERMINED)
     roof: str | None = field("compute or memory, the nearer limit", null=NO_ROOF)
-    share_of_roof: float | None = field("the least time that the peaks allow over its time", null=NO_ROOF)
+    share_of_roof: float | None = field(
+        "the least time that the peaks allow over its time", null=NO_ROOF
+    )
 
 
 class PathRow(Document):
@@ -283,14 +346,20 @@ class PathRow(Document):
 class CriticalPath(Document):
     step: int = field("its number")
     length_ms: float = field("from its start to its end")
-    gpu_idle_ms: float = field("of it, without work on the GPU, with the profiler: a faster host saves no more of it")
+    gpu_idle_ms: float = field(
+        "of it, without work on the GPU, with the profiler: a faster host saves no more of it"
+    )
     rows: list[PathRow] = field("they add up to length_ms")
 
 
 class GpuSplit(Document):
     total_ms: float | None = field("from the first GPU event to the end of the last", null=NO_GPU)
-    computation_ms: float | None = field("any kernel other than communication, or a memory set", null=NO_GPU)
-    exposed_comm_ms: float | None = field("communication that no computation overlaps, of the host too", null=NO_GPU)
+    computation_ms: float | None = field(
+        "any kernel other than communication, or a memory set", null=NO_GPU
+    )
+    exposed_comm_ms: float | None = field(
+        "communication that no computation overlaps, of the host too", null=NO_GPU
+    )
     exposed_memcpy_ms: float | None = field("copies that nothing else overlaps", null=NO_GPU)
     busy_ms: float | None = field("the sum of these", null=NO_GPU)
     idle_ms: float | None = field("the rest", null=NO_GPU)
@@ -322,7 +391,9 @@ class IdleRow(Document):
 
 
 class KernelDurations(Document):
-    up_to_us: float | None = field("microseconds, and longer than the row before", null="the longest kernels")
+    up_to_us: float | None = field(
+        "microseconds, and longer than the row before", null="the longest kernels"
+    )
     kernels_per_step: float = field("of these")
     share_of_kernels: float = field("of these")
     share_of_time: float = field("of all kernels")
@@ -339,9 +410,15 @@ class GpuTimeline(GpuSplit):
     of_steps: GpuSplit = field("the same for the time of the steps")
     devices: list[DeviceSplit] = field("the same for each device, and for each of its streams")
     idle_by_cause: list[IdleRow] | None = field("most first", null=NO_GPU)
-    idle_of_step_ms: dict[str, float] | None = field("by cause; adds up to idle in `components`", null=NO_GPU)
-    launch_delay_us: dict[str, float] | None = field("from launch to start: mean, p50, ...", null=NO_LAUNCH)
-    queue_depth: dict[str, float] | None = field("events launched but not started: mean, p50, ...", null=NO_LAUNCH)
+    idle_of_step_ms: dict[str, float] | None = field(
+        "by cause; adds up to idle in `components`", null=NO_GPU
+    )
+    launch_delay_us: dict[str, float] | None = field(
+        "from launch to start: mean, p50, ...", null=NO_LAUNCH
+    )
+    queue_depth: dict[str, float] | None = field(
+        "events launched but not started: mean, p50, ...", null=NO_LAUNCH
+    )
     kernel_durations: list[KernelDurations] = field("how many kernels are how short")
     queue_over_step: Queue | None = field("the step of median duration", null=NO_LAUNCH)
 
@@ -353,11 +430,17 @@ class MeasuredCollectiveRow(Document):
     phase: str | None = field("in which it was begun", null="in none")
     component: str = field("part of the model that it was begun for")
     calls: int = field("in the steps of the trace")
-    bytes: int | None = field("of the larger of input and output, summed over calls", null=UNDETERMINED)
+    bytes: int | None = field(
+        "of the larger of input and output, summed over calls", null=UNDETERMINED
+    )
     time_ms: float = field("summed over calls, waiting for other ranks included")
     exposed_ms: float = field("of it, that no computation overlapped; the rest was hidden")
-    waiting_ms: float | None = field("of exposed_ms, until the last rank arrived; the rest: transfer", null=ONE_TRACE)
-    algorithm_bandwidth_gb_per_sec: float | None = field("10^9 bytes/s, of transfer alone if known", null=NO_BYTES)
+    waiting_ms: float | None = field(
+        "of exposed_ms, until the last rank arrived; the rest: transfer", null=ONE_TRACE
+    )
+    algorithm_bandwidth_gb_per_sec: float | None = field(
+        "10^9 bytes/s, of transfer alone if known", null=NO_BYTES
+    )
     bus_bandwidth_gb_per_sec: float | None = field("as nccl-tests define it", null=NO_BYTES)
 
 
@@ -377,11 +460,17 @@ class StepCommunication(Document):
     time_ms: float = field("per step, in which some collective was in progress")
     exposed_ms: float = field("per step, of time_ms: no computation overlapped it")
     hidden_ms: float = field("per step, the rest")
-    waiting_ms: float | None = field("per step, of exposed_ms: until the last rank arrived", null=ONE_TRACE)
+    waiting_ms: float | None = field(
+        "per step, of exposed_ms: until the last rank arrived", null=ONE_TRACE
+    )
     transfer_ms: float | None = field("per step, of exposed_ms: the rest", null=ONE_TRACE)
-    exposed_backward_ms: float = field("per step, of exposed_ms: begun in the backward pass; by_difference measures it")
+    exposed_backward_ms: float = field(
+        "per step, of exposed_ms: begun in the backward pass; by_difference measures it"
+    )
     by_difference: NoSyncSteps | None = field("measured without a profiler", null=NO_DIFFERENCE)
-    predicted: list[PredictedBesideRow] | None = field("beside it", null="not a run of several ranks of this workshop")
+    predicted: list[PredictedBesideRow] | None = field(
+        "beside it", null="not a run of several ranks of this workshop"
+    )
 
 
 class RankRow(Document):
@@ -391,31 +480,55 @@ class RankRow(Document):
     bound: NotRequired[str] = field("as in verdict")
     ms_per_step: NotRequired[float] = field("as in attribution")
     gpu_busy_ms: float | None = field("per step", null=NO_GPU)
-    peak_memory_mb: NotRequired[float | None] = field("MB, by the summary of the run or by the trace", null=NO_MEMORY)
+    peak_memory_mb: NotRequired[float | None] = field(
+        "MB, by the summary of the run or by the trace", null=NO_MEMORY
+    )
     in_collectives_ms: float = field("per step")
     collectives: int = field("in the steps")
     exposed_comm_ms: NotRequired[float | None] = field("per step", null=NO_COLLECTIVES)
-    waiting_ms: NotRequired[float | None] = field("per step, of exposed_comm_ms", null=NO_COLLECTIVES)
-    parts_ms: NotRequired[dict[str, float]] = field("per step, communication apart: work, its verdict's shares, idle")
+    waiting_ms: NotRequired[float | None] = field(
+        "per step, of exposed_comm_ms", null=NO_COLLECTIVES
+    )
+    parts_ms: NotRequired[dict[str, float]] = field(
+        "per step, communication apart: work, its verdict's shares, idle"
+    )
     kernels_per_step: NotRequired[float | None] = field("communication apart", null=NO_GPU)
-    clock_offset_us: NotRequired[float] = field("of its clock against that of the first; here and below: if compared")
-    mean_lateness_us: NotRequired[float] = field("after the first to arrive, over the collectives compared")
+    clock_offset_us: NotRequired[float] = field(
+        "of its clock against that of the first; here and below: if compared"
+    )
+    mean_lateness_us: NotRequired[float] = field(
+        "after the first to arrive, over the collectives compared"
+    )
     median_lateness_us: NotRequired[float] = field("the same")
     caused_waiting_ms: NotRequired[float] = field("per step, in which only this rank was missing")
-    last_to_arrive: NotRequired[int] = field("collectives in which ranks arrived apart, and this one last")
+    last_to_arrive: NotRequired[int] = field(
+        "collectives in which ranks arrived apart, and this one last"
+    )
 
 
 class Ranks(Document):
     rows: list[RankRow] = field("one for each trace")
-    one_clock: NotRequired[bool] = field("of their host; false: clocks were aligned by the ends of collectives")
-    caution: NotRequired[str] = field("what is not compared, or what else was waited for; absent: nothing")
+    one_clock: NotRequired[bool] = field(
+        "of their host; false: clocks were aligned by the ends of collectives"
+    )
+    caution: NotRequired[str] = field(
+        "what is not compared, or what else was waited for; absent: nothing"
+    )
     collectives_compared: int = field("in the steps")
     steps_compared: NotRequired[int] = field("that all ranks recorded")
-    collectives_with_spread: NotRequired[int] = field("in which ranks arrived further apart than clocks may differ")
+    collectives_with_spread: NotRequired[int] = field(
+        "in which ranks arrived further apart than clocks may differ"
+    )
     excess_waiting_ms: NotRequired[float] = field("per step, caused by all ranks together")
-    straggler: int | None = field("rank", null="no rank causes more than half of the excess waiting")
-    straggler_why: NotRequired[str] = field("the part of its step that differs most; absent: no straggler")
-    straggler_saves_ms: NotRequired[float] = field("per step, of what computation does not hide, if it was as fast")
+    straggler: int | None = field(
+        "rank", null="no rank causes more than half of the excess waiting"
+    )
+    straggler_why: NotRequired[str] = field(
+        "the part of its step that differs most; absent: no straggler"
+    )
+    straggler_saves_ms: NotRequired[float] = field(
+        "per step, of what computation does not hide, if it was as fast"
+    )
     straggler_next: NotRequired[str] = field("what to do about it")
 
 
@@ -454,7 +567,9 @@ class OperatorAnalysis(Document):
     trace: str = field("file name")
     integrity: Integrity = field("how far to trust the trace")
     headline: Headline = field("what pays most")
-    reader: str = field("whom `next` addresses: runs our model, runs a program of their own, has only the file")
+    reader: str = field(
+        "whom `next` addresses: runs our model, runs a program of their own, has only the file"
+    )
     verdict: Verdict = field("what bounds the step")
     steps: ProfiledSteps = field("their durations")
     attribution: Attribution = field("what the times below are taken from")
@@ -462,11 +577,16 @@ class OperatorAnalysis(Document):
     components: list[ComponentRow] = field("they add up to the step")
     classes: list[ClassRow] = field("they add up to the step")
     once: list[OnceRow] | None = field(
-        "what happens once or in few steps, most first; of several steps, all else is without it", null=SINGLE_STEP
+        "what happens once or in few steps, most first; of several steps, all else is without it",
+        null=SINGLE_STEP,
     )
     opportunities: list[Opportunity] = field("what would help, the most first")
-    opportunities_reason: NotRequired[str] = field("why there are none, of a trace that is not trustworthy")
-    not_here: list[dict[str, str]] = field("name, reason: what cannot make this step faster on this device")
+    opportunities_reason: NotRequired[str] = field(
+        "why there are none, of a trace that is not trustworthy"
+    )
+    not_here: list[dict[str, str]] = field(
+        "name, reason: what cannot make this step faster on this device"
+    )
     gpu_timeline: GpuTimeline = field("how a GPU's time splits, and why it idled")
     collectives: list[MeasuredCollectiveRow] = field("sums over the steps; empty: none")
     communication: StepCommunication | None = field("of a step", null=NO_COLLECTIVES)
@@ -474,12 +594,17 @@ class OperatorAnalysis(Document):
     operators: list[OperatorRow] = field("by name, most time first")
     operators_by_shape: list[OperatorRow] = field("by name and shapes of the inputs")
     kernels: list[KernelRow] = field("GPU events by name, most time first")
-    counters: str | None = field("the command that reads the counters of the longest kernel", null=NO_GPU)
+    counters: str | None = field(
+        "the command that reads the counters of the longest kernel", null=NO_GPU
+    )
     model_flops_per_step: int | None = field(
-        "matmul FLOPs of the trace's rank, forward and backward, without what is computed again", null=UNDETERMINED
+        "matmul FLOPs of the trace's rank, forward and backward, without what is computed again",
+        null=UNDETERMINED,
     )
     shape_rates: list[ShapeRate] = field("rates of matmuls, convolutions and attention")
-    critical_path: CriticalPath | None = field("of the step of median duration", null="the step has no GPU events")
+    critical_path: CriticalPath | None = field(
+        "of the step of median duration", null="the step has no GPU events"
+    )
     step_timeline: StepTimeline = field("one step, for the figure")
     memory: MemorySeries = field("allocated over time")
     not_read: NotRequired[list[str]] = field("files that are no traces, each with the error")

@@ -1,1 +1,2 @@
-"""How is a step measured?  Its clock, its checks, and the instruments: profilers, memory tracker, compilation."""
+"""How is a step measured?  Its clock, its checks, and the instruments: profilers, \
+memory tracker, compilation."""

@@ -1,8 +1,9 @@
-"""Does it train?  What the first step of every run is checked for, and the times of the averaged ones.
+"""Does it train?  What the first step of every run is checked for, and the times of the averaged
+ones.
 
-A step that computes something else is not a faster step: a kernel without a gradient, a detached tensor, a parameter
-that the optimizer does not know all make a step shorter, and its loss may fall for a while nevertheless.
-harness/instruments/first_step.py reads the tensors.
+A step that computes something else is not a faster step: a kernel without a gradient, a detached
+tensor, a parameter that the optimizer does not know all make a step shorter, and its loss may fall
+for a while nevertheless.  harness/instruments/first_step.py reads the tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from harness.instruments.timing import StepRecord
     from harness.model.workload import Workload
 
-LEAST_RATIO = 0.1  # backward / forward time; twice the matmuls at twenty times the rate of the forward pass
+LEAST_RATIO = (
+    0.1  # backward / forward time; twice the matmuls at twenty times the rate of the forward pass
+)
 LEAST_STEPS = 3  # whose times are looked at: fewer may all have been held up in the forward pass
 FAILED = "FAILED: "  # before the findings
 NAMES_SHOWN = 20  # of the parameters of a finding
@@ -36,9 +39,15 @@ class FirstStep:
     trained_elements: int = 0  # of all parameters that ask for a gradient
     zero: list[str] = field(default_factory=list)  # gradients of zeros alone
     non_finite: list[str] = field(default_factory=list)  # with a NaN or an infinity
-    unmoved: list[str] = field(default_factory=list)  # not changed by the optimizer, though there is a gradient
-    rounded: dict[str, str] = field(default_factory=dict)  # not changed, as their type, by name, is too narrow for it
-    untold: dict[str, str] = field(default_factory=dict)  # not changed; what the optimizer adds is not known
+    unmoved: list[str] = field(
+        default_factory=list
+    )  # not changed by the optimizer, though there is a gradient
+    rounded: dict[str, str] = field(
+        default_factory=dict
+    )  # not changed, as their type, by name, is too narrow for it
+    untold: dict[str, str] = field(
+        default_factory=dict
+    )  # not changed; what the optimizer adds is not known
     skipped: bool = False  # the gradient scaler of fp16 skipped the update
 
     @property
@@ -55,26 +64,39 @@ class RateLimit(NamedTuple):
 
 
 def audit_document(
-    first: FirstStep | None, averaged: list[StepRecord], first_loss: float | None, workload: Workload, limit: RateLimit
+    first: FirstStep | None,
+    averaged: list[StepRecord],
+    first_loss: float | None,
+    workload: Workload,
+    limit: RateLimit,
 ) -> dict:
     """The section `audit` of performance_summary.json.
 
-    averaged: the steps that averages include, none of them the first; first_loss: of the first step.
+    averaged: the steps that averages include, none of them the first;
+    first_loss: of the first step.
     """
     if first is None:
         return explained(without_findings() | {"ok": None}, Audit)
     not_checked: list[dict] = []
     if first.frozen and first.trained_elements != workload.parameter_count():
-        # The closed form counts them as trainable; a file of the user's own may freeze some on purpose.
+        # The closed form counts them as trainable; a file of the user's own may freeze some on
+        # purpose.
         first = replace(first, missing=first.missing + first.frozen)
     findings = parameter_findings(first, workload)
     hidden, notes = moves_that_rounding_hides(first)
     not_checked += hidden
     if first.skipped:
-        reason = "the gradient scaler of fp16 skipped the first update, as it does until its scale fits"
-        not_checked += [{"check": check, "reason": reason} for check in ("non_finite_gradient", "unmoved_parameter")]
+        reason = (
+            "the gradient scaler of fp16 skipped the first update, as it does until its scale fits"
+        )
+        not_checked += [
+            {"check": check, "reason": reason}
+            for check in ("non_finite_gradient", "unmoved_parameter")
+        ]
     if (expected := workload.formulas.first_loss()) is None:
-        not_checked.append({"check": "first_loss", "reason": "the workload does not say what it should be"})
+        not_checked.append(
+            {"check": "first_loss", "reason": "the workload does not say what it should be"}
+        )
     elif first_loss is not None and abs(first_loss - expected[0]) > expected[1]:
         detail = f"the first loss is {first_loss:.3f}, and random weights give {expected[0]:.2f}"
         findings.append({"check": "first_loss", "detail": f"{detail} within {expected[1]:.2f}"})
@@ -92,12 +114,16 @@ def without_findings() -> dict:
 
 
 def moves_that_rounding_hides(first: FirstStep) -> tuple[list[dict], list[str]]:
-    """What was not checked, and what is told once of all parameters: a property of the precision, and no fault."""
+    """What was not checked, and what is told once of all parameters: a property of the precision,
+    and no fault."""
     not_checked, notes = [], []
     if first.rounded:
         lost = f"{len(first.rounded)} of {first.parameters} parameters"
         types = " and ".join(sorted(set(first.rounded.values())))
-        notes.append(f"{types} rounds the updates of {lost} away, which are below half a unit in the last place")
+        notes.append(
+            f"{types} rounds the updates of {lost} away, which are below half a unit in the last"
+            " place"
+        )
     if first.untold:
         types = " and ".join(sorted(set(first.untold.values())))
         reason = f"{len(first.untold)} of {first.parameters} parameters in {types} did not move"
@@ -111,21 +137,26 @@ def parameter_findings(first: FirstStep, workload: Workload) -> list[dict]:
     kinds = {
         "missing_gradient": (first.missing, "no gradient"),
         "non_finite_gradient": (first.non_finite, "a gradient that is not finite"),
-        # Attention over a single token has nothing to choose from, so its queries and keys learn nothing.
+        # Attention over a single token has nothing to choose from, so its queries and keys learn
+        # nothing.
         "zero_gradient": (first.zero if workload.seq_len > 1 else [], "a gradient of zeros alone"),
         "unmoved_parameter": (first.unmoved, "a gradient, but the optimizer did not move them"),
     }
     n = first.parameters
     return [
-        {"check": check, "detail": f"{len(names)} of {n} parameters have {what}", "parameters": names[:NAMES_SHOWN]}
+        {
+            "check": check,
+            "detail": f"{len(names)} of {n} parameters have {what}",
+            "parameters": names[:NAMES_SHOWN],
+        }
         for check, (names, what) in kinds.items()
         if names
     ]
 
 
 def time_findings(averaged: list[StepRecord], workload: Workload, limit: RateLimit) -> list[dict]:
-    """Times that arithmetic does not allow.  A step that was held up is longer, never shorter: of the forward pass the
-    shortest counts, of all others the median."""
+    """Times that arithmetic does not allow.  A step that was held up is longer, never shorter: of
+    the forward pass the shortest counts, of all others the median."""
     findings = []
     backward = statistics.median(record.phase_ms.get("backward", math.nan) for record in averaged)
     forward = min(record.phase_ms.get("forward", math.nan) for record in averaged)
@@ -136,17 +167,25 @@ def time_findings(averaged: list[StepRecord], workload: Workload, limit: RateLim
     if flops is None:
         return findings
     step = statistics.median(record.total_ms for record in averaged)
-    times = {"step": (3 * flops, step), "forward pass": (flops, forward), "backward pass": (2 * flops, backward)}
+    times = {
+        "step": (3 * flops, step),
+        "forward pass": (flops, forward),
+        "backward pass": (2 * flops, backward),
+    }
     for name, (work, ms) in times.items():
         if ms > 0 and 1e3 * work / ms > limit.flops_per_s:
-            rate = f"{work / ms / 1e9:,.4g} TFLOP/s, more than {limit.flops_per_s / 1e12:,.4g} ({limit.source})"
+            rate = (
+                f"{work / ms / 1e9:,.4g} TFLOP/s, more than {limit.flops_per_s / 1e12:,.4g}"
+                f" ({limit.source})"
+            )
             findings.append({"check": "rate", "detail": f"the {name} would reach {rate}"})
             break
     return findings
 
 
 def norms_by_part(norms: dict[str, float]) -> dict[str, float]:
-    """Norms of the gradients by part of the model, over all layers; without parts whose gradient is not finite."""
+    """Norms of the gradients by part of the model, over all layers; without parts whose gradient is
+    not finite."""
     squares: dict[str, float] = {}
     for name, norm in norms.items():
         part = part_of(name).name.removesuffix(".weight")

@@ -1,4 +1,5 @@
-"""torch.compile of a model: in place, timed before and after, and an error where it compiles nothing."""
+"""torch.compile of a model: in place, timed before and after,
+and an error where it compiles nothing."""
 
 import contextlib
 import importlib
@@ -16,24 +17,28 @@ from harness.machine.clock import time_synced
 from harness.model.module_ranges import called_first
 from harness.model.workload import TrainingState, Workload
 
-# So that each call of torch.compile has graphs of its own.  Without it, before PyTorch 2.13, a second model
-# of the same class and shapes runs those of the first, and takes no time to compile; the ninth of a class
-# is not compiled any more.
+# So that each call of torch.compile has graphs of its own.  Without it, before PyTorch 2.13, a
+# second model of the same class and shapes runs those of the first, and takes no time to compile;
+# the ninth of a class is not compiled any more.
 APART: dict[str, bool] = {}
 if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
     APART["isolate_recompiles"] = True
 
 
 def compile_in_place(model: nn.Module, **options: object) -> None:
-    """torch.compile of all that a step calls first; the modules stay the same.  options: of torch.compile."""
+    """torch.compile of all that a step calls first; the modules stay the same.
+    options: of torch.compile."""
     from torch._dynamo import config, trace_rules  # takes seconds
     from torch._dynamo.external_utils import wrap_inline
 
     for module in called_first(model):
-        # Dynamo skips the frames of PyTorch's own files.  Where the forward pass is defined in one of them, also that
-        # of a subclass which inherits it, nothing would be compiled: what calls it is compiled there instead, a frame
-        # that is not skipped.  torch.compile(module) decides so too; module.compile() does not.
-        skipped = isinstance(module.forward, types.MethodType) and bool(trace_rules.check(module.forward))
+        # Dynamo skips the frames of PyTorch's own files.  Where the forward pass is defined in one
+        # of them, also that of a subclass which inherits it, nothing would be compiled: what calls
+        # it is compiled there instead, a frame that is not skipped.  torch.compile(module) decides
+        # so too; module.compile() does not.
+        skipped = isinstance(module.forward, types.MethodType) and bool(
+            trace_rules.check(module.forward)
+        )
         if hasattr(config, "wrap_top_frame"):
             with config.patch(wrap_top_frame=skipped):
                 module.compile(dynamic=False, **APART, **options)
@@ -43,7 +48,8 @@ def compile_in_place(model: nn.Module, **options: object) -> None:
 
 
 def compiler_options(mode: str) -> dict[str, object]:
-    """Those of torch.compile for --compile-mode; torch.compile takes a mode or options, not both."""
+    """Those of torch.compile for --compile-mode;
+    torch.compile takes a mode or options, not both."""
     from torch._inductor import list_mode_options
 
     return list_mode_options(mode)
@@ -58,11 +64,11 @@ def graphs_compiled() -> int:
 
 @contextlib.contextmanager
 def compiling(what: str, instead: str = "") -> Iterator[None]:
-    """Around the first call of what is to be compiled; what: its name in a sentence, instead: what to do where it
-    cannot be.
+    """Around the first call of what is to be compiled; what: its name in a sentence, instead: what
+    to do where it cannot be.
 
-    Raises UserError if the compiler fails, or if it makes no graph: what follows would be timed as compiled code, and
-    runs as before."""
+    Raises UserError if the compiler fails, or if it makes no graph: what follows would be timed as
+    compiled code, and runs as before."""
     from torch._dynamo import exc, utils
 
     before = graphs_compiled()
@@ -74,21 +80,34 @@ def compiling(what: str, instead: str = "") -> Iterator[None]:
     if graphs_compiled() == before and (APART or not before):
         breaks = list(utils.counters["graph_break"])
         reason = f" ({breaks[0].strip().splitlines()[0]})" if breaks else ""
-        raise UserError(f"{what} was not compiled: torch.compile made no graph of it{reason}{instead}")
+        raise UserError(
+            f"{what} was not compiled: torch.compile made no graph of it{reason}{instead}"
+        )
 
 
 class Compilation:
-    """torch.compile of a model before its first step: the compile time, and the time of a pass before and after.
+    """torch.compile of a model before its first step: the compile time, and the time of a pass
+    before and after.
 
-    Measured with forward and backward passes over one batch, whose gradients are discarded, and with random numbers of
-    their own, so that training is not affected.
+    Measured with forward and backward passes over one batch, whose gradients are discarded, and
+    with random numbers of their own, so that training is not affected.
     """
 
     PASSES = 3  # timed passes before and after compiling, each time after an untimed one
 
-    def __init__(self, workload: Workload, state: TrainingState, batch, device: torch.device, mode: str, traced: bool):
+    def __init__(
+        self,
+        workload: Workload,
+        state: TrainingState,
+        batch,
+        device: torch.device,
+        mode: str,
+        traced: bool,
+    ):
         self.workload, self.state, self.device = workload, state, device
-        buffers = [buffer.clone() for buffer in state.model.buffers()]  # a forward pass updates BatchNorm's averages
+        buffers = [
+            buffer.clone() for buffer in state.model.buffers()
+        ]  # a forward pass updates BatchNorm's averages
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             self._compile(batch, mode, traced)
         for buffer, before in zip(state.model.buffers(), buffers, strict=True):
@@ -97,12 +116,17 @@ class Compilation:
     def _compile(self, batch, mode: str, traced: bool) -> None:
         from torch._dynamo import utils  # takes seconds
 
-        importlib.import_module("torch._inductor.compile_fx")  # takes seconds, and is no compile time
+        importlib.import_module(
+            "torch._inductor.compile_fx"
+        )  # takes seconds, and is no compile time
         self._pass_ms(batch)
         self.uncompiled_ms = self._median_pass_ms(batch)
         utils.counters.clear()
-        # A trace always shows GPU kernels, but generated CPU kernels only if the generated code records them.
-        options = compiler_options(mode) | {"cpp.enable_kernel_profile": traced and self.device.type == "cpu"}
+        # A trace always shows GPU kernels, but generated CPU kernels only if the generated code
+        # records them.
+        options = compiler_options(mode) | {
+            "cpp.enable_kernel_profile": traced and self.device.type == "cpu"
+        }
         compile_in_place(self.state.model, options=options)
         with compiling("--compile: this model", "; leave it out"):
             first_ms = self._pass_ms(batch)
@@ -127,7 +151,8 @@ class Compilation:
         return statistics.median(self._pass_ms(batch) for _ in range(self.PASSES))
 
     def document(self, micro_steps: int) -> dict:
-        """Median pass times, the time saved per step of `micro_steps` passes, and the break-even step."""
+        """Median pass times, the time saved per step of `micro_steps` passes,
+        and the break-even step."""
         saved_ms = micro_steps * (self.uncompiled_ms - self.compiled_ms)
         return {
             "compile_s": self.compile_s,

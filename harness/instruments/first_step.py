@@ -1,4 +1,5 @@
-"""What the first step of a run does with each parameter: its gradient, and whether the optimizer moves it."""
+"""What the first step of a run does with each parameter: its gradient, and whether the optimizer
+moves it."""
 
 import contextlib
 import math
@@ -16,21 +17,27 @@ from harness.instruments.rounding import is_narrow, lost_updates, type_name
 
 
 class FirstStepAudit:
-    """Reads gradients before the optimizer's phase, and two numbers of each parameter before and after it.
+    """Reads gradients before the optimizer's phase, and two numbers of each parameter before and
+    after it.
 
-    A context for the first step; it is one of the `range_observers`, which are told of phases.  Of each parameter it
-    looks at the elements with the largest and the smallest gradient, which must move: it copies no tensor, so the peak
-    of memory stays what it was.  Where one does not, it looks at what the optimizer would have added: a narrow type may
-    round it away.  Of parameters in shards every rank looks at its own part, and the ranks add up.
+    A context for the first step; it is one of the `range_observers`, which are told of phases.  Of
+    each parameter it looks at the elements with the largest and the smallest gradient, which must
+    move: it copies no tensor, so the peak of memory stays what it was.  Where one does not, it
+    looks at what the optimizer would have added: a narrow type may round it away.  Of parameters in
+    shards every rank looks at its own part, and the ranks add up.
     """
 
     def __init__(self, model: nn.Module, scaler: torch.amp.GradScaler):
         self.model, self.scaler = model, scaler
         self.result: FirstStep | None = None
-        self._trained: list[str] = []  # names: which ask for a gradient may change within a step of a file's own
+        self._trained: list[
+            str
+        ] = []  # names: which ask for a gradient may change within a step of a file's own
         self._ranges: list[str] = []
         self._seen: dict[str, tuple[Tensor, ...]] = {}
-        self._lost: dict[str, Tensor] = {}  # whether rounding hides the last update of these two numbers
+        self._lost: dict[
+            str, Tensor
+        ] = {}  # whether rounding hides the last update of these two numbers
         self._owned: set[str] = set()  # names: an optimizer has stepped with them
         self._found: Tensor | None = None  # [parameters, 7], of the optimizer phases so far
 
@@ -55,7 +62,8 @@ class FirstStepAudit:
                 self.result = self._first_step()
 
     def _read_gradients(self) -> None:
-        """Of each gradient the norm, and its largest and smallest element with what the parameter is there."""
+        """Of each gradient the norm, and its largest and smallest element with what the parameter
+        is there."""
         self._scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
         parameters = dict(self.model.named_parameters())
         for name in self._trained:
@@ -64,7 +72,9 @@ class FirstStepAudit:
             if gradient is None or not len(gradient):  # none, or this rank has no row of it
                 continue
             ends = torch.stack((gradient.argmax(), gradient.argmin()))
-            wide = torch.promote_types(gradient.dtype, torch.float32)  # the squares of fp16 overflow
+            wide = torch.promote_types(
+                gradient.dtype, torch.float32
+            )  # the squares of fp16 overflow
             norm = torch.linalg.vector_norm(gradient, dtype=wide)
             self._seen[name] = ends, gradient[ends], norm, local_part(parameter).reshape(-1)[ends]
 
@@ -88,7 +98,8 @@ class FirstStepAudit:
         parameters = dict(self.model.named_parameters())
         trained = [parameters[name] for name in self._trained]
         sharded = any(local_part(p) is not p for p in trained)
-        # Of each parameter: has a gradient, squared norm, not zero, not finite, moved, update told, not lost.
+        # Of each parameter: has a gradient, squared norm, not zero, not finite, moved, update told,
+        # not lost.
         rows = []
         for name, parameter in zip(self._trained, trained, strict=True):
             if name not in self._seen:
@@ -106,7 +117,9 @@ class FirstStepAudit:
         found = torch.stack(rows)
         if sharded:
             torch.distributed.all_reduce(found)
-        if self._found is not None:  # a step of a file's own may have several: what holds after one of them counts
+        if (
+            self._found is not None
+        ):  # a step of a file's own may have several: what holds after one of them counts
             norms = torch.where(found[:, 0] > 0, found[:, 1], self._found[:, 1])
             found = torch.maximum(found, self._found)
             found[:, 1] = norms
@@ -129,7 +142,9 @@ class FirstStepAudit:
                 result.untold[name] = type_name(parameters[name])
             elif not moved:
                 result.unmoved.append(name)
-        if result.non_finite and self.scaler.is_enabled():  # the scale was too large: so it is lowered, and no fault
+        if (
+            result.non_finite and self.scaler.is_enabled()
+        ):  # the scale was too large: so it is lowered, and no fault
             result.non_finite, result.unmoved, result.skipped = [], [], True
             result.rounded, result.untold = {}, {}
         return result

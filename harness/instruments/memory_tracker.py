@@ -23,16 +23,19 @@ from harness.ranks.collective_calls import held_by_gloo, on_copies
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Records the tensors of one training step: bytes, when each is allocated and freed, its category and its origin.
+    """Records the tensors of one training step: bytes, when each is allocated and freed, its
+    category and its origin.
 
-    Every operator passes through here, forward and backward, so the result is the bytes of live tensors; an operator's
-    internal workspace is not tracked, and on a GPU neither are tensors of the host.  Gradients and optimizer state are
-    recognized by identity, activations because they outlive the forward pass; the rest is temporary.  While active, the
-    tracker is one of the `range_observers`, to which trace_range() reports which part of the step is running.
+    Every operator passes through here, forward and backward, so the result is the bytes of live
+    tensors; an operator's internal workspace is not tracked, and on a GPU neither are tensors of
+    the host.  Gradients and optimizer state are recognized by identity, activations because they
+    outlive the forward pass; the rest is temporary.  While active, the tracker is one of the
+    `range_observers`, to which trace_range() reports which part of the step is running.
 
-    Of a tensor that is sharded over ranks, the part of this rank counts.  FSDP frees and allocates gathered parameters
-    by resizing their storage, which is no operator, so resizing is watched too.  Collectives are counted; those of
-    gloo work on copies (see on_copies), so that the peak does not depend on when its threads let go of a tensor.
+    Of a tensor that is sharded over ranks, the part of this rank counts.  FSDP frees and allocates
+    gathered parameters by resizing their storage, which is no operator, so resizing is watched too.
+    Collectives are counted; those of gloo work on copies (see on_copies), so that the peak does not
+    depend on when its threads let go of a tensor.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int = 1):
@@ -51,7 +54,7 @@ class MemoryTracker(TorchDispatchMode):
         """What was recorded, to send it to another process."""
         return {"timeline": self.timeline, "finished": self.finished}
 
-    # ---- Begin and end of the step -----------------------------------------------------------------------------------
+    # ---- Begin and end of the step ---------------------------------------------------------------
 
     def __enter__(self) -> MemoryTracker:
         self._started = time.perf_counter()
@@ -60,7 +63,10 @@ class MemoryTracker(TorchDispatchMode):
         self._record_all(self._gradients(), "gradients")
         self._record_all(self._optimizer_state(), "optimizer")
         timeline = self.timeline
-        timeline.times_us, timeline.places = [0.0], [self.part.where()]  # these count from the first event on
+        timeline.times_us, timeline.places = (
+            [0.0],
+            [self.part.where()],
+        )  # these count from the first event on
         for entry in timeline.allocations:
             entry.born = 0
         range_observers.append(self)
@@ -82,10 +88,12 @@ class MemoryTracker(TorchDispatchMode):
         return (p.grad for p in self.model.parameters() if p.grad is not None)
 
     def _optimizer_state(self) -> list[Tensor]:
-        states = getattr(self.optimizer, "optim", self.optimizer).state  # ZeRO-1 wraps the optimizer of its rank
+        states = getattr(
+            self.optimizer, "optim", self.optimizer
+        ).state  # ZeRO-1 wraps the optimizer of its rank
         return [v for state in states.values() for v in state.values() if isinstance(v, Tensor)]
 
-    # ---- Tensors -----------------------------------------------------------------------------------------------------
+    # ---- Tensors ---------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -95,7 +103,9 @@ class MemoryTracker(TorchDispatchMode):
         for tensor in tree_iter(out):
             if isinstance(tensor, Tensor) and self._is_on_device(tensor):
                 entry = self._record(tensor, existed=writes_in_place(func))
-                if func is torch.ops.aten._unsafe_view.default:  # restores the shape of a flattened matmul
+                if (
+                    func is torch.ops.aten._unsafe_view.default
+                ):  # restores the shape of a flattened matmul
                     entry.shape = list(tensor.shape)
         return out
 
@@ -104,32 +114,42 @@ class MemoryTracker(TorchDispatchMode):
         return getattr(torch, self._device.type, torch.cpu).current_stream()
 
     def _is_on_device(self, tensor: Tensor) -> bool:
-        """Not batches before their copy to a GPU, nor AdamW's step counters, which stay on the host."""
+        """Not batches before their copy to a GPU, nor AdamW's step counters,
+        which stay on the host."""
         return tensor.device.type == self._device.type
 
     def _record_all(self, tensors: Iterable[Tensor], category: str) -> None:
         for tensor in filter(self._is_on_device, tensors):
             self._record(tensor, category)
 
-    def _record(self, tensor: Tensor, category: str | None = None, existed: bool = False) -> Allocation:
-        """The entry of a tensor's storage, created if it is new; a category passed here is final.  existed: it was
-        there before the step, such as a bucket of DistributedDataParallel, which allocates outside of operators."""
+    def _record(
+        self, tensor: Tensor, category: str | None = None, existed: bool = False
+    ) -> Allocation:
+        """The entry of a tensor's storage, created if it is new; a category passed here is final.
+        existed: it was there before the step, such as a bucket of DistributedDataParallel, which
+        allocates outside of operators."""
         tensor = local_part(tensor)
         storage = tensor.untyped_storage()
         if storage._cdata not in self._live:
             dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
-            if existed and tensor.numel() * tensor.itemsize < storage.nbytes():  # one of the gradients in a bucket
+            if (
+                existed and tensor.numel() * tensor.itemsize < storage.nbytes()
+            ):  # one of the gradients in a bucket
                 shape = [storage.nbytes() // tensor.itemsize]
             self._record_storage(storage, shape, dtype, existed)
         entry = self._live[storage._cdata][1]
         entry.category = category or entry.category
         return entry
 
-    def _record_storage(self, storage: torch.UntypedStorage, shape: list[int], dtype: str, existed: bool) -> None:
+    def _record_storage(
+        self, storage: torch.UntypedStorage, shape: list[int], dtype: str, existed: bool
+    ) -> None:
         key, size = storage._cdata, storage.nbytes()
         self._live_bytes += size
         born, phase = (0, None) if existed else (self._event(), self.part.phase())
-        entry = Allocation(size, shape, dtype, self.timeline.places[born], phase, "temporaries", born)
+        entry = Allocation(
+            size, shape, dtype, self.timeline.places[born], phase, "temporaries", born
+        )
         if (stream := self._stream()) not in self._streams:
             self._streams.append(stream)
         entry.stream = self._streams.index(stream)
@@ -162,7 +182,8 @@ class MemoryTracker(TorchDispatchMode):
         return len(self.timeline.times_us) - 1
 
     def _communicates(self, func, args: tuple, kwargs: dict) -> None:
-        """Counts a collective; and sets the category of what it, or FSDP's copies around it, read and write."""
+        """Counts a collective; and sets the category of what it, or FSDP's copies around it, read
+        and write."""
         self.timeline.collectives.count(func, args)
         written = kwargs.get("out", [])
         for tensor in tree_iter([args, written]):
@@ -172,11 +193,14 @@ class MemoryTracker(TorchDispatchMode):
         if func._schema.name == "fsdp::split_with_sizes_copy":
             for tensor in written:
                 entry = self._record(tensor, "gathered parameters")
-                entry.shape, entry.dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+                entry.shape, entry.dtype = (
+                    list(tensor.shape),
+                    str(tensor.dtype).removeprefix("torch."),
+                )
         elif func._schema.name == "fsdp::chunk_cat":
             self._record_all(args[0], "gradients")  # whole ones, before they are reduced
 
-    # ---- Ranges, as an observer --------------------------------------------------------------------------------------
+    # ---- Ranges, as an observer ------------------------------------------------------------------
 
     def range_push(self, name: str) -> None:
         self.part.push(name)
@@ -204,7 +228,9 @@ class MemoryTracker(TorchDispatchMode):
 
     def _categorize_gradients(self) -> None:
         self._record_all(self._gradients(), "gradients")
-        if hasattr(self.model, "set_requires_gradient_sync"):  # FSDP: whole gradients of earlier micro-batches
+        if hasattr(
+            self.model, "set_requires_gradient_sync"
+        ):  # FSDP: whole gradients of earlier micro-batches
             for _, entry in self._live.values():
                 if entry.category == "temporaries" and entry.phase == "backward":
                     entry.category = "gradients"
@@ -213,8 +239,8 @@ class MemoryTracker(TorchDispatchMode):
 class RunningPart:
     """Which part of the model is running: the innermost range.
 
-    In the backward pass, the sequence number of autograd's node identifies the forward operator that it belongs to, and
-    so the part.
+    In the backward pass, the sequence number of autograd's node identifies the forward operator
+    that it belongs to, and so the part.
     """
 
     def __init__(self, model: nn.Module):
@@ -234,8 +260,8 @@ class RunningPart:
         return name
 
     def _note_range(self) -> None:
-        """Only of the forward pass: every thread has its own numbers, and on a GPU the backward pass, which also
-        recomputes checkpointed blocks, runs in a thread of autograd's."""
+        """Only of the forward pass: every thread has its own numbers, and on a GPU the backward
+        pass, which also recomputes checkpointed blocks, runs in a thread of autograd's."""
         if threading.get_ident() == self._thread:
             self._numbers.append(torch.autograd._get_sequence_nr())
             self._names.append(self.ranges[-1])
@@ -245,7 +271,8 @@ class RunningPart:
         return next((name for name in reversed(self.ranges) if name in PHASES), None)
 
     def where(self) -> str:
-        """The innermost range; of the backward pass, the range or parameter that its node belongs to."""
+        """The innermost range; of the backward pass,
+        the range or parameter that its node belongs to."""
         node = torch._C._current_autograd_node() if self.ranges[-1] == "backward" else None
         if node is None:
             return self.ranges[-1]
@@ -257,8 +284,9 @@ class RunningPart:
 
 @contextlib.contextmanager
 def resizes_reported_to(observer: Callable[[torch.UntypedStorage], object]) -> Iterator[None]:
-    """Calls observer(storage) after each resizing of a storage, of which PyTorch tells nobody.  Within another such
-    block, or beside a program that replaces the method too, each of them sees it."""
+    """Calls observer(storage) after each resizing of a storage, of which PyTorch tells nobody.
+    Within another such block, or beside a program that replaces the method too,
+    each of them sees it."""
     resize = torch.UntypedStorage.resize_
 
     def reporting(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
@@ -266,7 +294,9 @@ def resizes_reported_to(observer: Callable[[torch.UntypedStorage], object]) -> I
         observer(storage)
         return storage
 
-    with mock.patch.object(torch.UntypedStorage, "resize_", reporting):  # inherits the method, and does so again after
+    with mock.patch.object(
+        torch.UntypedStorage, "resize_", reporting
+    ):  # inherits the method, and does so again after
         yield
 
 
@@ -277,5 +307,6 @@ def local_part(tensor: Tensor) -> Tensor:
 
 @functools.cache
 def writes_in_place(func) -> bool:
-    """Whether all that an operator returns are arguments that it has written to: it has allocated none of them."""
+    """Whether all that an operator returns are arguments that it has written to: it has allocated
+    none of them."""
     return func._schema.is_mutable and all(returned.alias_info for returned in func._schema.returns)

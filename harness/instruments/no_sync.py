@@ -1,7 +1,8 @@
-"""Communication by difference: steps that reduce gradients over ranks, in turn with steps that do not.
+"""Communication by difference: steps that reduce gradients over ranks, in turn with steps that do
+not.
 
-A measurement without a profiler, to compare with the exposed communication of a trace.  It measures what the reduction
-costs a step, not how long it takes: what the backward pass hides costs nothing.
+A measurement without a profiler, to compare with the exposed communication of a trace.  It measures
+what the reduction costs a step, not how long it takes: what the backward pass hides costs nothing.
 """
 
 import contextlib
@@ -22,9 +23,15 @@ def check_no_sync(parallel: ParallelConfig, pairs: int) -> None:
     """Raise UserError, exit code 2, where --no-sync-steps would compare nothing."""
     why = None
     if parallel.world_size == 1:
-        why = "this run has one rank, which reduces nothing; start several with torchrun --nproc-per-node N"
+        why = (
+            "this run has one rank, which reduces nothing; start several with torchrun"
+            " --nproc-per-node N"
+        )
     elif parallel.parallel == "fsdp":
-        why = "with --parallel fsdp every pass gathers parameters: no step does without communication; use ddp or zero1"
+        why = (
+            "with --parallel fsdp every pass gathers parameters: no step does without"
+            " communication; use ddp or zero1"
+        )
     if pairs and why:
         raise UserError(f"--no-sync-steps {pairs}: {why}", 2)
 
@@ -34,8 +41,9 @@ def no_sync_steps(
 ) -> dict | None:
     """`no_sync` of performance_summary.json, from `pairs` steps of each kind; None for 0 pairs.
 
-    state.model is a DistributedDataParallel.  Called by all ranks after training: without reduction, their parameters
-    drift apart.  Every step still reduces its loss, so that no rank runs ahead; ZeRO-1's broadcasts are in both kinds.
+    state.model is a DistributedDataParallel.  Called by all ranks after training: without
+    reduction, their parameters drift apart.  Every step still reduces its loss, so that no rank
+    runs ahead; ZeRO-1's broadcasts are in both kinds.
     """
     if not pairs:
         return None

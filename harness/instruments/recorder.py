@@ -1,4 +1,5 @@
-"""The instruments of a run: torch.profiler, the window of a system profiler, memory, DeepSpeed's FLOPs."""
+"""The instruments of a run: torch.profiler, the window of a system profiler,
+memory, DeepSpeed's FLOPs."""
 
 from __future__ import annotations
 
@@ -32,11 +33,22 @@ from harness.model.workload import TrainingState
 
 
 class TraceRecorder:
-    """torch.profiler over the scheduled window.  The trace is renamed to its final name when it is complete."""
+    """torch.profiler over the scheduled window.  The trace is renamed to its final name
+    when it is complete."""
 
-    def __init__(self, profiling: ProfilerConfig, window: tuple[int, int], on_gpu: bool, folder: Path, suffix: str):
+    def __init__(
+        self,
+        profiling: ProfilerConfig,
+        window: tuple[int, int],
+        on_gpu: bool,
+        folder: Path,
+        suffix: str,
+    ):
         make_folder(folder)  # every rank: nodes need not share it
-        self.folder, self.suffix = folder, suffix + ".pt.trace.json" + (".gz" if profiling.gzip else "")
+        self.folder, self.suffix = (
+            folder,
+            suffix + ".pt.trace.json" + (".gz" if profiling.gzip else ""),
+        )
         self.first, self.last = window
         self.steps_seen = 0
         self.path: Path | None = None  # of the finished trace
@@ -46,16 +58,21 @@ class TraceRecorder:
             # Without a step before the window there is no warm-up.
             warnings.filterwarnings("ignore", message="Profiler won't be using warmup")
             active = self.last - self.first
-            schedule = torch.profiler.schedule(wait=self.first - warmup, warmup=warmup, active=active, repeat=1)
+            schedule = torch.profiler.schedule(
+                wait=self.first - warmup, warmup=warmup, active=active, repeat=1
+            )
         self.profile = torch.profiler.profile(
             activities=[activity.CPU, activity.CUDA] if on_gpu else [activity.CPU],
             schedule=lambda step: schedule(max(step - 1, 0)),
             on_trace_ready=self.export,
-            record_shapes=True,  # FLOPs follow from them; with_flops slows CPU steps and is not in the trace
+            # FLOPs follow from shapes; with_flops slows CPU steps and is not in the trace
+            record_shapes=True,
             with_stack=profiling.profile_stacks,  # also records the calls of nn.Modules
             profile_memory=profiling.profile_memory,
         )
-        self.profile.step_num = 1  # steps have the numbers in the trace that the run prints: the first is 1
+        self.profile.step_num = (
+            1  # steps have the numbers in the trace that the run prints: the first is 1
+        )
         # Who compares the ranks has to know whether their clocks are one.
         self.profile.preset_metadata_json("hostInfo", json.dumps(host_info()))
 
@@ -67,9 +84,14 @@ class TraceRecorder:
         last = min(self.last, self.steps_seen)
         path = self.folder / f"trace_step_{self.first}_{last}{self.suffix}"
         partial = path.with_name(f".{path.name.removesuffix('.gz')}.partial")
-        profile.export_chrome_trace(str(partial))  # does not report a file that it could not open, or a full disk
+        profile.export_chrome_trace(
+            str(partial)
+        )  # does not report a file that it could not open, or a full disk
         if not partial.exists():
-            raise UserError(f"cannot write {path}: torch.profiler wrote no file; is the folder there and writable?")
+            raise UserError(
+                f"cannot write {path}: torch.profiler wrote no file; is the folder there and"
+                " writable?"
+            )
         with partial.open("rb") as file:
             file.seek(max(0, partial.stat().st_size - 64))
             tail = file.read().rstrip()
@@ -101,7 +123,8 @@ ROCTX = (None, *(f"librocprofiler-sdk-roctx.so{version}" for version in ("", ".1
 
 
 def roctx(name: str) -> Callable[[], int] | None:
-    """A function of ROCTX that pauses or resumes the profiler for all threads; None where no library has it."""
+    """A function of ROCTX that pauses or resumes the profiler for all threads; None where no
+    library has it."""
     for library in ROCTX:
         with contextlib.suppress(OSError, AttributeError):
             function = getattr(ctypes.CDLL(library), name)
@@ -111,14 +134,16 @@ def roctx(name: str) -> Callable[[], int] | None:
 
 
 class SystemProfilerWindow:
-    """Starts and stops the capture of the system profiler that launched this process, and names what is in it.
+    """Starts and stops the capture of the system profiler that launched this process, and names
+    what is in it.
 
-    nsys reacts to cudaProfilerStart and Stop, rocprofv3 to roctxProfilerResume and Pause.  With --selected-regions
-    (ROCm 7) it begins paused; before, it is paused here, and what ran until then is in the profile, too.  Without these
-    functions the whole run is.  So steps are marked: what reads the profile takes those.
+    nsys reacts to cudaProfilerStart and Stop, rocprofv3 to roctxProfilerResume and Pause.  With
+    --selected-regions (ROCm 7) it begins paused; before, it is paused here, and what ran until then
+    is in the profile, too.  Without these functions the whole run is.  So steps are marked: what
+    reads the profile takes those.
 
-    In these steps each operator is a range as well, with the shapes of its inputs and a sequence number, by which
-    operators of the backward pass are matched with those of the forward pass.
+    In these steps each operator is a range as well, with the shapes of its inputs and a sequence
+    number, by which operators of the backward pass are matched with those of the forward pass.
     """
 
     def __init__(self, window: tuple[int, int], device: torch.device):
@@ -126,9 +151,15 @@ class SystemProfilerWindow:
         self.open, self.close, how = torch.cuda.profiler.start, torch.cuda.profiler.stop, "alone"
         if torch.version.hip:
             self.open, self.close = roctx("roctxProfilerResume"), roctx("roctxProfilerPause")
-            begins_paused = os.environ.get("ROCPROF_SELECTED_REGIONS", "0") != "0"  # rocprofv3 sets it
-            if not self.close and (begins_paused or not any(name.startswith("ROCP") for name in os.environ)):
-                raise UserError("--system-profiler: not started by rocprofv3; use run_system_profiler.sh")
+            begins_paused = (
+                os.environ.get("ROCPROF_SELECTED_REGIONS", "0") != "0"
+            )  # rocprofv3 sets it
+            if not self.close and (
+                begins_paused or not any(name.startswith("ROCP") for name in os.environ)
+            ):
+                raise UserError(
+                    "--system-profiler: not started by rocprofv3; use run_system_profiler.sh"
+                )
             if not self.close or (not begins_paused and self.close()):
                 self.open = self.close = lambda: 0
                 how = "in a profile of the whole run, as this rocprofv3 cannot be paused"
@@ -140,14 +171,17 @@ class SystemProfilerWindow:
 
     @contextlib.contextmanager
     def step(self, step: int):
-        """Synchronizes at both ends of the window, so that exactly the work of its steps is captured."""
+        """Synchronizes at both ends of the window, so that exactly the work of
+        its steps is captured."""
         if not self.first < step <= self.last:
             yield
             return
         if step == self.first + 1:
             synchronize(self.device)
             if self.open():
-                raise UserError("--system-profiler: roctxProfilerResume failed, so nothing is captured")
+                raise UserError(
+                    "--system-profiler: roctxProfilerResume failed, so nothing is captured"
+                )
             self.operators.__enter__()
         torch.cuda.nvtx.range_push(f"ProfilerStep#{step}")
         yield
@@ -159,8 +193,9 @@ class SystemProfilerWindow:
 
 
 class MemorySnapshot:
-    """torch.cuda's allocation history of one step: pickles for pytorch.org/memory_viz, of the first forward pass and of
-    the whole step.  torch's HTML export is not written, because it loads its viewer from the internet.
+    """torch.cuda's allocation history of one step: pickles for pytorch.org/memory_viz, of the first
+    forward pass and of the whole step.  torch's HTML export is not written, because it loads its
+    viewer from the internet.
     """
 
     ENTRIES = 1_000_000  # of the history; the oldest are dropped first
@@ -191,7 +226,8 @@ class MemorySnapshot:
 
 
 class DeepSpeedCounter:
-    """DeepSpeed's FLOPs profiler over one forward pass, as a context; later passes of the step are not counted.
+    """DeepSpeed's FLOPs profiler over one forward pass, as a context; later passes of the step are
+    not counted.
 
     Counts accumulate until the profiler is stopped, so it is stopped after one pass.
     Its own report is written to flops_profile.txt in the folder, if there is one.
@@ -205,7 +241,9 @@ class DeepSpeedCounter:
         from deepspeed.profiling.flops_profiler import FlopsProfiler
 
         self.profiler = None if self.counts else FlopsProfiler(self.model)
-        self.not_compiled = torch.compiler.set_stance("force_eager")  # it counts calls to PyTorch's functions
+        self.not_compiled = torch.compiler.set_stance(
+            "force_eager"
+        )  # it counts calls to PyTorch's functions
         self.not_compiled.__enter__()
         if self.profiler:
             self.profiler.start_profile()
@@ -221,7 +259,11 @@ class DeepSpeedCounter:
                 "flops": int(self.profiler.get_total_flops()),
                 "macs": int(self.profiler.get_total_macs()),
                 "parameters": int(self.profiler.get_total_params()),
-                "macs_by_module": {name: int(sum(m.__macs__ for m in one.modules())) for name, one in modules if name},
+                "macs_by_module": {
+                    name: int(sum(m.__macs__ for m in one.modules()))
+                    for name, one in modules
+                    if name
+                },
             }
             if self.folder:
                 report = str(self.folder / "flops_profile.txt")
@@ -247,7 +289,9 @@ class Instruments:
         self.audit = FirstStepAudit(state.model, state.scaler)
         self.trace = self.memory = self.flops = self.snapshot = self.system_profiler = None
         if profiling.records_trace:
-            self.trace = TraceRecorder(profiling, schedule.window, self.on_gpu, trace_folder, rank_suffix)
+            self.trace = TraceRecorder(
+                profiling, schedule.window, self.on_gpu, trace_folder, rank_suffix
+            )
         if profiling.system_profiler:
             self.system_profiler = SystemProfilerWindow(schedule.window, device)
         if schedule.memory_step:
@@ -291,15 +335,22 @@ class Instruments:
             self.snapshot.after_forward()
 
 
-def check_profiling(profiling: ProfilerConfig, device: torch.device, output_dir: str | None) -> None:
+def check_profiling(
+    profiling: ProfilerConfig, device: torch.device, output_dir: str | None
+) -> None:
     """Raise UserError before training starts if what the profiling flags need is missing."""
     if output_dir or profiling.enabled:
         require("a run folder", ["tensorboard"])
     if profiling.profile_operators:
         require("--profile-operators", ["msgspec", "pandas"])
     if device.type == "cpu" and profiling.memory_snapshot:
-        instead = "--profile-memory records tensors, and run_memory_study.sh shows how their memory grows"
-        raise UserError(f"--memory-snapshot: the allocation history exists only for GPU memory; on a CPU {instead}")
+        instead = (
+            "--profile-memory records tensors, and run_memory_study.sh shows how their memory grows"
+        )
+        raise UserError(
+            "--memory-snapshot: the allocation history exists only for GPU memory; on a CPU"
+            f" {instead}"
+        )
     if device.type == "cpu" and profiling.system_profiler:
         raise UserError("--system-profiler: nsys and rocprofv3 profile a GPU, and none is in use")
     if profiling.enable_deepspeed_flops and (problem := deepspeed_problem(device)):

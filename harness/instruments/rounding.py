@@ -1,5 +1,6 @@
-"""Does the type of a parameter keep what the optimizer adds to it?  An update below half a unit in the last place of a
-weight is lost: in bf16, which keeps 8 bits, what is below 1/512 to 1/256 of it."""
+"""Does the type of a parameter keep what the optimizer adds to it?  An update below half a unit in
+the last place of a weight is lost: in bf16, which keeps 8 bits,
+what is below 1/512 to 1/256 of it."""
 
 from __future__ import annotations
 
@@ -23,11 +24,12 @@ def is_narrow(tensor: Tensor) -> bool:
 def lost_updates(
     optimizer: torch.optim.Optimizer, group: dict, parameter: Tensor, weights: Tensor, at: Tensor
 ) -> Tensor | None:
-    """Whether the last step of the optimizer could change none of these elements, though it had something to add: a
-    bool without dimensions.  None: how this optimizer computes what it adds is not known.
+    """Whether the last step of the optimizer could change none of these elements, though it had
+    something to add: a bool without dimensions.  None: how this optimizer computes what it adds is
+    not known.
 
-    group: of the optimizer's parameters, that with this one; weights: what its elements were before, [n]; at: their
-    places in this rank's flattened part, [n].
+    group: of the optimizer's parameters, that with this one; weights: what its elements were
+    before, [n]; at: their places in this rank's flattened part, [n].
     """
     gradient = parameter.grad
     if gradient is None or gradient.is_sparse:
@@ -42,7 +44,9 @@ def lost_updates(
     return (after == weights).all() & (update != 0).any()
 
 
-def lost_entirely(optimizer: torch.optim.Optimizer, group: dict, parameter: Tensor, local: Tensor) -> bool | None:
+def lost_entirely(
+    optimizer: torch.optim.Optimizer, group: dict, parameter: Tensor, local: Tensor
+) -> bool | None:
     """The same of all elements with a gradient.  local: this rank's part, which did not change."""
     flat, has_gradient = local.reshape(-1), False
     for begin in range(0, len(flat), PIECE):
@@ -64,13 +68,24 @@ def picked(tensor: Tensor, at: Tensor) -> Tensor:
 
 
 def update_of(
-    optimizer: torch.optim.Optimizer, group: dict, state: dict, at: Tensor, weights: Tensor, gradient: Tensor
+    optimizer: torch.optim.Optimizer,
+    group: dict,
+    state: dict,
+    at: Tensor,
+    weights: Tensor,
+    gradient: Tensor,
 ) -> tuple[float, Tensor] | None:
-    """By what the weights are multiplied, and what is subtracted from them then, [n]; None: not known.
+    """By what the weights are multiplied, and what is subtracted from them then, [n]; None: not
+    known.
 
-    One that has no state yet, as on a rank of ZeRO-1 that leaves a parameter to another, is in its first step.
+    One that has no state yet, as on a rank of ZeRO-1 that leaves a parameter to another, is in its
+    first step.
     """
-    kind, rate, decay = getattr(optimizer, "optim", optimizer), float(group["lr"]), group.get("weight_decay", 0.0)
+    kind, rate, decay = (
+        getattr(optimizer, "optim", optimizer),
+        float(group["lr"]),
+        group.get("weight_decay", 0.0),
+    )
     if group.get("maximize"):
         gradient = -gradient
     if isinstance(kind, torch.optim.Adam | torch.optim.AdamW):
@@ -79,7 +94,9 @@ def update_of(
             first, second = (float(beta) ** float(state["step"]) for beta in group["betas"])
             mean = picked(state["exp_avg"], at) / (1 - first)
             square = picked(state["exp_avg_sq"], at) / (1 - second)
-        is_decoupled = isinstance(kind, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay"))
+        is_decoupled = isinstance(kind, torch.optim.AdamW) or bool(
+            group.get("decoupled_weight_decay")
+        )
         kept_share = 1 - LEAST * rate * decay if is_decoupled else 1.0
         return kept_share, rate * mean / (square.sqrt() + group["eps"])
     if isinstance(kind, torch.optim.SGD):

@@ -21,23 +21,44 @@ class ProfilerConfig:
     )
     profile_steps: int = flag(5, "steps in the trace")
     warmup_steps: int = flag(5, "steps before the profiling window", minimum=0)
-    profile_stacks: bool = flag(False, "Python stacks and modules in the trace, much larger; implies the profiler")
-    profile_operators: bool = flag(False, "print the largest operators, all tables with --verbose; implies profiling")
+    profile_stacks: bool = flag(
+        False, "Python stacks and modules in the trace, much larger; implies the profiler"
+    )
+    profile_operators: bool = flag(
+        False, "print the largest operators, all tables with --verbose; implies profiling"
+    )
     gzip: bool = flag(False, "compress the trace")
     no_sync_steps: int = flag(
-        0, "with several ranks: steps after training with and without reducing gradients, to compare", minimum=0
+        0,
+        "with several ranks: steps after training with and without reducing gradients, to compare",
+        minimum=0,
     )
-    profile_memory: bool = flag(False, "record every tensor of one step", alias="--enable-memory-profiling")
-    memory_snapshot: bool = flag(False, "allocation history of one step on a GPU, for pytorch.org/memory_viz")
-    system_profiler: bool = flag(False, "enable capture by nsys or rocprofv3; set by run_system_profiler.sh")
+    profile_memory: bool = flag(
+        False, "record every tensor of one step", alias="--enable-memory-profiling"
+    )
+    memory_snapshot: bool = flag(
+        False, "allocation history of one step on a GPU, for pytorch.org/memory_viz"
+    )
+    system_profiler: bool = flag(
+        False, "enable capture by nsys or rocprofv3; set by run_system_profiler.sh"
+    )
     enable_deepspeed_flops: bool = flag(False, "count FLOPs with DeepSpeed's profiler in one step")
     flops_profile_step: int = flag(10, "step in which DeepSpeed counts FLOPs")
     peak: str | float = flag(
-        "auto", "for MFU: auto (by datasheet, else measured), measured, or TFLOP/s", metavar="PEAK", type=peak_choice
+        "auto",
+        "for MFU: auto (by datasheet, else measured), measured, or TFLOP/s",
+        metavar="PEAK",
+        type=peak_choice,
     )
 
     # --enable-all-profiling
-    ALL = ("enable_pytorch_profiler", "profile_stacks", "profile_operators", "profile_memory", "enable_deepspeed_flops")
+    ALL = (
+        "enable_pytorch_profiler",
+        "profile_stacks",
+        "profile_operators",
+        "profile_memory",
+        "enable_deepspeed_flops",
+    )
 
     @property
     def records_trace(self) -> bool:
@@ -45,19 +66,31 @@ class ProfilerConfig:
 
     @property
     def enabled(self) -> bool:
-        return self.records_trace or self.profile_memory or self.memory_snapshot or self.enable_deepspeed_flops
+        return (
+            self.records_trace
+            or self.profile_memory
+            or self.memory_snapshot
+            or self.enable_deepspeed_flops
+        )
 
 
 class InstrumentSchedule:
-    """Which steps are measured by an instrument.  Two share a step only if there are too few steps."""
+    """Which steps are measured by an instrument.  Two share a step only if there
+    are too few steps."""
 
     def __init__(self, num_steps: int, profiling: ProfilerConfig):
         self.num_steps = num_steps
-        self.window: tuple[int, int] | None = None  # the profiled steps are window[0] + 1 to window[1]
+        self.window: tuple[int, int] | None = (
+            None  # the profiled steps are window[0] + 1 to window[1]
+        )
         self.flops_step = self.memory_step = self.snapshot_step = None
         self.notes: list[str] = []  # which instrument was moved to another step, and why
         if profiling.records_trace or profiling.system_profiler:
-            others = profiling.enable_deepspeed_flops + profiling.profile_memory + profiling.memory_snapshot
+            others = (
+                profiling.enable_deepspeed_flops
+                + profiling.profile_memory
+                + profiling.memory_snapshot
+            )
             self._schedule_window(profiling.warmup_steps, profiling.profile_steps, others)
         if profiling.enable_deepspeed_flops:
             self._schedule_flops(profiling.flops_profile_step)
@@ -72,7 +105,8 @@ class InstrumentSchedule:
         requested = (warmup_steps, warmup_steps + length)
         last = min(requested[1], self.num_steps)
         if others:
-            # Reserved: the first step, one step per other instrument, the profiler's warm-up, two for the averages.
+            # Reserved: the first step, one step per other instrument, the profiler's warm-up, two
+            # for the averages.
             length = max(1, min(length, self.num_steps - others - 4))
         self.window = first, last = max(0, last - length), last
         if self.window != requested:
@@ -83,11 +117,18 @@ class InstrumentSchedule:
     def _schedule_flops(self, requested: int) -> None:
         self.flops_step = self._free_step(min(requested, self.num_steps))
         if self.flops_step != requested:
-            reason = "the run is shorter" if requested > self.num_steps else "that step is used by another instrument"
-            self.notes.append(f"FLOPs profile moved from step {requested} to {self.flops_step}: {reason}")
+            reason = (
+                "the run is shorter"
+                if requested > self.num_steps
+                else "that step is used by another instrument"
+            )
+            self.notes.append(
+                f"FLOPs profile moved from step {requested} to {self.flops_step}: {reason}"
+            )
 
     def _free_step(self, wanted: int) -> int:
-        """The nearest step without an instrument; else the nearer of first and warm-up step; else the last."""
+        """The nearest step without an instrument; else the nearer of first and warm-up step; else
+        the last."""
         for free in ((None,), ("first", "profiler warm-up")):
             for distance in range(self.num_steps):
                 for step in (wanted + distance, wanted - distance):

@@ -20,8 +20,12 @@ class StepRecord:
     """One step: timestamps while it runs, times and loss once the device has finished it."""
 
     step: int
-    marks: list = field(default_factory=list)  # (name of the phase that ends here, CUDA event or seconds)
-    losses: list[Tensor] = field(default_factory=list)  # one 0-d tensor per micro-batch, on its way to the host
+    marks: list = field(
+        default_factory=list
+    )  # (name of the phase that ends here, CUDA event or seconds)
+    losses: list[Tensor] = field(
+        default_factory=list
+    )  # one 0-d tensor per micro-batch, on its way to the host
     phase_ms: dict[str, float] = field(default_factory=dict)
     total_ms: float = math.nan
     loss: float = math.nan
@@ -35,9 +39,10 @@ class StepRecord:
 class StepMeter:
     """Times the phases of every step without making the device wait.
 
-    On a GPU the marks are events in the stream, read when the device has passed them; the host waits only for steps
-    that are printed.  On a CPU they are perf_counter readings.  Phases are contiguous, so they add up to the step.
-    What disturbed a step is sampled before and after its marks, so it adds nothing to the step's time.
+    On a GPU the marks are events in the stream, read when the device has passed them; the host
+    waits only for steps that are printed.  On a CPU they are perf_counter readings.  Phases are
+    contiguous, so they add up to the step.  What disturbed a step is sampled before and after its
+    marks, so it adds nothing to the step's time.
     """
 
     def __init__(self, device: torch.device, world_size: int, wait_for, on_record):
@@ -69,15 +74,20 @@ class StepMeter:
         self._mark(name)
 
     def add_loss(self, loss: Tensor) -> None:
-        """Store a micro-batch's loss, the mean over ranks.  The copy to the host is asynchronous."""
-        self._current.losses.append(mean_over_ranks(loss, self.world_size).to("cpu", non_blocking=True))
+        """Store a micro-batch's loss, the mean over ranks.
+        The copy to the host is asynchronous."""
+        self._current.losses.append(
+            mean_over_ranks(loss, self.world_size).to("cpu", non_blocking=True)
+        )
 
     def add_grad_norm(self, norm: Tensor) -> None:
-        """Store the norm of the step's gradients before clipping, which all ranks know, as add_loss() does."""
+        """Store the norm of the step's gradients before clipping, which all ranks know, as
+        add_loss() does."""
         self._current.norm_copy = norm.to("cpu", non_blocking=True)
 
     def read_finished(self, wait: bool) -> None:
-        """Turn the marks of finished steps into numbers.  Raises FloatingPointError at a non-finite loss."""
+        """Turn the marks of finished steps into numbers.
+        Raises FloatingPointError at a non-finite loss."""
         while self._pending:
             record = self._pending[0]
             if self.on_gpu and wait:
@@ -107,9 +117,12 @@ def mean_over_ranks(loss: Tensor, world_size: int) -> Tensor:
 
 
 class NullMeter:
-    """Stands in for the timer and the instruments of the loop: names the phases, and may watch the step."""
+    """Stands in for the timer and the instruments of the loop:
+    names the phases, and may watch the step."""
 
-    def __init__(self, watching: contextlib.AbstractContextManager | None = None, world_size: int = 1):
+    def __init__(
+        self, watching: contextlib.AbstractContextManager | None = None, world_size: int = 1
+    ):
         self.watching, self.world_size = watching, world_size
         self.losses: list[Tensor] = []
         self.grad_norms: list[Tensor] = []

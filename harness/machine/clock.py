@@ -1,4 +1,5 @@
-"""The clock of a device: events in the stream of a GPU, for which the host need not wait; the wall clock on a CPU."""
+"""The clock of a device: events in the stream of a GPU, for which the host need not wait; the wall
+clock on a CPU."""
 
 import time
 from collections.abc import Callable
@@ -20,12 +21,14 @@ def mark(on_gpu: bool) -> Mark:
 
 
 def elapsed_ms(start: Mark, end: Mark) -> float:
-    """Milliseconds between two marks; a GPU must have reached both (torch.cuda.Event.synchronize)."""
+    """Milliseconds between two marks; a GPU must have reached both
+    (torch.cuda.Event.synchronize)."""
     return 1e3 * (end - start) if isinstance(start, float) else start.elapsed_time(end)
 
 
 def time_synced(work: Callable[[], object], device: torch.device) -> float:
-    """Milliseconds of one call on the wall clock, synchronized before and after: launching is part of it."""
+    """Milliseconds of one call on the wall clock, synchronized before and after: launching is part
+    of it."""
     synchronize(device)
     started = time.perf_counter()
     work()

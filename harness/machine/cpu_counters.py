@@ -1,4 +1,5 @@
-"""What Linux counts for this process and its machine: time on a core and waiting for one, CPU quotas."""
+"""What Linux counts for this process and its machine:
+time on a core and waiting for one, CPU quotas."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ class Interval:
     switches: int = 0  # involuntary context switches
 
     def __add__(self, other: Interval) -> Interval:
-        return Interval(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+        return Interval(
+            *(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True))
+        )
 
     @property
     def waited_share(self) -> float | None:
@@ -39,7 +42,8 @@ class Interval:
 
     @property
     def lost_share(self) -> float | None:
-        """Upper bound of the share of the wall time that is due to waiting: if no two threads waited at once."""
+        """Upper bound of the share of the wall time that is due to waiting: if no two threads
+        waited at once."""
         return min(1.0, self.waited_s / self.wall_s) if self.run_s else None
 
 
@@ -54,7 +58,8 @@ class Sample:
     switches: int
 
     def until(self, later: Sample) -> Interval:
-        """A thread that ended in between counts as far as it was seen: a step samples at both ends."""
+        """A thread that ended in between counts as far as it was seen:
+        a step samples at both ends."""
         run_ns, waits_ns = 0, [0]
         for thread, (ran, waited) in later.threads.items():
             ran_before, waited_before = self.threads.get(thread, (0, 0))
@@ -66,7 +71,8 @@ class Sample:
 
 
 class Counters:
-    """Reads the counters of this process.  Files stay open: reading one again takes 1 to 2 us instead of 15.
+    """Reads the counters of this process.  Files stay open: reading one again takes 1 to 2 us
+    instead of 15.
 
     proc and cgroups are where /proc and the control groups are mounted.
     """
@@ -77,7 +83,9 @@ class Counters:
         self.limited = [folder for folder in folders if quota_cores(folder)]
         self.no_quota_reason = unknown_quota(folders, proc, cgroups) or "no quota"
         self.missing = None  # why the threads' times are unknown
-        if not any(ran for ran, _ in self._threads().values()):  # zeros: a kernel without this accounting
+        if not any(
+            ran for ran, _ in self._threads().values()
+        ):  # zeros: a kernel without this accounting
             self.missing = f"{proc}/self/task/*/schedstat is missing or empty on this system"
 
     def _threads(self) -> dict[str, tuple[int, int]]:
@@ -96,7 +104,9 @@ class Counters:
     def sample(self) -> Sample:
         threads = {} if self.missing else self._threads()
         quotas = [kernel_counters(folder / "cpu.stat") for folder in self.limited]
-        throttled, periods = (sum(one.get(name, 0) for one in quotas) for name in ("nr_throttled", "nr_periods"))
+        throttled, periods = (
+            sum(one.get(name, 0) for one in quotas) for name in ("nr_throttled", "nr_periods")
+        )
         switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
         return Sample(time.perf_counter(), threads, throttled, periods, switches)
 
@@ -107,8 +117,9 @@ class Counters:
     __del__ = close
 
     def machine(self) -> dict[str, float]:
-        """Of the entire machine: clock ticks that its cores were busy and those stolen from it; seconds in which some
-        process waited for a core.  What the system does not report is left out."""
+        """Of the entire machine: clock ticks that its cores were busy and those stolen from it;
+        seconds in which some process waited for a core.
+        What the system does not report is left out."""
         found = {"at_s": time.perf_counter()}
         with contextlib.suppress(OSError, ValueError), (self.proc / "stat").open() as file:
             user, nice, system, _, _, irq, softirq, stolen = map(int, file.readline().split()[1:9])

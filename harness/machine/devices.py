@@ -1,4 +1,5 @@
-"""Devices: which one to use, which precisions it supports, its memory, and its utilization during the run."""
+"""Devices: which one to use, which precisions it supports, its memory, and its utilization during
+the run."""
 
 from __future__ import annotations
 
@@ -19,18 +20,26 @@ from harness.machine.gpu_driver import gpu_driver
 from harness.machine.hardware_seen import unseen_hardware
 from harness.machine.host_limits import available_host_memory, host_memory_bytes
 
-PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 
 
 def choose_device(asked: str) -> torch.device:
-    """The device for --device; of several GPUs, that of the local rank.  Raises UserError if there is no GPU."""
+    """The device for --device; of several GPUs, that of the local rank.  Raises UserError if there
+    is no GPU."""
     if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         why = unseen_hardware() or f"PyTorch {torch.__version__} sees no GPU, and none was found"
         raise UserError(f"--device cuda: {why}; or use --device cpu")
-    torch.cuda.init()  # until then device_count() may ask amdsmi, which can answer 0 (pytorch issue 186516)
-    # Modulo: a batch system may give each rank a GPU of its own, which is then the only visible one.
+    # Before this, device_count() may ask amdsmi, which can answer 0 (pytorch issue 186516)
+    torch.cuda.init()
+    # Modulo: a batch system may give each rank a GPU of its own, which is then the only visible
+    # one.
     index = int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count()
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
@@ -53,24 +62,30 @@ def lacks_precision(precision: str, device: torch.device) -> str | None:
         gpu = torch.cuda.get_device_properties(device)
         return missing_arithmetic(precision, gpu.name, architecture(gpu))
     if precision == "tf32":
-        return "TF32 exists only in Tensor Cores and Matrix Cores of GPUs; on a CPU use fp32 or bf16"
+        return (
+            "TF32 exists only in Tensor Cores and Matrix Cores of GPUs; on a CPU use fp32 or bf16"
+        )
     if precision == "fp16" and not cpu_trains_in_fp16():
         return f"PyTorch {torch.__version__} cannot train in fp16 on this CPU; use fp32 or bf16"
     return None
 
 
 def missing_arithmetic(precision: str, name: str, arch: str) -> str | None:
-    """What a GPU lacks for a precision, as far as its architecture tells (gfx942, sm_80); None if nothing."""
+    """What a GPU lacks for a precision, as far as its architecture tells
+    (gfx942, sm_80); None if nothing."""
     is_early = arch.startswith("sm_") and int(arch[3:-1]) < 8  # before Ampere
     if precision in ("bf16", BF16_TRUE) and is_early:
         return f"{name} has no bfloat16 arithmetic; use fp16 or fp32"
-    if precision == "tf32" and (is_early or (arch.startswith("gfx") and not arch.startswith("gfx94"))):
+    if precision == "tf32" and (
+        is_early or (arch.startswith("gfx") and not arch.startswith("gfx94"))
+    ):
         return f"{name} has no TF32 arithmetic; use fp32, bf16 or fp16"
     return None
 
 
 def cpu_trains_in_fp16() -> bool:
-    """Try a matmul forward and backward under autocast: some builds raise an error, older ones silently skip it."""
+    """Try a matmul forward and backward under autocast: some builds raise an error, older ones
+    silently skip it."""
     weight = torch.ones(2, 2, requires_grad=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -93,7 +108,9 @@ def set_arithmetic(precision: str, deterministic: bool) -> None:
     """The same without the seed: random numbers go on where they were."""
     set_matmul_precision(precision)
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is initialized
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # read when cuBLAS is initialized
     torch.use_deterministic_algorithms(deterministic)
 
 
@@ -118,7 +135,8 @@ def arithmetic_in_force(precision: str, deterministic: bool) -> Iterator[None]:
 
 
 def float32_matmuls(precision: str) -> str:
-    """What torch.set_float32_matmul_precision() calls the arithmetic of float32 matmuls under --precision."""
+    """What torch.set_float32_matmul_precision() calls the arithmetic of
+    float32 matmuls under --precision."""
     return "high" if precision == "tf32" else "highest"
 
 
@@ -146,7 +164,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-# ---- Memory --------------------------------------------------------------------------------------------------------
+# ---- Memory --------------------------------------------------------------------------------------
 
 
 def total_memory(device: torch.device) -> int:
@@ -156,9 +174,9 @@ def total_memory(device: torch.device) -> int:
 
 
 def memory_of_a_rank(device: torch.device) -> tuple[int, int]:
-    """Bytes of the device (on a CPU, host memory / local ranks), and those of them that are in use: by other processes,
-    the driver and this process.  On a GPU that is its context, created here at the latest, without what its allocator
-    has reserved."""
+    """Bytes of the device (on a CPU, host memory / local ranks), and those of them that are in use:
+    by other processes, the driver and this process.  On a GPU that is its context, created here at
+    the latest, without what its allocator has reserved."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return total, max(0, total - free - torch.cuda.memory_reserved(device))
@@ -168,20 +186,25 @@ def memory_of_a_rank(device: torch.device) -> tuple[int, int]:
 
 
 def host_memory() -> tuple[int, int]:
-    """Resident set size of this process in bytes: current and peak.  Without /proc only the peak is known."""
+    """Resident set size of this process in bytes: current and peak.
+    Without /proc only the peak is known."""
     try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        lines = dict(
+            line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines()
+        )
         return int(lines["VmRSS"].split()[0]) * 1024, int(lines["VmHWM"].split()[0]) * 1024
     except FileNotFoundError:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+            1 if sys.platform == "darwin" else 1024
+        )
         return peak, peak
 
 
-# ---- Utilization ---------------------------------------------------------------------------------------------------
+# ---- Utilization ---------------------------------------------------------------------------------
 
 
 class DeviceSampler(threading.Thread):
-    """Reads memory and GPU utilization ten times a second, in a thread next to the training thread."""
+    """Reads memory and GPU utilization ten times a second, in a thread beside the training."""
 
     def __init__(self, device: torch.device):
         super().__init__(daemon=True)
@@ -189,7 +212,10 @@ class DeviceSampler(threading.Thread):
         self.memory_bytes: list[int] = []
         self.peak_bytes: int | None = None
         allocated = "bytes allocated to tensors by PyTorch's caching allocator"
-        resident = "resident set size of the process, libraries included (--profile-memory counts only tensors)"
+        resident = (
+            "resident set size of the process, libraries included (--profile-memory counts only"
+            " tensors)"
+        )
         self.memory_source = allocated if self.on_gpu else resident
         self.utilization_percent: list[int] = []
         self.utilization_reason = None if self.on_gpu else "no GPU in use"
@@ -197,10 +223,14 @@ class DeviceSampler(threading.Thread):
         self._stop_requested = threading.Event()
 
     def sample(self) -> None:
-        self.memory_bytes.append(torch.cuda.memory_allocated(self.device) if self.on_gpu else host_memory()[0])
+        self.memory_bytes.append(
+            torch.cuda.memory_allocated(self.device) if self.on_gpu else host_memory()[0]
+        )
         if self.utilization_reason is None:
             try:
-                self._read_utilization = self._read_utilization or gpu_driver(self.device).utilization_percent
+                self._read_utilization = (
+                    self._read_utilization or gpu_driver(self.device).utilization_percent
+                )
                 self.utilization_percent.append(self._read_utilization())
             except (OSError, ValueError) as error:
                 self.utilization_reason = f"the driver does not tell: {first_line(error)}"

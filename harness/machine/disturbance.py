@@ -1,8 +1,9 @@
-"""Was a measurement disturbed?  How long its threads waited for a core, and what else happened on the machine.
+"""Was a measurement disturbed?  How long its threads waited for a core, and what else happened on
+the machine.
 
-Other processes make every figure worse, and the figure does not show it.  Linux counts for each thread how long it
-ran, and how long it was ready to run but had no core.  Beside such waits, and what helps to explain them, counts what
-others do to a GPU.
+Other processes make every figure worse, and the figure does not show it.  Linux counts for each
+thread how long it ran, and how long it was ready to run but had no core.  Beside such waits, and
+what helps to explain them, counts what others do to a GPU.
 """
 
 import contextlib
@@ -20,13 +21,17 @@ from harness.machine.cpu_counters import Counters, Interval, Sample
 from harness.machine.gpu_watch import TAKE_TURNS, GpuWatch, gpu_reasons, may_be_shared
 from harness.machine.host_limits import least_quota, usable_cores
 
-# From these shares on, a measurement counts as disturbed.  benchmarks/README.md compares them with what quiet runs
-# showed, and runs that were slowed down on purpose.
-LONGEST_WAIT = 0.05  # of a step, for the thread that waited longest: the step may be longer by as much
-THROTTLED = 0.05  # of the periods of a CPU quota, those in which it was used up: each makes the process wait
+# From these shares on, a measurement counts as disturbed.  benchmarks/README.md compares them with
+# what quiet runs showed, and runs that were slowed down on purpose.
+LONGEST_WAIT = (
+    0.05  # of a step, for the thread that waited longest: the step may be longer by as much
+)
+# Share of the periods of a CPU quota in which it was used up: each makes the process wait
+THROTTLED = 0.05
 STEPS = 0.10  # of the steps, those disturbed: fewer hardly change the median, by its definition
-# Of the time that the machine's cores were busy, taken by other virtual machines of its host.  By definition (man 5
-# proc) work took longer by at least as much.  Not measured: only the host can steal.
+# Of the time that the machine's cores were busy, taken by other virtual machines of its host.  By
+# definition (man 5 proc) work took longer by at least as much.  Not measured: only the host can
+# steal.
 STEAL = 0.03
 
 
@@ -42,7 +47,8 @@ def is_disturbed(step: Interval) -> bool | None:
 
 
 class DisturbanceMeter:
-    """Measures how far something was disturbed: the steps of a run, each in an interval(), or one long_interval()."""
+    """Measures how far something was disturbed: the steps of a run,
+    each in an interval(), or one long_interval()."""
 
     def __init__(self, device: torch.device, counters: Counters | None = None):
         self.on_gpu, self.counters = device.type == "cuda", counters or Counters()
@@ -74,13 +80,20 @@ class DisturbanceMeter:
     @contextlib.contextmanager
     def long_interval(self) -> Iterator[Interval]:
         """An interval in which a GPU's clocks are read all the time, not only at its end."""
-        with self.gpu.reading() if self.gpu else contextlib.nullcontext(), self.interval() as interval:
+        with (
+            self.gpu.reading() if self.gpu else contextlib.nullcontext(),
+            self.interval() as interval,
+        ):
             yield interval
 
     def document(self) -> dict:
         """The section `disturbance` of a document; ends the measurement."""
         total = sum(self.intervals, Interval())
-        found = self._waiting(total) | {"threads": self.threads, "cores": self.cores, "load_before": self.load_before}
+        found = self._waiting(total) | {
+            "threads": self.threads,
+            "cores": self.cores,
+            "load_before": self.load_before,
+        }
         found |= self._quota(total) | self._machine()
         found |= self._sampling(total) | {"gpu": self.gpu and self.gpu.document()}
         self.counters.close()
@@ -88,13 +101,25 @@ class DisturbanceMeter:
         reasons = reasons_of(found, len(self.intervals), self.on_gpu)
         known = bool(reasons) or total.run_s > 0
         if self.intervals and (why := self.counters.missing):
-            names = ("disturbed", "waited_share", "longest_wait_share", "steps_disturbed", "lost_share")
+            names = (
+                "disturbed",
+                "waited_share",
+                "longest_wait_share",
+                "steps_disturbed",
+                "lost_share",
+            )
             found |= because(why, *names)
-        return explained({"disturbed": bool(reasons) if known else None, **found, "reasons": reasons}, Disturbance)
+        return explained(
+            {"disturbed": bool(reasons) if known else None, **found, "reasons": reasons},
+            Disturbance,
+        )
 
     def _waiting(self, total: Interval) -> dict:
         marks = [mark for mark in map(is_disturbed, self.intervals) if mark is not None]
-        shares = {"waited_share": total.waited_share, "longest_wait_share": total.longest_wait_share}
+        shares = {
+            "waited_share": total.waited_share,
+            "longest_wait_share": total.longest_wait_share,
+        }
         return shares | {"steps_disturbed": sum(marks) if marks else None}
 
     def _quota(self, total: Interval) -> dict:
@@ -110,7 +135,9 @@ class DisturbanceMeter:
         change = {name: after[name] - before[name] for name in after.keys() & before.keys()}
         steal = change["stolen"] / change["busy"] if change.get("busy") else None
         pressure = None
-        if change.get("at_s") and "pressure_s" in change:  # the kernel updates its sum only now and then
+        if (
+            change.get("at_s") and "pressure_s" in change
+        ):  # the kernel updates its sum only now and then
             pressure = min(1.0, change["pressure_s"] / change["at_s"])
         shares = {"pressure_share": pressure, "steal_share": steal}
         if not self.intervals:
@@ -126,8 +153,8 @@ class DisturbanceMeter:
 
 
 def most_lost(values: dict, waiting: float | None) -> float | None:
-    """Upper bound of the share of the time lost to everything that disturbed the measurement: waiting, and what the
-    other figures tell."""
+    """Upper bound of the share of the time lost to everything that disturbed the measurement:
+    waiting, and what the other figures tell."""
     gpu = values["gpu"]
     if waiting is None or (gpu and may_be_shared(gpu)):  # what they take of the GPU is unknown
         return None if waiting is None else 1.0
@@ -140,8 +167,9 @@ def most_lost(values: dict, waiting: float | None) -> float | None:
 def crowding(threads: int, cores: int, quota: float | None) -> list[str]:
     """Whether there are more threads than cores.
 
-    Ranks of a node share a CPU quota, and all cores of the machine if they are not bound.  Of a smaller mask it is not
-    known here whether it is this rank's own: setup_checks compares the masks of all ranks."""
+    Ranks of a node share a CPU quota, and all cores of the machine if they are not bound.  Of a
+    smaller mask it is not known here whether it is this rank's own: setup_checks compares the masks
+    of all ranks."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     on_cores = ranks if cores == os.cpu_count() else 1  # ranks on these cores
     limit, sharing = count_of(cores, "core"), on_cores
@@ -173,13 +201,16 @@ def reasons_of(values: dict, intervals: int, on_gpu: bool) -> list[str]:
 
 
 def over_ranks(documents: list[dict], names: Sequence[str] | None = None) -> dict:
-    """The document of a run from those of its ranks: of the one that was disturbed most, as all wait for the slowest.
-    names: of the documents, where they are not those of rank 0, 1, ...
+    """The document of a run from those of its ranks: of the one that was disturbed most, as all
+    wait for the slowest.  names: of the documents, where they are not those of rank 0, 1, ...
 
     lost_share is the sum: the ranks may have been disturbed one after the other.
     """
     lost = [one["lost_share"] for one in documents]
-    worst = max(range(len(documents)), key=lambda rank: (bool(documents[rank]["disturbed"]), lost[rank] or 0.0))
+    worst = max(
+        range(len(documents)),
+        key=lambda rank: (bool(documents[rank]["disturbed"]), lost[rank] or 0.0),
+    )
     found, disturbed = documents[worst], sum(bool(one["disturbed"]) for one in documents)
     if not disturbed:  # "unknown" is said of any rank
         return next((one for one in documents if one["disturbed"] is None), found)

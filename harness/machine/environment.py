@@ -1,4 +1,4 @@
-"""The environment of a run: versions, device, host, commit and command line, enough to repeat it."""
+"""The environment of a run: versions, device, host, commit and command, enough to repeat it."""
 
 import contextlib
 import hashlib
@@ -29,34 +29,72 @@ def describe_environment(device: torch.device) -> dict:
     def git(*command: str) -> str | None:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             arguments = ["git", "-C", str(Path(__file__).resolve().parent), *command]
-            return subprocess.run(arguments, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+            return subprocess.run(
+                arguments, capture_output=True, text=True, timeout=5, check=True
+            ).stdout.strip()
         return None
 
-    relevant = ("OMP_", "GOMP_", "KMP_", "MKL_", "PYTORCH_", "TORCH_BLAS", *VISIBLE, "HIP_", "HSA_", "NCCL_", "RCCL_")
+    relevant = (
+        "OMP_",
+        "GOMP_",
+        "KMP_",
+        "MKL_",
+        "PYTORCH_",
+        "TORCH_BLAS",
+        *VISIBLE,
+        "HIP_",
+        "HSA_",
+        "NCCL_",
+        "RCCL_",
+    )
     relevant += ("MIOPEN_", "FI_", "SLURM_JOB", "SLURM_STEP", "SLURM_CPU_BIND")
     commit, about = git("rev-parse", "HEAD"), {"type": device.type, "name": cpu_name()}
     if device.type == "cuda":
         gpu = torch.cuda.get_device_properties(device)
-        about |= {"name": gpu.name, "arch": architecture(gpu), "compute_units": gpu.multi_processor_count}
+        about |= {
+            "name": gpu.name,
+            "arch": architecture(gpu),
+            "compute_units": gpu.multi_processor_count,
+        }
         about["memory_bytes"] = gpu.total_memory
     changes = git("diff", "HEAD") if commit else None
     unseen = unseen_hardware() if device.type == "cpu" else None
     document = {"timestamp": datetime.now().astimezone().isoformat(timespec="seconds")}
     document |= {"command_line": shlex.join(typed()), "commit": commit}
     document |= {"uncommitted_changes": bool(changes) if commit else None}
-    document |= {"changes_sha256": hashlib.sha256(changes.encode()).hexdigest() if changes else None}
-    document |= {"host": socket.gethostname(), "platform": platform.platform(), "python": platform.python_version()}
+    document |= {
+        "changes_sha256": hashlib.sha256(changes.encode()).hexdigest() if changes else None
+    }
+    document |= {
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+    }
     # The metadata of torch may leave out the build: 2.13.0 for 2.13.0+cu130.
-    packages = {package: version_of(package) for package in PACKAGES} | {"torch": str(torch.__version__)}
-    document |= {"packages": packages, "hip": torch.version.hip, "cuda": torch.version.cuda, "device": about}
-    cpu = {"name": cpu_name(), "logical_cores": os.cpu_count(), "torch_threads": torch.get_num_threads()}
-    variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(relevant)}
+    packages = {package: version_of(package) for package in PACKAGES} | {
+        "torch": str(torch.__version__)
+    }
+    document |= {
+        "packages": packages,
+        "hip": torch.version.hip,
+        "cuda": torch.version.cuda,
+        "device": about,
+    }
+    cpu = {
+        "name": cpu_name(),
+        "logical_cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+    }
+    variables = {
+        name: value for name, value in sorted(os.environ.items()) if name.startswith(relevant)
+    }
     document |= {"cpu": cpu, "variables": variables, "warnings": [unseen] if unseen else []}
     return explained(document, Environment)
 
 
 def host_info() -> dict:
-    """The host by name and, if the system tells, by the boot of its kernel, which containers of one host share."""
+    """The host by name and, if the system tells, by the boot of its kernel, which containers of one
+    host share."""
     boot = None
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

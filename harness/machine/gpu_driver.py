@@ -1,13 +1,15 @@
-"""What the driver tells about the GPU that PyTorch uses: utilization, processes, clocks, and what lowers the clocks.
+"""What the driver tells about the GPU that PyTorch uses: utilization, processes, clocks, and what
+lowers the clocks.
 
-The GPU is found by UUID in NVML, the library of NVIDIA's driver, and by PCI address in sysfs, where AMD's driver
-reports.  torch.cuda.utilization() and its like take an index, which in the drivers' libraries is another one under
-CUDA_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES, and require packages that are rarely installed.  The layouts below follow
-nvml.h and, in Linux, kgd_pp_interface.h, amdgpu_smu.h and kfd_process.c; they were tested on stand-ins only.
+The GPU is found by UUID in NVML, the library of NVIDIA's driver, and by PCI address in sysfs, where
+AMD's driver reports.  torch.cuda.utilization() and its like take an index, which in the drivers'
+libraries is another one under CUDA_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES, and require packages
+that are rarely installed.  The layouts below follow nvml.h and, in Linux, kgd_pp_interface.h,
+amdgpu_smu.h and kfd_process.c; they were tested on stand-ins only.
 
-The package nvidia-ml-py, which has the same calls, was tried: it would save 16 of the 55 lines for NVIDIA, and where
-PyTorch alone is installed, utilization, other processes and clocks would be unknown.  AMD's amdsmi hides GPUs from
-PyTorch (setup_checks.known_issue_checks).
+The package nvidia-ml-py, which has the same calls, was tried: it would save 16 of the 55 lines for
+NVIDIA, and where PyTorch alone is installed, utilization, other processes and clocks would be
+unknown.  AMD's amdsmi hides GPUs from PyTorch (setup_checks.known_issue_checks).
 
 What a driver does not report raises OSError or ValueError.
 """
@@ -28,7 +30,8 @@ COUNTERS = 2**32  # AMD's start again from 0 here
 
 
 class Slowdowns(dict):
-    """How often each cause lowered the clocks, among so many readings; both count up from some earlier time."""
+    """How often each cause lowered the clocks, among so many readings; both count up from some
+    earlier time."""
 
     readings = 0
 
@@ -40,7 +43,9 @@ class Slowdowns(dict):
 
     def plus(self, causes: dict[str, int], bits: int) -> Slowdowns:
         """With one more reading, in which these bits were set."""
-        total = Slowdowns({words: self.get(words, 0) + bool(bits & mask) for words, mask in causes.items()})
+        total = Slowdowns(
+            {words: self.get(words, 0) + bool(bits & mask) for words, mask in causes.items()}
+        )
         total.readings = self.readings + 1
         return total
 
@@ -50,11 +55,17 @@ def gpu_driver(device: torch.device, sysfs: Path = Path("/sys")) -> AmdDriver | 
     return AmdDriver(device, sysfs) if torch.version.hip else NvidiaDriver(device)
 
 
-# ---- NVIDIA ----------------------------------------------------------------------------------------------------------
+# ---- NVIDIA --------------------------------------------------------------------------------------
 
 
-# nvmlClocksEventReasons, without those that the user chooses and those that are normal under full load.
-NVIDIA_CAUSES = {"hardware slowdown": 0x08, "heat (driver)": 0x20, "heat (hardware)": 0x40, "power supply": 0x80}
+# nvmlClocksEventReasons, without those that the user chooses and those that are normal under full
+# load.
+NVIDIA_CAUSES = {
+    "hardware slowdown": 0x08,
+    "heat (driver)": 0x20,
+    "heat (hardware)": 0x40,
+    "power supply": 0x80,
+}
 
 
 class _Utilization(ctypes.Structure):  # nvmlUtilization_t, percent
@@ -62,7 +73,12 @@ class _Utilization(ctypes.Structure):  # nvmlUtilization_t, percent
 
 
 class _Process(ctypes.Structure):  # nvmlProcessInfo_v2_t
-    _fields_ = (("pid", c_uint), ("bytes", c_ulonglong), ("gpu_instance", c_uint), ("compute_instance", c_uint))
+    _fields_ = (
+        ("pid", c_uint),
+        ("bytes", c_ulonglong),
+        ("gpu_instance", c_uint),
+        ("compute_instance", c_uint),
+    )
 
 
 class NvidiaDriver:
@@ -76,9 +92,13 @@ class NvidiaDriver:
         uuid = str(torch.cuda.get_device_properties(device).uuid)
         by_uuid = "nvmlDeviceGetHandleByUUID"
         if self._code(by_uuid, f"GPU-{uuid}".encode(), ctypes.byref(self.handle)) == self.NOT_FOUND:
-            self._call(by_uuid, f"MIG-{uuid}".encode(), ctypes.byref(self.handle))  # a part of a GPU (MIG)
+            self._call(
+                by_uuid, f"MIG-{uuid}".encode(), ctypes.byref(self.handle)
+            )  # a part of a GPU (MIG)
         self.card = ctypes.c_void_p()  # it has the clocks
-        if self._code("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", self.handle, ctypes.byref(self.card)):
+        if self._code(
+            "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", self.handle, ctypes.byref(self.card)
+        ):
             self.card = self.handle
 
     def _code(self, function: str, *arguments) -> int:
@@ -127,11 +147,13 @@ class NvidiaDriver:
         now = "nvmlDeviceGetCurrentClocksEventReasons"
         earlier = "nvmlDeviceGetCurrentClocksThrottleReasons"  # its name before driver 535
         name = now if hasattr(self.nvml, now) else earlier
-        self._slowdowns = self._slowdowns.plus(NVIDIA_CAUSES, self._number(name, kind=ctypes.c_ulonglong))
+        self._slowdowns = self._slowdowns.plus(
+            NVIDIA_CAUSES, self._number(name, kind=ctypes.c_ulonglong)
+        )
         return self._slowdowns
 
 
-# ---- AMD -------------------------------------------------------------------------------------------------------------
+# ---- AMD -----------------------------------------------------------------------------------------
 
 
 # Bits of indep_throttle_status in revision 1.3 of gpu_metrics, without power and current limits.
@@ -143,9 +165,16 @@ AMD_BITS = {
 }
 AMD_CAUSES = {words: sum(1 << bit for bit in bits) for words, bits in AMD_BITS.items()}
 INDEP_THROTTLE_STATUS = 112  # bytes before it
-# Where 1.6 to 1.8 have the number of readings and, behind it, how often each of these limited the clocks.
+# Where 1.6 to 1.8 have the number of readings and, behind it, how often each of these limited the
+# clocks.
 ACCUMULATION_COUNTER = {6: 32, 7: 40, 8: 40}
-COUNTED = ("heat (processor hot)", None, "heat (socket)", "heat (voltage regulator)", "heat (HBM)")  # None: power
+COUNTED = (
+    "heat (processor hot)",
+    None,
+    "heat (socket)",
+    "heat (voltage regulator)",
+    "heat (HBM)",
+)  # None: power
 
 
 class AmdDriver:
@@ -172,8 +201,13 @@ class AmdDriver:
         found = set()
         for node in self.kfd.glob("topology/nodes/*"):
             with contextlib.suppress(PermissionError):  # a card that this job may not use
-                values = dict(line.split() for line in (node / "properties").read_text().splitlines())
-                if (int(values["domain"]), int(values["location_id"]) >> 3) == (domain, bus << 5 | slot):
+                values = dict(
+                    line.split() for line in (node / "properties").read_text().splitlines()
+                )
+                if (int(values["domain"]), int(values["location_id"]) >> 3) == (
+                    domain,
+                    bus << 5 | slot,
+                ):
                     found.add((node / "gpu_id").read_text().strip())
         return found
 
@@ -192,12 +226,18 @@ class AmdDriver:
 
     def power_limits_w(self) -> tuple[float, ...]:
         """As above; none for the second half of a card."""
-        files = [file for name in ("cap", "cap_default") for file in self.folder.glob(f"hwmon/*/power1_{name}")]
+        files = [
+            file
+            for name in ("cap", "cap_default")
+            for file in self.folder.glob(f"hwmon/*/power1_{name}")
+        ]
         return tuple(watts for file in files if (watts := int(file.read_text()) / 1e6))
 
     def slowdowns(self) -> Slowdowns:
         """Takes a reading, where the driver does not count itself."""
-        table = (self.folder / "gpu_metrics").read_bytes().ljust(128, b"\xff")  # all bits set: not known
+        table = (
+            (self.folder / "gpu_metrics").read_bytes().ljust(128, b"\xff")
+        )  # all bits set: not known
         revision, content = table[2], table[3]
         if (revision, content) == (1, 3):
             (bits,) = struct.unpack_from("=Q", table, INDEP_THROTTLE_STATUS)
@@ -206,7 +246,10 @@ class AmdDriver:
             self._slowdowns = self._slowdowns.plus(AMD_CAUSES, bits)
             return self._slowdowns
         if revision != 1 or content not in ACCUMULATION_COUNTER:
-            raise ValueError(f"gpu_metrics {revision}.{content} does not tell what lowers the clocks, or is not known")
+            raise ValueError(
+                f"gpu_metrics {revision}.{content} does not tell what lowers the clocks, or is not"
+                " known"
+            )
         readings, *counts = struct.unpack_from("=6I", table, ACCUMULATION_COUNTER[content])
         found = Slowdowns({words: n for words, n in zip(COUNTED, counts, strict=True) if words})
         found.readings = readings
@@ -218,8 +261,12 @@ def pci_folder(device: torch.device, sysfs: Path = Path("/sys")) -> Path:
     gpu, devices = torch.cuda.get_device_properties(device), sysfs / "bus/pci/devices"
     if hasattr(gpu, "pci_bus_id"):  # PyTorch 2.8 and later
         return devices / f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
-    serial = bytes.fromhex(str(gpu.uuid).replace("-", "")).decode("ascii", "replace")  # what HIP's UUID spells
+    serial = bytes.fromhex(str(gpu.uuid).replace("-", "")).decode(
+        "ascii", "replace"
+    )  # what HIP's UUID spells
     for file in devices.glob("*/unique_id"):
         if file.read_text().strip() == serial:
             return file.parent
-    raise FileNotFoundError(f"PyTorch {torch.__version__} does not tell the PCI address of {gpu.name}")
+    raise FileNotFoundError(
+        f"PyTorch {torch.__version__} does not tell the PCI address of {gpu.name}"
+    )

@@ -1,4 +1,5 @@
-"""What else a GPU does during a measurement: other processes on it, memory in use, clocks and what lowers them."""
+"""What else a GPU does during a measurement: other processes on it, memory in use, clocks and what
+lowers them."""
 
 import contextlib
 import os
@@ -14,10 +15,11 @@ from harness.documents.run import GpuDisturbance
 from harness.documents.schema import explained
 from harness.machine.gpu_driver import Slowdowns, gpu_driver
 
-# From these on, a measurement counts as disturbed.  Neither was measured, as that needs a GPU that can be heated and
-# shared.  Clocks lowered for a share of the time make a measurement longer by less than that, so 5% hides no more than
-# LONGEST_WAIT in disturbance.py does.  The memory is that of this process's own context and libraries: a few
-# hundred MB by the documentation of both makers, four times that for safety.
+# From these on, a measurement counts as disturbed.  Neither was measured, as that needs a GPU that
+# can be heated and shared.  Clocks lowered for a share of the time make a measurement longer by
+# less than that, so 5% hides no more than LONGEST_WAIT in disturbance.py does.  The memory is that
+# of this process's own context and libraries: a few hundred MB by the documentation of both makers,
+# four times that for safety.
 LOWERED_CLOCKS = 0.05  # of the time, clocks lowered by heat or power supply
 MEMORY_OF_OTHERS = 2048 * MB  # bytes, before the run, where processes cannot be counted
 
@@ -27,7 +29,8 @@ ASKED = ("other_processes", "clock_mhz", "max_clock_mhz", "lowered_by")  # of th
 
 
 class GpuWatch:
-    """Other processes before and after a measurement, memory in use before it, clocks and what lowered them during it.
+    """Other processes before and after a measurement, memory in use before it, clocks and what
+    lowered them during it.
 
     What the driver does not report is None, with the reason in `reasons`.
     """
@@ -61,7 +64,9 @@ class GpuWatch:
         pids = self.driver.processes()
         if not pids:  # this process uses the GPU, so it should be in the list
             raise OSError("the driver lists no process on this GPU, not even this one")
-        return len([pid for pid in pids if pid != os.getpid()]) - (os.getpid() not in pids)  # other ids in a container
+        return len([pid for pid in pids if pid != os.getpid()]) - (
+            os.getpid() not in pids
+        )  # other ids in a container
 
     def _note_slowdowns(self) -> None:
         found = self._ask("lowered_by", lambda: self.driver.slowdowns())
@@ -94,7 +99,11 @@ class GpuWatch:
             thread.join()
 
     def document(self) -> dict:
-        others = [n for n in (*self._others, self._ask("other_processes", self._count_others)) if n is not None]
+        others = [
+            n
+            for n in (*self._others, self._ask("other_processes", self._count_others))
+            if n is not None
+        ]
         first, *later = self._slowdowns or [None]
         values = {
             "other_processes": max(others, default=None),
@@ -103,11 +112,14 @@ class GpuWatch:
             "max_clock_mhz": self.max_clock_mhz,
             "lowered_by": later[0].since(first) if later else None,
         }
-        return explained(values | {f"{name}_reason": why for name, why in self.reasons.items()}, GpuDisturbance)
+        return explained(
+            values | {f"{name}_reason": why for name, why in self.reasons.items()}, GpuDisturbance
+        )
 
 
 def may_be_shared(gpu: dict) -> bool:
-    """Whether other processes use the GPU, or nothing tells why more of its memory is in use than this one needs."""
+    """Whether other processes use the GPU, or nothing tells why more of its memory is in use than
+    this one needs."""
     others = gpu["other_processes"]
     return bool(others) or (others is None and gpu["memory_in_use_mb"] * MB > MEMORY_OF_OTHERS)
 
@@ -118,7 +130,10 @@ def gpu_reasons(gpu: dict) -> list[str]:
     if n := gpu["other_processes"]:
         found.append(f"{n} other process{'es' * (n > 1)} on the GPU")
     elif may_be_shared(gpu):
-        found.append(f"{gpu['memory_in_use_mb']:,.0f} MB of the GPU in use before the run, own context included")
+        found.append(
+            f"{gpu['memory_in_use_mb']:,.0f} MB of the GPU in use before the run, own context"
+            " included"
+        )
     for cause, share in (gpu["lowered_by"] or {}).items():
         if share >= LOWERED_CLOCKS:
             found.append(f"GPU clocks lowered by {cause} for {share:.0%} of the time")
@@ -127,5 +142,10 @@ def gpu_reasons(gpu: dict) -> list[str]:
 
 def gpu_text(gpu: dict) -> str:
     """What disturbed the GPU, or 'none seen', or why that is unknown."""
-    unknown = [gpu[f"{name}_reason"] for name in ("other_processes", "lowered_by") if gpu[name] is None]
-    return "; ".join(gpu_reasons(gpu) or [f"unknown: {why}" for why in dict.fromkeys(unknown)]) or "none seen"
+    unknown = [
+        gpu[f"{name}_reason"] for name in ("other_processes", "lowered_by") if gpu[name] is None
+    ]
+    return (
+        "; ".join(gpu_reasons(gpu) or [f"unknown: {why}" for why in dict.fromkeys(unknown)])
+        or "none seen"
+    )

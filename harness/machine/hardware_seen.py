@@ -1,9 +1,13 @@
 """GPUs of this machine by what their drivers show, and why PyTorch does not see one of them.
 
-python3 -m harness.machine.hardware_seen               one line and exit code 1 if PyTorch does not see a GPU
-python3 -m harness.machine.hardware_seen access        the same if this process cannot use its device files
-python3 -m harness.machine.hardware_seen accelerator   what the launchers choose a build of PyTorch for
-The last two need no PyTorch.  Drivers are asked by their files, as their tools are often not on PATH.
+python3 -m harness.machine.hardware_seen               one line and exit code 1 if PyTorch does not
+                                                       see a GPU
+python3 -m harness.machine.hardware_seen access        the same if this process cannot use its
+                                                       device files
+python3 -m harness.machine.hardware_seen accelerator   what the launchers choose a build of PyTorch
+                                                       for
+The last two need no PyTorch.  Drivers are asked by their files,
+as their tools are often not on PATH.
 """
 
 import contextlib
@@ -16,14 +20,16 @@ import sys
 from pathlib import Path
 
 BUILT_FOR = Path(__file__).with_name("gpu_architectures.txt")
-# First driver for each major version of CUDA; docs.nvidia.com/deploy/cuda-compatibility, minor version compatibility
+# First driver for each major version of CUDA; docs.nvidia.com/deploy/cuda-compatibility, minor
+# version compatibility
 FIRST_DRIVER = {11: 450, 12: 525, 13: 580}
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 OF_ANOTHER_JOB = "of another job"  # a batch system has not given this GPU to the job
 
 
 def unseen_hardware(root: Path = Path("/")) -> str | None:
-    """The GPU, why PyTorch does not see it and what to do; None if there is no GPU, or PyTorch sees one.
+    """The GPU, why PyTorch does not see it and what to do; None if there is no GPU, or PyTorch sees
+    one.
 
     root: of the file system, for tests.  PyTorch is imported only if there is a GPU.
     """
@@ -33,29 +39,35 @@ def unseen_hardware(root: Path = Path("/")) -> str | None:
     try:
         import torch
     except ImportError as error:
-        return f"this machine has {next(iter(gpus.values()))}, but PyTorch cannot be imported: {error}"
+        return (
+            f"this machine has {next(iter(gpus.values()))}, but PyTorch cannot be imported: {error}"
+        )
     if torch.cuda.is_available():
         return None
     built_for = "ROCm" if torch.version.hip else "CUDA" if torch.version.cuda else "CPUs only"
     platform = built_for if built_for in gpus else next(iter(gpus))
     cause = _cause(root, platform, built_for, gpus[platform], torch)
-    return f"this machine has {gpus[platform]}, but PyTorch {torch.__version__} does not see it: {cause}"
+    return (
+        f"this machine has {gpus[platform]}, but PyTorch {torch.__version__} does not see it:"
+        f" {cause}"
+    )
 
 
 def unreachable_hardware(root: Path = Path("/")) -> str | None:
-    """The GPU whose device files this process cannot use, and why; None if there is none.  PyTorch is not needed."""
+    """The GPU whose device files this process cannot use, and why; None if there is none.  PyTorch
+    is not needed."""
     for platform, gpu in _gpus(root).items():
         if cause := _no_access(root, platform, gpu):
             return f"this machine has {gpu}, but {cause}"
     return None
 
 
-# ---- Is there a GPU? ---------------------------------------------------------------------------------------------
+# ---- Is there a GPU? -----------------------------------------------------------------------------
 
 
 def accelerator(root: Path = Path("/")) -> str:
-    """`cuda` and the version of NVIDIA's driver, or `rocm` and the architecture, or `cpu` and the architectures of
-    AMD's GPUs that no published build is for."""
+    """`cuda` and the version of NVIDIA's driver, or `rocm` and the architecture, or `cpu` and the
+    architectures of AMD's GPUs that no published build is for."""
     if driver := _nvidia_driver(root):
         return f"cuda {driver}"
     if arch := _usable(_amd_architectures(root)):
@@ -85,8 +97,8 @@ def _amd_architectures(root: Path) -> list[str]:
 
 
 def _kernel_architectures(root: Path) -> tuple[list[str], bool]:
-    """By the driver's topology, which a container without the devices shows as well; and whether some of it is
-    withheld, as a batch system does with GPUs of other jobs."""
+    """By the driver's topology, which a container without the devices shows as well; and whether
+    some of it is withheld, as a batch system does with GPUs of other jobs."""
     found, withheld = [], False
     for file in sorted(root.glob("sys/class/kfd/kfd/topology/nodes/*/properties")):
         try:
@@ -95,13 +107,21 @@ def _kernel_architectures(root: Path) -> tuple[list[str], bool]:
             withheld = True
             continue
         if version and int(version[1]):  # 0: a CPU
-            major, minor, step = int(version[1]) // 10000, int(version[1]) // 100 % 100, int(version[1]) % 100
+            major, minor, step = (
+                int(version[1]) // 10000,
+                int(version[1]) // 100 % 100,
+                int(version[1]) % 100,
+            )
             found.append(f"gfx{major}{minor:x}{step:x}")
     return found, withheld
 
 
 def _rocm_architectures(root: Path) -> list[str]:
-    folders = [os.environ.get("PATH", ""), f"{os.environ.get('ROCM_PATH', '/opt/rocm')}/bin", f"{root}/opt/rocm/bin"]
+    folders = [
+        os.environ.get("PATH", ""),
+        f"{os.environ.get('ROCM_PATH', '/opt/rocm')}/bin",
+        f"{root}/opt/rocm/bin",
+    ]
     rocminfo = shutil.which("rocminfo", path=os.pathsep.join(folders))
     return re.findall(r"^\s*Name:\s*(gfx\w+)", _output_of(rocminfo) if rocminfo else "", re.M)
 
@@ -114,7 +134,9 @@ def _has_nvidia_gpu(root: Path) -> bool:
 def _nvidia_driver(root: Path) -> str | None:
     """Its version."""
     with contextlib.suppress(OSError):
-        if version := re.search(r" (\d+\.[\d.]+) ", (root / "proc/driver/nvidia/version").read_text()):
+        if version := re.search(
+            r" (\d+\.[\d.]+) ", (root / "proc/driver/nvidia/version").read_text()
+        ):
             return version[1]
     told = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     version = re.search(r"^[\d.]+$", told, re.M)
@@ -124,11 +146,13 @@ def _nvidia_driver(root: Path) -> str | None:
 def _output_of(*command: str) -> str:
     """What a driver's tool prints; empty if it is missing, fails or hangs."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=True
+        ).stdout
     return ""
 
 
-# ---- Why is it not seen? -----------------------------------------------------------------------------------------
+# ---- Why is it not seen? -------------------------------------------------------------------------
 
 
 def _cause(root: Path, platform: str, built_for: str, gpu: str, torch) -> str:
@@ -153,7 +177,9 @@ def _cause(root: Path, platform: str, built_for: str, gpu: str, torch) -> str:
 
 
 def _wrong_build(platform: str, built_for: str) -> str:
-    venv = "a .venv made by a launcher on another kind of node: remove it and start the launcher here"
+    venv = (
+        "a .venv made by a launcher on another kind of node: remove it and start the launcher here"
+    )
     return f"the build in {sys.prefix} is for {built_for}; install one for {platform} ({venv})"
 
 
@@ -165,13 +191,19 @@ def _hidden_by_variable(platform: str) -> str | None:
 
 
 def numbered_twice() -> str | None:
-    """AMD's driver leaves the GPUs of ROCR_VISIBLE_DEVICES, and the other variables number those from 0 again."""
+    """AMD's driver leaves the GPUs of ROCR_VISIBLE_DEVICES, and the other variables number those
+    from 0 again."""
     left = [one for one in os.environ.get("ROCR_VISIBLE_DEVICES", "").split(",") if one.strip()]
     for name in VISIBLE[:2]:
         asked = os.environ.get(name, "")
-        if left and any(int(number) >= len(left) for number in re.findall(r"(?<!\w)\d+(?!\w)", asked)):
+        if left and any(
+            int(number) >= len(left) for number in re.findall(r"(?<!\w)\d+(?!\w)", asked)
+        ):
             there = f"ROCR_VISIBLE_DEVICES={os.environ['ROCR_VISIBLE_DEVICES']}"
-            return f"{name}={asked} hides GPUs, as it counts from 0 among those of {there}; unset one of the two"
+            return (
+                f"{name}={asked} hides GPUs, as it counts from 0 among those of {there}; unset one"
+                " of the two"
+            )
     return None
 
 
@@ -188,7 +220,8 @@ def _driver_too_old(root: Path, torch) -> str | None:
 
 
 def _no_access(root: Path, platform: str, gpu: str) -> str | None:
-    """The device files: missing in a container, not granted by the batch system, or of a group that the user lacks."""
+    """The device files: missing in a container, not granted by the batch system, or of a group that
+    the user lacks."""
     if OF_ANOTHER_JOB in gpu:
         return "it was not given to this job; ask the batch system for a GPU, with Slurm --gpus=1"
     control = root / ("dev/kfd" if platform == "ROCm" else "dev/nvidiactl")
@@ -196,7 +229,10 @@ def _no_access(root: Path, platform: str, gpu: str) -> str | None:
     if not control.exists():
         flags = "--device=/dev/kfd --device=/dev/dri" if platform == "ROCm" else "--gpus all"
         apptainer = "--rocm" if platform == "ROCm" else "--nv"
-        missing = f"/dev/{control.name} is missing; start a container with {flags}, or apptainer with {apptainer}"
+        missing = (
+            f"/dev/{control.name} is missing; start a container with {flags}, or apptainer with"
+            f" {apptainer}"
+        )
         return missing if driver.exists() else None  # in WSL a GPU has neither
     render = sorted(root.glob("dev/dri/renderD*")) if platform == "ROCm" else []
     for needed in ([control], render):
@@ -212,7 +248,9 @@ def _no_access(root: Path, platform: str, gpu: str) -> str | None:
 def _job_without_gpu() -> str | None:
     given = ("SLURM_GPUS", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
     if "SLURM_JOB_ID" in os.environ and not any(name.startswith(given) for name in os.environ):
-        return "this Slurm job has no GPU; add --gpus=1 or --gpus-per-task=1 to sbatch, salloc or srun"
+        return (
+            "this Slurm job has no GPU; add --gpus=1 or --gpus-per-task=1 to sbatch, salloc or srun"
+        )
     return None
 
 

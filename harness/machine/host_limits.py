@@ -1,4 +1,5 @@
-"""What this process may use of its host: cores and memory, by its control groups of version 1 or 2."""
+"""What this process may use of its host: cores and memory,
+by its control groups of version 1 or 2."""
 
 import contextlib
 import os
@@ -8,8 +9,11 @@ from pathlib import Path
 ROOT = Path("/")  # tests put another one in its place
 
 
-def cgroup_folders(controller: str, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> list[Path]:
-    """The groups of a controller (cpu, memory), with their ancestors: each of them may have a limit.
+def cgroup_folders(
+    controller: str, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
+) -> list[Path]:
+    """The groups of a controller (cpu, memory), with their ancestors: each of them may have a
+    limit.
 
     proc and cgroups are where /proc and the control groups are mounted.
     """
@@ -29,12 +33,17 @@ def cgroup_folders(controller: str, proc: Path = Path("/proc"), cgroups: Path = 
     return found
 
 
-# ---- Cores ---------------------------------------------------------------------------------------------------------
+# ---- Cores ---------------------------------------------------------------------------------------
 
 
 def usable_cores() -> set[int]:
-    """Cores that this process may run on: those of its affinity mask, where there is one (macOS has none)."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    """Cores that this process may run on: those of its affinity mask,
+    where there is one (macOS has none)."""
+    return (
+        os.sched_getaffinity(0)
+        if hasattr(os, "sched_getaffinity")
+        else set(range(os.cpu_count() or 1))
+    )
 
 
 def unknown_quota(folders: list[Path], proc: Path, cgroups: Path) -> str | None:
@@ -59,7 +68,9 @@ def quota_cores(folder: Path) -> float | None:
         if (folder / "cpu.max").exists():
             quota, period = (folder / "cpu.max").read_text().split()
         else:
-            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            quota, period = (
+                (folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
+            )
         return int(quota) / int(period) if int(quota) > 0 else None  # "max" is no number
     return None
 
@@ -69,7 +80,7 @@ def least_quota(folders: Iterable[Path]) -> float | None:
     return min(filter(None, map(quota_cores, folders)), default=None)
 
 
-# ---- Memory --------------------------------------------------------------------------------------------------------
+# ---- Memory --------------------------------------------------------------------------------------
 
 
 def host_memory_bytes() -> int:
@@ -79,17 +90,20 @@ def host_memory_bytes() -> int:
 
 
 def available_host_memory() -> int | None:
-    """Bytes that can still be allocated here without swapping; None where the system does not report it (no /proc)."""
+    """Bytes that can still be allocated here without swapping; None where the system does not
+    report it (no /proc)."""
     with contextlib.suppress(OSError, KeyError):
-        lines = dict(line.split(":", 1) for line in (ROOT / "proc/meminfo").read_text().splitlines())
+        lines = dict(
+            line.split(":", 1) for line in (ROOT / "proc/meminfo").read_text().splitlines()
+        )
         available = int(lines["MemAvailable"].split()[0]) * 1024
         return max(0, min([available, *(limit - used for limit, used in cgroup_limits())]))
     return None
 
 
 def cgroup_limits() -> list[tuple[int, int]]:
-    """(limit, bytes in use that cannot be reclaimed) of this process's cgroups, where they have a limit: a container
-    and a Slurm job have one."""
+    """(limit, bytes in use that cannot be reclaimed) of this process's cgroups, where they have a
+    limit: a container and a Slurm job have one."""
     limits = []
     for folder in cgroup_folders("memory", ROOT / "proc", ROOT / "sys/fs/cgroup"):
         with contextlib.suppress(OSError, ValueError, KeyError):  # no limit is written as "max"

@@ -1,4 +1,5 @@
-"""What the matmul libraries allocate for themselves on a GPU: measured in a process that has not used them before."""
+"""What the matmul libraries allocate for themselves on a GPU: measured in a process that has not
+used them before."""
 
 import subprocess
 import sys
@@ -13,8 +14,8 @@ LIMIT_S = 120  # a first start of ROCm's libraries takes tens of seconds
 
 
 def workspace_bytes(device: torch.device, precision: str) -> int:
-    """Bytes that stay allocated after a matmul and a batched one, forward and backward, whose threads have a library
-    handle each.  Right only in a process that has run none before."""
+    """Bytes that stay allocated after a matmul and a batched one, forward and backward, whose
+    threads have a library handle each.  Right only in a process that has run none before."""
     if device.type == "cpu":
         return 0
     before, dtype = torch.cuda.memory_allocated(device), PRECISIONS[precision]
@@ -30,12 +31,15 @@ def workspace_bytes(device: torch.device, precision: str) -> int:
 
 
 def library_workspaces(device: torch.device, precision: str) -> int | None:
-    """The same, measured in a process of its own; None where that fails, such as on a GPU in exclusive mode."""
+    """The same, measured in a process of its own; None where that fails, such as on a GPU in
+    exclusive mode."""
     if device.type == "cpu":
         return 0
     command = [sys.executable, "-m", "harness.machine.workspaces", str(device), precision]
     try:
-        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+        done = subprocess.run(
+            command, cwd=PROJECT, capture_output=True, text=True, timeout=LIMIT_S, check=True
+        )
         return int(done.stdout.split()[-1])
     except (subprocess.SubprocessError, IndexError, ValueError):
         return None

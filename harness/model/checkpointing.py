@@ -1,14 +1,21 @@
-"""--activation-checkpointing: which blocks keep only their input for the backward pass, and what else they keep."""
+"""--activation-checkpointing: which blocks keep only their input for the backward pass, and what
+else they keep."""
 
 from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from harness.base.command_line import checked
 
-Choice = str | int | bool  # True: every block; N: every N-th; op: every block, which keeps what is dear to compute
+Choice = (
+    str | int | bool
+)  # True: every block; N: every N-th; op: every block, which keeps what is dear to compute
 ATTENTION = (
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_efficient_attention",
@@ -17,7 +24,9 @@ ATTENTION = (
 )
 
 
-every_nth = checked(int, lambda n: 2 <= n < 2**63, "known; use full, op, or N of every N-th block, at least 2")
+every_nth = checked(
+    int, lambda n: 2 <= n < 2**63, "known; use full, op, or N of every N-th block, at least 2"
+)
 
 
 def checkpointing_choice(text: str) -> Choice:
@@ -33,8 +42,11 @@ def checkpointed_layers(choice: Choice, n_layers: int) -> int:
     return n_layers // every if choice else 0
 
 
-def run_block(block: Callable, index: int, choice: Choice, *inputs, preserve_rng_state: bool = False, **named):
-    """The output of block number `index`, which runs again in the backward pass if it is checkpointed."""
+def run_block(
+    block: Callable, index: int, choice: Choice, *inputs, preserve_rng_state: bool = False, **named
+):
+    """The output of block number `index`, which runs again in the backward pass
+    if it is checkpointed."""
     if checkpointed_layers(choice, index + 1) == checkpointed_layers(choice, index):
         return block(*inputs, **named)
     options = {"use_reentrant": False, "preserve_rng_state": preserve_rng_state}
@@ -44,7 +56,8 @@ def run_block(block: Callable, index: int, choice: Choice, *inputs, preserve_rng
 
 
 def kept_operators() -> tuple:
-    """Contexts of a block's two runs, as torchtitan has them: fused attention and every second matmul are kept."""
+    """Contexts of a block's two runs, as torchtitan has them: fused attention and every second
+    matmul are kept."""
     return create_selective_checkpoint_contexts(partial(keep_every_second, {True: 0, False: 0}))
 
 

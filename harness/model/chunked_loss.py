@@ -1,8 +1,9 @@
 """The cross-entropy of a linear layer without its logits: a part of the vocabulary at a time.
 
-PyTorch 2.13 has F.linear_cross_entropy for this.  It is one operator that computes its gradients in the forward pass:
-FLOP counters and memory trackers see nothing of it, and a compiler does not compile it.  Here it is made of operators
-that every tool of the workshop sees, and that older versions have too.
+PyTorch 2.13 has F.linear_cross_entropy for this.  It is one operator that computes its gradients in
+the forward pass: FLOP counters and memory trackers see nothing of it, and a compiler does not
+compile it.  Here it is made of operators that every tool of the workshop sees, and that older
+versions have too.
 """
 
 import math
@@ -18,30 +19,37 @@ MOST_CHUNKS = 16  # each reads all tokens, and launches its own kernels
 
 
 def chunk_size(vocab_size: int, hidden_dim: int) -> int:
-    """Tokens of the vocabulary per chunk: hidden_dim, so that its logits are as large as the layer's input, or as many
-    as make MOST_CHUNKS; never all."""
+    """Tokens of the vocabulary per chunk: hidden_dim, so that its logits are as large as the
+    layer's input, or as many as make MOST_CHUNKS; never all."""
     return math.ceil(vocab_size / min(MOST_CHUNKS, max(2, math.ceil(vocab_size / hidden_dim))))
 
 
 def chunked_loss(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy of the logits x [B, S, D] times weight [V, D], with labels [B, S].
 
-    -log softmax at the label is the logarithm of the sum of exponentials, which adds up over chunks, less the logit of
-    the label.  The backward pass computes the logits of each chunk again: one more matmul in exchange for the memory.
+    -log softmax at the label is the logarithm of the sum of exponentials, which adds up over
+    chunks, less the logit of the label.  The backward pass computes the logits of each chunk again:
+    one more matmul in exchange for the memory.
     """
     size = chunk_size(*weight.shape)
     with trace_range("lm_head"):
         parts = weight.split(size)  # views [C, D]
     again = {"use_reentrant": False, "preserve_rng_state": False}
-    chunks = [checkpoint(loss_of_chunk, x, part, labels, i * size, **again) for i, part in enumerate(parts)]
+    chunks = [
+        checkpoint(loss_of_chunk, x, part, labels, i * size, **again)
+        for i, part in enumerate(parts)
+    ]
     sums, at_labels = zip(*chunks, strict=True)
     with trace_range("loss"):
-        return (torch.stack(sums).logsumexp(0) - torch.stack(at_labels).sum(0)).mean()  # of [chunks, B, S]
+        return (
+            torch.stack(sums).logsumexp(0) - torch.stack(at_labels).sum(0)
+        ).mean()  # of [chunks, B, S]
 
 
 def loss_of_chunk(x: Tensor, weight: Tensor, labels: Tensor, first: int) -> tuple[Tensor, Tensor]:
-    """Of the logits x [B, S, D] times weight [C, D], those of the tokens from `first` on: the logarithm of the sum of
-    their exponentials [B, S], and the logit of the label [B, S], 0 where the label is in another chunk."""
+    """Of the logits x [B, S, D] times weight [C, D], those of the tokens from `first` on: the
+    logarithm of the sum of their exponentials [B, S], and the logit of the label [B, S], 0 where
+    the label is in another chunk."""
     with trace_range("lm_head"):
         logits = F.linear(x, weight).float()  # [B, S, C]
     with trace_range("loss"):

@@ -11,12 +11,14 @@ from harness.base.errors import UserError
 def synthetic_corpus(vocab_size: int, length: int, seed: int) -> np.ndarray:
     """A token stream with something to learn: `length` tokens of a bigram model.
 
-    Token frequencies follow the Zipf-Mandelbrot law of natural text, 1 / (rank + 2.7).  Four times out of five the next
-    token is one of eight fixed successors of the current one, the first of them most likely; otherwise it is drawn from
-    the frequencies.
+    Token frequencies follow the Zipf-Mandelbrot law of natural text, 1 / (rank + 2.7).  Four times
+    out of five the next token is one of eight fixed successors of the current one, the first of
+    them most likely; otherwise it is drawn from the frequencies.
     """
     rng = np.random.default_rng(seed)
-    frequency = 1.0 / (2.7 + rng.permutation(vocab_size))  # permuted, so that a token's id does not reveal its rank
+    frequency = 1.0 / (
+        2.7 + rng.permutation(vocab_size)
+    )  # permuted, so that a token's id does not reveal its rank
     frequency /= frequency.sum()
     successors = rng.choice(vocab_size, size=(vocab_size, 8), p=frequency)
     preference = 1.0 / np.arange(1, 9)
@@ -24,7 +26,9 @@ def synthetic_corpus(vocab_size: int, length: int, seed: int) -> np.ndarray:
     steps = math.ceil(length / chains)
     fresh = rng.choice(vocab_size, size=(steps, chains), p=frequency)
     choice = rng.choice(8, size=(steps, chains), p=preference / preference.sum())
-    follows = rng.random((steps, chains)) < 0.8  # the rest is unpredictable: the loss cannot fall to 0
+    follows = (
+        rng.random((steps, chains)) < 0.8
+    )  # the rest is unpredictable: the loss cannot fall to 0
     tokens = np.empty((steps, chains), dtype=np.int32)
     tokens[0] = fresh[0]
     for i in range(1, steps):
@@ -33,7 +37,8 @@ def synthetic_corpus(vocab_size: int, length: int, seed: int) -> np.ndarray:
 
 
 def text_corpus(path: str, vocab_size: int, seq_len: int) -> np.ndarray:
-    """The bytes of a text file as tokens.  Memory-mapped, because a corpus may be larger than the memory."""
+    """The bytes of a text file as tokens.  Memory-mapped,
+    because a corpus may be larger than the memory."""
     try:
         size = os.path.getsize(path)
         if size < seq_len + 1:
@@ -43,7 +48,13 @@ def text_corpus(path: str, vocab_size: int, seq_len: int) -> np.ndarray:
     except OSError as error:
         raise UserError(f"--data {path}: {error.strerror}; use a text file", exit_code=2) from error
     if not tokens[: 1 << 16].all():
-        raise UserError(f"--data {path}: contains NUL bytes, so it is not text; use a text file", exit_code=2)
+        raise UserError(
+            f"--data {path}: contains NUL bytes, so it is not text; use a text file", exit_code=2
+        )
     if vocab_size < 256 and (largest := int(tokens.max())) >= vocab_size:
-        raise UserError(f"--vocab-size {vocab_size}: {path} has the byte {largest}; use 256 or more with --data", 2)
+        raise UserError(
+            f"--vocab-size {vocab_size}: {path} has the byte {largest}; use 256 or more with"
+            " --data",
+            2,
+        )
     return tokens

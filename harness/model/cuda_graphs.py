@@ -1,4 +1,5 @@
-"""Forward and backward pass as CUDA graphs: two launches instead of hundreds, for steps that wait for launches."""
+"""Forward and backward pass as CUDA graphs: two launches instead of hundreds, for steps that wait
+for launches."""
 
 from collections.abc import Iterator
 
@@ -9,8 +10,9 @@ from harness.model.workload import TrainingState, Workload
 
 
 def captured(workload: Workload, state: TrainingState, stream: Iterator) -> TrainingState:
-    """With --cuda-graphs the state whose model replays its passes, captured with a batch of the stream; without the
-    flag the state as it is.  In workload.step_settings(): a graph keeps the kernels that it was captured with."""
+    """With --cuda-graphs the state whose model replays its passes, captured with a batch of the
+    stream; without the flag the state as it is.  In workload.step_settings(): a graph keeps the
+    kernels that it was captured with."""
     if not workload.training.cuda_graphs:
         return state
     return state._replace(model=GraphedModel(workload, state, stream))
@@ -28,13 +30,16 @@ class LossOf(nn.Module):
 
 
 class GraphedModel(nn.Module):
-    """Replays the captured passes for batches of the shape they were captured with; returns (None, loss)."""
+    """Replays the captured passes for batches of the shape they were captured with;
+    returns (None, loss)."""
 
     def __init__(self, workload: Workload, state: TrainingState, stream: Iterator):
         super().__init__()
         with state.autocast:  # without its cache, whose tensors would be gone at a replay
             # Three passes to warm up, whose gradients are discarded, then the capture.
-            self.loss = torch.cuda.make_graphed_callables(LossOf(workload, state.model), tuple(next(stream)))
+            self.loss = torch.cuda.make_graphed_callables(
+                LossOf(workload, state.model), tuple(next(stream))
+            )
 
     def forward(self, *batch: Tensor) -> tuple[None, Tensor]:
         return None, self.loss(*batch)

@@ -13,18 +13,23 @@ def parameter_dtype(precision: str) -> torch.dtype:
 
 
 def autocast_of(precision: str, device: torch.device, cache_enabled: bool = True) -> torch.autocast:
-    """Around forward passes; it does nothing where matmuls compute in the type of the parameters."""
+    """Around forward passes; nothing where matmuls compute in the type of the parameters."""
     dtype = PRECISIONS.get(precision, torch.float32)
-    return torch.autocast(device.type, dtype, enabled=dtype is not torch.float32, cache_enabled=cache_enabled)
+    return torch.autocast(
+        device.type, dtype, enabled=dtype is not torch.float32, cache_enabled=cache_enabled
+    )
 
 
 def cast_floats(model: nn.Module, dtype: torch.dtype) -> None:
-    """Every parameter and buffer of floating point, also of fake tensors, which cannot be converted in place."""
+    """Every parameter and buffer of floating point, also of fake tensors, which cannot be converted
+    in place."""
     changed: dict[int, nn.Parameter] = {}  # by id: tied ones stay tied
     for module in model.modules():
         for name, one in module._parameters.items():
             if one is not None and one.is_floating_point():
-                new = changed.setdefault(id(one), nn.Parameter(one.detach().to(dtype), one.requires_grad))
+                new = changed.setdefault(
+                    id(one), nn.Parameter(one.detach().to(dtype), one.requires_grad)
+                )
                 module._parameters[name] = new
         for name, one in module._buffers.items():
             if one is not None and one.is_floating_point():

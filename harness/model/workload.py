@@ -1,6 +1,8 @@
-"""A workload: everything that measuring, predicting and analyzing needs to know about a model and its training step.
+"""A workload: everything that measuring, predicting and analyzing needs to know about a model and
+its training step.
 
-What measures, predicts and analyzes is independent of any model: its functions get a Workload as an argument.
+What measures, predicts and analyzes is independent of any model:
+its functions get a Workload as an argument.
 """
 
 from __future__ import annotations
@@ -33,10 +35,12 @@ class TrainingState(NamedTuple):
 
 
 class StepFormulas:
-    """What closed forms tell of a training step.  This class knows none; a workload may have one of its own."""
+    """What closed forms tell of a training step.  This class knows none; a workload may have one of
+    its own."""
 
     def forward_flops_by_component(self) -> dict[str, int] | None:
-        """Matmul FLOPs of the forward passes of a step (two per multiply-add), or None if there is no formula."""
+        """Matmul FLOPs of the forward passes of a step (two per multiply-add), or None if there is
+        no formula."""
         return None
 
     def forward_flops_per_layer(self) -> dict[str, int]:
@@ -44,7 +48,8 @@ class StepFormulas:
         return {}
 
     def least_forward_flops(self) -> int | None:
-        """The same of a forward pass whose kernels skip what they may, such as the masked half of the scores."""
+        """The same of a forward pass whose kernels skip what they may, such as the masked half of
+        the scores."""
         parts = self.forward_flops_by_component()
         return None if parts is None else sum(parts.values())
 
@@ -53,25 +58,28 @@ class StepFormulas:
         return 0
 
     def first_loss(self) -> tuple[float, float] | None:
-        """The loss of random weights, and how far the first loss may be from it; None if it is not known."""
+        """The loss of random weights, and how far the first loss may be from it;
+        None if it is not known."""
         return None
 
     def kept_for_backward(self, on_gpu: bool = False) -> dict[str, tuple[int, int]] | None:
-        """Bytes that the forward pass of a micro-batch keeps for its backward pass, by component over all layers: the
-        part linear in the tokens, and the part quadratic in the sequence length.  None if there is no formula.
+        """Bytes that the forward pass of a micro-batch keeps for its backward pass, by component
+        over all layers: the part linear in the tokens, and the part quadratic in the sequence
+        length.  None if there is no formula.
 
         on_gpu: with the kernels of a GPU, where they keep other tensors than those of a CPU."""
         return None
 
     def least_memory_bytes(self) -> int | None:
-        """Memory that a step needs at least, as far as it is known without running it; None: not known."""
+        """Memory that a step needs at least, as far as it is known without running it;
+        None: not known."""
         return None
 
 
 class Workload(ABC):
     """A model, its optimizer, its data and its training step.  Equal workloads compute the same.
 
-    Subclasses are frozen dataclasses, so that they can be compared, hashed and sent to another process.
+    Subclasses are frozen dataclasses, to be compared, hashed and sent to another process.
     """
 
     title: str  # printed at the beginning of a run
@@ -82,7 +90,10 @@ class Workload(ABC):
     compiled: bool  # with torch.compile
     training: Any  # the script's TrainingConfig: the flags of its training
     hides_tokens = False  # its batches have a mask that is not true everywhere
-    scales = ("batch_size", "seq_len")  # the settings whose largest value that fits is known to mean something
+    scales = (
+        "batch_size",
+        "seq_len",
+    )  # the settings whose largest value that fits is known to mean something
 
     @property
     def parallel(self) -> ParallelConfig:
@@ -91,10 +102,14 @@ class Workload(ABC):
         return ParallelConfig(parallel="ddp" if world_size > 1 else None, world_size=world_size)
 
     @abstractmethod
-    def build(self, device: torch.device, place: Callable[[nn.Module], nn.Module] | None = None) -> TrainingState:
-        """Model and optimizer on the device, not compiled.  Also called under FakeTensorMode, on the CPU.
+    def build(
+        self, device: torch.device, place: Callable[[nn.Module], nn.Module] | None = None
+    ) -> TrainingState:
+        """Model and optimizer on the device, not compiled.  Also called under FakeTensorMode, on
+        the CPU.
 
-        place puts the new model on the device, in shards, before the optimizer is made; only --parallel fsdp has one.
+        place puts the new model on the device, in shards, before the optimizer is made; only
+        --parallel fsdp has one.
         """
 
     @abstractmethod
@@ -103,29 +118,36 @@ class Workload(ABC):
 
     @abstractmethod
     def fake_batches(self) -> Iterator[Batch]:
-        """The same with zeros instead of data, for FakeTensorMode, under which data cannot be read."""
+        """The same with zeros instead of data, for FakeTensorMode,
+        under which data cannot be read."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The forward pass: a scalar to call backward() on."""
 
     @abstractmethod
-    def train(self, state: TrainingState, stream: Iterator[Batch], num_steps: int, meter, instruments) -> None:
-        """Run optimizer steps: each phase within meter.phase(), every loss passed to meter.add_loss().
+    def train(
+        self, state: TrainingState, stream: Iterator[Batch], num_steps: int, meter, instruments
+    ) -> None:
+        """Run optimizer steps: each phase within meter.phase(), every loss passed to
+        meter.add_loss().
 
-        One that clips gradients does so in the optimizer's phase, and passes their norm to meter.add_grad_norm().
+        One that clips gradients does so in the optimizer's phase, and passes their norm to
+        meter.add_grad_norm().
 
-        meter is a timing.StepMeter and instruments a recorder.Instruments, or objects with the same methods.
+        meter is a timing.StepMeter and instruments a recorder.Instruments,
+        or objects with the same methods.
         """
 
     @abstractmethod
     def with_settings(self, **changes) -> Workload:
-        """The same workload with other settings: batch_size, seq_len, gradient_accumulation_steps, compile."""
+        """The same workload with other settings: batch_size,
+        seq_len, gradient_accumulation_steps, compile."""
 
     @abstractmethod
     def settings(self) -> dict[str, dict]:
-        """The sections `model` and `training` of config.json: `model` has at least parameters, `training` at least
-        batch_size, seq_len and precision, which reports read."""
+        """The sections `model` and `training` of config.json: `model` has at least parameters,
+        `training` at least batch_size, seq_len and precision, which reports read."""
 
     @abstractmethod
     def settings_lines(self, device: torch.device) -> dict[str, object]:
@@ -136,14 +158,16 @@ class Workload(ABC):
         """Trainable parameters."""
 
     def settle(self, state: TrainingState) -> None:
-        """Bring fake tensors to where they are after the first step of a run: the optimizer has its state."""
+        """Bring fake tensors to where they are after the first step of a run:
+        the optimizer has its state."""
         for parameter in state.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         state.optimizer.step()
         state.optimizer.zero_grad(set_to_none=True)
 
     def unpredicted_memory(self, on_gpu: bool) -> str | None:
-        """What kernels keep that a step on fake tensors does not show; None if nothing is known to be."""
+        """What kernels keep that a step on fake tensors does not show;
+        None if nothing is known to be."""
         return None
 
     @property
@@ -156,37 +180,44 @@ class Workload(ABC):
         """What is known of the step in closed form; nothing, unless a workload says otherwise."""
         return StepFormulas()
 
-    # ---- Derived from the above ------------------------------------------------------------------------------------
+    # ---- Derived from the above ------------------------------------------------------------------
 
     def step_settings(self) -> AbstractContextManager:
-        """The settings of the process that its steps ask for, while the block runs: the arithmetic of float32 matmuls,
-        and determinism.  Whoever builds it or runs a step of it does so in such a block, as steps of another workload
-        with other settings may run in the same process."""
+        """The settings of the process that its steps ask for, while the block runs: the arithmetic
+        of float32 matmuls, and determinism.  Whoever builds it or runs a step of it does so in such
+        a block, as steps of another workload with other settings may run in the same process."""
         return arithmetic_in_force(self.training.precision, self.training.deterministic)
 
     def title_on(self, device: str) -> str:
-        """'2,873,600 parameters, batch 8 x 128 tokens, fp32, on NVIDIA H200': what a device of this name is to run."""
-        return title_of_run(self.parameter_count(), self.batch_size, self.seq_len, self.precision, device)
+        """'2,873,600 parameters, batch 8 x 128 tokens, fp32, on NVIDIA H200': what a device of this
+        name is to run."""
+        return title_of_run(
+            self.parameter_count(), self.batch_size, self.seq_len, self.precision, device
+        )
 
     def forward_flops(self) -> int | None:
         parts = self.formulas.forward_flops_by_component()
         return None if parts is None else sum(parts.values())
 
     def step_flops(self) -> int | None:
-        """Forward and backward.  The backward pass of a matmul y = a b takes two of the same size, for a and for b."""
+        """Forward and backward.  The backward pass of a matmul y = a b takes two of the same size,
+        for a and for b."""
         forward = self.forward_flops()
         return None if forward is None else 3 * forward
 
     def recomputed_flops(self) -> int:
-        """Matmul FLOPs that the backward passes of a step recompute; not included in step_flops()."""
+        """Matmul FLOPs that the backward passes of a step recompute;
+        not included in step_flops()."""
         return self.formulas.recomputed_flops()
 
     def one_micro_batch(self) -> Workload:
         """The workload with steps of a single micro-batch."""
-        return self.with_settings(batch_size=self.batch_size // self.micro_steps, gradient_accumulation_steps=1)
+        return self.with_settings(
+            batch_size=self.batch_size // self.micro_steps, gradient_accumulation_steps=1
+        )
 
 
-# ---- On several ranks ----------------------------------------------------------------------------------------------
+# ---- On several ranks ----------------------------------------------------------------------------
 
 
 def sharded_state(workload: Workload, device: torch.device) -> TrainingState:

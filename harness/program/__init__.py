@@ -1,1 +1,2 @@
-"""How is a training program measured that knows nothing of this project?  From outside, by hooks in its processes."""
+"""How is a training program measured that knows nothing of this project?  From outside, by hooks \
+in its processes."""

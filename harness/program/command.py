@@ -30,7 +30,9 @@ class Ended:
     """How the program ended, and what each of its processes told."""
 
     exit_code: int
-    processes: list[dict]  # results of harness.program.hooks.watch, of processes that imported torch
+    processes: list[
+        dict
+    ]  # results of harness.program.hooks.watch, of processes that imported torch
     started: int  # Python processes that loaded the hooks
     by_tool: bool  # whether it was ended after its recorded steps
     signal: int | None = None  # the last that we received meanwhile, of Ctrl-C and SIGTERM
@@ -43,10 +45,13 @@ class Ended:
 
 
 def command_of(words: Sequence[str], python: str = sys.executable) -> list[str]:
-    """What is started: a file or module of Python by this interpreter.  Raises UserError, exit code 2."""
+    """What is started: a file or module of Python by this interpreter.
+    Raises UserError, exit code 2."""
     words = list(words[1:] if words[:1] == ["--"] else words)
     if not words:
-        raise UserError("give the program after --, as in: profile_program.py -- train.py --its flags", 2)
+        raise UserError(
+            "give the program after --, as in: profile_program.py -- train.py --its flags", 2
+        )
     if words[0] in ("-m", "-c") or words[0].endswith(".py"):
         if words[0].endswith(".py") and not Path(words[0]).is_file():
             raise UserError(f"{words[0]}: there is no such file", 2)
@@ -57,10 +62,14 @@ def command_of(words: Sequence[str], python: str = sys.executable) -> list[str]:
 
 
 def run(
-    command: Sequence[str], settings: dict, environment: dict[str, str], output: IO | None = None, limit_s: float = 0
+    command: Sequence[str],
+    settings: dict,
+    environment: dict[str, str],
+    output: IO | None = None,
+    limit_s: float = 0,
 ) -> Ended:
-    """Run it to its end.  environment: that in which we were started; output: where its own goes, by default to ours;
-    limit_s: after which it is ended, 0 for none."""
+    """Run it to its end.  environment: that in which we were started; output: where its own goes,
+    by default to ours; limit_s: after which it is ended, 0 for none."""
     with tempfile.TemporaryDirectory(prefix="profile_program_") as folder:
         processes = Path(folder, "processes")
         processes.mkdir()
@@ -84,8 +93,8 @@ def results_in(processes: Path) -> list[dict]:
 
 
 def name_trace_of_the_only_process(results: list[dict], folder: Path) -> None:
-    """A process that is no rank names its trace by its process id, as there may be others.  There are none: it is
-    rank 0 of one."""
+    """A process that is no rank names its trace by its process id, as there may be others.  There
+    are none: it is rank 0 of one."""
     recorded = [result for result in results if "trace" in result]
     if len(recorded) != 1 or recorded[0]["is_rank"]:
         return
@@ -96,10 +105,11 @@ def name_trace_of_the_only_process(results: list[dict], folder: Path) -> None:
 
 
 class Run:
-    """The program while it runs: signals that we receive are passed on, and it ends after its recorded steps.
+    """The program while it runs: signals that we receive are passed on, and it ends after its
+    recorded steps.
 
-    processes: the folder in which its processes write; then: kill, exit or continue; limit_s: after which it is ended,
-    0 for none.
+    processes: the folder in which its processes write; then: kill, exit or continue; limit_s: after
+    which it is ended, 0 for none.
     """
 
     def __init__(self, processes: Path, then: str, limit_s: float):
@@ -107,12 +117,14 @@ class Run:
         self.tree = ProcessTree(str(processes.parent))
         self.signals: queue.SimpleQueue = queue.SimpleQueue()
         self.received: list[int] = []  # of Ctrl-C and SIGTERM
-        self.first_ended: float | None = None  # when we heard of a process that has recorded and is about to end
+        self.first_ended: float | None = (
+            None  # when we heard of a process that has recorded and is about to end
+        )
         self.terminated = self.over = False  # the whole tree was sent SIGTERM, was ended
 
     def to_its_end(self, start: Callable[..., subprocess.Popen]) -> tuple[int, int | None]:
-        """Its exit code, 128 + N if a signal ended it, 0 if we did after it was recorded; and the signal that we
-        received last."""
+        """Its exit code, 128 + N if a signal ended it, 0 if we did after it was recorded; and the
+        signal that we received last."""
         with self.handlers():
             process = start(preexec_fn=dies_with_us)
             began = time.monotonic()
@@ -132,8 +144,8 @@ class Run:
 
     @contextlib.contextmanager
     def handlers(self) -> Iterator[None]:
-        """Signals are put in a queue: SIGURG is from a process that has written all that it recorded.  Not SIG_IGN for
-        Ctrl-C, which the program would inherit."""
+        """Signals are put in a queue: SIGURG is from a process that has written all that it
+        recorded.  Not SIG_IGN for Ctrl-C, which the program would inherit."""
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGURG, signal.SIGCHLD)
         earlier = {number: signal.signal(number, self.put) for number in numbers}
         try:
@@ -146,13 +158,15 @@ class Run:
         self.signals.put(number)
 
     def next_signal(self) -> int | None:
-        """The next signal; None after a short time, to see what the processes have written meanwhile."""
+        """The next signal; None after a short time, to see what the
+        processes have written meanwhile."""
         with contextlib.suppress(queue.Empty):
             return self.signals.get(timeout=IDLE_S if self.first_ended is None else LOOK_S)
         return None
 
     def heed(self, number: int | None) -> None:
-        """Ctrl-C reaches the program from the terminal, SIGTERM by us; if it goes on all the same, it is ended."""
+        """Ctrl-C reaches the program from the terminal, SIGTERM by us; if it goes on all the same,
+        it is ended."""
         if number in (signal.SIGINT, signal.SIGTERM):
             self.received.append(number)
             if self.received.count(signal.SIGTERM) > 1 or self.received.count(signal.SIGINT) > 2:
@@ -185,7 +199,8 @@ class Run:
         return [int(file.stem) for file in self.processes.glob("*.ended")]
 
     def all_ended(self) -> bool:
-        """Whether no process is left that has begun to train, and has not written what it recorded."""
+        """Whether no process is left that has begun to train,
+        and has not written what it recorded."""
         ended, running = self.ended(), running_parents()
         for result in results_in(self.processes):
             training = result["state"] in ("counting", "recording", "recorded")

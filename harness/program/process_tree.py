@@ -23,11 +23,25 @@ from harness.program.hooks.processes import (
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 PR_SET_CHILD_SUBREAPER = 36
-# They start ranks and wait for them, and do nothing of the program's afterwards: their own ending is left to them, by
-# which ranks on other nodes and temporary files of their own come to an end.
-LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"}
+# They start ranks and wait for them, and do nothing of the program's afterwards: their own ending
+# is left to them, by which ranks on other nodes and temporary files of their own come to an end.
+LAUNCHERS = {
+    "torchrun",
+    "accelerate",
+    "deepspeed",
+    "srun",
+    "mpirun",
+    "mpiexec",
+    "mpiexec.hydra",
+    "orterun",
+    "prterun",
+}
 LAUNCHERS |= {"hydra_pmi_proxy", "orted", "prted"}
-LAUNCHER_MODULES = {"torch.distributed.run", "torch.distributed.launch", "torch.distributed.launcher"}
+LAUNCHER_MODULES = {
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "torch.distributed.launcher",
+}
 LAUNCHER_MODULES |= {"accelerate.commands.launch", "accelerate.commands.accelerate_cli"}
 LAUNCHER_MODULES |= {"deepspeed.launcher.runner", "deepspeed.launcher.launch"}
 LAUNCHER_FILES = tuple(f"/{name.replace('.', '/')}.py" for name in LAUNCHER_MODULES)
@@ -43,10 +57,12 @@ def prctl(option: int, value: int) -> None:
 
 
 class ProcessTree:
-    """All that descends from the command that is about to be started, also what has left its parents by a second fork:
-    this process becomes the parent of such processes (Linux).  What ran before is no part of it.
+    """All that descends from the command that is about to be started, also what has left its
+    parents by a second fork: this process becomes the parent of such processes (Linux).  What ran
+    before is no part of it.
 
-    mark: a text in the environment of the command, which finds its processes where another parent took them.
+    mark: a text in the environment of the command, which finds its processes where another parent
+    took them.
     """
 
     def __init__(self, mark: str):
@@ -55,7 +71,8 @@ class ProcessTree:
         self.before = {self.itself, *descendants([self.itself], running_parents())}
 
     def close(self, child: int) -> None:
-        """No other processes become children of this one.  child: its only one that is waited for elsewhere."""
+        """No other processes become children of this one.
+        child: its only one that is waited for elsewhere."""
         prctl(PR_SET_CHILD_SUBREAPER, 0)
         for pid in ended_children(self.itself):
             if pid != child and pid not in self.before:
@@ -75,8 +92,8 @@ class ProcessTree:
     def end(self, waiting: Iterable[int], let_go: Callable[[], object]) -> None:
         """End all of them, so that none goes on with what comes after the recorded steps.
 
-        waiting: processes that have recorded, and end by themselves after let_go(); until then their parents have
-        nothing to go on from.
+        waiting: processes that have recorded, and end by themselves after let_go(); until then
+        their parents have nothing to go on from.
         """
         waiting = set(waiting)
         spared: set[int] = set(waiting)  # not stopped
@@ -100,7 +117,9 @@ class ProcessTree:
             send(pid, signal.SIGKILL)
         let_go()
         self.wait_for(waiting, GRACE_S)
-        if not stopped & set(descendants(launchers, parents)):  # else they wait for processes that are stopped
+        if not stopped & set(
+            descendants(launchers, parents)
+        ):  # else they wait for processes that are stopped
             self.wait_for(launchers, GRACE_S)
         cleaners = {pid for pid in self.processes() if is_cleaner(command_line(pid))}
         for pid in stop_all(lambda: self.processes() - cleaners):
@@ -124,7 +143,8 @@ def command_line(pid: int) -> list[str]:
 
 
 def is_launcher(words: list[str]) -> bool:
-    """Whether a command is torchrun, accelerate launch or another one that starts ranks and does nothing else."""
+    """Whether a command is torchrun, accelerate launch or another one that starts ranks and does
+    nothing else."""
     if not words:
         return False
     program = Path(words[0]).name

@@ -1,1 +1,2 @@
-"""How do several processes train one model?  They meet, share the work, and learn when one of them fails."""
+"""How do several processes train one model?  They meet, share the work, and learn when one of \
+them fails."""

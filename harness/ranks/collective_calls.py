@@ -1,4 +1,5 @@
-"""Collectives as PyTorch dispatches them: how many a step calls, of how many bytes, and gloo's on copies."""
+"""Collectives as PyTorch dispatches them: how many a step calls,
+of how many bytes, and gloo's on copies."""
 
 from collections import Counter
 
@@ -20,7 +21,8 @@ def kind_of_collective(func) -> str | None:
 
 
 class CollectiveCounter:
-    """Calls of collectives and their bytes, by kind; of a call those of its larger side, input or output."""
+    """Calls of collectives and their bytes, by kind; of a call those of its larger side,
+    input or output."""
 
     def __init__(self):
         self.calls: Counter[str] = Counter()
@@ -31,26 +33,37 @@ class CollectiveCounter:
         kind = kind_of_collective(func)
         if kind is None:
             return 0
-        size = max(sum(t.numel() * t.itemsize for t in tree_iter(arg) if isinstance(t, Tensor)) for arg in args)
+        size = max(
+            sum(t.numel() * t.itemsize for t in tree_iter(arg) if isinstance(t, Tensor))
+            for arg in args
+        )
         self.calls[kind] += 1
         self.bytes[kind] += size
         return size
 
     def rows(self) -> list[dict]:
         """documents.CollectiveRow of each kind."""
-        return [{"kind": kind, "calls": self.calls[kind], "bytes": self.bytes[kind]} for kind in sorted(self.calls)]
+        return [
+            {"kind": kind, "calls": self.calls[kind], "bytes": self.bytes[kind]}
+            for kind in sorted(self.calls)
+        ]
 
 
 def held_by_gloo(func) -> bool:
-    """Whether this is a collective of FSDP's on gloo: what DistributedDataParallel and ZeRO-1 send lives on anyway."""
-    return kind_of_collective(func) in ("all_gather", "reduce_scatter") and dist.get_backend() == "gloo"
+    """Whether this is a collective of FSDP's on gloo: what DistributedDataParallel and ZeRO-1 send
+    lives on anyway."""
+    return (
+        kind_of_collective(func) in ("all_gather", "reduce_scatter")
+        and dist.get_backend() == "gloo"
+    )
 
 
 def on_copies(func, args: tuple, kwargs: dict):
     """The result of a collective of gloo's that reads and writes copies, and has ended.
 
-    The thread of gloo's that runs a collective lets go of its tensors only after it has told that it is done; on busy
-    cores that is many operators later.  Nothing of the program needs them any more, and no other backend holds them.
+    The thread of gloo's that runs a collective lets go of its tensors only after it has told that
+    it is done; on busy cores that is many operators later.  Nothing of the program needs them any
+    more, and no other backend holds them.
     """
     from torch._C._distributed_c10d import FakeWork  # some builds have no torch.distributed
 
@@ -62,7 +75,8 @@ def on_copies(func, args: tuple, kwargs: dict):
         return copied
 
     def ended(value):
-        """The original of a copy, and work that is done in place of gloo's, whose wait() would write the copy again."""
+        """The original of a copy, and work that is done in place of gloo's, whose wait() would
+        write the copy again."""
         if isinstance(value, torch.ScriptObject):
             dist.Work.unbox(value).wait()
             return FakeWork().boxed()

@@ -9,7 +9,13 @@ from typing import NoReturn
 import torch
 
 from harness.base.console import world_size_of_run
-from harness.base.errors import Interrupted, UserError, ending_despite_signals, out_of_memory, print_error
+from harness.base.errors import (
+    Interrupted,
+    UserError,
+    ending_despite_signals,
+    out_of_memory,
+    print_error,
+)
 from harness.machine.hardware_seen import VISIBLE
 from harness.ranks.failure_watch import Failure, abort_collectives
 from harness.ranks.failures import RankFailure, explain_error
@@ -20,10 +26,11 @@ CAUSE_S = 5.0  # how long after an error of a collective the failure that caused
 
 @contextlib.contextmanager
 def process_group(device: torch.device, settings: dict[str, dict]) -> Iterator[tuple[int, int]]:
-    """Under torchrun or srun, join the other processes, which must have the same settings; yields (rank, ranks).
+    """Under torchrun or srun, join the other processes, which must have the same settings; yields
+    (rank, ranks).
 
-    What is made in the block must not outlive it: call a function there.  Raises RankFailure if ranks do not come in
-    time or do not fit together, or if another one fails.
+    What is made in the block must not outlive it: call a function there.  Raises RankFailure if
+    ranks do not come in time or do not fit together, or if another one fails.
     """
     if world_size_of_run() == 1:
         yield 0, 1
@@ -40,8 +47,9 @@ def process_group(device: torch.device, settings: dict[str, dict]) -> Iterator[t
         group = {"store": store, "rank": rank, "world_size": world_size, "device_id": bound_to}
         torch.distributed.init_process_group(backend, **group)
         yield rank, world_size
-        # DDP's reducer holds the group too.  Were it freed after the group, it would join gloo's threads with the GIL
-        # held, while one of them may need the GIL to free what it sent: both would wait for ever.
+        # DDP's reducer holds the group too.  Were it freed after the group, it would join gloo's
+        # threads with the GIL held, while one of them may need the GIL to free what it sent: both
+        # would wait for ever.
         gc.collect()
         torch.distributed.destroy_process_group()
         meeting.watch.finish()
@@ -59,13 +67,15 @@ def process_group(device: torch.device, settings: dict[str, dict]) -> Iterator[t
 def identity(device: torch.device) -> list[str]:
     """What tells a GPU from the others of its host."""
     gpu = torch.cuda.get_device_properties(device)
-    # Partitions of one GPU may share its UUID; they differ in the index, before or after these variables.
+    # Partitions of one GPU may share its UUID; they differ in the index, before or after these
+    # variables.
     partition = [device.index, *(os.environ.get(name) for name in VISIBLE)]
     return [f"{gpu.name} {gpu.uuid}", str(partition)]
 
 
 def facts_of_ranks(own: dict) -> list[dict]:
-    """What every rank passes here, in the order of ranks, once all of them have called this; [] for one rank.
+    """What every rank passes here, in the order of ranks, once all of them have called this; [] for
+    one rank.
 
     No collective follows: a rank cannot be stuck in one any more."""
     if world_size_of_run() == 1:
@@ -82,26 +92,32 @@ def suffix_of_rank(rank: int, world_size: int) -> str:
     return f"_rank{rank}" if world_size > 1 else ""
 
 
-# ---- Failures ------------------------------------------------------------------------------------------------------
+# ---- Failures ------------------------------------------------------------------------------------
 
 
 def first_failure(error: BaseException) -> BaseException:
-    """What to report: the error itself, which the other ranks then hear of; or the failure of another rank, if the
-    error follows from it, as that of a collective does, or a signal of torchrun's to all ranks."""
+    """What to report: the error itself, which the other ranks then hear of; or the failure of
+    another rank, if the error follows from it, as that of a collective does, or a signal of
+    torchrun's to all ranks."""
     watch = watch_of_run()
     if watch is None or isinstance(error, RankFailure):
         return error
-    cause = error.__cause__ if isinstance(error, UserError) else error  # what a file's own step called, too
+    cause = (
+        error.__cause__ if isinstance(error, UserError) else error
+    )  # what a file's own step called, too
     of_torch = isinstance(cause, RuntimeError) and not out_of_memory(cause)
     wait_s = CAUSE_S if of_torch else 0.5
-    if (of_torch or isinstance(error, Interrupted)) and (failure := watch.failure_of_another(wait_s)):
+    if (of_torch or isinstance(error, Interrupted)) and (
+        failure := watch.failure_of_another(wait_s)
+    ):
         return RankFailure(failure)
     watch.tell(*explain_error(error))
     return error
 
 
 def when_stuck(write_summary: Callable[[BaseException], None]) -> None:
-    """How this process ends if its main thread remains in a collective after another rank has failed."""
+    """How this process ends if its main thread remains in a collective after
+    another rank has failed."""
 
     def end(failure: Failure) -> NoReturn:
         try:

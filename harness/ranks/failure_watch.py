@@ -1,12 +1,14 @@
 """While ranks train, each learns at once when another one fails or dies.
 
-Rank 0 listens on a port of its own, to which every other rank keeps a connection until the end.  When a process dies,
-however it dies, its system closes the connection; when a node is lost, TCP's keep-alive probes remain unanswered.
-Neither depends on what Python is doing at the time, and a step waits for none of it.
+Rank 0 listens on a port of its own, to which every other rank keeps a connection until the end.
+When a process dies, however it dies, its system closes the connection; when a node is lost, TCP's
+keep-alive probes remain unanswered.  Neither depends on what Python is doing at the time, and a
+step waits for none of it.
 
-Why not PyTorch's own means: heartbeats in a TCPStore take a rank for dead that holds Python's lock for long, notice a
-death only after their limit, when torchrun has long sent SIGTERM to the others, and block for ever in a rank that
-cannot reach the node of the store any more.  srun has no agent, and monitored_barrier is for gloo alone.
+Why not PyTorch's own means: heartbeats in a TCPStore take a rank for dead that holds Python's lock
+for long, notice a death only after their limit, when torchrun has long sent SIGTERM to the others,
+and block for ever in a rank that cannot reach the node of the store any more.  srun has no agent,
+and monitored_barrier is for gloo alone.
 """
 
 import contextlib
@@ -20,13 +22,20 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 INTRODUCTION_S = 50.0  # for the other ranks to connect to rank 0
-STUCK_S = 20.0  # after the failure of another rank: for the main thread to leave the collective that it waits in
-LEAVING_S = 10.0  # for rank 0 to answer, or at the end of the rendezvous or the run for the others to leave it
-KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # seconds, seconds, probes: Linux's names
+# After another rank's failure: time for the main thread to leave the collective that it waits in
+STUCK_S = 20.0
+# Time for rank 0 to answer, or for the others to leave it when the rendezvous or the run ends
+LEAVING_S = 10.0
+KEEP_ALIVE = {
+    "TCP_KEEPIDLE": 10,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 3,
+}  # seconds, seconds, probes: Linux's names
 
 
 class Failure(NamedTuple):
-    """What ends the run: the line of an error, the exit code, and where it happened (rank None: on all ranks)."""
+    """What ends the run: the line of an error, the exit code, and where it happened (rank None: on
+    all ranks)."""
 
     line: str
     exit_code: int = 1
@@ -39,8 +48,8 @@ class Failure(NamedTuple):
 
 
 def wait_until(condition: Callable[[], bool], deadline: float) -> bool:
-    """Ask again until it holds; False: it does not by the deadline, a reading of time.monotonic().  Signals are handled
-    meanwhile."""
+    """Ask again until it holds; False: it does not by the deadline, a reading of time.monotonic().
+    Signals are handled meanwhile."""
     while not condition():
         if time.monotonic() > deadline:
             return False
@@ -49,7 +58,8 @@ def wait_until(condition: Callable[[], bool], deadline: float) -> bool:
 
 
 class Connection:
-    """Lines of JSON over TCP.  They end when the process at the other end does, or half a minute after its node."""
+    """Lines of JSON over TCP.  They end when the process at the other end does, or half a minute
+    after its node."""
 
     def __init__(self, opened: socket.socket):
         self.socket = opened
@@ -68,14 +78,19 @@ class Connection:
 
     def messages(self) -> Iterator:
         """All that arrive until the end.  Raises ValueError for what is no JSON."""
-        with contextlib.suppress(OSError), self.socket.makefile("rb") as file:  # keep-alive probes without an answer
+        with (
+            contextlib.suppress(OSError),
+            self.socket.makefile("rb") as file,
+        ):  # keep-alive probes without an answer
             yield from (json.loads(line) for line in file if line.endswith(b"\n"))
 
 
 class FailureWatch:
-    """Knows when another rank has failed or died: rank 0 hears it from each, the others from rank 0.
+    """Knows when another rank has failed or died: rank 0 hears it from each, the others from rank
+    0.
 
-    A rank introduces itself with [token, rank].  After that it sends Failures, and null when it has finished.
+    A rank introduces itself with [token, rank].  After that it sends Failures,
+    and null when it has finished.
     """
 
     def __init__(self, rank: int, hosts: Mapping[int, str]):
@@ -83,7 +98,9 @@ class FailureWatch:
         self.rank, self.hosts = rank, hosts
         self.failure: Failure | None = None  # the first that this rank has heard of, or its own
         self.rank_0_is_lost = False
-        self.when_stuck: Callable[[Failure], None] | None = None  # ends a process whose main thread does not
+        self.when_stuck: Callable[[Failure], None] | None = (
+            None  # ends a process whose main thread does not
+        )
         self._connections: dict[int, Connection] = {}
         self._finished: set[int] = set()
         self._lock = threading.RLock()
@@ -155,7 +172,9 @@ class WatchOfWorker(FailureWatch):
     def __init__(self, rank: int, port: int, token: str, host: str):
         """port, token, host: WatchOfRank0.address.  Raises OSError if rank 0 cannot be reached."""
         super().__init__(rank, {0: host, rank: socket.gethostname()})
-        rank_0 = Connection(socket.create_connection((os.environ["MASTER_ADDR"], port), timeout=LEAVING_S))
+        rank_0 = Connection(
+            socket.create_connection((os.environ["MASTER_ADDR"], port), timeout=LEAVING_S)
+        )
         self._connections[0] = rank_0
         rank_0.send([token, rank])
         in_background(self._follow, 0, rank_0.messages())
@@ -211,7 +230,9 @@ class WatchOfRank0(FailureWatch):
     def _miss_absent(self) -> None:
         time.sleep(INTRODUCTION_S)
         if absent := self.hosts.keys() - self._introduced:
-            self._hear(Failure("ended before the first step", 1, min(absent), self.hosts[min(absent)]))
+            self._hear(
+                Failure("ended before the first step", 1, min(absent), self.hosts[min(absent)])
+            )
 
     def _pass_on(self, failure: Failure) -> None:
         for connection in self._connections.values():
@@ -225,7 +246,9 @@ class WatchOfRank0(FailureWatch):
 
 
 def in_background(work: Callable[..., None], *arguments: object) -> None:
-    threading.Thread(target=work, args=arguments, daemon=True, name=f"watch of the ranks: {work.__name__}").start()
+    threading.Thread(
+        target=work, args=arguments, daemon=True, name=f"watch of the ranks: {work.__name__}"
+    ).start()
 
 
 def abort_collectives() -> None:

@@ -1,4 +1,5 @@
-"""What ends a command or a run: every error becomes one line and an exit code, printed by one of the ranks."""
+"""What ends a command or a run: every error becomes one line and an exit code, printed by one of
+the ranks."""
 
 import io
 import os
@@ -23,14 +24,16 @@ class RankFailure(UserError):
 
 
 def raise_if_interrupted() -> None:
-    """Raise Interrupted for a signal whose exception was swallowed, or RankFailure if another rank has failed.  Called
-    once a step."""
+    """Raise Interrupted for a signal whose exception was swallowed, or RankFailure if another rank
+    has failed.  Called once a step."""
     errors.raise_if_signaled()
     if failure := failure_elsewhere():
         raise RankFailure(failure)
 
 
-OF_WORKLOAD = "(of --workload, in its file)"  # where it has what flags set for the model of this project
+OF_WORKLOAD = (
+    "(of --workload, in its file)"  # where it has what flags set for the model of this project
+)
 
 
 def explain_error(error: BaseException) -> tuple[str, int]:
@@ -45,7 +48,9 @@ def explain_error(error: BaseException) -> tuple[str, int]:
         lower = f"lower --batch-size, --seq-len or --size {OF_WORKLOAD}"
         return f"out of memory: {asked}{memory_at_hand(error)}; {lower}", 1
     if "busy or unavailable" in text:
-        another = "wait for the process that uses it, or choose another GPU with CUDA_VISIBLE_DEVICES"
+        another = (
+            "wait for the process that uses it, or choose another GPU with CUDA_VISIBLE_DEVICES"
+        )
         return f"the GPU is in exclusive mode and in use ({text}); {another}", 1
     if isinstance(error, BrokenPipeError):
         return "standard output was closed before the run ended", 1
@@ -55,19 +60,25 @@ def explain_error(error: BaseException) -> tuple[str, int]:
 
 
 def memory_at_hand(error: BaseException) -> str:
-    """What the device has that ran out of memory, unless its error says so: a GPU's libraries do not."""
+    """What the device has that ran out of memory, unless its error says so:
+    a GPU's libraries do not."""
     text = str(error)
     if "GPU" in text:
         return ""
     torch = errors.imported_torch()
-    if isinstance(error, MemoryError) or "can't allocate memory" in text or not (torch and torch.cuda.is_available()):
+    if (
+        isinstance(error, MemoryError)
+        or "can't allocate memory" in text
+        or not (torch and torch.cuda.is_available())
+    ):
         return f"; the machine has {host_memory_bytes() / MB:,.0f} MB"
     free, total = torch.cuda.mem_get_info()
     return f"; the GPU has {total / MB:,.0f} MB, {free / MB:,.0f} MB of them free"
 
 
 def exit_code_of(work: Callable[[], object]) -> int:
-    """Call work() and return the exit code of the command; an error is printed as one line, by one of the ranks."""
+    """Call work() and return the exit code of the command; an error is printed as one line, by one
+    of the ranks."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # folder names may not be encodable
     failure, shown = None, ""
@@ -76,7 +87,9 @@ def exit_code_of(work: Callable[[], object]) -> int:
             work()
         except (Exception, Interrupted) as error:  # noqa: BLE001
             shown = getattr(error, "shown", "")
-            failure = error.failure if isinstance(error, RankFailure) else Failure(*explain_error(error))
+            failure = (
+                error.failure if isinstance(error, RankFailure) else Failure(*explain_error(error))
+            )
             if os.environ.get("TINY_LLAMA_DEBUG") == "1":
                 traceback.print_exc()
     line, exit_code = conclude(failure)

@@ -1,5 +1,5 @@
-"""How the ranks of a run share the work, on PyTorch's own engines: DistributedDataParallel, ZeroRedundancyOptimizer
-(ZeRO-1) and fully_shard (FSDP2)."""
+"""How the ranks of a run share the work, on PyTorch's own engines: DistributedDataParallel,
+ZeroRedundancyOptimizer (ZeRO-1) and fully_shard (FSDP2)."""
 
 from __future__ import annotations
 
@@ -25,23 +25,32 @@ SHARDING = ("zero1", "fsdp")
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """What each rank keeps of parameters, gradients and optimizer state, and how they communicate."""
+    """What each rank keeps of parameters, gradients and optimizer state,
+    and how they communicate."""
 
     parallel: str | None = flag(
         None,
-        "ddp replicates all of it; zero1 shards the optimizer state; fsdp shards parameters and gradients too",
+        "ddp replicates all of it; zero1 shards the optimizer state; fsdp shards parameters and"
+        " gradients too",
         choices=["ddp", "zero1", "fsdp"],
         shown="ddp under torchrun or srun",
     )
     bucket_mb: float | None = flag(
-        None, "MB of gradients in one all-reduce of ddp and zero1", metavar="MB", shown="25; the first bucket 1"
+        None,
+        "MB of gradients in one all-reduce of ddp and zero1",
+        metavar="MB",
+        shown="25; the first bucket 1",
     )
     gradient_as_bucket_view: bool = flag(
         True, "gradients of ddp and zero1 are views of buckets, not copies, PyTorch's default"
     )
-    fsdp_reshard: bool = flag(True, "free gathered parameters after the forward pass, and gather them again")
+    fsdp_reshard: bool = flag(
+        True, "free gathered parameters after the forward pass, and gather them again"
+    )
     fsdp_wrap: str = flag(
-        "block", "what fsdp gathers at once: a block, a part of one, or all", choices=["block", "model", "sublayer"]
+        "block",
+        "what fsdp gathers at once: a block, a part of one, or all",
+        choices=["block", "model", "sublayer"],
     )
     param_precision: str = flag(
         "fp32",
@@ -49,13 +58,17 @@ class ParallelConfig:
         choices=["fp32", "bf16"],
     )
     reduce_precision: str = flag(
-        "fp32", "precision in which gradients are reduced", choices=["fp32", "bf16"], shown="that of the optimizer"
+        "fp32",
+        "precision in which gradients are reduced",
+        choices=["fp32", "bf16"],
+        shown="that of the optimizer",
     )
     world_size: int = flag(1, "with --dry-run: ranks to predict", shown="those of this run")
 
 
 def parallel_settings(given: dict) -> dict:
-    """The fields of ParallelConfig that follow from the flags that were given and the ranks of this run.
+    """The fields of ParallelConfig that follow from the flags that were given and the ranks of this
+    run.
 
     Raises UserError, exit code 2, for a flag that would have no effect.
     """
@@ -63,18 +76,37 @@ def parallel_settings(given: dict) -> dict:
     mode = given.get("parallel")
     if "param_precision" in given and (world_size == 1 or mode != "fsdp"):
         flag = flag_of("param_precision", given["param_precision"])
-        raise UserError(f"{flag}: is for --parallel fsdp on several ranks; elsewhere use --precision {BF16_TRUE}", 2)
+        raise UserError(
+            f"{flag}: is for --parallel fsdp on several ranks; elsewhere use --precision"
+            f" {BF16_TRUE}",
+            2,
+        )
     if world_size == 1:
-        if unused := next((one.name for one in fields(ParallelConfig)[:-1] if one.name in given), None):
-            several = "start several with torchrun --nproc-per-node N, or predict them with --dry-run --world-size N"
-            raise UserError(f"{flag_of(unused, given[unused])}: this run has one rank; {several}", 2)
+        if unused := next(
+            (one.name for one in fields(ParallelConfig)[:-1] if one.name in given), None
+        ):
+            several = (
+                "start several with torchrun --nproc-per-node N, or predict them with --dry-run"
+                " --world-size N"
+            )
+            raise UserError(
+                f"{flag_of(unused, given[unused])}: this run has one rank; {several}", 2
+            )
         return {"world_size": 1}
     mode = mode or "ddp"
-    for name in ("bucket_mb", "gradient_as_bucket_view") if mode == "fsdp" else ("fsdp_reshard", "fsdp_wrap"):
+    for name in (
+        ("bucket_mb", "gradient_as_bucket_view")
+        if mode == "fsdp"
+        else ("fsdp_reshard", "fsdp_wrap")
+    ):
         if name in given:
             wanted = "ddp or zero1" if mode == "fsdp" else "fsdp"
-            raise UserError(f"{flag_of(name)}: has no effect with --parallel {mode}; use {wanted}", 2)
-    reduced_in = given.get("reduce_precision", "bf16" if given.get("precision") == BF16_TRUE else "fp32")
+            raise UserError(
+                f"{flag_of(name)}: has no effect with --parallel {mode}; use {wanted}", 2
+            )
+    reduced_in = given.get(
+        "reduce_precision", "bf16" if given.get("precision") == BF16_TRUE else "fp32"
+    )
     return {"world_size": world_size, "parallel": mode, "reduce_precision": reduced_in}
 
 
@@ -82,24 +114,33 @@ def mode_text(parallel: ParallelConfig) -> str:
     """The mode and its settings, to print."""
     if parallel.parallel == "fsdp":
         keeps = "resharded after the forward pass" if parallel.fsdp_reshard else "not resharded"
-        cast = "" if parallel.param_precision == "fp32" else f", gathered in {parallel.param_precision}"
+        cast = (
+            ""
+            if parallel.param_precision == "fp32"
+            else f", gathered in {parallel.param_precision}"
+        )
         text = f"fsdp, by {parallel.fsdp_wrap}, {keeps}{cast}"
     else:
         bucket = "PyTorch's size" if parallel.bucket_mb is None else f"{parallel.bucket_mb:g} MB"
-        gradients = "views of them" if parallel.gradient_as_bucket_view else "copied to and from them"
+        gradients = (
+            "views of them" if parallel.gradient_as_bucket_view else "copied to and from them"
+        )
         text = f"{parallel.parallel}, buckets of {bucket}, gradients {gradients}"
     return f"{text}, reduced in {parallel.reduce_precision}"
 
 
-# ---- What is sharded -----------------------------------------------------------------------------------------------
+# ---- What is sharded -----------------------------------------------------------------------------
 
 
 def fsdp_units(model: nn.Module, wrap: str) -> list[nn.Module]:
     """The modules whose parameters FSDP gathers together, inner ones first, the model last.
 
-    Blocks are the members of the model's nn.ModuleLists; sublayers are the children of blocks that have parameters.
+    Blocks are the members of the model's nn.ModuleLists; sublayers are the children of blocks that
+    have parameters.
     """
-    blocks = [one for module in model.modules() if isinstance(module, nn.ModuleList) for one in module]
+    blocks = [
+        one for module in model.modules() if isinstance(module, nn.ModuleList) for one in module
+    ]
     if wrap == "model":
         return [model]
     if wrap == "sublayer":
@@ -109,19 +150,29 @@ def fsdp_units(model: nn.Module, wrap: str) -> list[nn.Module]:
 
 
 def shard_model(model: nn.Module, parallel: ParallelConfig, device: torch.device) -> nn.Module:
-    """FSDP2: every rank keeps 1/W of the rows of each parameter.  The model may be on the CPU: unit by unit is moved
-    and sharded, so the device never has all of it."""
+    """FSDP2: every rank keeps 1/W of the rows of each parameter.  The model may be on the CPU: unit
+    by unit is moved and sharded, so the device never has all of it."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    with unset_fake_temporarily():  # a mesh reads the values of its tensor of ranks, and fake tensors have none
+    with (
+        unset_fake_temporarily()
+    ):  # a mesh reads the values of its tensor of ranks, and fake tensors have none
         mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
-    # Of fake tensors only the first of W shards is made: making all for each parameter would take minutes.
-    cut = FirstChunk() if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) else contextlib.nullcontext()
+    # Of fake tensors only the first of W shards is made: making all for each parameter would take
+    # minutes.
+    cut = (
+        FirstChunk()
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        else contextlib.nullcontext()
+    )
     cast = None if parallel.param_precision == "fp32" else PRECISIONS[parallel.param_precision]
-    policy = MixedPrecisionPolicy(param_dtype=cast, reduce_dtype=PRECISIONS[parallel.reduce_precision])
+    policy = MixedPrecisionPolicy(
+        param_dtype=cast, reduce_dtype=PRECISIONS[parallel.reduce_precision]
+    )
     for unit in fsdp_units(model, parallel.fsdp_wrap):
-        # What is outside of blocks, such as the head, is needed again at once: gathering it twice would save nothing.
+        # What is outside of blocks, such as the head, is needed again at once: gathering it twice
+        # would save nothing.
         reshard = parallel.fsdp_reshard and (unit is not model or parallel.fsdp_wrap == "model")
         with cut:
             fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
@@ -129,7 +180,8 @@ def shard_model(model: nn.Module, parallel: ParallelConfig, device: torch.device
 
 
 class FirstChunk(TorchFunctionMode):
-    """torch.chunk returns its first chunk as often as there would be chunks; what rank 0 needs of them."""
+    """torch.chunk returns its first chunk as often as there would be chunks;
+    what rank 0 needs of them."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is not torch.chunk:
@@ -140,28 +192,37 @@ class FirstChunk(TorchFunctionMode):
 
 
 def shard_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """ZeRO-1: every rank keeps the state of its part of the parameters, whole tensors of about the same total size,
-    updates that part, and broadcasts it."""
+    """ZeRO-1: every rank keeps the state of its part of the parameters, whole tensors of about the
+    same total size, updates that part, and broadcasts it."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     kind = type(optimizer)
     accepted = inspect.signature(kind).parameters
     options = {name: value for name, value in optimizer.defaults.items() if name in accepted}
     # Views of one tensor for each rank: one broadcast each instead of one for every parameter.
-    return ZeroRedundancyOptimizer(optimizer.param_groups, kind, parameters_as_bucket_view=True, **options)
+    return ZeroRedundancyOptimizer(
+        optimizer.param_groups, kind, parameters_as_bucket_view=True, **options
+    )
 
 
-# ---- What is replicated --------------------------------------------------------------------------------------------
+# ---- What is replicated --------------------------------------------------------------------------
 
 
 def replicated(model: nn.Module, parallel: ParallelConfig, device: torch.device) -> nn.Module:
-    """The model in DistributedDataParallel, which averages gradients in the backward pass; unchanged if sharded."""
+    """The model in DistributedDataParallel, which averages gradients in the backward pass;
+    unchanged if sharded."""
     if parallel.parallel not in ("ddp", "zero1"):
         return model
     devices = [device] if device.type == "cuda" else None
-    # Buffers are the same on all ranks, so no forward pass has to send them.  PyTorch 2.13 renamed the flag.
-    renamed = "forward_sync_buffers" in inspect.signature(nn.parallel.DistributedDataParallel).parameters
-    options = {"forward_sync_buffers" if renamed else "broadcast_buffers": False, "bucket_cap_mb": parallel.bucket_mb}
+    # Buffers are the same on all ranks, so no forward pass has to send them.  PyTorch 2.13 renamed
+    # the flag.
+    renamed = (
+        "forward_sync_buffers" in inspect.signature(nn.parallel.DistributedDataParallel).parameters
+    )
+    options = {
+        "forward_sync_buffers" if renamed else "broadcast_buffers": False,
+        "bucket_cap_mb": parallel.bucket_mb,
+    }
     # Without views each gradient exists twice: as the parameter's, and as a copy in its bucket.
     options["gradient_as_bucket_view"] = parallel.gradient_as_bucket_view
     wrapped = nn.parallel.DistributedDataParallel(model, devices, **options)
@@ -171,8 +232,11 @@ def replicated(model: nn.Module, parallel: ParallelConfig, device: torch.device)
     return wrapped
 
 
-def reduce_compressed(dtype, bucket):  # DDP compares annotations, if there are any, with its classes
-    """DDP's hook for a bucket: a future of the mean over ranks, sent as dtype.  PyTorch's own for bf16 refuses gloo."""
+def reduce_compressed(
+    dtype, bucket
+):  # DDP compares annotations, if there are any, with its classes
+    """DDP's hook for a bucket: a future of the mean over ranks, sent as dtype.  PyTorch's own for
+    bf16 refuses gloo."""
     gradients = bucket.buffer()
     compressed = gradients.to(dtype).div_(torch.distributed.get_world_size())
     work = torch.distributed.all_reduce(compressed, async_op=True)
@@ -181,8 +245,13 @@ def reduce_compressed(dtype, bucket):  # DDP compares annotations, if there are 
 
 @contextlib.contextmanager
 def gradient_sync(model: nn.Module, last_micro_step: bool) -> Iterator[None]:
-    """Reduce gradients over ranks only in the last backward pass of a step; the earlier ones accumulate them."""
+    """Reduce gradients over ranks only in the last backward pass of a step; the earlier ones
+    accumulate them."""
     if hasattr(model, "set_requires_gradient_sync"):  # FSDP
         model.set_requires_gradient_sync(last_micro_step)
-    with model.no_sync() if hasattr(model, "no_sync") and not last_micro_step else contextlib.nullcontext():
+    with (
+        model.no_sync()
+        if hasattr(model, "no_sync") and not last_micro_step
+        else contextlib.nullcontext()
+    ):
         yield

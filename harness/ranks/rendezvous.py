@@ -1,4 +1,5 @@
-"""The ranks of a run meet before the first step: all are there, and fit together, or one line says why not."""
+"""The ranks of a run meet before the first step: all are there, and fit together, or one line says
+why not."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness.base.console import is_first_rank, world_size_of_run
 from harness.base.slurm import hosts_of_tasks
 from harness.base.text import flag_of
-from harness.ranks.failure_watch import LEAVING_S, Failure, FailureWatch, WatchOfRank0, WatchOfWorker, wait_until
+from harness.ranks.failure_watch import (
+    LEAVING_S,
+    Failure,
+    FailureWatch,
+    WatchOfRank0,
+    WatchOfWorker,
+    wait_until,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -36,9 +44,11 @@ _meeting: Meeting | None = None  # of this process
 
 
 def rendezvous(facts: Mapping[str, Any], failure: Failure | None = None) -> Meeting:
-    """Wait for all ranks, for a limited time.  Called once by each rank, also by one that has failed before.
+    """Wait for all ranks, for a limited time.  Called once by each rank, also by one that has
+    failed before.
 
-    facts: `settings`, {section: {flag: value}}, which must be those of the others, and `gpu`, which must not be.
+    facts: `settings`, {section: {flag: value}}, which must be those of the others, and `gpu`, which
+    must not be.
     """
     global _meeting
     rank, host, started = int(os.environ["RANK"]), socket.gethostname(), time.monotonic()
@@ -46,32 +56,51 @@ def rendezvous(facts: Mapping[str, Any], failure: Failure | None = None) -> Meet
     try:
         store = open_store(rank, started + limit_s)
     except (OSError, RuntimeError) as error:
-        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} (MASTER_ADDR and MASTER_PORT)"
-        why = getattr(error, "strerror", None) or str(error).splitlines()[0].rpartition("message: ")[2]
-        what = f"cannot listen at {place}" if rank == 0 else f"rank 0 does not answer at {place} within {limit_s:g} s"
+        place = (
+            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} (MASTER_ADDR and MASTER_PORT)"
+        )
+        why = (
+            getattr(error, "strerror", None)
+            or str(error).splitlines()[0].rpartition("message: ")[2]
+        )
+        what = (
+            f"cannot listen at {place}"
+            if rank == 0
+            else f"rank 0 does not answer at {place} within {limit_s:g} s"
+        )
         failure = failure or Failure(f"{what}: {why}")
         _meeting = Meeting(None, failure._replace(rank=rank, host=host))
     else:
-        store.set(f"rank/{rank}", json.dumps({"host": host, "failure": failure and failure[:2], **facts}))
+        store.set(
+            f"rank/{rank}", json.dumps({"host": host, "failure": failure and failure[:2], **facts})
+        )
         _meeting = (as_rank_0 if rank == 0 else as_worker)(store, started, limit_s)
     return _meeting
 
 
-# ---- The store, in which ranks leave messages before they are connected ---------------------------------------------
+# ---- The store, in which ranks leave messages before they are connected --------------------------
 
 
 def open_store(rank: int, deadline: float) -> Store:
     """Under torchrun its agent has the store, under srun rank 0.
 
-    Raises OSError or RuntimeError if it cannot be reached before the deadline, a reading of time.monotonic().
+    Raises OSError or RuntimeError if it cannot be reached before the deadline,
+    a reading of time.monotonic().
     """
-    from torch.distributed import PrefixStore, TCPStore  # takes seconds; one rank alone does without
+    from torch.distributed import (
+        PrefixStore,
+        TCPStore,
+    )  # takes seconds; one rank alone does without
 
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     has_it = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not has_it:
         wait_for_listener(host, port, deadline)
-    options = {"wait_for_workers": False, "multi_tenant": has_it, "timeout": timedelta(seconds=RENDEZVOUS_S)}
+    options = {
+        "wait_for_workers": False,
+        "multi_tenant": has_it,
+        "timeout": timedelta(seconds=RENDEZVOUS_S),
+    }
     made: list = []  # the store, or the error
 
     def make() -> None:
@@ -95,7 +124,7 @@ def open_store(rank: int, deadline: float) -> Store:
 
 
 def wait_for_listener(host: str, port: int, deadline: float) -> None:
-    """In Python, so that signals end it.  Raises OSError if nobody listens there by the deadline."""
+    """In Python, so that signals end it.  Raises OSError if nobody listens by the deadline."""
     while True:
         left = deadline - time.monotonic()
         try:
@@ -107,7 +136,7 @@ def wait_for_listener(host: str, port: int, deadline: float) -> None:
             time.sleep(0.2)
 
 
-# ---- The two sides --------------------------------------------------------------------------------------------------
+# ---- The two sides -------------------------------------------------------------------------------
 
 
 def as_rank_0(store: Store, started: float, limit_s: float) -> Meeting:
@@ -130,9 +159,14 @@ def as_worker(store: Store, started: float, limit_s: float) -> Meeting:
     try:
         store.add("came", 1)
         if not wait_until(lambda: store.check(["rank/0"]), started + limit_s):
-            return Meeting(None, Failure(f"rank 0 did not come within {limit_s:g} s", 1, rank, host))
+            return Meeting(
+                None, Failure(f"rank 0 did not come within {limit_s:g} s", 1, rank, host)
+            )
         if not wait_until(lambda: store.check(["outcome"]), time.monotonic() + limit_s + LEAVING_S):
-            return Meeting(None, Failure("rank 0 has not told how the meeting of the ranks ended", 1, rank, host))
+            return Meeting(
+                None,
+                Failure("rank 0 has not told how the meeting of the ranks ended", 1, rank, host),
+            )
         outcome = json.loads(store.get("outcome"))
         if outcome["failure"]:
             store.add("read", 1)
@@ -143,37 +177,56 @@ def as_worker(store: Store, started: float, limit_s: float) -> Meeting:
         return Meeting(None, Failure(why, 1, rank, host))
 
 
-# ---- What keeps ranks from working together -------------------------------------------------------------------------
+# ---- What keeps ranks from working together ------------------------------------------------------
 
 
 def first_problem(facts: Mapping[int, dict], world_size: int, limit_s: float) -> Failure | None:
-    """What keeps these ranks from working together, by what each says: failures, absence, flags, a shared GPU."""
+    """What keeps these ranks from working together, by what each says: failures, absence, flags, a
+    shared GPU."""
     failed = {rank: tuple(one["failure"]) for rank, one in facts.items() if one["failure"]}
     if failed:
         rank = min(failed)
         alike = len(failed) == world_size and len({*failed.values()}) == 1
-        return Failure(*failed[rank]) if alike else Failure(*failed[rank], rank, facts[rank]["host"])
+        return (
+            Failure(*failed[rank]) if alike else Failure(*failed[rank], rank, facts[rank]["host"])
+        )
     if missing := [rank for rank in range(world_size) if rank not in facts]:
-        return Failure(absence(missing, {rank: one["host"] for rank, one in facts.items()}, world_size, limit_s))
+        return Failure(
+            absence(
+                missing, {rank: one["host"] for rank, one in facts.items()}, world_size, limit_s
+            )
+        )
     return different_flags(facts) or shared_gpu(facts)
 
 
-def absence(missing: Collection[int], hosts: Mapping[int, str], world_size: int, limit_s: float) -> str:
-    """Which ranks did not come, and where each was to run: Slurm tells, else the others of its node do."""
+def absence(
+    missing: Collection[int], hosts: Mapping[int, str], world_size: int, limit_s: float
+) -> str:
+    """Which ranks did not come, and where each was to run:
+    Slurm tells, else the others of its node do."""
     expected = dict(enumerate(hosts_of_tasks(os.environ)))
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     for rank in missing:
-        beside = next((host for other, host in hosts.items() if other // per_node == rank // per_node), None)
+        beside = next(
+            (host for other, host in hosts.items() if other // per_node == rank // per_node), None
+        )
         expected.setdefault(rank, beside or "a node that is not here")
-    places = {place: [str(rank) for rank in missing if expected[rank] == place] for place in expected.values()}
+    places = {
+        place: [str(rank) for rank in missing if expected[rank] == place]
+        for place in expected.values()
+    }
     told = "; ".join(f"{', '.join(ranks)} on {place}" for place, ranks in places.items() if ranks)
     came = ", ".join(dict.fromkeys(hosts.values()))
     what = f"rank{'s' * (len(missing) > 1)} {told}"
-    return f"{what} did not come within {limit_s:g} s; {len(hosts)} of {world_size} ranks came, on {came}"
+    return (
+        f"{what} did not come within {limit_s:g} s; {len(hosts)} of {world_size} ranks came, on"
+        f" {came}"
+    )
 
 
 def different_flags(facts: Mapping[int, dict]) -> Failure | None:
-    """Collectives of ranks with different flags would not match; a rank that does not train has none."""
+    """Collectives of ranks with different flags would not match;
+    a rank that does not train has none."""
     own = facts[0].get("settings")
     for rank, said in facts.items():
         theirs = said.get("settings")
@@ -191,7 +244,9 @@ def different_flags(facts: Mapping[int, dict]) -> Failure | None:
     return None
 
 
-def first_difference(own: Mapping[str, dict], theirs: Mapping[str, dict]) -> tuple[str, object, object] | None:
+def first_difference(
+    own: Mapping[str, dict], theirs: Mapping[str, dict]
+) -> tuple[str, object, object] | None:
     """The first flag whose values differ between the settings of two ranks, with both values.
 
     own, theirs: {section: {name: value}}; ranks with and without --workload have other names.
@@ -230,7 +285,7 @@ def shared_gpu(facts: Mapping[int, dict]) -> Failure | None:
     return None
 
 
-# ---- How a process of the run ends ---------------------------------------------------------------------------------
+# ---- How a process of the run ends ---------------------------------------------------------------
 
 
 def watch_of_run() -> FailureWatch | None:
@@ -245,10 +300,11 @@ def failure_elsewhere() -> Failure | None:
 
 
 def conclude(failure: Failure | None) -> tuple[str | None, int]:
-    """What this process prints about the failure that ends it (None: nothing, or another rank does), and its exit code.
+    """What this process prints about the failure that ends it (None: nothing, or another rank
+    does), and its exit code.
 
-    Called at the end of a command, also of one that succeeded (failure None).  Ranks that have not met meet here, so
-    that none waits for one that has left.
+    Called at the end of a command, also of one that succeeded (failure None).  Ranks that have not
+    met meet here, so that none waits for one that has left.
     """
     if world_size_of_run() > 1 and _meeting is None:
         failure = rendezvous({}, failure).failure

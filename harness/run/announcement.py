@@ -12,7 +12,9 @@ from harness.model.workload import Workload
 from harness.ranks.parallel import mode_text
 
 
-def workload_lines(workload: Workload, profiling: ProfilerConfig, device: torch.device) -> list[str]:
+def workload_lines(
+    workload: Workload, profiling: ProfilerConfig, device: torch.device
+) -> list[str]:
     """The title, the settings, and the size of the model."""
     mode = ""
     if profiling.records_trace or profiling.enable_deepspeed_flops:
@@ -24,14 +26,18 @@ def workload_lines(workload: Workload, profiling: ProfilerConfig, device: torch.
     lines += [f"  {label}: {value}" for label, value in workload.settings_lines(device).items()]
     lines += ["", "Model Configuration:", f"  Total Parameters: {parameters:,}"]
     lines += [f"  Model Size: {4 * parameters / MB:.1f} MB (FP32)"]
-    return lines + ([] if forward_flops is None else [f"  Forward FLOPs per Step: {forward_flops:,} (matmuls)"])
+    return lines + (
+        [] if forward_flops is None else [f"  Forward FLOPs per Step: {forward_flops:,} (matmuls)"]
+    )
 
 
 def device_lines(environment: dict) -> list[str]:
     device, cpu = environment["device"], environment["cpu"]
     lines = [f"Using device: {device['type']}"]
     if device["type"] == "cuda":
-        lines.append(f"GPU: {device['name']} ({device['arch']}, {device['memory_bytes'] / MB:,.0f} MB)")
+        lines.append(
+            f"GPU: {device['name']} ({device['arch']}, {device['memory_bytes'] / MB:,.0f} MB)"
+        )
     else:
         threads = count_of(cpu["torch_threads"], "thread")
         lines.append(f"CPU: {cpu['name']} ({threads}, {cpu['logical_cores']} logical cores)")

@@ -1,4 +1,5 @@
-"""TensorBoard's event file: what a run is, scalars of its steps, its figures, and its row in the HPARAMS tab."""
+"""TensorBoard's event file: what a run is, scalars of its steps, its figures, and its row in the
+HPARAMS tab."""
 
 import json
 import time
@@ -12,17 +13,24 @@ from harness.instruments.timing import StepRecord
 from harness.ranks.parallel import ParallelConfig
 
 # No columns of TensorBoard's HPARAMS tab: they affect neither speed nor memory nor the loss.
-HIDDEN = "num_steps output_dir log_interval force device norm_eps rope_theta init_std max_seq_len source_sha256".split()
+HIDDEN = (
+    "num_steps output_dir log_interval force device norm_eps rope_theta init_std max_seq_len"
+    " source_sha256".split()
+)
 
 
 def in_words(settings: dict) -> dict:
     """Without booleans and None: TensorBoard would show booleans as numbers, and leave out None."""
     words = {None: "none", False: "no", True: "yes"}
-    return {name: words[one] if one is None or isinstance(one, bool) else one for name, one in settings.items()}
+    return {
+        name: words[one] if one is None or isinstance(one, bool) else one
+        for name, one in settings.items()
+    }
 
 
 def scalars_of(record: StepRecord, samples: int, seq_len: int) -> dict[str, float]:
-    """Of one step, by tag.  TensorBoard sorts by name: loss and step time come first.  samples: of all ranks."""
+    """Of one step, by tag.  TensorBoard sorts by name: loss and step time come first.  samples: of
+    all ranks."""
     rate = samples / (record.total_ms / 1e3)
     scalars = {
         "loss": record.loss,
@@ -40,22 +48,30 @@ def scalars_of(record: StepRecord, samples: int, seq_len: int) -> dict[str, floa
 
 
 def hyperparameters(summary: dict) -> dict:
-    """Settings and results of a run, from performance_summary.json: a row of the HPARAMS tab.  Results as metrics would
-    each be a curve of one point under SCALARS."""
+    """Settings and results of a run, from performance_summary.json: a row of the HPARAMS tab.
+    Results as metrics would each be a curve of one point under SCALARS."""
     every = summary["config"]["training"] | summary["config"]["model"]
     hidden = {*HIDDEN, *(name for name in every if name.endswith("_reason"))}
     if summary["training"]["world_size"] == 1:
         hidden |= {one.name for one in fields(ParallelConfig)}
     performance = summary["performance"]
-    results = {name: performance[name] for name in ("avg_step_time_ms", "samples_per_sec", "achieved_tflops")}
-    results |= {"peak_memory_mb": summary["memory"]["peak_mb"], "final_loss": summary["loss"]["final"]}
+    results = {
+        name: performance[name]
+        for name in ("avg_step_time_ms", "samples_per_sec", "achieved_tflops")
+    }
+    results |= {
+        "peak_memory_mb": summary["memory"]["peak_mb"],
+        "final_loss": summary["loss"]["final"],
+    }
     return in_words({name: every[name] for name in every if name not in hidden} | results)
 
 
 class EventFile:
     """Every method raises UserError if the file cannot be written."""
 
-    FLUSH_S = 10.0  # seconds between two writes of scalars: writing takes time, so not after every step
+    FLUSH_S = (
+        10.0  # seconds between two writes of scalars: writing takes time, so not after every step
+    )
 
     def __init__(self, folder: Path, samples: int, seq_len: int):
         """samples: of a step, on all ranks; seq_len: tokens of each."""
@@ -70,7 +86,9 @@ class EventFile:
     def add_texts(self, document: dict) -> None:
         """A text for each section of the document."""
         for title, values in document.items():
-            self.writer.add_text(title, "    " + json.dumps(values, indent=2).replace("\n", "\n    "))
+            self.writer.add_text(
+                title, "    " + json.dumps(values, indent=2).replace("\n", "\n    ")
+            )
 
     def add_step(self, record: StepRecord) -> None:
         self._unwritten.append(record)
@@ -96,7 +114,9 @@ class EventFile:
 
         with writing(f"events in {self.folder}"):
             for name, figure in figures.items():
-                self.writer.add_figure(f"whole_run/{name}", figure)  # as the report calls it: one card
+                self.writer.add_figure(
+                    f"whole_run/{name}", figure
+                )  # as the report calls it: one card
             self.write_scalars()
             for part in hparams(hyperparameters(summary), {}):
                 self.writer.file_writer.add_summary(part)

@@ -1,4 +1,5 @@
-"""Which flags exclude each other, and which this device does not have: one line, before anything is written."""
+"""Which flags exclude each other, and which this device does not have:
+one line, before anything is written."""
 
 from dataclasses import dataclass
 
@@ -13,15 +14,20 @@ from harness.model.optimizations import conflict, missing
 
 
 def check_model(config) -> None:
-    """Raise UserError, exit code 2, for a shape that no model can have; config has the fields of TinyLlamaConfig."""
+    """Raise UserError, exit code 2, for a shape that no model can have;
+    config has the fields of TinyLlamaConfig."""
     hidden, heads, kv_heads = config.hidden_dim, config.n_heads, config.n_kv_heads
     if hidden % heads != 0:
-        raise UserError(f"--hidden-dim {hidden}: not divisible by --n-heads {heads}; use a multiple of it", 2)
+        raise UserError(
+            f"--hidden-dim {hidden}: not divisible by --n-heads {heads}; use a multiple of it", 2
+        )
     if config.head_dim % 2 == 1:
         odd = f"the head dimension is {config.head_dim}, and rotary embedding needs an even one"
         raise UserError(f"--hidden-dim {hidden}: {odd}; use a multiple of {2 * heads}", 2)
     if heads % kv_heads != 0:
-        raise UserError(f"--n-kv-heads {kv_heads}: does not divide --n-heads {heads}; use a divisor of it", 2)
+        raise UserError(
+            f"--n-kv-heads {kv_heads}: does not divide --n-heads {heads}; use a divisor of it", 2
+        )
 
 
 @dataclass(frozen=True)
@@ -29,22 +35,33 @@ class PredictionConfig:
     """What a dry run predicts for, beside --world-size: no training takes these flags."""
 
     device_memory: int | None = flag(
-        None, "with --dry-run: GPU memory in GB of 2^30 bytes", shown="this device", type=memory_size, metavar="GB"
+        None,
+        "with --dry-run: GPU memory in GB of 2^30 bytes",
+        shown="this device",
+        type=memory_size,
+        metavar="GB",
     )
     target_device: str | None = flag(
-        None, "with --dry-run: a device by its datasheet, as MI300X; --device-memory overrides it", metavar="NAME"
+        None,
+        "with --dry-run: a device by its datasheet, as MI300X; --device-memory overrides it",
+        metavar="NAME",
     )
     network: float | str | None = flag(
         None,
-        "with --dry-run: bus bandwidth of each rank in 10^9 bytes/s (not the rate of a NIC: ranks of a node share all "
-        "of its NICs), or measured: by run_collective_benchmark.sh",
+        "with --dry-run: bus bandwidth of each rank in 10^9 bytes/s (not the rate of a NIC: ranks"
+        " of a node share all of its NICs), or measured: by run_collective_benchmark.sh",
         shown="a datasheet's links, inside a node",
         type=network_choice,
         metavar="GB/S",
     )
 
 
-ONLY_PREDICTED = ("device_memory", "target_device", "world_size", "network")  # flags that only a dry run takes
+ONLY_PREDICTED = (
+    "device_memory",
+    "target_device",
+    "world_size",
+    "network",
+)  # flags that only a dry run takes
 
 
 def only_predicted(given: dict) -> list[str]:
@@ -63,11 +80,16 @@ def check_combinations(training, profiling: ProfilerConfig, given: dict) -> None
     batch_size, micro_steps = training.batch_size, training.gradient_accumulation_steps
     if batch_size % micro_steps != 0:
         flag = f"--gradient-accumulation-steps {micro_steps}"
-        raise UserError(f"{flag}: does not divide --batch-size {batch_size}; use a divisor of it", 2)
+        raise UserError(
+            f"{flag}: does not divide --batch-size {batch_size}; use a divisor of it", 2
+        )
     if "" in (training.output_dir, profiling.profile_dir):
         raise UserError("--output-dir and --profile-dir: must not be empty", 2)
     if profiling.system_profiler and profiling.records_trace:
-        why = "nsys and rocprofv3 replace torch.profiler, because only one profiler can be attached to a GPU"
+        why = (
+            "nsys and rocprofv3 replace torch.profiler, because only one profiler can be attached"
+            " to a GPU"
+        )
         flags = "--enable-pytorch-profiler, --profile-stacks and --profile-operators"
         raise UserError(f"--system-profiler: {why}; omit {flags}", 2)
     if given.get("network") is not None and training.world_size == 1:
@@ -76,7 +98,9 @@ def check_combinations(training, profiling: ProfilerConfig, given: dict) -> None
         raise UserError("--compile-mode: requires --compile", 2)
     if training.param_precision != "fp32" and training.precision not in ("fp32", "tf32"):
         why = "parameters are cast, so there is no autocast; leave out --precision"
-        raise UserError(f"--param-precision {training.param_precision}: {why} {training.precision}", 2)
+        raise UserError(
+            f"--param-precision {training.param_precision}: {why} {training.precision}", 2
+        )
     if line := conflict(training, profiling):
         raise UserError(line, 2)
 

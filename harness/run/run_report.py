@@ -25,7 +25,8 @@ from harness.run.run_text import steps_section, summary_lines, trust_lines
 
 
 class RunFolder:
-    """--output-dir, or with an instrument --profile-dir; without either nothing is written, and `path` is None.
+    """--output-dir, or with an instrument --profile-dir; without either nothing is written, and
+    `path` is None.
 
     Traces have a folder of their own only if both are given.
     """
@@ -34,7 +35,11 @@ class RunFolder:
         profiles = (profiling.profile_dir or "./pytorch_profiles") if profiling.enabled else None
         self.path = Path(output_dir or profiles) if output_dir or profiles else None
         self.traced = profiling.records_trace
-        self.traces = Path(profiling.profile_dir) if profiling.enabled and profiling.profile_dir else self.path
+        self.traces = (
+            Path(profiling.profile_dir)
+            if profiling.enabled and profiling.profile_dir
+            else self.path
+        )
 
     def prepare(self, rank: int) -> None:
         """Rank 0 moves an earlier run aside.  Raises UserError if a folder cannot be written."""
@@ -60,8 +65,8 @@ class RunFolder:
 
 
 class Explanation(NamedTuple):
-    """The result of one instrument: a JSON file, lines to print after and before the result of the run, and perhaps a
-    figure, a PNG of the same name."""
+    """The result of one instrument: a JSON file, lines to print after and before the result of the
+    run, and perhaps a figure, a PNG of the same name."""
 
     file_name: str
     document: dict | None
@@ -71,7 +76,8 @@ class Explanation(NamedTuple):
 
 
 class RunReport:
-    """The console, the folder and the event file of one run of a workload.  Only rank 0 prints and writes."""
+    """The console, the folder and the event file of one run of a workload.
+    Only rank 0 prints and writes."""
 
     def __init__(
         self,
@@ -86,15 +92,22 @@ class RunReport:
         verbose: bool = False,
     ):
         """ranks: this rank and the world size.  verbose: print tables too."""
-        self.workload, self.profiling, self.schedule, self.device = workload, profiling, schedule, device
+        self.workload, self.profiling, self.schedule, self.device = (
+            workload,
+            profiling,
+            schedule,
+            device,
+        )
         self.rank, self.world_size = ranks
         self.log_interval, self.verbose = log_interval, verbose
         self.config = workload.settings() | {"profiling": asdict(profiling)}
         self.folder = RunFolder(output_dir, profiling)
         self.events: EventFile | None = None
-        self.measurements = Measurements(workload, self.config, schedule, device, ranks, self.prints, self.on_record)
+        self.measurements = Measurements(
+            workload, self.config, schedule, device, ranks, self.prints, self.on_record
+        )
 
-    # ---- Before the first step ---------------------------------------------------------------------------------------
+    # ---- Before the first step -------------------------------------------------------------------
 
     def open(self) -> None:
         """Create the folder and config.json."""
@@ -111,18 +124,23 @@ class RunReport:
     def announce(self) -> None:
         """Print what is about to run, and on which device."""
         say(*workload_lines(self.workload, self.profiling, self.device), "")
-        say(*device_lines(self.measurements.environment), *sharing_lines(self.workload, self.world_size))
+        say(
+            *device_lines(self.measurements.environment),
+            *sharing_lines(self.workload, self.world_size),
+        )
         say(*profiling_lines(self.schedule, self.folder.traces if self.profiling.enabled else None))
         say("", "Starting training...")
 
-    # ---- Step by step ------------------------------------------------------------------------------------------------
+    # ---- Step by step ----------------------------------------------------------------------------
 
     def prints(self, step: int) -> bool:
         return step % self.log_interval == 0 or step in (1, self.schedule.num_steps)
 
     def on_record(self, record: StepRecord) -> None:
         if self.prints(record.step):
-            mark = " [PROFILING]" if self.schedule.exclusion_reason(record.step) == "profiled" else ""
+            mark = (
+                " [PROFILING]" if self.schedule.exclusion_reason(record.step) == "profiled" else ""
+            )
             line = f"Step {record.step}/{self.schedule.num_steps}: Loss = {record.loss:.4f}"
             norm = "" if record.grad_norm is None else f", Gradient norm = {record.grad_norm:.4f}"
             say(f"{line}, Time = {record.total_ms / 1e3:.3f} seconds{mark}{norm}")
@@ -130,7 +148,7 @@ class RunReport:
         if self.events:
             self.events.add_step(record)
 
-    # ---- After the last step -----------------------------------------------------------------------------------------
+    # ---- After the last step ---------------------------------------------------------------------
 
     def close(
         self,
@@ -139,21 +157,27 @@ class RunReport:
         conclude: Callable[[dict], str],
         limit: RateLimit,
     ) -> dict | None:
-        """After the last step, or the error that ended the run: write the files, print the summary and return it; None
-        on ranks that print nothing.
+        """After the last step, or the error that ended the run: write the files, print the summary
+        and return it; None on ranks that print nothing.
 
-        explain(summary) yields the results of the instruments; conclude(summary) is the last line of the summary; limit
-        is a rate above which a step cannot have done its work.  Raises UserError if a file cannot be written.
+        explain(summary) yields the results of the instruments; conclude(summary) is the last line
+        of the summary; limit is a rate above which a step cannot have done its work.  Raises
+        UserError if a file cannot be written.
         """
         self.measurements.rate_limit = limit
-        with contextlib.suppress(FloatingPointError, RuntimeError):  # the original error takes precedence
+        with contextlib.suppress(
+            FloatingPointError, RuntimeError
+        ):  # the original error takes precedence
             self.measurements.meter.read_finished(wait=True)
         if self.rank != 0:
             with deferred_signals():
                 self.write_summary(error)
             return None
         summary = summarize(self.measurements, error)
-        basis, lines = as_text(steps_section(summary, detailed=self.verbose)), summary_lines(summary)
+        basis, lines = (
+            as_text(steps_section(summary, detailed=self.verbose)),
+            summary_lines(summary),
+        )
         explained, figures = [], {}
         try:
             with deferred_signals():  # a signal may interrupt what follows, but not this write
@@ -165,7 +189,9 @@ class RunReport:
                 if found.figure is not None:
                     figures[Path(found.file_name).stem] = found.figure
             if summary["training"]["completed_steps"]:
-                lines.append(conclude(summary))  # an explanation may have measured the peak that it names
+                lines.append(
+                    conclude(summary)
+                )  # an explanation may have measured the peak that it names
             if self.events:
                 for name, figure in figures.items():
                     write_figure(self.folder.path / f"{name}.png", figure)
@@ -173,7 +199,10 @@ class RunReport:
             basis += self.folder.lines(self.verbose)
         except UserError as failure:
             if error is None:
-                self.folder.write("performance_summary.json", summary | {"status": "failed", "error": str(failure)})
+                self.folder.write(
+                    "performance_summary.json",
+                    summary | {"status": "failed", "error": str(failure)},
+                )
             raise
         finally:
             say(*basis, *lines, *explained, *trust_lines(summary))
@@ -181,5 +210,5 @@ class RunReport:
 
     def write_summary(self, error: BaseException | None) -> None:
         """performance_summary.json; of another rank than 0, with its number in the name."""
-        name = f"performance_summary{suffix_of_rank(self.rank, self.world_size) if self.rank else ''}.json"
-        self.folder.write(name, summarize(self.measurements, error))
+        suffix = suffix_of_rank(self.rank, self.world_size) if self.rank else ""
+        self.folder.write(f"performance_summary{suffix}.json", summarize(self.measurements, error))

@@ -1,4 +1,5 @@
-"""What one rank of a run measures, while it trains and however it ends, and performance_summary.json from it."""
+"""What one rank of a run measures, while it trains and however it ends, and
+performance_summary.json from it."""
 
 import collections
 import math
@@ -26,7 +27,8 @@ SHARES = ("waited", "longest_wait", "lost")  # of a step's time, in its interval
 
 
 class Measurements:
-    """The clock of the steps, the samples of the device, and what is filled in as the run gets so far."""
+    """The clock of the steps, the samples of the device,
+    and what is filled in as the run gets so far."""
 
     def __init__(
         self,
@@ -38,8 +40,8 @@ class Measurements:
         wait_for: Callable[[int], bool],
         on_record: Callable[[StepRecord], None],
     ):
-        """config: the sections model, training and profiling of config.json; ranks: this one and the world size;
-        wait_for and on_record: of the StepMeter."""
+        """config: the sections model, training and profiling of config.json; ranks: this one and
+        the world size; wait_for and on_record: of the StepMeter."""
         self.workload, self.config, self.schedule, self.device = workload, config, schedule, device
         self.rank, self.world_size = ranks
         self.environment = describe_environment(device)
@@ -54,7 +56,9 @@ class Measurements:
 
     def facts_of_rank(self) -> dict:
         """What the summary tells of each rank."""
-        steps = [r.total_ms for r in self.meter.records if self.schedule.exclusion_reason(r.step) is None]
+        steps = [
+            r.total_ms for r in self.meter.records if self.schedule.exclusion_reason(r.step) is None
+        ]
         return {
             "rank": self.rank,
             "host": self.environment["host"],
@@ -64,7 +68,7 @@ class Measurements:
         }
 
     def disturbance(self) -> dict:
-        """Of all ranks, in the summary of rank 0 of a run that reached its end; else of this one."""
+        """Of all ranks, in the summary of rank 0 of a run that ended; else of this one."""
         if self.ranks and self.rank == 0:
             return over_ranks([one["disturbance"] for one in self.ranks])
         return self.meter.disturbance.document()
@@ -76,12 +80,18 @@ class Measurements:
 
     def audit(self) -> dict:
         records = self.meter.records
-        averaged = [record for record, why in zip(records, self.exclusion_reasons, strict=True) if why is None]
+        averaged = [
+            record
+            for record, why in zip(records, self.exclusion_reasons, strict=True)
+            if why is None
+        ]
         first = self.instruments and self.instruments.audit.result
-        return audit_document(first, averaged, records[0].loss if records else None, self.workload, self.rate_limit)
+        return audit_document(
+            first, averaged, records[0].loss if records else None, self.workload, self.rate_limit
+        )
 
 
-# ---- The summary ---------------------------------------------------------------------------------------------------
+# ---- The summary ---------------------------------------------------------------------------------
 
 
 def summarize(run: Measurements, error: BaseException | None = None) -> dict:
@@ -93,37 +103,60 @@ def summarize(run: Measurements, error: BaseException | None = None) -> dict:
     timings = {name: summary_stats(values) for name, values in series.items()}
     done = {"num_steps": run.schedule.num_steps, "completed_steps": len(records)}
     shape = {"batch_size": run.workload.batch_size, "sequence_length": run.workload.seq_len}
-    shape |= {"rank": run.rank, "world_size": run.world_size, "parallel": run.workload.parallel.parallel}
+    shape |= {
+        "rank": run.rank,
+        "world_size": run.world_size,
+        "parallel": run.workload.parallel.parallel,
+    }
     steps = {"step": [r.step for r in records], "loss": [_finite(r.loss) for r in records]}
-    steps |= {"time_ms": [r.total_ms for r in records]} | ({"grad_norm": _grad_norms(run)} if run.grad_clip else {})
+    steps |= {"time_ms": [r.total_ms for r in records]} | (
+        {"grad_norm": _grad_norms(run)} if run.grad_clip else {}
+    )
     steps |= {"exclusion_reason": reasons}
-    steps |= {f"{name}_share": [getattr(r.interval, f"{name}_share") for r in records] for name in SHARES}
+    steps |= {
+        f"{name}_share": [getattr(r.interval, f"{name}_share") for r in records] for name in SHARES
+    }
     steps |= {"disturbed": [is_disturbed(r.interval) for r in records]}
     status = "completed" if error is None else "interrupted" if is_interruption(error) else "failed"
     summary = {"status": status, "error": explain_error(error)[0] if error else None}
     summary |= {"config": run.config, "environment": run.environment}
     summary |= {"training": done | shape | {"grad_norm": _grad_norm(run)}}
-    summary |= {"performance": _performance(run, timings, len(averaged), note), "memory": _memory(run)}
+    summary |= {
+        "performance": _performance(run, timings, len(averaged), note),
+        "memory": _memory(run),
+    }
     summary |= {"loss": _losses(run), "steps": steps, "ranks": run.ranks, "no_sync": run.no_sync}
     summary |= {"disturbance": run.disturbance(), "audit": run.audit()}
     return explained(summary, PerformanceSummary)
 
 
-def averaged_steps(records: list[StepRecord], reasons: list[str | None]) -> tuple[list[StepRecord], str]:
-    """The steps that averages are taken over, and which steps were excluded.  reasons: for that, None of the others."""
+def averaged_steps(
+    records: list[StepRecord], reasons: list[str | None]
+) -> tuple[list[StepRecord], str]:
+    """The steps that averages are taken over, and which steps were excluded.  reasons: for that,
+    None of the others."""
     pairs = list(zip(records, reasons, strict=True))
     if averaged := [record for record, reason in pairs if reason is None]:
         reasons = collections.Counter(reason for _, reason in pairs if reason)
-        return averaged, "excluded: " + ", ".join(f"{reason} ({n})" for reason, n in reasons.items())
-    # Counting FLOPs or recording tensors slows a step more than profiling it does, so those steps are the last resort.
+        return averaged, "excluded: " + ", ".join(
+            f"{reason} ({n})" for reason, n in reasons.items()
+        )
+    # Counting FLOPs or recording tensors slows a step more than profiling it does, so those steps
+    # are the last resort.
     fallbacks = (
-        (("profiled", "profiler warm-up"), "only profiled steps to average, so profiler overhead is included"),
+        (
+            ("profiled", "profiler warm-up"),
+            "only profiled steps to average, so profiler overhead is included",
+        ),
         (("first",), "only the first step to average, so one-time costs are included"),
     )
     for kinds, note in fallbacks:
         if averaged := [record for record, reason in pairs if reason in kinds]:
             return averaged, note
-    return records, "only steps with FLOPs or memory measured to average, so their overhead is included"
+    return (
+        records,
+        "only steps with FLOPs or memory measured to average, so their overhead is included",
+    )
 
 
 def _performance(run: Measurements, timings: dict, averaged: int, note: str) -> dict:
@@ -151,13 +184,21 @@ def _performance(run: Measurements, timings: dict, averaged: int, note: str) -> 
 
 
 def _memory(run: Measurements) -> dict:
-    """On a CPU the tracker's bytes of tensors, if it ran; else the samples taken during training."""
+    """On a CPU the tracker's bytes of tensors, if it ran; else samples taken during training."""
     tracker, sampler = run.instruments and run.instruments.memory, run.sampler
     if tracker and tracker.finished and not sampler.on_gpu:
         timeline = tracker.timeline.document()
-        peak, average, source = timeline["peak_bytes"], timeline["average_bytes"], timeline["source"]
+        peak, average, source = (
+            timeline["peak_bytes"],
+            timeline["average_bytes"],
+            timeline["source"],
+        )
     else:
-        peak, average, source = sampler.peak_bytes, summary_stats(sampler.memory_bytes)["mean"], sampler.memory_source
+        peak, average, source = (
+            sampler.peak_bytes,
+            summary_stats(sampler.memory_bytes)["mean"],
+            sampler.memory_source,
+        )
     return {"peak_mb": peak and peak / MB, "average_mb": average and average / MB, "source": source}
 
 
@@ -172,8 +213,8 @@ def _grad_norms(run: Measurements) -> list[float | None]:
 
 
 def _grad_norm(run: Measurements) -> dict | None:
-    """Before clipping.  A norm that is not finite is no clipped step: with fp16 the step is skipped, else gradients
-    become 0 or NaN."""
+    """Before clipping.  A norm that is not finite is no clipped step: with fp16 the step is
+    skipped, else gradients become 0 or NaN."""
     if run.grad_clip is None:
         return None
     norms = _grad_norms(run)

@@ -1,4 +1,5 @@
-"""How a command starts: its interpreter, what must be set up before PyTorch is imported, and its exit code.
+"""How a command starts: its interpreter, what must be set up before PyTorch is imported, and its
+exit code.
 
 Imports nothing slow, and runs on any Python 3.
 """
@@ -18,14 +19,25 @@ from harness import PROJECT
 from harness.base.slurm import slurm_ranks
 
 HANDED_OVER = "TINY_LLAMA_HANDED_OVER"  # set by the interpreter that handed over: it happens once
-IMPORTED_BY_ALL = ("torch", "numpy", "pandas", "tabulate", "tqdm")  # by all commands that train, or plan to
-WAITING_POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # if the user sets one, none is set here
+IMPORTED_BY_ALL = (
+    "torch",
+    "numpy",
+    "pandas",
+    "tabulate",
+    "tqdm",
+)  # by all commands that train, or plan to
+WAITING_POLICIES = (
+    "OMP_WAIT_POLICY",
+    "GOMP_SPINCOUNT",
+    "KMP_BLOCKTIME",
+)  # if the user sets one, none is set here
 
 
 def begin_command(packages: Sequence[str] = IMPORTED_BY_ALL) -> None:
     """Make sure that these packages are there, and set process-wide state before the slow imports.
 
-    Imports take seconds before the command itself runs: Ctrl-C and SIGTERM end them without a traceback.
+    Imports take seconds before the command itself runs:
+    Ctrl-C and SIGTERM end them without a traceback.
     """
     hand_over(packages)
     for signum in (signal.SIGINT, signal.SIGTERM):
@@ -38,8 +50,8 @@ def begin_command(packages: Sequence[str] = IMPORTED_BY_ALL) -> None:
 
 
 def problem_of_ranks(environ: Mapping[str, str]) -> str | None:
-    """Why torchrun's variables do not say which rank of how many this process is, and where they meet; None: they do,
-    or this process is the only one."""
+    """Why torchrun's variables do not say which rank of how many this process is, and where they
+    meet; None: they do, or this process is the only one."""
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         if not environ.get(name, "1").isdecimal():
             return f"{name}={environ[name]}: is not a number"
@@ -50,7 +62,9 @@ def problem_of_ranks(environ: Mapping[str, str]) -> str | None:
         return None
     if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in environ]:
         listed = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
-        line = f"WORLD_SIZE={world_size}, but {listed} {'are' if len(missing) > 1 else 'is'} not set"
+        line = (
+            f"WORLD_SIZE={world_size}, but {listed} {'are' if len(missing) > 1 else 'is'} not set"
+        )
         return f"{line}; start ranks with torchrun or srun, or unset WORLD_SIZE"
     if int(environ["RANK"]) >= int(world_size):
         return f"RANK={environ['RANK']}: there is no such rank of WORLD_SIZE={world_size}"
@@ -66,12 +80,14 @@ def problem_of_ranks(environ: Mapping[str, str]) -> str | None:
 
 
 def default_variables() -> dict[str, str]:
-    """Environment variables that libraries read when they are loaded, as far as the user has not set them."""
-    # Otherwise the profiler warns about tensors created before its window, and prints when it starts and stops.
+    """Environment variables that libraries read when they are loaded, as far as the user has not
+    set them."""
+    # Otherwise the profiler warns about tensors created before its window, and prints when it
+    # starts and stops.
     defaults = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
-    # How often a thread of libgomp looks for new work before it sleeps.  By default it does so 300,000 times, and keeps
-    # a core from other processes or from the thread that it waits for.  Of the counts that cost nothing on a quiet
-    # machine, 3,000 lost least next to busy processes.
+    # How often a thread of libgomp looks for new work before it sleeps.  By default it does so
+    # 300,000 times, and keeps a core from other processes or from the thread that it waits for.  Of
+    # the counts that cost nothing on a quiet machine, 3,000 lost least next to busy processes.
     if not any(name in os.environ for name in WAITING_POLICIES):
         defaults["GOMP_SPINCOUNT"] = "3000"
     return {name: value for name, value in defaults.items() if name not in os.environ}
@@ -83,21 +99,33 @@ def venv_of(environ: Mapping[str, str]) -> Path:
 
 
 def hand_over(packages: Sequence[str] = IMPORTED_BY_ALL) -> None:
-    """Continue with the interpreter of VENV if this one lacks a package.  If there is none, exit with code 1, or show
-    the usage if --help asks for it."""
+    """Continue with the interpreter of VENV if this one lacks a package.  If there is none, exit
+    with code 1, or show the usage if --help asks for it."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if not missing and sys.version_info >= (3, 10):
         return
     problem = f"no {missing[0]}" if missing else "Python 3.10 or newer is needed"
     venv = venv_of(os.environ)
     name, python = Path(sys.argv[0]).name, venv / "bin" / "python"
-    if python.exists() and Path(sys.prefix).resolve() != venv.resolve() and HANDED_OVER not in os.environ:
-        print(f"{name}: {sys.executable}: {problem}; continuing with {python}", file=sys.stderr, flush=True)
-        os.environ[HANDED_OVER] = str(python) if "torch" in missing else sys.executable  # which runs others' programs
+    if (
+        python.exists()
+        and Path(sys.prefix).resolve() != venv.resolve()
+        and HANDED_OVER not in os.environ
+    ):
+        print(
+            f"{name}: {sys.executable}: {problem}; continuing with {python}",
+            file=sys.stderr,
+            flush=True,
+        )
+        os.environ[HANDED_OVER] = (
+            str(python) if "torch" in missing else sys.executable
+        )  # which runs others' programs
         os.execv(str(python), [str(python), *getattr(sys, "orig_argv", [None, *sys.argv])[1:]])
     folder = os.environ.get("VENV") or ".venv"
     advice = f"./run_baseline.sh sets up {folder}, then activate it: source {folder}/bin/activate"
-    if {"-h", "--help"} & set(sys.argv[1:]):  # the parser with all flags needs the packages, the usage does not
+    if {"-h", "--help"} & set(
+        sys.argv[1:]
+    ):  # the parser with all flags needs the packages, the usage does not
         print(sys.modules["__main__"].__doc__ or f"usage: {name}")  # python -OO drops docstrings
         print(f"{problem}: all flags are shown after set-up; {advice}")
         sys.exit(0)
@@ -106,12 +134,14 @@ def hand_over(packages: Sequence[str] = IMPORTED_BY_ALL) -> None:
 
 
 def main_of_study(study: str, documentation: str) -> Callable[[], None]:
-    """main() of a study's script.  study: 'studies.memory.study:MemoryStudy', imported once it is called."""
+    """main() of a study's script.  study: 'studies.memory.study:MemoryStudy',
+    imported once it is called."""
     return lambda: resolve_name(study).command(documentation)
 
 
 def run_command(main: Callable[[], object], packages: Sequence[str] = IMPORTED_BY_ALL) -> NoReturn:
-    """Run main() as this process, which needs these packages, and exit with its code; an error becomes one line."""
+    """Run main() as this process, which needs these packages, and exit with its code; an error
+    becomes one line."""
     begin_command(packages)
     from harness.ranks.failures import exit_code_of
 

@@ -1,4 +1,5 @@
-"""What does attention alone cost?  Memory by fake tensors, and in a new process time, memory and the kernel."""
+"""What does attention alone cost?  Memory by fake tensors, and in a new process time, memory and
+the kernel."""
 
 import statistics
 import warnings
@@ -17,7 +18,13 @@ from harness.instruments.memory_tracker import MemoryTracker
 from harness.machine.clock import elapsed_ms, mark, time_synced
 from harness.machine.devices import choose_device, set_matmul_precision, synchronize
 from harness.machine.workspaces import workspace_bytes
-from studies.attention.implementations import ON_CPU, AttentionInputs, backend_of, function_of, selected_kernel
+from studies.attention.implementations import (
+    ON_CPU,
+    AttentionInputs,
+    backend_of,
+    function_of,
+    selected_kernel,
+)
 from studies.engine.columns import time_statistics
 from studies.engine.isolation import cold_compiler
 from tiny_llama_v1 import eager_attention
@@ -27,7 +34,7 @@ KERNELS = {"flash": "Flash attention", "efficient": "Memory efficient", "cudnn":
 PREDICTED_COLUMNS = ("predicted_memory_bytes", "predicted_peak_bytes", "tensors")
 
 
-# ---- Prediction ----------------------------------------------------------------------------------------------------
+# ---- Prediction ----------------------------------------------------------------------------------
 
 
 def predicted_or_refused(spec: dict, device: torch.device) -> dict | str:
@@ -48,14 +55,19 @@ def predicted_or_refused(spec: dict, device: torch.device) -> dict | str:
 
 
 def predicted_tensors(spec: dict, device: torch.device) -> dict:
-    """Live bytes at the start of the backward pass, tensor by tensor, and at the peak, from fake tensors.
+    """Live bytes at the start of the backward pass, tensor by tensor, and at the peak, from fake
+    tensors.
 
     Raises RuntimeError if the selected kernel does not support the inputs.
     """
     with FakeTensorMode(), selected_kernel(spec):
         inputs = AttentionInputs(spec, device)
         tracker = MemoryTracker(inputs, torch.optim.SGD(inputs.parameters()))
-        function = compiled_call(inputs, tracker) if spec["implementation"] == "compiled" else function_of(spec)
+        function = (
+            compiled_call(inputs, tracker)
+            if spec["implementation"] == "compiled"
+            else function_of(spec)
+        )
         with tracker:
             with trace_range("forward"):
                 output = inputs.attend(function)
@@ -64,7 +76,9 @@ def predicted_tensors(spec: dict, device: torch.device) -> dict:
             with trace_range("backward"):
                 output.backward(gradient)
     timeline = tracker.timeline
-    live = timeline.live_at(next(phase.first for phase in timeline.phases if phase.name == "backward"))
+    live = timeline.live_at(
+        next(phase.first for phase in timeline.phases if phase.name == "backward")
+    )
     names = ["query", "key", "value"] + ([] if inputs.mask is None else ["mask"])
     names += [allocation.where.removeprefix("attention.") for allocation in live[len(names) :]]
     tensors = [
@@ -72,9 +86,14 @@ def predicted_tensors(spec: dict, device: torch.device) -> dict:
         for name, a in zip(names, live, strict=True)
     ]
     if device.type == "cpu" and spec["implementation"] in ("manual", "eager"):
-        # The factor of the scores, a Python number, is saved as a tensor too, created where no dispatch mode sees it.
+        # The factor of the scores, a Python number, is saved as a tensor too, created where no
+        # dispatch mode sees it.
         tensors.append({"name": "scale", "shape": [], "dtype": "float64", "bytes": 8})
-    values = (sum(tensor["bytes"] for tensor in tensors), int(timeline.live_bytes().sum(axis=0).max()), tensors)
+    values = (
+        sum(tensor["bytes"] for tensor in tensors),
+        int(timeline.live_bytes().sum(axis=0).max()),
+        tensors,
+    )
     return dict(zip(PREDICTED_COLUMNS, values, strict=True))
 
 
@@ -94,7 +113,8 @@ def forward_and_backward(function: Callable, inputs: AttentionInputs) -> None:
 
 
 def reason_in(messages: list[str], backend: str) -> str:
-    """Those of PyTorch's warnings that are about one backend: for each backend a headline, then the reasons."""
+    """Those of PyTorch's warnings that are about one backend:
+    for each backend a headline, then the reasons."""
     reasons, ours = [], False
     for message in (text.split(" (Triggered")[0] for text in messages):
         if "kernel not used because" in message:
@@ -104,11 +124,12 @@ def reason_in(messages: list[str], backend: str) -> str:
     return "; ".join(dict.fromkeys(reasons))
 
 
-# ---- Measurement, in a new process ---------------------------------------------------------------------------------
+# ---- Measurement, in a new process ---------------------------------------------------------------
 
 
 def measure_attention(spec: dict, device_name: str, repetitions: int, warmup_steps: int) -> dict:
-    """The measured columns of a row: memory before the backward pass, times, and the kernel that ran."""
+    """The measured columns of a row: memory before the backward pass,
+    times, and the kernel that ran."""
     device = choose_device(device_name)
     torch.manual_seed(0)
     set_matmul_precision("fp32")
@@ -119,14 +140,18 @@ def measure_attention(spec: dict, device_name: str, repetitions: int, warmup_ste
         if spec["implementation"] == "compiled":
             function, first_ms = compile_attention(function, spec, device)
         row |= memory_and_kernel(function, spec, device, workspace)
-        forward_ms, backward_ms = pass_times(function, AttentionInputs(spec, device), repetitions, warmup_steps)
+        forward_ms, backward_ms = pass_times(
+            function, AttentionInputs(spec, device), repetitions, warmup_steps
+        )
     if spec["implementation"] == "compiled":  # the first call includes one pass
         pass_ms = statistics.median(forward_ms) + statistics.median(backward_ms)
         row["compile_s"] = max(0.0, first_ms - pass_ms) / 1e3
     return row | time_statistics("forward", forward_ms) | time_statistics("backward", backward_ms)
 
 
-def compile_attention(function: Callable, spec: dict, device: torch.device) -> tuple[Callable, float]:
+def compile_attention(
+    function: Callable, spec: dict, device: torch.device
+) -> tuple[Callable, float]:
     """The compiled function, and the milliseconds of its first forward and backward pass."""
     inputs = AttentionInputs(spec, device)
     forward_and_backward(function, inputs)  # one-time initialization is not compile time
@@ -138,8 +163,8 @@ def compile_attention(function: Callable, spec: dict, device: torch.device) -> t
 def memory_and_kernel(function: Callable, spec: dict, device: torch.device, workspace: int) -> dict:
     """Bytes in use before the backward pass, and the operator that computed the forward pass.
 
-    On a GPU, bytes allocated without library workspaces, and how much of them is the allocator's rounding; on a CPU,
-    allocations less frees, as torch.profiler records them.
+    On a GPU, bytes allocated without library workspaces, and how much of them is the allocator's
+    rounding; on a CPU, allocations less frees, as torch.profiler records them.
     """
     on_gpu = device.type == "cuda"
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
@@ -148,11 +173,17 @@ def memory_and_kernel(function: Callable, spec: dict, device: torch.device, work
         output = inputs.attend(function)
         gradient = torch.ones_like(output)
     if on_gpu:
-        used_bytes, stats = torch.cuda.memory_allocated(device) - workspace, torch.cuda.memory_stats(device)
+        used_bytes, stats = (
+            torch.cuda.memory_allocated(device) - workspace,
+            torch.cuda.memory_stats(device),
+        )
         rounding = stats["allocated_bytes.all.current"] - stats["requested_bytes.all.current"]
     else:
         events = recorded.profiler.kineto_results.events()
-        used_bytes, rounding = sum(event.nbytes() for event in events if event.name() == "[memory]"), 0
+        used_bytes, rounding = (
+            sum(event.nbytes() for event in events if event.name() == "[memory]"),
+            0,
+        )
     output.backward(gradient)
     synchronize(device)
     kernel = kernel_in([event.key for event in recorded.key_averages()])
@@ -161,16 +192,25 @@ def memory_and_kernel(function: Callable, spec: dict, device: torch.device, work
 
 def kernel_in(names: list[str]) -> str | None:
     """A fused operator if there is one, else `generated code`, else the matmul operator."""
-    for part in ("_attention_forward", "cudnn_attention", "flash_attention_for_cpu", "_attention_math"):
+    for part in (
+        "_attention_forward",
+        "cudnn_attention",
+        "flash_attention_for_cpu",
+        "_attention_math",
+    ):
         if fused := next((name for name in names if part in name and "backward" not in name), None):
             return fused
     if any("CompiledFxGraph" in name for name in names):
         return "generated code"
-    return next((name for name in names if name in ("aten::bmm", "aten::baddbmm", "aten::mm")), None)
+    return next(
+        (name for name in names if name in ("aten::bmm", "aten::baddbmm", "aten::mm")), None
+    )
 
 
-def pass_times(function: Callable, inputs: AttentionInputs, repetitions: int, warmup_steps: int) -> tuple[list, list]:
-    """Milliseconds of each forward and backward pass; a GPU's events are read after the last one."""
+def pass_times(
+    function: Callable, inputs: AttentionInputs, repetitions: int, warmup_steps: int
+) -> tuple[list, list]:
+    """Milliseconds of each forward and backward pass; a GPU's events are read after the last."""
     device = inputs.query.device
     on_gpu, gradient, marks = device.type == "cuda", None, []
     for _ in range(warmup_steps + repetitions):

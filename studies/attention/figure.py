@@ -15,8 +15,13 @@ PANELS = {  # title: the measured column, and the predicted one
 
 
 def attention_figure(rows: list[dict], about: str) -> Figure:
-    """Forward time, backward time and memory over sequence length, a line for each implementation; what is known."""
-    known = {title: keys for title, keys in PANELS.items() if any(row[key] for row in rows for key in keys if key)}
+    """Forward time, backward time and memory over sequence length, a line for each implementation;
+    what is known."""
+    known = {
+        title: keys
+        for title, keys in PANELS.items()
+        if any(row[key] for row in rows for key in keys if key)
+    }
     figure, panels = new_panels(4.2, "Attention alone, by sequence length", about, len(known))
     implementations = list(dict.fromkeys(row["implementation"] for row in rows))
     for axes, (title, (measured, predicted)) in zip(panels, known.items(), strict=True):
@@ -31,14 +36,21 @@ def attention_figure(rows: list[dict], about: str) -> Figure:
         log_axis(axes.yaxis)
         axes.margins(0.1, tight=False)
         axes.set_xlabel("sequence length (tokens)")
-    lines = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    lines = {
+        label: line
+        for axes in panels
+        for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
     style = {"fontsize": 8, "frameon": False, "handlelength": 4, "labelspacing": 1}
     figure.legend(lines.values(), lines, loc="outside right center", **style)
     return figure
 
 
-def lines_over_sequence(axes, rows: list[dict], key: str, n: int, scale: float, *, predicted: bool) -> None:
-    """The n-th implementation.  Its predictions are rings, the larger the earlier, so that equal ones all show."""
+def lines_over_sequence(
+    axes, rows: list[dict], key: str, n: int, scale: float, *, predicted: bool
+) -> None:
+    """The n-th implementation.  Its predictions are rings, the larger the earlier, so that equal
+    ones all show."""
     color, marker, dashes = series(n)
     points = [(row["seq_len"], row[key] / scale) for row in rows if row[key]]
     style = {"markersize": 5, "label": rows[0]["implementation"], "linewidth": 1.4}

@@ -25,9 +25,14 @@ KEY = ("implementation", "dtype", "batch_size", "n_heads", "d_head", "seq_len", 
 
 
 def names_of(wanted: list[str], device: torch.device) -> list[str]:
-    """The implementations asked for, with sdpa replaced by every kernel that PyTorch has for the device."""
+    """The implementations asked for, with sdpa replaced by every kernel that PyTorch
+    has for the device."""
     offered = [f"sdpa-{name}" for name in (ON_CPU if device.type == "cpu" else SDPA_BACKENDS)]
-    return list(dict.fromkeys(name for asked in wanted for name in (offered if asked == "sdpa" else [asked])))
+    return list(
+        dict.fromkeys(
+            name for asked in wanted for name in (offered if asked == "sdpa" else [asked])
+        )
+    )
 
 
 def function_of(spec: dict) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
@@ -40,12 +45,15 @@ def function_of(spec: dict) -> Callable[[Tensor, Tensor, Tensor, Tensor | None],
 
 
 def manual_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Eager attention with softmax written out: exp and quotient, [B, H, S, S] each, are saved for the backward pass.
+    """Eager attention with softmax written out: exp and quotient, [B, H, S, S] each, are saved for
+    the backward pass.
 
     The maximum that keeps exp in range cancels in the quotient, so it needs no gradient.
     """
     with trace_range("attention.scores"):
-        scores = (q @ repeat_kv(k, q.shape[1]).transpose(2, 3)) * q.shape[-1] ** -0.5  # [B, H, S, S]
+        scores = (q @ repeat_kv(k, q.shape[1]).transpose(2, 3)) * q.shape[
+            -1
+        ] ** -0.5  # [B, H, S, S]
         scores = scores if mask is None else scores + mask
         scores = scores - scores.detach().amax(-1, keepdim=True)
     with trace_range("attention.exp"):
@@ -71,13 +79,16 @@ def selected_kernel(spec: dict) -> contextlib.AbstractContextManager:
 
 
 class AttentionInputs(nn.Module):
-    """Query, key, value [B, H, S, E] and, unless a fused kernel applies it, the causal mask [S, S]."""
+    """Query, key, value [B, H, S, E] and, unless a fused kernel applies it,
+    the causal mask [S, S]."""
 
     def __init__(self, spec: dict, device: torch.device):
         super().__init__()
         shape = [spec[name] for name in ("batch_size", "n_heads", "seq_len", "d_head")]
         options = {"device": device, "dtype": PRECISIONS[spec["dtype"]]}
-        self.query, self.key, self.value = (nn.Parameter(torch.randn(shape, **options)) for _ in range(3))
+        self.query, self.key, self.value = (
+            nn.Parameter(torch.randn(shape, **options)) for _ in range(3)
+        )
         mask = None
         if spec["causal"] and not backend_of(spec):
             mask = torch.full((spec["seq_len"],) * 2, float("-inf"), **options).triu_(1)

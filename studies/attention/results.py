@@ -1,4 +1,5 @@
-"""What do the rows of the attention benchmark say?  Tables, growth with the sequence length, and what does not fit."""
+"""What do the rows of the attention benchmark say?  Tables, growth with the sequence length, and
+what does not fit."""
 
 from analysis.comparison.noise import as_fast
 from harness.base.sections import Section
@@ -15,7 +16,9 @@ def label(row: dict) -> str:
 
 
 def result(row: dict) -> str:
-    return f"{row['forward_ms']:.2f} + {row['backward_ms']:.2f} ms, {megabytes(row['memory_bytes'])}"
+    return (
+        f"{row['forward_ms']:.2f} + {row['backward_ms']:.2f} ms, {megabytes(row['memory_bytes'])}"
+    )
 
 
 def group_of(row: dict) -> tuple:
@@ -30,7 +33,9 @@ def time_of(row: dict) -> float:
 def growth_rows(rows: list[dict]) -> list[dict]:
     """For each implementation, dtype and head dimension: the exponents of time and memory in S."""
     growth = []
-    for group, measured in grouped((row for row in rows if row["status"] == "ok"), group_of).items():
+    for group, measured in grouped(
+        (row for row in rows if row["status"] == "ok"), group_of
+    ).items():
         if len({row["seq_len"] for row in measured}) > 1:
             line = dict(zip(GROUP, group, strict=True))
             line["seq_lens"] = " ".join(str(row["seq_len"]) for row in measured)
@@ -41,12 +46,16 @@ def growth_rows(rows: list[dict]) -> list[dict]:
 
 
 def finding(measured: list[dict], growth: list[dict]) -> list[str]:
-    """Fastest and slowest at the longest sequence that more than one has reached, their memory and its growth."""
+    """Fastest and slowest at the longest sequence that more than one has reached, their memory and
+    its growth."""
     rivals = grouped(measured, lambda row: (row["seq_len"], row["dtype"], row["d_head"]))
     longest = max(rivals, key=lambda key: (len(rivals[key]) > 1, key[0], len(rivals[key])))
     ranked = sorted(rivals[longest], key=time_of)
     fast, slow = ranked[0], ranked[-1]
-    first = f"At S = {longest[0]:,} ({longest[1]}, d_head {longest[2]}) {fast['implementation']} takes least, "
+    first = (
+        f"At S = {longest[0]:,} ({longest[1]}, d_head {longest[2]}) {fast['implementation']} takes"
+        " least, "
+    )
     first += f"{time_of(fast):,.2f} ms forward and backward"
     if slow is not fast:
         ratio, word = compared(fast, slow, "forward", "backward")
@@ -89,7 +98,9 @@ def sections(rows: list[dict], growth: list[dict], available_bytes: int) -> list
     kernels = dict.fromkeys(tuple(row[name] for name in names) for row in rows if row["kernel"])
     if kernels:
         lines = [dict(zip(names, values, strict=True)) for values in kernels]
-        tables.append(Section("Which operator ran, according to the profiler", text_columns(*names), lines))
+        tables.append(
+            Section("Which operator ran, according to the profiler", text_columns(*names), lines)
+        )
     tables += breakdown(rows, available_bytes)
     if growth:
         title = "Growth: p in S^p, fitted to the measured rows"
@@ -100,7 +111,11 @@ def sections(rows: list[dict], growth: list[dict], available_bytes: int) -> list
 def breakdown(rows: list[dict], available_bytes: int) -> list[Section]:
     """The smallest row that does not fit, tensor by tensor."""
     sized = [row for row in rows if row["predicted_peak_bytes"]]
-    too_large = [row for row in sized if row["predicted_peak_bytes"] > available_bytes or row["status"] == "oom"]
+    too_large = [
+        row
+        for row in sized
+        if row["predicted_peak_bytes"] > available_bytes or row["status"] == "oom"
+    ]
     if not too_large:
         return []
     row = min(too_large, key=lambda row: row["predicted_peak_bytes"])
@@ -112,7 +127,10 @@ def breakdown(rows: list[dict], available_bytes: int) -> list[Section]:
         column("MB", "bytes", ",.1f", MB),
     )
     before, peak = row["predicted_memory_bytes"], row["predicted_peak_bytes"]
-    total = f"Total: {before:,} bytes, {megabytes(before)}. The peak of forward and backward pass together is"
+    total = (
+        f"Total: {before:,} bytes, {megabytes(before)}. The peak of forward and backward pass"
+        " together is"
+    )
     text = f"{total} {megabytes(peak)}; {megabytes(available_bytes)} are available."
     title = f"The smallest row that does not fit: {label(row)}, batch {row['batch_size']}"
     return [Section(title, columns, row["tensors"], [text])]

@@ -16,7 +16,10 @@ def collectives_figure(rows: list[dict], fits: list[dict], about: str) -> Figure
     for n, fit in enumerate(fit for fit in fits if fit["world_size"] == most):
         color, marker, dashes = series(n)
         some = [row for row in rows if (row["kind"], row["world_size"]) == (fit["kind"], most)]
-        size, style = np.array([row["bytes"] for row in some], float), {"color": color, "label": fit["kind"]}
+        size, style = (
+            np.array([row["bytes"] for row in some], float),
+            {"color": color, "label": fit["kind"]},
+        )
         rates = np.array([row["bus_bandwidth_gb_per_sec"] for row in some])
         sent = rates * np.array([row["time_us"] for row in some]) * 1e3  # bytes
         fitted_us = fit["alpha_us"] + sent / fit["beta_gb_per_sec"] / 1e3

@@ -1,4 +1,5 @@
-"""How long does a collective take on every rank?  As nccl-tests does it: calls back to back, the mean over them."""
+"""How long does a collective take on every rank?  As nccl-tests does it: calls back to back, the
+mean over them."""
 
 from collections.abc import Callable
 
@@ -16,7 +17,8 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
 
 def size_on_ranks(size: int, world_size: int) -> int:
-    """The largest number of bytes up to size that all ranks share evenly; one element each at least."""
+    """The largest number of bytes up to size that all ranks share evenly;
+    one element each at least."""
     unit = ITEM * world_size
     return max(size // unit, 1) * unit
 
@@ -46,8 +48,10 @@ def time_us(call: Callable[[], object], rank: RankContext) -> float:
     return 1e3 * time_synced(calls, rank.device) / CALLS
 
 
-def time_collectives(rank: RankContext, kinds: list[str], sizes: list[int], repetitions: int, warmup: int) -> dict:
-    """Microseconds of each repetition by kind and bytes on this rank, and how far it was disturbed."""
+def time_collectives(
+    rank: RankContext, kinds: list[str], sizes: list[int], repetitions: int, warmup: int
+) -> dict:
+    """Microseconds of each repetition by kind and bytes on this rank, and how disturbed it was."""
     meter, times = DisturbanceMeter(rank.device), {}
     with meter.long_interval():
         for n, kind in enumerate(kinds, 1):

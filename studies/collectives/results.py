@@ -1,4 +1,4 @@
-"""What do the rows of the collective benchmark say?  Bandwidths, and fits of alpha + bytes / beta."""
+"""What do the rows of the collective benchmark say?  Bandwidths, fits of alpha + bytes / beta."""
 
 import statistics
 
@@ -9,7 +9,11 @@ from harness.base.tables import column, grouped
 from harness.instruments.phases import summary_stats
 from studies.engine.columns import optional, status_column
 
-IN_FIT = ("all_reduce", "all_gather", "reduce_scatter")  # of all kinds: those whose bus bandwidths compare
+IN_FIT = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+)  # of all kinds: those whose bus bandwidths compare
 
 
 def measured_columns(row: dict, ranks: list[dict]) -> dict:
@@ -30,7 +34,10 @@ def fit_rows(measured: list[dict]) -> list[dict]:
     """alpha and beta of each kind and number of ranks that was measured at two sizes or more."""
     groups = grouped(measured, lambda row: (row["kind"], row["world_size"]))
     several = {key: rows for key, rows in groups.items() if len(rows) > 1}
-    return [{"kind": kind, "world_size": ranks} | fitted(rows) for (kind, ranks), rows in several.items()]
+    return [
+        {"kind": kind, "world_size": ranks} | fitted(rows)
+        for (kind, ranks), rows in several.items()
+    ]
 
 
 def common_fit(measured: list[dict]) -> dict | None:
@@ -43,7 +50,7 @@ def common_fit(measured: list[dict]) -> dict | None:
     return {"world_size": most} | fitted(on_most)
 
 
-# ---- Reporting -----------------------------------------------------------------------------------------------------
+# ---- Reporting -----------------------------------------------------------------------------------
 
 
 def label(row: dict) -> str:
@@ -58,9 +65,11 @@ def finding(fit: dict | None, backend: str) -> list[str]:
     if fit is None:
         return ["No fit: it needs two sizes that were measured."]
     return [
-        f"On {fit['world_size']} ranks a call takes {fit['alpha_us']:,.3g} us and its bytes pass at "
-        f"{fit['beta_gb_per_sec']:,.3g} GB/s of bus bandwidth ({backend}; all kinds but broadcast, off by "
-        f"{fit['residual']:.0%}, root mean square).",
+        (
+            f"On {fit['world_size']} ranks a call takes {fit['alpha_us']:,.3g} us and its bytes"
+            f" pass at {fit['beta_gb_per_sec']:,.3g} GB/s of bus bandwidth ({backend}; all kinds"
+            f" but broadcast, off by {fit['residual']:.0%}, root mean square)."
+        ),
         f"Below {fit['half_bytes'] / 1e3:,.3g} KB sent, latency is more than half of the time.",
         "Kept for tiny_llama_v1.py --dry-run --world-size W --network measured.",
     ]
@@ -76,8 +85,9 @@ def fit_section(fits: list[dict]) -> Section:
         column("error of the fit", "residual", ".0%"),
     )
     text = [
-        "Fit: time of a call = alpha + bytes sent / beta.  Bytes sent, of n bytes on W ranks, as bus bandwidth counts: "
-        "all-reduce 2 (W-1)/W n, all-gather and reduce-scatter (W-1)/W n, broadcast n."
+        "Fit: time of a call = alpha + bytes sent / beta.  Bytes sent, of n bytes on W ranks, as"
+        " bus bandwidth counts: all-reduce 2 (W-1)/W n, all-gather and reduce-scatter (W-1)/W n,"
+        " broadcast n."
     ]
     return Section("Latency and bus bandwidth of collectives, fitted", columns, fits, text)
 
@@ -93,4 +103,6 @@ def table(rows: list[dict]) -> Section:
         column("bus bandwidth (GB/s)", "bus_bandwidth_gb_per_sec", ",.3g"),
         status_column(),
     )
-    return Section("Collectives: median time of a call, and bandwidth as nccl-tests defines it", columns, rows)
+    return Section(
+        "Collectives: median time of a call, and bandwidth as nccl-tests defines it", columns, rows
+    )

@@ -1,4 +1,5 @@
-"""Latency and bandwidth of the collectives of training, by bytes and ranks, and their fit alpha + bytes / beta."""
+"""Latency and bandwidth of the collectives of training, by bytes and ranks, and their fit alpha +
+bytes / beta."""
 
 import itertools
 from datetime import datetime
@@ -18,18 +19,39 @@ FACTOR = 4  # from one size to the next
 
 
 class CollectiveBenchmark(Study):
-    name, row_type, key = "collective_benchmark", CollectiveBenchmarkRow, ("kind", "world_size", "bytes")
+    name, row_type, key = (
+        "collective_benchmark",
+        CollectiveBenchmarkRow,
+        ("kind", "world_size", "bytes"),
+    )
     results, predicts = results, False
 
     @staticmethod
     def add_flags(flags: Flags) -> None:
-        flags.choices("--kinds", f"{', '.join(COLLECTIVES)} (all)", COLLECTIVES, "KIND", default=[*COLLECTIVES])
-        text = "ranks of this machine (powers of two: of its GPUs; on a CPU 2, and 4 with four cores)"
+        flags.choices(
+            "--kinds",
+            f"{', '.join(COLLECTIVES)} (all)",
+            COLLECTIVES,
+            "KIND",
+            default=[*COLLECTIVES],
+        )
+        text = (
+            "ranks of this machine (powers of two: of its GPUs; on a CPU 2, and 4 with four cores)"
+        )
         flags.count("--world-sizes", text, metavar="W", nargs="+")
-        text = "of the larger of input and output; each size is four times the one before (%(default)s)"
+        text = (
+            "of the larger of input and output; each size is four times the one before"
+            " (%(default)s)"
+        )
         flags.add("--min-bytes", type=byte_count, metavar="N", default="1K", help=text)
         default = ByDevice("1G", "16M")
-        flags.add("--max-bytes", type=byte_count, metavar="N", default=default, help="K, M or G: 2^10 (%(default)s)")
+        flags.add(
+            "--max-bytes",
+            type=byte_count,
+            metavar="N",
+            default=default,
+            help="K, M or G: 2^10 (%(default)s)",
+        )
         flags.count("--repetitions", "each of five calls (%(default)s)", default=ByDevice(20, 10))
         flags.count("--warmup-steps", "calls before them (%(default)s)", default=3)
 
@@ -38,10 +60,15 @@ class CollectiveBenchmark(Study):
         args.max_bytes = byte_count(str(args.max_bytes))
         args.world_sizes = sorted(args.world_sizes or device.default_world_sizes()[1:])
         if args.min_bytes > args.max_bytes:
-            raise UserError(f"--min-bytes {args.min_bytes}: is more than --max-bytes {args.max_bytes}", 2)
+            raise UserError(
+                f"--min-bytes {args.min_bytes}: is more than --max-bytes {args.max_bytes}", 2
+            )
         device.check_world_sizes(args.world_sizes, least=2)
         self.backend = BACKENDS[device.device.type]
-        args.notes.append(f"{self.backend} on one machine" + ("" if device.on_gpu else ", one thread in each rank"))
+        args.notes.append(
+            f"{self.backend} on one machine"
+            + ("" if device.on_gpu else ", one thread in each rank")
+        )
 
     def cells(self) -> list[Cell]:
         return [self.launch_of(world_size) for world_size in self.args.world_sizes]
@@ -53,12 +80,20 @@ class CollectiveBenchmark(Study):
             sizes.append(size_on_ranks(size, world_size))
             size *= FACTOR
         pairs = itertools.product(self.args.kinds, dict.fromkeys(sizes))
-        return Cell(rows=[{"kind": kind, "world_size": world_size, "bytes": size} for kind, size in pairs])
+        return Cell(
+            rows=[{"kind": kind, "world_size": world_size, "bytes": size} for kind, size in pairs]
+        )
 
     def measure(self, cell: Cell) -> list[dict]:
         sizes = list(dict.fromkeys(row["bytes"] for row in cell.rows))
         tensors = 2 * sizes[-1]  # input and output
-        work = (time_collectives, self.args.kinds, sizes, self.args.repetitions, self.args.warmup_steps)
+        work = (
+            time_collectives,
+            self.args.kinds,
+            sizes,
+            self.args.repetitions,
+            self.args.warmup_steps,
+        )
         outcome, answers = self.measure_on_ranks(tensors, cell.rows[0]["world_size"], *work)
         if answers is None:
             return [row | outcome for row in cell.rows]
@@ -71,10 +106,16 @@ class CollectiveBenchmark(Study):
 
         fits, fit, figure = results.fit_rows(self.measured), results.common_fit(self.measured), None
         if fits:
-            figure = collectives_figure(self.measured, fits, f"{self.backend}, on {self.device.name}")
+            figure = collectives_figure(
+                self.measured, fits, f"{self.backend}, on {self.device.name}"
+            )
         if fit:
             keep_network(self.device.environment["device"], self.kept(fits, fit))
-        sections = [results.fit_section(fits), results.table(self.rows)] if fits else [results.table(self.rows)]
+        sections = (
+            [results.fit_section(fits), results.table(self.rows)]
+            if fits
+            else [results.table(self.rows)]
+        )
         document = {"fits": fits} | ({"fit": fit} if fit else {})
         return Report(results.finding(fit, self.backend), sections, figure, document)
 

@@ -12,18 +12,27 @@ from harness.documents.sweeps import SweepRow
 from harness.instruments.phases import summary_stats
 from harness.model.workload import Workload
 
-# ---- Of rows -------------------------------------------------------------------------------------------------------
+# ---- Of rows -------------------------------------------------------------------------------------
 
 
 def time_statistics(name: str, values_ms: list[float]) -> dict:
-    """Median, mean and sample standard deviation: the columns <name>_ms, <name>_mean_ms and <name>_std_ms."""
+    """Median, mean and sample standard deviation: the columns <name>_ms,
+    <name>_mean_ms and <name>_std_ms."""
     stats = summary_stats(values_ms)
-    return {f"{name}_ms": stats["median"], f"{name}_mean_ms": stats["mean"], f"{name}_std_ms": stats["std"]}
+    return {
+        f"{name}_ms": stats["median"],
+        f"{name}_mean_ms": stats["mean"],
+        f"{name}_std_ms": stats["std"],
+    }
 
 
 def disturbance_columns(document: dict) -> dict:
-    """What disturbed a row: its columns of this name.  document: of DisturbanceMeter; {} if nothing was measured."""
-    columns = {"disturbed": document.get("disturbed"), "disturbance": "; ".join(document.get("reasons", [])) or None}
+    """What disturbed a row: its columns of this name.  document: of DisturbanceMeter; {} if nothing
+    was measured."""
+    columns = {
+        "disturbed": document.get("disturbed"),
+        "disturbance": "; ".join(document.get("reasons", [])) or None,
+    }
     columns["lost_share"] = document.get("lost_share")
     why = document.get("disturbed_reason", "not measured")
     return explained(columns | because(why, "disturbed", "lost_share"), SweepRow)
@@ -32,7 +41,11 @@ def disturbance_columns(document: dict) -> dict:
 def disturbance_of_ranks(documents: list[dict]) -> dict:
     """The same of several ranks; a reason names its rank."""
     lost = [document.get("lost_share") for document in documents]
-    reasons = [f"rank {rank}: {reason}" for rank, document in enumerate(documents) for reason in document["reasons"]]
+    reasons = [
+        f"rank {rank}: {reason}"
+        for rank, document in enumerate(documents)
+        for reason in document["reasons"]
+    ]
     unknown = next((document for document in documents if document["disturbed"] is None), {})
     of_all = {"disturbed": bool(reasons), "reasons": reasons} if reasons or not unknown else {}
     of_all["lost_share"] = None if None in lost else min(1.0, sum(lost))
@@ -40,7 +53,8 @@ def disturbance_of_ranks(documents: list[dict]) -> dict:
 
 
 def predicted_peak(workload: Workload, on_gpu: bool, name: str = "predicted_peak_bytes") -> dict:
-    """The peak of a step by a fake-tensor run, as a column; null with the reason if it cannot run on fake tensors."""
+    """The peak of a step by a fake-tensor run, as a column; null with the reason if it cannot run
+    on fake tensors."""
     try:
         return {name: peak_bytes(workload, on_gpu)}
     except FakeRunError as error:
@@ -48,11 +62,15 @@ def predicted_peak(workload: Workload, on_gpu: bool, name: str = "predicted_peak
 
 
 def compared(row: dict, baseline: dict, *names: str) -> tuple[float, str]:
-    """The ratio of times that add up, such as forward and backward, of two rows, and the word of judged()."""
+    """The ratio of times that add up, such as forward and backward,
+    of two rows, and the word of judged()."""
     measured = []
     for one in (row, baseline):
         n = one.get("repetitions")
-        parts = [Measured.median_of_normal(one[f"{name}_ms"], one.get(f"{name}_std_ms"), n) for name in names]
+        parts = [
+            Measured.median_of_normal(one[f"{name}_ms"], one.get(f"{name}_std_ms"), n)
+            for name in names
+        ]
         measured.append(None if None in parts else Measured.sum(parts))
     ratio = sum(row[f"{name}_ms"] for name in names) / sum(baseline[f"{name}_ms"] for name in names)
     return ratio, judged(ratio, interval_of_ratio(*measured, ratio), row, baseline)
@@ -63,7 +81,7 @@ def first_reason(row: dict) -> str:
     return row["disturbance"].partition(";")[0]
 
 
-# ---- Of tables -----------------------------------------------------------------------------------------------------
+# ---- Of tables -----------------------------------------------------------------------------------
 
 
 def optional(*columns: Column) -> list[Column]:
@@ -104,8 +122,11 @@ def factor_column(title: str, key: str) -> Column:
     return Column(title, lambda row: None if row[key] is None else f"{row[key]:.2f}x")
 
 
-def plain_columns(rows: list[dict], form: str = ".7g", optional: Sequence[str] = ()) -> list[Column]:
-    """A column for each key of the rows, with the key as its title; form: for floats; optional: keys."""
+def plain_columns(
+    rows: list[dict], form: str = ".7g", optional: Sequence[str] = ()
+) -> list[Column]:
+    """A column for each key of the rows, with the key as its title;
+    form: for floats; optional: keys."""
     columns = []
     for key in (key for key in rows[0] if not key.endswith("_reason")):
         kinds = {type(row[key]) for row in rows} - {type(None)}

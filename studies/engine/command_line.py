@@ -6,7 +6,14 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from harness.base.command_line import OneLineParser, memory_size, number_of, require, require_one_process, verbose_flag
+from harness.base.command_line import (
+    OneLineParser,
+    memory_size,
+    number_of,
+    require,
+    require_one_process,
+    verbose_flag,
+)
 from harness.base.errors import UserError
 from harness.base.text import flag_of
 from harness.instruments.schedule import ProfilerConfig
@@ -19,8 +26,8 @@ from tiny_llama_v1 import SIZES, TinyLlamaWorkload, build_parser, resolve
 
 # Flags of tiny_llama_v1.py that change nothing about a single step, by their field.
 NOT_OF_A_STEP = (
-    "device", "num_steps", "log_interval", "output_dir", "force", "verbose", "world_size", "dry_run", "validate_setup",
-    "enable_all_profiling",
+    "device", "num_steps", "log_interval", "output_dir", "force", "verbose", "world_size",
+    "dry_run", "validate_setup", "enable_all_profiling",
     *(field.name for field in fields(ProfilerConfig)),
     *(field.name for field in fields(PredictionConfig)),
 )  # fmt: skip
@@ -43,15 +50,26 @@ def as_typed(value: object) -> str:
 
 
 def sweep_parser(name: str, documentation: str, predicts: bool) -> OneLineParser:
-    """The parser of run_<name>.py with the flags of every sweep.  predicts: the memory of its rows is predicted."""
+    """The parser of run_<name>.py with the flags of every sweep.  predicts: the memory of its rows
+    is predicted."""
     description = documentation.splitlines()[0]
-    parser = OneLineParser(prog=f"run_{name}.py", description=description, epilog="Defaults in parentheses.")
+    parser = OneLineParser(
+        prog=f"run_{name}.py", description=description, epilog="Defaults in parentheses."
+    )
     flags = Flags(parser.add_argument_group("every sweep"))
     add = flags.add
-    add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="as in tiny_llama_v1.py (auto)")
+    add(
+        "--device",
+        choices=["auto", "cuda", "cpu"],
+        default="auto",
+        help="as in tiny_llama_v1.py (auto)",
+    )
     if predicts:
         add("--dry-run", action="store_true", help="predict memory; measure nothing")
-        text = "with --dry-run: predict for a GPU with this much memory, in GB of 2^30 bytes (that of this device)"
+        text = (
+            "with --dry-run: predict for a GPU with this much memory, in GB of 2^30 bytes (that of"
+            " this device)"
+        )
         add("--device-memory", type=memory_size, metavar="GB", help=text)
         add("--force", action="store_true", help="also run rows that are predicted not to fit")
     else:
@@ -62,7 +80,7 @@ def sweep_parser(name: str, documentation: str, predicts: bool) -> OneLineParser
     return parser
 
 
-# ---- Flags that several sweeps have --------------------------------------------------------------------------------
+# ---- Flags that several sweeps have --------------------------------------------------------------
 
 
 class Flags:
@@ -75,13 +93,21 @@ class Flags:
         """A whole number."""
         self.add(name, type=number_of(int, minimum), metavar=metavar, help=text, **options)
 
-    def choices(self, name: str, text: str, choices: Iterable[str], metavar: str = "NAME", **options) -> None:
+    def choices(
+        self, name: str, text: str, choices: Iterable[str], metavar: str = "NAME", **options
+    ) -> None:
         """One or more of the choices."""
         self.add(name, nargs="+", metavar=metavar, choices=[*choices], help=text, **options)
 
     def size(self, default: object = None) -> None:
         shown = "%(default)s" if default else "tiny"
-        self.add("--size", metavar="NAME", choices=[*SIZES], default=default, help=f"{', '.join(SIZES)} ({shown})")
+        self.add(
+            "--size",
+            metavar="NAME",
+            choices=[*SIZES],
+            default=default,
+            help=f"{', '.join(SIZES)} ({shown})",
+        )
 
     def sizes(self, default: object) -> None:
         self.choices("--sizes", f"{', '.join(SIZES)} (%(default)s)", SIZES, default=default)
@@ -98,16 +124,24 @@ class Flags:
         self.choices("--precisions", text, PRECISIONS, metavar="P")
 
     def workload(self) -> None:
-        self.add("--workload", metavar="FILE.py[:NAME]", help="a training step of your own, as in tiny_llama_v1.py")
+        self.add(
+            "--workload",
+            metavar="FILE.py[:NAME]",
+            help="a training step of your own, as in tiny_llama_v1.py",
+        )
 
     def resume(self) -> None:
-        self.add("--resume", metavar="FOLDER", help="continue an interrupted sweep; use the same flags")
+        self.add(
+            "--resume", metavar="FOLDER", help="continue an interrupted sweep; use the same flags"
+        )
 
 
-# ---- Reading them --------------------------------------------------------------------------------------------------
+# ---- Reading them --------------------------------------------------------------------------------
 
 
-def parse_sweep(parser: OneLineParser, not_with_workload: Sequence[str]) -> tuple[argparse.Namespace, DeviceProperties]:
+def parse_sweep(
+    parser: OneLineParser, not_with_workload: Sequence[str]
+) -> tuple[argparse.Namespace, DeviceProperties]:
     """The checked command line, with defaults for the device, and the properties of the device.
 
     not_with_workload: the flags that --workload takes the place of."""
@@ -121,15 +155,21 @@ def parse_sweep(parser: OneLineParser, not_with_workload: Sequence[str]) -> tupl
         parser.error("--resume: the sweep stays in its folder; leave out --output-dir")
     require("a sweep", ["matplotlib"])
     asked = args.device or "auto"
-    device = run_in_subprocess_if_gpu(asked != "cpu" and torch.cuda.is_available(), properties_of, asked)
+    device = run_in_subprocess_if_gpu(
+        asked != "cpu" and torch.cuda.is_available(), properties_of, asked
+    )
     smaller = []
     for name, value in vars(args).items():
         if isinstance(value, ByDevice):
             value = value.gpu if device.on_gpu else value.cpu
-            if name != "sizes" or not getattr(args, "workload", None):  # whose file has a size of its own
+            if name != "sizes" or not getattr(
+                args, "workload", None
+            ):  # whose file has a size of its own
                 smaller.append(flag_of(name, as_typed(value)))
         setattr(args, name, list(dict.fromkeys(value)) if isinstance(value, list) else value)
-    args.notes = [f"No GPU: the defaults are {', '.join(smaller)}"] if smaller and not device.on_gpu else []
+    args.notes = (
+        [f"No GPU: the defaults are {', '.join(smaller)}"] if smaller and not device.on_gpu else []
+    )
     return args, device
 
 
@@ -137,13 +177,17 @@ def refuse_with_workload(parser: OneLineParser, names: Sequence[str]) -> None:
     """Refuse those of the flags that were given."""
     given = parser.parse_args(namespace=argparse.Namespace(**dict.fromkeys(names)))
     if refused := next((name for name in names if getattr(given, name)), None):
-        why = "has no effect with --workload: model, batches and optimizer are the file's; leave it out"
+        why = (
+            "has no effect with --workload: model, batches and optimizer are the file's; leave"
+            " it out"
+        )
         parser.error(f"{flag_of(refused)}: {why}")
 
 
 def check_step_flags(option: str, flags: Sequence[str], not_here: Mapping[str, str]) -> None:
-    """Raise UserError, exit code 2, for one of the flags of tiny_llama_v1.py, given with this option of a study, that
-    would have no effect on the study's steps.  not_here: further ones by their field, each with the reason."""
+    """Raise UserError, exit code 2, for one of the flags of tiny_llama_v1.py, given with this
+    option of a study, that would have no effect on the study's steps.  not_here: further ones by
+    their field, each with the reason."""
     given = vars(build_parser().parse_args(flags))
     refused = dict.fromkeys(NOT_OF_A_STEP, "does not change the step; leave it out") | not_here
     for name, why in refused.items():
@@ -152,19 +196,22 @@ def check_step_flags(option: str, flags: Sequence[str], not_here: Mapping[str, s
 
 
 def check_device_has_flags(option: str, workload: TinyLlamaWorkload, on_gpu: bool) -> None:
-    """Raise UserError, exit code 2, for a flag given with this option of a study that needs another machine."""
+    """Raise UserError, exit code 2, for a flag given with this option of a study
+    that needs another machine."""
     if line := missing(workload.training, on_gpu):
         raise UserError(f"{option} {line}", 2)
 
 
 def precisions_of(args: argparse.Namespace) -> list[str | None]:
-    """Those of --precisions.  Without the flag float32; of --workload that of its parameters, for which None stands."""
+    """Those of --precisions.  Without the flag float32; of --workload that of its parameters, for
+    which None stands."""
     if args.precisions:
         return args.precisions
     return [None] if args.workload else ["fp32"]
 
 
 def workload_of(more_flags: Sequence[str] = (), **settings) -> TinyLlamaWorkload:
-    """The workload that tiny_llama_v1.py trains with these settings (None: its default) and further flags."""
+    """The workload that tiny_llama_v1.py trains with these settings
+    (None: its default) and further flags."""
     args = build_parser().parse_args(list(more_flags), argparse.Namespace(**settings))
     return resolve(args)[0]

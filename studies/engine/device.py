@@ -37,10 +37,12 @@ class DeviceProperties(NamedTuple):
                 raise UserError(f"{option} {precision}: {self.unsupported[precision]}", exit_code=2)
 
     def default_world_sizes(self) -> list[int]:
-        """Powers of two, as many ranks as there are GPUs; on a CPU two, or four if it has as many cores.  Raises
-        UserError if there is one GPU."""
+        """Powers of two, as many ranks as there are GPUs; on a CPU two, or four if it has as many
+        cores.  Raises UserError if there is one GPU."""
         if self.on_gpu and self.gpus < 2:
-            raise UserError("this machine has one GPU, and each rank needs one; use --device cpu for gloo ranks")
+            raise UserError(
+                "this machine has one GPU, and each rank needs one; use --device cpu for gloo ranks"
+            )
         most = self.gpus if self.on_gpu else min(4, max(2, len(usable_cores())))
         return [2**n for n in range(most.bit_length())]
 
@@ -51,7 +53,9 @@ class DeviceProperties(NamedTuple):
                 raise UserError(f"--world-sizes {world_size}: a collective needs two ranks", 2)
             if self.on_gpu and world_size > self.gpus:
                 gpus = f"this machine has {count_of(self.gpus, 'GPU')}, and each rank needs one"
-                raise UserError(f"--world-sizes {world_size}: {gpus}; use --device cpu for gloo ranks", 2)
+                raise UserError(
+                    f"--world-sizes {world_size}: {gpus}; use --device cpu for gloo ranks", 2
+                )
 
 
 def properties_of(asked: str) -> DeviceProperties:
@@ -64,4 +68,6 @@ def properties_of(asked: str) -> DeviceProperties:
 
 def unsupported_precisions(device: torch.device) -> dict[str, str]:
     """Each precision that the device does not support, and why."""
-    return {precision: why for precision in PRECISIONS if (why := lacks_precision(precision, device))}
+    return {
+        precision: why for precision in PRECISIONS if (why := lacks_precision(precision, device))
+    }

@@ -1,4 +1,5 @@
-"""How does a row leave the others alone?  It is measured in a process of its own, with an empty compiler cache."""
+"""How does a row leave the others alone?  It is measured in a process of its own, with an empty
+compiler cache."""
 
 import contextlib
 import importlib
@@ -25,7 +26,12 @@ from harness.machine.disturbance import DisturbanceMeter
 from harness.ranks.failures import exit_code_of, explain_error
 from tiny_llama_v1 import TinyLlamaWorkload
 
-PRELOADED = ("tiny_llama_v1", "torch._dynamo", "torch.utils.tensorboard", "matplotlib.figure")  # slow to import
+PRELOADED = (
+    "tiny_llama_v1",
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+    "matplotlib.figure",
+)  # slow to import
 
 
 Tell = Callable[[str], object]  # receives what a process tells while it works
@@ -43,7 +49,8 @@ class Outcome(NamedTuple):
 class Child:
     """A new process that calls work(*arguments), and answers once.
 
-    It is forked from a server that has imported PyTorch but used no device, so that it starts fast and clean.
+    It is forked from a server that has imported PyTorch but used no device, so that it starts fast
+    and clean.
     """
 
     def __init__(self, work: Callable, *arguments, device: torch.device | None = None):
@@ -52,7 +59,9 @@ class Child:
         ours = [name for name in sys.modules if name.startswith("studies.")]
         context.set_forkserver_preload([*PRELOADED, *ours, work.__module__])
         self.receiver, sender = context.Pipe(duplex=False)
-        self.process = context.Process(target=_answer, args=(sender, work, arguments, device), daemon=True)
+        self.process = context.Process(
+            target=_answer, args=(sender, work, arguments, device), daemon=True
+        )
         self.process.start()
         sender.close()
 
@@ -72,11 +81,14 @@ class Child:
         self.receiver.close()
 
 
-def in_fresh_process(work: Callable, *arguments, while_waiting: Tell = str, device=None, disturbance=None) -> tuple:
-    """Call work(*arguments) in a new process.  Returns ("ok", result), or ("oom" or "failed", reason).
+def in_fresh_process(
+    work: Callable, *arguments, while_waiting: Tell = str, device=None, disturbance=None
+) -> tuple:
+    """Call work(*arguments) in a new process.  Returns ("ok", result), or ("oom" or "failed",
+    reason).
 
     while_waiting: called every second with '', and with what the work tells.
-    disturbance: receives the document of DisturbanceMeter, how far work on the device was disturbed.
+    disturbance: receives the document of DisturbanceMeter, how disturbed work on the device was.
     """
     child, answer = Child(work, *arguments, device=device), ""
     try:
@@ -92,9 +104,11 @@ def in_fresh_process(work: Callable, *arguments, while_waiting: Tell = str, devi
 
 
 def run_in_subprocess_if_gpu(on_gpu: bool, work: Callable, *arguments):
-    """Return work(*arguments), called in a process of its own if it may use a GPU.  Raises UserError if it fails there.
+    """Return work(*arguments), called in a process of its own if it may use a GPU.  Raises
+    UserError if it fails there.
 
-    A context in the sweep's own process would take memory from every row, and a GPU in exclusive mode allows only one.
+    A context in the sweep's own process would take memory from every row, and a GPU in exclusive
+    mode allows only one.
     """
     if not on_gpu:
         return work(*arguments)
@@ -119,7 +133,7 @@ def status_of(error: Exception) -> tuple[str, str]:
     return "oom" if out_of_memory(error) else "failed", explain_error(error)[0]
 
 
-# ---- In the new process --------------------------------------------------------------------------------------------
+# ---- In the new process --------------------------------------------------------------------------
 
 _tell: Tell = str
 
@@ -166,10 +180,11 @@ def run_script(workload: TinyLlamaWorkload, profiling: ProfilerConfig, folder: P
 
 @contextlib.contextmanager
 def cold_compiler() -> Iterator[None]:
-    """An empty compiler cache, so that each row times a first compilation.  Raises UserError without a compiler."""
+    """An empty compiler cache, so that each row times a first compilation.  Raises UserError
+    without a compiler."""
     if not torch.cuda.is_available():
-        # Which vector instructions the processor has is tried once, by compiling for them: seconds, and only in the
-        # first row that compiles in a process.
+        # Which vector instructions the processor has is tried once, by compiling for them: seconds,
+        # and only in the first row that compiles in a process.
         probe = importlib.import_module("torch._inductor.cpu_vec_isa").pick_vec_isa
         try:
             probe()

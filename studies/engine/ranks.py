@@ -1,4 +1,5 @@
-"""How is work done on several ranks?  Each is a process of its own on this machine, and nothing of them is left."""
+"""How is work done on several ranks?  Each is a process of its own on this machine, and nothing of
+them is left."""
 
 import os
 import socket
@@ -21,22 +22,31 @@ class RankContext(NamedTuple):
     device: torch.device
 
 
-def on_ranks(world_size: int, device: str, work: Callable, *arguments, while_waiting: Tell = str) -> tuple:
+def on_ranks(
+    world_size: int, device: str, work: Callable, *arguments, while_waiting: Tell = str
+) -> tuple:
     """Call work(RankContext, *arguments) on new ranks.
 
-    Returns ("ok", results by rank), or ("oom" or "failed", reason), that of the rank which failed first: the others
-    then lose their connection.  while_waiting: as for in_fresh_process().
+    Returns ("ok", results by rank), or ("oom" or "failed", reason), that of the rank which failed
+    first: the others then lose their connection.  while_waiting: as for in_fresh_process().
     device: cpu or cuda.  On CPUs each rank has one thread, so that they compare with one another.
     """
     port = free_port()
-    ranks = [Child(work_of_rank, rank, world_size, port, device, work, arguments) for rank in range(world_size)]
+    ranks = [
+        Child(work_of_rank, rank, world_size, port, device, work, arguments)
+        for rank in range(world_size)
+    ]
     results: dict[int, object] = {}
     try:
         while len(results) < world_size:
             waiting = [child.receiver for rank, child in enumerate(ranks) if rank not in results]
             ready = connection.wait(waiting, 1.0)
-            answers = {rank: child.answer() for rank, child in enumerate(ranks) if child.receiver in ready}
-            told = [answers.pop(rank) for rank, answer in [*answers.items()] if isinstance(answer, str)]
+            answers = {
+                rank: child.answer() for rank, child in enumerate(ranks) if child.receiver in ready
+            }
+            told = [
+                answers.pop(rank) for rank, answer in [*answers.items()] if isinstance(answer, str)
+            ]
             for rank, answer in sorted(answers.items(), key=lambda item: item[1].at_s):
                 if answer.status != "ok":
                     return answer.status, f"rank {rank}: {answer.result}"
@@ -54,9 +64,16 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def work_of_rank(rank: int, world_size: int, port: int, device_name: str, work: Callable, arguments: tuple):
+def work_of_rank(
+    rank: int, world_size: int, port: int, device_name: str, work: Callable, arguments: tuple
+):
     """In the new process: what torchrun would set, then the work."""
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    place = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": world_size,
+    }
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
     if device_name == "cpu":

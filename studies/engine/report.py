@@ -42,9 +42,14 @@ class Report:
             "Time": sweep.environment["timestamp"],
             "Command": sweep.environment["command_line"],
         }
-        title, figure = sweep.kind.name.replace("_", " ").capitalize(), sweep.kind.name * (self.figure is not None)
+        title, figure = (
+            sweep.kind.name.replace("_", " ").capitalize(),
+            sweep.kind.name * (self.figure is not None),
+        )
         note = [" ".join(self.finding), *sweep.notes]
-        return as_markdown(Section(title, note=note, facts=about, figure=figure, parts=self.sections), level=1)[1:]
+        return as_markdown(
+            Section(title, note=note, facts=about, figure=figure, parts=self.sections), level=1
+        )[1:]
 
     def show(self, sweep: Sweep, verbose: bool) -> None:
         """Print the finding; verbose: the tables before it, the first one last."""
@@ -52,13 +57,25 @@ class Report:
         for section in [*others, first] if verbose else []:
             say(*as_text(on_screen(section), 0, fold=section is first))
         kinds = "json, .md" if self.figure is None else "json, .md, .png"
-        files = f"Files: {sweep.folder / sweep.kind.name}.{kinds}" + "; --verbose prints the tables" * (not verbose)
-        say("", files, "", *wrapped([" ".join(self.finding)]), f"Disturbance: {disturbance_of(sweep.rows)}")
+        files = (
+            f"Files: {sweep.folder / sweep.kind.name}.{kinds}"
+            + "; --verbose prints the tables" * (not verbose)
+        )
+        say(
+            "",
+            files,
+            "",
+            *wrapped([" ".join(self.finding)]),
+            f"Disturbance: {disturbance_of(sweep.rows)}",
+        )
 
 
 def on_screen(section: Section) -> Section:
     """Without what disturbed a row, which is a long text: the .md file has it."""
-    return replace(section, rows=[row | {"disturbance": ""} if row.get("disturbed") else row for row in section.rows])
+    return replace(
+        section,
+        rows=[row | {"disturbance": ""} if row.get("disturbed") else row for row in section.rows],
+    )
 
 
 def disturbance_of(rows: list[dict]) -> str:
@@ -66,17 +83,31 @@ def disturbance_of(rows: list[dict]) -> str:
     if not measured:
         return "nothing was measured"
     disturbed = [first_reason(row) for row in measured if row.get("disturbed")]
-    return f"{len(disturbed)} of {len(measured)} rows, such as: {disturbed[-1]}" if disturbed else "none seen"
+    return (
+        f"{len(disturbed)} of {len(measured)} rows, such as: {disturbed[-1]}"
+        if disturbed
+        else "none seen"
+    )
 
 
-def predicted_finding(rows: list[dict], key: str, label: Callable[[dict], str], available_bytes: int) -> list[str]:
-    """The finding of a sweep that measured nothing: the range of predicted peaks, and which of them fit."""
+def predicted_finding(
+    rows: list[dict], key: str, label: Callable[[dict], str], available_bytes: int
+) -> list[str]:
+    """The finding of a sweep that measured nothing: the range of predicted peaks,
+    and which of them fit."""
 
     known = sorted((row for row in rows if row[key] is not None), key=lambda row: row[key])
     if not known:
         return ["Nothing was measured, and nothing could be predicted; the column status says why."]
     peaks = [f"{megabytes(row[key])} ({label(row)})" for row in known]
-    first = f"Predicted peaks: from {peaks[0]} to {peaks[-1]}." if peaks[1:] else f"Predicted peak: {peaks[0]}."
-    fitting, available = sum(row[key] <= available_bytes for row in known), megabytes(available_bytes)
+    first = (
+        f"Predicted peaks: from {peaks[0]} to {peaks[-1]}."
+        if peaks[1:]
+        else f"Predicted peak: {peaks[0]}."
+    )
+    fitting, available = (
+        sum(row[key] <= available_bytes for row in known),
+        megabytes(available_bytes),
+    )
     too_large = "" if fitting == len(known) else f"; the smallest that does not: {peaks[fitting]}"
     return [first, f"{fitting} of {len(known)} fit in the {available} available{too_large}."]

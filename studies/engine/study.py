@@ -1,4 +1,5 @@
-"""What is a study?  Cells to measure, each in a process or launch of its own, and what their rows say together."""
+"""What is a study?  Cells to measure, each in a process or launch of its own, and what their rows
+say together."""
 
 import time
 from abc import ABC, abstractmethod
@@ -26,9 +27,11 @@ NOT_SETTINGS = ("device", "output_dir", "resume", "notes", "verbose")  # flags t
 
 
 class Study(SweepKind, ABC):
-    """A sweep: a subclass says which flags and cells it has, how a cell is measured, and what the rows say."""
+    """A sweep: a subclass says which flags and cells it has, how a cell is measured, and what the
+    rows say."""
 
-    # label(row): what a row is, and result(row): what was measured, for its line of output; table(rows)
+    # label(row): what a row is, and result(row): what was measured, for its line of output;
+    # table(rows)
     results: ModuleType
     predicts = True  # the memory of its rows, so that those that would not fit are skipped
     predicted_column = "predicted_peak_bytes"
@@ -38,10 +41,12 @@ class Study(SweepKind, ABC):
         """args and device: of parse_sweep()."""
         self.args, self.device = args, device
         self.predicts_gpu = device.on_gpu or bool(args.device_memory)
-        self.capacity = capacity_elsewhere(args.device_memory) if args.device_memory else device.capacity
+        self.capacity = (
+            capacity_elsewhere(args.device_memory) if args.device_memory else device.capacity
+        )
         self.available_bytes = self.capacity.for_tensors()
 
-    # ---- What a study says of itself -------------------------------------------------------------------------------
+    # ---- What a study says of itself -------------------------------------------------------------
 
     @classmethod
     def parser(cls, documentation: str) -> OneLineParser:
@@ -79,11 +84,12 @@ class Study(SweepKind, ABC):
     def report(self) -> Report:
         """What all rows say together.  May complete the rows."""
 
-    # ---- The sweep -------------------------------------------------------------------------------------------------
+    # ---- The sweep -------------------------------------------------------------------------------
 
     @classmethod
     def command(cls, documentation: str) -> None:
-        """run_<name>.py, whose documentation this is.  Raises UserError if a flag is wrong, or if a row failed."""
+        """run_<name>.py, whose documentation this is.  Raises UserError if a flag is wrong, or if a
+        row failed."""
         cls(*parse_sweep(cls.parser(documentation), cls.not_with_workload)).run()
 
     def run(self) -> None:
@@ -91,7 +97,9 @@ class Study(SweepKind, ABC):
         cells, args = self.cells(), self.args
         folder = Path(args.resume or args.output_dir or f"./{self.name}")
         environment = self.device.environment
-        self.sweep = Sweep(self, folder, self.settings(), environment, args.notes + environment["warnings"])
+        self.sweep = Sweep(
+            self, folder, self.settings(), environment, args.notes + environment["warnings"]
+        )
         if args.resume:
             self.sweep.resume()
         else:
@@ -113,11 +121,16 @@ class Study(SweepKind, ABC):
     def measured(self) -> list[dict]:
         return [row for row in self.rows if row["status"] == "ok"]
 
-    def finding(self, of_measured: Callable[..., list[str]], *more, label: Callable | None = None) -> list[str]:
-        """of_measured(rows, *more) of the rows that were measured; without any, which peaks are predicted to fit."""
+    def finding(
+        self, of_measured: Callable[..., list[str]], *more, label: Callable | None = None
+    ) -> list[str]:
+        """of_measured(rows, *more) of the rows that were measured; without any, which peaks are
+        predicted to fit."""
         if self.measured:
             return of_measured(self.measured, *more)
-        return predicted_finding(self.rows, self.predicted_column, label or self.results.label, self.available_bytes)
+        return predicted_finding(
+            self.rows, self.predicted_column, label or self.results.label, self.available_bytes
+        )
 
     def _measure_all(self, todo: list[Cell]) -> None:
         started, measured = time.monotonic(), 0.0
@@ -136,7 +149,11 @@ class Study(SweepKind, ABC):
                 self.while_waiting(f"{i} of {len(todo)}: {self._progress(rows[-1], left)}")
 
     def _progress(self, row: dict, left: str) -> str:
-        outcome = self.results.result(row) if row["status"] == "ok" else f"{row['status']}, {row['reason']}"
+        outcome = (
+            self.results.result(row)
+            if row["status"] == "ok"
+            else f"{row['status']}, {row['reason']}"
+        )
         why = f"; disturbed: {first_reason(row)}" if row.get("disturbed") else ""
         return f"{self.results.label(row)}: {outcome}{left}{why}"
 
@@ -154,37 +171,49 @@ class Study(SweepKind, ABC):
         report.show(self.sweep, self.args.verbose)
         failed = sum(row["status"] == "failed" for row in self.rows)
         if failed:
-            raise UserError(f"{failed} of {len(self.rows)} rows failed; see {self.sweep.folder / self.name}.md")
+            raise UserError(
+                f"{failed} of {len(self.rows)} rows failed; see {self.sweep.folder / self.name}.md"
+            )
 
-    # ---- One measurement -------------------------------------------------------------------------------------------
+    # ---- One measurement -------------------------------------------------------------------------
 
     def predict(self, work: Callable, *arguments):
-        """What work(*arguments) predicts of a row.  Even on fake tensors, the compiler creates a GPU context."""
+        """What work(*arguments) predicts of a row.  Even on fake tensors, the compiler creates a
+        GPU context."""
         return isolation.run_in_subprocess_if_gpu(self.device.on_gpu, work, *arguments)
 
     def skipped(self, peak: int | None, precision: str | None) -> dict | None:
         """Status and reason of a row that is not measured; None if it is.
 
-        peak: of its tensors, predicted, in bytes.  A row that would not fit in its precision by the rule of a dry run
-        is skipped, and so is every row of a dry run.
+        peak: of its tensors, predicted, in bytes.  A row that would not fit in its precision by the
+        rule of a dry run is skipped, and so is every row of a dry run.
         """
         available = self.capacity.for_tensors(precision)
         if peak is not None and peak > available and not self.args.force:
             need = f"{megabytes(peak)} predicted, {megabytes(available)} available"
             return {"status": "skipped", "reason": f"would not fit: {need}; --force runs it"}
-        return {"status": "skipped", "reason": "--dry-run predicts only"} if self.args.dry_run else None
+        return (
+            {"status": "skipped", "reason": "--dry-run predicts only"}
+            if self.args.dry_run
+            else None
+        )
 
     def measure_in_process(
         self, peak: int | None, work: Callable, *arguments, precision: str | None = None
     ) -> tuple[dict, object]:
         """Call work(*arguments) in a new process, unless skipped(peak, precision).
 
-        Returns status and reason of the row, whether it was disturbed, and the result, None without one.
+        Returns status and reason of the row, whether it was disturbed,
+        and the result, None without one.
         """
         if skipped := self.skipped(peak, precision):
             return skipped, None
         disturbance: dict = {}
-        options = {"while_waiting": self.while_waiting, "device": self.device.device, "disturbance": disturbance}
+        options = {
+            "while_waiting": self.while_waiting,
+            "device": self.device.device,
+            "disturbance": disturbance,
+        }
         status, answer = isolation.in_fresh_process(work, *arguments, **options)
         if status == "ok":
             return {"status": status, "reason": ""} | disturbance_columns(disturbance), answer
@@ -192,17 +221,26 @@ class Study(SweepKind, ABC):
         return {"status": status, "reason": f"{answer}{need}"}, None
 
     def measure_on_ranks(
-        self, peak: int | None, world_size: int, work: Callable, *arguments, precision: str | None = None
+        self,
+        peak: int | None,
+        world_size: int,
+        work: Callable,
+        *arguments,
+        precision: str | None = None,
     ) -> tuple[dict, list[dict] | None]:
-        """The same of work(RankContext, *arguments) on new ranks; the result has the answer of each.
+        """The same of work(RankContext, *arguments) on new ranks; the result has the answer of
+        each.
 
-        peak: of one rank; a CPU's memory has those of all.  An answer has `disturbance`, of DisturbanceMeter.
+        peak: of one rank; a CPU's memory has those of all.  An answer has `disturbance`,
+        of DisturbanceMeter.
         """
         peak_of_device = peak if peak is None or self.predicts_gpu else peak * world_size
         if skipped := self.skipped(peak_of_device, precision):
             return skipped, None
         device = self.device.device.type
-        status, answers = ranks.on_ranks(world_size, device, work, *arguments, while_waiting=self.while_waiting)
+        status, answers = ranks.on_ranks(
+            world_size, device, work, *arguments, while_waiting=self.while_waiting
+        )
         if status != "ok":
             return {"status": status, "reason": answers}, None
         disturbance = disturbance_of_ranks([answer["disturbance"] for answer in answers])

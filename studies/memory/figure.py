@@ -10,9 +10,12 @@ from studies.engine.drawing import new_panels
 
 
 def memory_figure(rows: list[dict], fitted: dict, about: str) -> Figure:
-    """Measured peaks and fit over sequence length, a line for each batch size, and the peaks by category."""
+    """Measured peaks and fit over sequence length, a line for each batch size,
+    and the peaks by category."""
     height = max(4.6, 2 + 0.25 * len(rows))
-    figure, (left, right) = new_panels(height, "Peak memory by batch size and sequence length", about, 2)
+    figure, (left, right) = new_panels(
+        height, "Peak memory by batch size and sequence length", about, 2
+    )
     for n, batch_size in enumerate(sorted({row["batch_size"] for row in rows})):
         color, marker, dashes = series(n)
         some = [row for row in rows if row["batch_size"] == batch_size]
@@ -28,7 +31,9 @@ def memory_figure(rows: list[dict], fitted: dict, about: str) -> Figure:
     legend(left, "Measured (markers) and fit (lines)")
     shown = [name for name in MEMORY_COLORS if name in rows[0]["bytes_by_category"]]
     parts = {name: [row["bytes_by_category"][name] / MB for row in rows] for name in shown}
-    stacked_bars(right, [f"{row['batch_size']} x {row['seq_len']}" for row in rows], parts, MEMORY_COLORS)
+    stacked_bars(
+        right, [f"{row['batch_size']} x {row['seq_len']}" for row in rows], parts, MEMORY_COLORS
+    )
     right.set(xlabel="live tensors at the peak (MB)", ylabel="batch x sequence length")
     legend(right, "By category", ncols=3)
     return figure

@@ -25,13 +25,20 @@ def fit(rows: list[dict]) -> dict:
     used = [row for row in rows if row["status"] == "ok" and not peaks_in_optimizer(row)]
     shapes = {(row["batch_size"] * row["seq_len"], row["seq_len"]) for row in used}
     if len({seq for _, seq in shapes}) < 2 or len(shapes) < 3:
-        return unknown(NO_FIT, *(f"{term}_bytes" for term in TERMS), "largest_error_percent", "rows")
-    batch, seq, peak = (np.array([row[k] for row in used], float) for k in ("batch_size", "seq_len", "peak_bytes"))
+        return unknown(
+            NO_FIT, *(f"{term}_bytes" for term in TERMS), "largest_error_percent", "rows"
+        )
+    batch, seq, peak = (
+        np.array([row[k] for row in used], float) for k in ("batch_size", "seq_len", "peak_bytes")
+    )
     factors = np.stack([np.ones_like(batch), batch * seq, batch * seq**2], axis=1)  # [rows, terms]
     terms = np.linalg.lstsq(factors / peak[:, None], np.ones_like(peak), rcond=None)[0]
     errors = factors @ terms / peak - 1
     document = {f"{term}_bytes": float(value) for term, value in zip(TERMS, terms, strict=True)}
-    return document | {"largest_error_percent": float(100 * np.abs(errors).max()), "rows": len(used)}
+    return document | {
+        "largest_error_percent": float(100 * np.abs(errors).max()),
+        "rows": len(used),
+    }
 
 
 def peaks_in_optimizer(row: dict) -> bool:
@@ -51,8 +58,12 @@ def growth_factors(rows: list[dict]) -> list[dict]:
     """Memory and throughput relative to the next smaller batch size or sequence length."""
     measured = {(row["batch_size"], row["seq_len"]): row for row in rows if row["status"] == "ok"}
     batch_sizes, seq_lens = (sorted({row[key] for row in rows}) for key in KEY)
-    steps = [("batch", (a, s), (b, s)) for s in seq_lens for a, b in itertools.pairwise(batch_sizes)]
-    steps += [("sequence", (b, s), (b, t)) for b in batch_sizes for s, t in itertools.pairwise(seq_lens)]
+    steps = [
+        ("batch", (a, s), (b, s)) for s in seq_lens for a, b in itertools.pairwise(batch_sizes)
+    ]
+    steps += [
+        ("sequence", (b, s), (b, t)) for b in batch_sizes for s, t in itertools.pairwise(seq_lens)
+    ]
     factors = []
     for kind, small, large in steps:
         first, second = measured.get(small), measured.get(large)
@@ -62,13 +73,15 @@ def growth_factors(rows: list[dict]) -> list[dict]:
             "from": dict(zip(KEY, small, strict=True)),
             "to": dict(zip(KEY, large, strict=True)),
             "memory_factor": second["peak_bytes"] / first["peak_bytes"] if both else None,
-            "throughput_factor": second["tokens_per_sec"] / first["tokens_per_sec"] if both else None,
+            "throughput_factor": (
+                second["tokens_per_sec"] / first["tokens_per_sec"] if both else None
+            ),
         }
         factors.append(factor)
     return factors
 
 
-# ---- Reporting -----------------------------------------------------------------------------------------------------
+# ---- Reporting -----------------------------------------------------------------------------------
 
 
 def label(row: dict) -> str:
@@ -85,7 +98,9 @@ def table(rows: list[dict]) -> Section:
         return row["predicted_bytes"] / row["peak_bytes"] - 1 if known else None
 
     def share(term: str) -> Column:
-        return Column(term, lambda row: shares(fitted, row["batch_size"], row["seq_len"]).get(term), ".1%")
+        return Column(
+            term, lambda row: shares(fitted, row["batch_size"], row["seq_len"]).get(term), ".1%"
+        )
 
     fitted = fit(rows)
     unit = "token" if any(row["seq_len"] > 1 for row in rows) else "sample"
@@ -100,28 +115,40 @@ def table(rows: list[dict]) -> Section:
         *optional(*map(share, TERMS)),
         status_column(),
     )
-    return Section("Peak memory of a step (live tensors), with the share of each term of the fit", columns, rows)
+    return Section(
+        "Peak memory of a step (live tensors), with the share of each term of the fit",
+        columns,
+        rows,
+    )
 
 
 def finding(measured: list[dict], fitted: dict, available_bytes: int) -> list[str]:
-    """The largest measured peak with what it is made of, and by the fit the batch that would fill the memory."""
+    """The largest measured peak with what it is made of, and by the fit the batch that would fill
+    the memory."""
     most, least = (pick(measured, key=lambda row: row["peak_bytes"]) for pick in (max, min))
     parts = parts_of_peak(most["bytes_by_category"])
     if len(measured) == 1:
         return [f"The peak is {megabytes(most['peak_bytes'])}, {label(most)}: {parts}."]
     smallest = f"the smallest is {megabytes(least['peak_bytes'])}, {label(least)}"
-    first = f"The largest peak is {megabytes(most['peak_bytes'])}, {label(most)}: {parts}; {smallest}."
+    first = (
+        f"The largest peak is {megabytes(most['peak_bytes'])}, {label(most)}: {parts}; {smallest}."
+    )
     if fitted["rows"] is None:
         return [first, f"No fit: {fitted['rows_reason']}."]
     constant, linear, quadratic = (fitted[f"{term}_bytes"] for term in TERMS)
     seq_len = most["seq_len"]
     batch = (available_bytes - constant) / (linear * seq_len + quadratic * seq_len**2)
-    part = {term: max(0.0, share) for term, share in shares(fitted, most["batch_size"], seq_len).items()}
+    part = {
+        term: max(0.0, share) for term, share in shares(fitted, most["batch_size"], seq_len).items()
+    }
     return [
         first,
-        f"In the fit {part['quadratic']:.0%} of it is quadratic in the sequence length and {part['constant']:.0%} "
-        f"constant; estimated from the fit, the {megabytes(available_bytes)} available are filled by a batch of "
-        f"{max(0, int(batch)):,} x {seq_len} tokens.",
+        (
+            f"In the fit {part['quadratic']:.0%} of it is quadratic in the sequence length and"
+            f" {part['constant']:.0%} constant; estimated from the fit, the"
+            f" {megabytes(available_bytes)} available are filled by a batch of"
+            f" {max(0, int(batch)):,} x {seq_len} tokens."
+        ),
     ]
 
 
@@ -130,9 +157,16 @@ def fit_section(fitted: dict, rows: list[dict]) -> Section:
         return Section("Fit", note=[f"No fit: {fitted['rows_reason']}"])
     constant, linear = fitted["constant_bytes"] / MB, fitted["linear_bytes"] / 1024
     left_out = ", ".join(label(row) for row in rows if peaks_in_optimizer(row))
-    why = f"; not in the fit, because the peak is in the optimizer step: {left_out}" if left_out else ""
+    why = (
+        f"; not in the fit, because the peak is in the optimizer step: {left_out}"
+        if left_out
+        else ""
+    )
     text = [
-        f"peak = {constant:,.2f} MB + B S x {linear:,.3f} KB + B S^2 x {fitted['quadratic_bytes']:,.2f} bytes",
+        (
+            f"peak = {constant:,.2f} MB + B S x {linear:,.3f} KB + B S^2 x"
+            f" {fitted['quadratic_bytes']:,.2f} bytes"
+        ),
         f"Largest error over {fitted['rows']} runs: {fitted['largest_error_percent']:.2f}%{why}",
     ]
     return Section("Fit: batch B, sequence S", note=text)
@@ -140,7 +174,9 @@ def fit_section(fitted: dict, rows: list[dict]) -> Section:
 
 def factor_section(factors: list[dict]) -> Section:
     def shape(end: str) -> Column:
-        return Column(end, lambda row: f"{row[end]['batch_size']} x {row[end]['seq_len']}", left=True)
+        return Column(
+            end, lambda row: f"{row[end]['batch_size']} x {row[end]['seq_len']}", left=True
+        )
 
     ratios = [factor_column(name, f"{name}_factor") for name in ("memory", "throughput")]
     columns = (shape("from"), shape("to"), *ratios)

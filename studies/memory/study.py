@@ -1,4 +1,5 @@
-"""Memory by batch size and sequence length: measured and predicted for each pair, with a fit over all."""
+"""Memory by batch size and sequence length: measured and predicted for each pair,
+with a fit over all."""
 
 from argparse import Namespace
 from dataclasses import replace
@@ -44,7 +45,12 @@ class MemoryStudy(Study):
     @staticmethod
     def add_flags(flags: Flags) -> None:
         flags.count("--batch-sizes", "samples per step (4 8 16)", nargs="+", default=[4, 8, 16])
-        flags.count("--seq-lens", "tokens per sample (64 128 256 512)", nargs="+", default=[64, 128, 256, 512])
+        flags.count(
+            "--seq-lens",
+            "tokens per sample (64 128 256 512)",
+            nargs="+",
+            default=[64, 128, 256, 512],
+        )
         flags.resume()
 
     def prepare(self) -> None:
@@ -58,24 +64,42 @@ class MemoryStudy(Study):
     def cells(self) -> list[Cell]:
         if self.args.workload:  # its file decides the batches
             workload = self.workload
-            return [Cell(rows=[{"batch_size": workload.batch_size, "seq_len": workload.seq_len}], workload=workload)]
+            return [
+                Cell(
+                    rows=[{"batch_size": workload.batch_size, "seq_len": workload.seq_len}],
+                    workload=workload,
+                )
+            ]
         args = self.args
-        rows = [{"batch_size": size, "seq_len": length} for length in args.seq_lens for size in args.batch_sizes]
+        rows = [
+            {"batch_size": size, "seq_len": length}
+            for length in args.seq_lens
+            for size in args.batch_sizes
+        ]
         workloads = [tiny_llama_v1.resolve(Namespace(**vars(args) | row))[0] for row in rows]
-        return [Cell(rows=[row], workload=workload) for row, workload in zip(rows, workloads, strict=True)]
+        return [
+            Cell(rows=[row], workload=workload)
+            for row, workload in zip(rows, workloads, strict=True)
+        ]
 
     def settings(self) -> dict:
         """With the resolved settings of the script, but for those that differ between rows."""
         settings = self.workload.settings()
         resolved = settings["model"] | settings["training"]
         differ = ("max_seq_len", *results.KEY, *NOT_SETTINGS)
-        return super().settings() | {name: value for name, value in resolved.items() if name not in differ}
+        return super().settings() | {
+            name: value for name, value in resolved.items() if name not in differ
+        }
 
     def measure(self, cell: Cell) -> list[dict]:
-        row = cell.rows[0] | self.predict(predicted_peak, cell.workload, self.predicts_gpu, "predicted_bytes")
+        row = cell.rows[0] | self.predict(
+            predicted_peak, cell.workload, self.predicts_gpu, "predicted_bytes"
+        )
         profiling = replace(self.profiling, profile_memory=True, profile_dir=None)
         work = (tracked_run, cell.workload, profiling, self.sweep.folder)
-        outcome, columns = self.measure_in_process(row["predicted_bytes"], *work, precision=cell.workload.precision)
+        outcome, columns = self.measure_in_process(
+            row["predicted_bytes"], *work, precision=cell.workload.precision
+        )
         return [row | (columns or {}) | outcome]
 
     def report(self) -> Report:
@@ -83,10 +107,17 @@ class MemoryStudy(Study):
 
         fitted, factors = results.fit(self.rows), results.growth_factors(self.rows)
         workload = self.workload
-        about = f"{workload.parameter_count():,} parameters, {workload.precision}, on {self.device.name}"
+        about = (
+            f"{workload.parameter_count():,} parameters, {workload.precision}, on"
+            f" {self.device.name}"
+        )
         return Report(
             self.finding(results.finding, fitted, self.available_bytes),
-            [results.table(self.rows), results.fit_section(fitted, self.rows), results.factor_section(factors)],
+            [
+                results.table(self.rows),
+                results.fit_section(fitted, self.rows),
+                results.factor_section(factors),
+            ],
             memory_figure(self.measured, fitted, about) if self.measured else None,
             {"fit": fitted, "factors": factors},
         )

@@ -11,7 +11,8 @@ from studies.optimization.results import columns_alone, columns_beside
 
 @dataclass
 class Candidate:
-    """A set of flags, the baseline or transformers' LLaMA: its row, as far as it is known, and its workload."""
+    """A set of flags, the baseline or transformers' LLaMA: its row,
+    as far as it is known, and its workload."""
 
     row: dict
     workload: Workload
@@ -22,11 +23,14 @@ class Candidate:
 Measure = Callable[[list[Candidate]], tuple[dict, list[dict] | None]]
 
 
-# ---- Groups --------------------------------------------------------------------------------------------------------
+# ---- Groups --------------------------------------------------------------------------------------
 
 
-def groups_that_fit(todo: list[Candidate], baseline: Candidate, available: int) -> Iterator[list[Candidate]]:
-    """Candidates whose states are in memory together, each group with the baseline, unless that does not fit."""
+def groups_that_fit(
+    todo: list[Candidate], baseline: Candidate, available: int
+) -> Iterator[list[Candidate]]:
+    """Candidates whose states are in memory together, each group with the baseline, unless that
+    does not fit."""
     always = [] if baseline.row.get("status") in ("skipped", "oom") else [baseline]
     group = always[:]
     for candidate in todo:
@@ -44,15 +48,18 @@ def bytes_together(group: list[Candidate]) -> int:
     """What all keep between two steps, and what one of them needs on top at its peak."""
     resting = [persistent_bytes(candidate.workload) for candidate in group]
     peaks = [candidate.row["predicted_memory_bytes"] or 0 for candidate in group]
-    return sum(resting) + max(max(0, peak - rest) for peak, rest in zip(peaks, resting, strict=True))
+    return sum(resting) + max(
+        max(0, peak - rest) for peak, rest in zip(peaks, resting, strict=True)
+    )
 
 
-# ---- Measurement ---------------------------------------------------------------------------------------------------
+# ---- Measurement ---------------------------------------------------------------------------------
 
 
 def rows_of_group(measure: Measure, group: list[Candidate]) -> list[dict]:
-    """The rows of a group, measured in one process.  If that dies, each has one of its own, with the baseline if that
-    lives by itself; a row gets the outcome of a process only if nothing else can have ended it."""
+    """The rows of a group, measured in one process.  If that dies, each has one of its own, with
+    the baseline if that lives by itself; a row gets the outcome of a process only if nothing else
+    can have ended it."""
     outcome, rows = rows_of_process(measure, group)
     if rows:
         return rows
@@ -69,8 +76,11 @@ def rows_of_group(measure: Measure, group: list[Candidate]) -> list[dict]:
     return rows_of_pairs(measure, baseline, alone, others)
 
 
-def rows_of_pairs(measure: Measure, baseline: Candidate, alone: dict, others: list[Candidate]) -> list[dict]:
-    """Each beside the baseline in a process for two.  alone: the baseline's row, until a pair has a newer one."""
+def rows_of_pairs(
+    measure: Measure, baseline: Candidate, alone: dict, others: list[Candidate]
+) -> list[dict]:
+    """Each beside the baseline in a process for two.  alone: the baseline's row, until a pair has a
+    newer one."""
     newest, rows = alone, []
     for candidate in others:
         outcome, pair = rows_of_process(measure, [baseline, candidate])
@@ -85,6 +95,9 @@ def rows_of_process(measure: Measure, group: list[Candidate]) -> tuple[dict, lis
     if answers is None:
         return outcome, []
     pairs = list(zip(group, answers, strict=True))
-    rows = [candidate.row | outcome | columns_alone(answer, candidate.workload) for candidate, answer in pairs]
+    rows = [
+        candidate.row | outcome | columns_alone(answer, candidate.workload)
+        for candidate, answer in pairs
+    ]
     by_flags = {candidate.row["flags"]: answer for candidate, answer in pairs}
     return outcome, [row | columns_beside(row, rows, by_flags) for row in rows]

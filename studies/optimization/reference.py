@@ -1,4 +1,5 @@
-"""transformers' LLaMA as a workload: the same shape, weights, data, loss, optimizer and loop as ours."""
+"""transformers' LLaMA as a workload: the same shape,
+weights, data, loss, optimizer and loop as ours."""
 
 import importlib.util
 from dataclasses import dataclass, replace
@@ -27,14 +28,20 @@ def our_name(theirs: str) -> str:
     return theirs
 
 
-def reference_model(config: TinyLlamaConfig, model: TinyLlamaModel, attention: str = "eager") -> nn.Module:
+def reference_model(
+    config: TinyLlamaConfig, model: TinyLlamaModel, attention: str = "eager"
+) -> nn.Module:
     """LlamaForCausalLM of the same shape, with the same weights.  attention: eager or sdpa."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     widths = {"hidden_size": config.hidden_dim, "intermediate_size": config.intermediate_dim}
     heads = {"num_attention_heads": config.n_heads, "num_key_value_heads": config.n_kv_heads}
     sizes = {"vocab_size": config.vocab_size, "num_hidden_layers": config.n_layers}
-    others = {"max_position_embeddings": config.max_seq_len, "rms_norm_eps": config.norm_eps, "use_cache": False}
+    others = {
+        "max_position_embeddings": config.max_seq_len,
+        "rms_norm_eps": config.norm_eps,
+        "use_cache": False,
+    }
     others |= {"tie_word_embeddings": False, "attn_implementation": attention}
     reference = LlamaForCausalLM(LlamaConfig(**widths, **heads, **sizes, **others))
     ours = model.state_dict()
@@ -63,20 +70,27 @@ class ReferenceWorkload(TinyLlamaWorkload):
 
         def theirs(ours: TinyLlamaModel) -> nn.Module:
             model = Reference(reference_model(self.config, ours, self.training.attention))
-            return model if device.type == "cpu" else model.to(device)  # fake tensors cannot be moved
+            return (
+                model if device.type == "cpu" else model.to(device)
+            )  # fake tensors cannot be moved
 
         return build(self.config, self.training, device, theirs)
 
 
 def reference_of(baseline: TinyLlamaWorkload, on_gpu: bool) -> ReferenceWorkload | None:
-    """With its own best settings: SDPA, a fused optimizer, compiled if this machine can.  None without transformers."""
+    """With its own best settings: SDPA, a fused optimizer, compiled if this machine can.  None
+    without transformers."""
     if importlib.util.find_spec("transformers") is None:
         return None
     compiled = compiler_problem(on_gpu) is None
-    training = replace(baseline.training, attention="sdpa", optimizer_impl="fused", compile=compiled)
+    training = replace(
+        baseline.training, attention="sdpa", optimizer_impl="fused", compile=compiled
+    )
     return ReferenceWorkload(baseline.config, training, baseline.size)
 
 
 def reference_title(workload: ReferenceWorkload) -> str:
     compiled = ", compiled" if workload.compiled else ""
-    return f"transformers {version_of('transformers')} LlamaForCausalLM: sdpa, fused AdamW{compiled}"
+    return (
+        f"transformers {version_of('transformers')} LlamaForCausalLM: sdpa, fused AdamW{compiled}"
+    )

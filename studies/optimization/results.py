@@ -1,4 +1,4 @@
-"""What do the rows of the optimization study say?  Alone, beside one another, and on this device."""
+"""What do the rows of the optimization study say?  Alone, beside each other, and on this device."""
 
 import math
 from collections.abc import Callable
@@ -32,12 +32,16 @@ def failed_audit(row: dict) -> str | None:
     return row["audit"].removeprefix(FAILED) if row["audit_ok"] is False else None
 
 
-# ---- Alone ---------------------------------------------------------------------------------------------------------
+# ---- Alone ---------------------------------------------------------------------------------------
 
 
 def columns_alone(answer: dict, workload: Workload) -> dict:
     """What a set of flags is by itself.  answer: of take_turns()."""
-    row = {name: value for name, value in answer.items() if name not in ("losses", "compile_s", "differs_in")}
+    row = {
+        name: value
+        for name, value in answer.items()
+        if name not in ("losses", "compile_s", "differs_in")
+    }
     if row["status"] != "ok":
         return row
     row |= time_statistics("step", row["step_times_ms"])
@@ -51,11 +55,12 @@ def columns_alone(answer: dict, workload: Workload) -> dict:
     return row
 
 
-# ---- Beside others -------------------------------------------------------------------------------------------------
+# ---- Beside others -------------------------------------------------------------------------------
 
 
 def columns_beside(row: dict, group: list[dict], answers: dict[str, dict]) -> dict:
-    """What a row is beside those of its group: ratios, difference of the losses, whether it trains the same.
+    """What a row is beside those of its group: ratios, difference of the losses, whether it trains
+    the same.
 
     answers: of take_turns(), by the flags of the rows.
     """
@@ -82,12 +87,16 @@ def columns_beside(row: dict, group: list[dict], answers: dict[str, dict]) -> di
 
 def rung_below(row: dict, measured: list[dict]) -> dict | None:
     """The highest one that was measured: this device may not have the next."""
-    below = [other for other in measured if other["ladder"] is not None and other["ladder"] < (row["ladder"] or 0)]
+    below = [
+        other
+        for other in measured
+        if other["ladder"] is not None and other["ladder"] < (row["ladder"] or 0)
+    ]
     return max(below, key=lambda other: other["ladder"], default=None)
 
 
 def ratio_to(other: dict | None, row: dict, name: str) -> dict:
-    """The ratio of the medians and its 95% interval over rounds, in each of which both took a step."""
+    """The ratio of the medians and its 95% interval over rounds in which both took a step."""
     ends = (f"{name}_low", f"{name}_high")
     if other is None:
         return unknown(NOT_IN_TURN, name, *ends)
@@ -103,10 +112,12 @@ def break_even_columns(row: dict, baseline: dict) -> dict:
     if row.get("compile_s") is None:
         return {}
     step = break_even_step(row["compile_s"], baseline["step_ms"] - row["step_ms"])
-    return {"break_even_step": step} | because("it is not faster than the baseline", "break_even_step")
+    return {"break_even_step": step} | because(
+        "it is not faster than the baseline", "break_even_step"
+    )
 
 
-# ---- Reporting -----------------------------------------------------------------------------------------------------
+# ---- Reporting -----------------------------------------------------------------------------------
 
 
 def label(row: dict) -> str:
@@ -114,7 +125,11 @@ def label(row: dict) -> str:
 
 
 def result(row: dict) -> str:
-    ratio = "" if row["ratio"] is None or not row["flags"] else f", {as_fast(row['ratio'])} as the baseline"
+    ratio = (
+        ""
+        if row["ratio"] is None or not row["flags"]
+        else f", {as_fast(row['ratio'])} as the baseline"
+    )
     return f"{row['flags'] or 'baseline'}: {row['step_ms']:,.2f} ms{ratio}"
 
 
@@ -135,7 +150,8 @@ def difference(row: dict, name: str = "ratio") -> str:
 
 
 def in_time(row: dict) -> bool:
-    """Whether compiling, if it was compiled, has saved what it took before a run of the default length ends."""
+    """Whether compiling, if it was compiled, has saved what it took before a run of the default
+    length ends."""
     return (row.get("break_even_step") or 0) <= (row.get("num_steps") or math.inf)
 
 
@@ -144,24 +160,38 @@ def finding(measured: list[dict], device: str) -> list[str]:
     by_label = ladders(measured)
     unknown = {name: why for name, ladder in by_label.items() if (why := undecided(ladder))}
     decided = {name: ladder for name, ladder in by_label.items() if name not in unknown}
-    best = {name: best_of(filter(in_time, ladder)) or baseline_of(ladder) for name, ladder in decided.items()}
-    gains = {name: [one for one in rows if may_win(one) and one["ratio_high"] < 1] for name, rows in decided.items()}
-    fastest = {name: min(rows, key=lambda row: row["ratio"]) for name, rows in gains.items() if rows}
+    best = {
+        name: best_of(filter(in_time, ladder)) or baseline_of(ladder)
+        for name, ladder in decided.items()
+    }
+    gains = {
+        name: [one for one in rows if may_win(one) and one["ratio_high"] < 1]
+        for name, rows in decided.items()
+    }
+    fastest = {
+        name: min(rows, key=lambda row: row["ratio"]) for name, rows in gains.items() if rows
+    }
     late = {name: row for name, row in fastest.items() if not in_time(row)}
 
     def where_known(key: str, text: Callable[[dict], str]) -> list[str]:
         return [f"{text(row)} at {name}" for name, row in best.items() if row.get(key) is not None]
 
     against = where_known("ratio_to_reference", lambda row: gain(row, "ratio_to_reference"))
-    rates = where_known("share_of_measured_peak", lambda row: f"{row['share_of_measured_peak']:.0%}")
+    rates = where_known(
+        "share_of_measured_peak", lambda row: f"{row['share_of_measured_peak']:.0%}"
+    )
     sure = {name: row for name, row in best.items() if not is_probable(row)}
     probable = {name: row for name, row in best.items() if name not in sure}
     late_at = "{flags}, {gain}, from step {break_even_step:,} on at {name}"
     pays = [late_at.format(**row | {"gain": gain(row), "name": name}) for name, row in late.items()]
     return [
         *sentence(f"Keep on {device}", to_keep(sure, by_label), "; "),
-        *sentence(f"Probably keep on {device}; disturbed, {AGAIN}", to_keep(probable, by_label), "; "),
-        *sentence("Only in runs longer than the default, as compiling has to pay off first", pays, "; "),
+        *sentence(
+            f"Probably keep on {device}; disturbed, {AGAIN}", to_keep(probable, by_label), "; "
+        ),
+        *sentence(
+            "Only in runs longer than the default, as compiling has to pay off first", pays, "; "
+        ),
         *(f"Not decided at {name}: {why}." for name, why in unknown.items()),
         *sentence("Leave out", to_leave_out(by_label), "; "),
         *sentence("Relative to transformers' LLaMA with its best settings", against),
@@ -180,12 +210,14 @@ def is_probable(row: dict) -> bool:
 
 
 def gain(row: dict, name: str = "ratio") -> str:
-    return as_fast(row[name], interval_of(row, name), difference(row, name).replace("probably faster", ""))
+    return as_fast(
+        row[name], interval_of(row, name), difference(row, name).replace("probably faster", "")
+    )
 
 
 def to_keep(best: dict[str, dict], by_label: dict[str, list[dict]]) -> list[str]:
-    """The best sets of flags, each with where it is best and its gain there; without the rungs of a ladder whose own
-    gain is not shown, which are named."""
+    """The best sets of flags, each with where it is best and its gain there; without the rungs of a
+    ladder whose own gain is not shown, which are named."""
     places: dict[str, list[str]] = {}
     for name, row in best.items():
         if not row["flags"]:
@@ -193,7 +225,11 @@ def to_keep(best: dict[str, dict], by_label: dict[str, list[dict]]) -> list[str]
             continue
         gains_nothing = [flag for flag in flags_of(row) if flag in not_shown(row, by_label[name])]
         kept = [flag for flag in flags_of(row) if flag not in gains_nothing] or flags_of(row)
-        beside = f", measured with {' '.join(gains_nothing)}: no gain beyond noise" if kept != flags_of(row) else ""
+        beside = (
+            f", measured with {' '.join(gains_nothing)}: no gain beyond noise"
+            if kept != flags_of(row)
+            else ""
+        )
         places.setdefault(f"{' '.join(kept)},", []).append(f"{gain(row)} at {name}{beside}")
     return [f"{what} {', '.join(where)}" for what, where in places.items()]
 
@@ -203,14 +239,25 @@ def flags_of(row: dict) -> list[str]:
 
 
 def not_shown(row: dict, ladder: list[dict]) -> set[str]:
-    """The flags of the rungs up to this one that are no faster than the rung below them, beyond noise."""
-    rungs = [other for other in ladder if other["ladder"] and other["ladder"] <= (row["ladder"] or 0)]
-    return {last_flag(rung["flags"]) for rung in rungs if "faster" not in difference(rung, "ratio_to_previous")}
+    """The flags of the rungs up to this one that are no faster than the rung
+    below them, beyond noise."""
+    rungs = [
+        other for other in ladder if other["ladder"] and other["ladder"] <= (row["ladder"] or 0)
+    ]
+    return {
+        last_flag(rung["flags"])
+        for rung in rungs
+        if "faster" not in difference(rung, "ratio_to_previous")
+    }
 
 
 def undecided(rows: list[dict]) -> str | None:
-    """Why nothing can be said of the rows of a ladder, which were all measured; None if something can."""
-    baseline, sets = baseline_of(rows), [row for row in rows if row["flags"] and not is_reference(row)]
+    """Why nothing can be said of the rows of a ladder,
+    which were all measured; None if something can."""
+    baseline, sets = (
+        baseline_of(rows),
+        [row for row in rows if row["flags"] and not is_reference(row)],
+    )
     if baseline is None:
         return "the baseline was not measured"
     if failure := failed_audit(baseline):
@@ -238,7 +285,8 @@ def to_leave_out(by_label: dict[str, list[dict]]) -> list[str]:
 
 
 def why_it_loses(row: dict, where: str) -> tuple[str, str] | None:
-    """The reason and the row's text: it does not train the same, or is slower alone or on top of the rungs below."""
+    """The reason and the row's text: it does not train the same, or is slower alone or on top of
+    the rungs below."""
     if row["not_the_same"]:
         return "not the same training", f"{row['flags']}{where} ({row['not_the_same']})"
     alone, on_top = difference(row), difference(row, "ratio_to_previous")
@@ -282,8 +330,16 @@ def table(rows: list[dict]) -> Section:
         status_column(),
     )
     text = [
-        "as fast: as the baseline, by the median step, with the 95% interval over the rounds; above 1x is faster",
+        (
+            "as fast: as the baseline, by the median step, with the 95% interval over the rounds;"
+            " above 1x is faster"
+        ),
         "at most, estimate: as fast as that by the baseline's trace, see the folders profile_*",
-        "of matmul rate: FLOPs of the model by the median step, over that of matmuls measured in the same process",
+        (
+            "of matmul rate: FLOPs of the model by the median step, over that of matmuls measured"
+            " in the same process"
+        ),
     ]
-    return Section("Each alone, and one on top of another: how many times as fast", columns, rows, text)
+    return Section(
+        "Each alone, and one on top of another: how many times as fast", columns, rows, text
+    )

@@ -19,10 +19,15 @@ def last_flag(flags: str) -> str:
 
 
 def names_for(workload: Workload, names: Sequence[str]) -> list[str]:
-    """Those of the names that can be switched on for it from outside of a file with a model of its own."""
+    """Those of the names that can be switched on for it from outside of a file with a
+    model of its own."""
     if isinstance(workload, TinyLlamaWorkload):
         return list(names)
-    return [rung.name for rung in RUNGS if rung.name in names and rung.any_model and rung.setting not in workload.lacks]
+    return [
+        rung.name
+        for rung in RUNGS
+        if rung.name in names and rung.any_model and rung.setting not in workload.lacks
+    ]
 
 
 def why_no_rung(name: str, workload: Workload) -> str:
@@ -36,7 +41,8 @@ def why_no_rung(name: str, workload: Workload) -> str:
 
 
 class FlagSet(NamedTuple):
-    """Rungs that are measured together, and their place: alone, on the ladder (0: the baseline), or both."""
+    """Rungs that are measured together, and their place:
+    alone, on the ladder (0: the baseline), or both."""
 
     rungs: tuple[Optimization, ...]
     ladder: int | None
@@ -47,15 +53,20 @@ class FlagSet(NamedTuple):
 
 
 def flag_sets(names: Sequence[str], precision: str) -> list[FlagSet]:
-    """The baseline, each rung alone, and the ladder of those that climb: those on the ladder last, from the bottom.
+    """The baseline, each rung alone, and the ladder of those that climb: those on the ladder last,
+    from the bottom.
 
     precision: of the baseline; a rung that is this precision is left out.
     """
-    rungs = [rung for rung in RUNGS if rung.name in names and rung.flag != f"--precision {precision}"]
+    rungs = [
+        rung for rung in RUNGS if rung.name in names and rung.flag != f"--precision {precision}"
+    ]
     ladder: list[tuple[Optimization, ...]] = [()]
     for rung in rungs:
         if rung.climbs:
-            ladder.append((*(below for below in ladder[-1] if rung.name not in below.replaced_by), rung))
+            ladder.append(
+                (*(below for below in ladder[-1] if rung.name not in below.replaced_by), rung)
+            )
     alone = [FlagSet((rung,), None) for rung in rungs if (rung,) not in ladder]
     climbing = [FlagSet(some, height) for height, some in enumerate(ladder)]
     return [climbing[0], *alone, *climbing[1:]]
@@ -66,12 +77,13 @@ def not_here(workload: Workload, device: DeviceProperties) -> str | None:
     return device.unsupported.get(workload.precision) or missing(workload.training, device.on_gpu)
 
 
-# ---- What the baseline's trace allows ------------------------------------------------------------------------------
+# ---- What the baseline's trace allows ------------------------------------------------------------
 
 
 def predicted_ratio(rungs: Sequence[Optimization], analysis: dict | None) -> dict:
-    """`bound`, the least ratio of step times that the opportunities of the baseline's trace allow these rungs, and
-    `estimate`, the likely one; of several rungs by the sum of what each saves, so too low where they save the same.
+    """`bound`, the least ratio of step times that the opportunities of the baseline's trace allow
+    these rungs, and `estimate`, the likely one; of several rungs by the sum of what each saves, so
+    too low where they save the same.
 
     analysis: operator_analysis.json of the baseline; None if there is none.
     """
@@ -91,12 +103,18 @@ def predicted_ratio(rungs: Sequence[Optimization], analysis: dict | None) -> dic
             reasons.append(f"{name}: {refused.get(name) or row.get('how', 'not in this trace')}")
     if not known:
         return unknown("; ".join(reasons), *names)
-    faster = [row for row in known if "memory_bound_mb" not in row]  # the others save memory, and cost time
+    faster = [
+        row for row in known if "memory_bound_mb" not in row
+    ]  # the others save memory, and cost time
     costs = sum(1 / row["speedup_bound"] - 1 for row in known if row not in faster)
     least = 1 - sum(saving(row["speedup_bound"]) for row in faster)
-    likely = 1 + costs - sum(saving(row["speedup_estimate"] or row["speedup_bound"]) for row in faster)
+    likely = (
+        1 + costs - sum(saving(row["speedup_estimate"] or row["speedup_bound"]) for row in faster)
+    )
     estimated = costs or any(row["speedup_estimate"] for row in faster)
-    ratios = dict(zip(names, (least if faster else None, likely if estimated else None), strict=True))
+    ratios = dict(
+        zip(names, (least if faster else None, likely if estimated else None), strict=True)
+    )
     ratios = {name: ratio if ratio and ratio > 0 else None for name, ratio in ratios.items()}
     unbounded = [row["speedup_bound_reason"] for row in faster if "speedup_bound_reason" in row]
     overlap = "what each saves adds up to the whole step, so they must save the same"

@@ -1,5 +1,6 @@
-"""Does a set of flags train as the baseline does?  Its first steps beside the baseline's, as prove_changes.py does it:
-how far apart they may be is told by the baseline with its parameters moved as by rounding, or by a lower precision.
+"""Does a set of flags train as the baseline does?  Its first steps beside the baseline's, as
+prove_changes.py does it: how far apart they may be is told by the baseline with its parameters
+moved as by rounding, or by a lower precision.
 """
 
 import torch
@@ -34,8 +35,14 @@ class FirstSteps:
     def range_push(self, name: str) -> None:
         if name == "optimizer":
             with unobserved():
-                named = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
-                self.told["gradients"] |= {name: sketch(grad).float().tolist() for name, grad in named}
+                named = [
+                    (name, p.grad)
+                    for name, p in self.model.named_parameters()
+                    if p.grad is not None
+                ]
+                self.told["gradients"] |= {
+                    name: sketch(grad).float().tolist() for name, grad in named
+                }
 
     def range_pop(self) -> None:
         pass
@@ -44,7 +51,9 @@ class FirstSteps:
         self.told["losses"] += [loss]
         if len(self.told["losses"]) in (1, AUDIT_STEPS):
             now = {name: sketch(p) for name, p in self.model.named_parameters()}
-            moves = {name: (now[name] - before).float().tolist() for name, before in self.before.items()}
+            moves = {
+                name: (now[name] - before).float().tolist() for name, before in self.before.items()
+            }
             self.before, self.told["moves"] = now, moves
 
 
@@ -55,11 +64,15 @@ def may_of(workload: Workload, baseline: Workload) -> str:
 
 
 def same_training(one: dict, plain: dict, yardsticks: dict[str, Apart], may: str) -> dict:
-    """`trains`: bit-equal, rounding, lower precision or differs; `differs_in`: what does.  Parameters that one of both
-    does not have, as fused projections, are not compared."""
+    """`trains`: bit-equal, rounding, lower precision or differs; `differs_in`: what does.
+    Parameters that one of both does not have, as fused projections, are not compared."""
     both = one["gradients"].keys() & plain["gradients"].keys()
     one, plain = (
-        told | {name: {p: of for p, of in told[name].items() if p in both} for name in ("gradients", "moves")}
+        told
+        | {
+            name: {p: of for p, of in told[name].items() if p in both}
+            for name in ("gradients", "moves")
+        }
         for told in (one, plain)
     )
     word, beyond = trains(apart(one, plain), yardsticks, may)

@@ -1,7 +1,8 @@
-"""The ladder of optimizations, each alone and one on top of another, in turn, beside transformers' LLaMA.
+"""The ladder of optimizations, each alone and one on top of another, in turn, beside transformers'
+LLaMA.
 
-Every size and precision is profiled once, for what the baseline's trace allows.  Then one process has them all, as far
-as memory permits, and each takes one step in every round.
+Every size and precision is profiled once, for what the baseline's trace allows.  Then one process
+has them all, as far as memory permits, and each takes one step in every round.
 """
 
 import itertools
@@ -28,13 +29,22 @@ from studies.engine.sweep import FINISHED_STATUSES, Cell
 from studies.optimization import results
 from studies.optimization.groups import Candidate, groups_that_fit, rows_of_group
 from studies.optimization.reference import MISSING, reference_of, reference_title
-from studies.optimization.rungs import NAMES, flag_sets, names_for, not_here, predicted_ratio, why_no_rung
+from studies.optimization.rungs import (
+    NAMES,
+    flag_sets,
+    names_for,
+    not_here,
+    predicted_ratio,
+    why_no_rung,
+)
 from studies.optimization.turns import take_turns
 from tiny_llama_v1 import TinyLlamaWorkload
 
 LISTS = {"rows": lambda row: not results.is_reference(row), "reference": results.is_reference}
 SHAPE = results.KEY[:-1]  # of a ladder
-PROFILED = ProfilerConfig(enable_pytorch_profiler=True, warmup_steps=1, profile_steps=2, profile_memory=True)
+PROFILED = ProfilerConfig(
+    enable_pytorch_profiler=True, warmup_steps=1, profile_steps=2, profile_memory=True
+)
 
 
 @dataclass(kw_only=True)
@@ -75,7 +85,7 @@ class OptimizationStudy(Study):
         args.rungs = args.rungs or list(NAMES)
         require("the profile of the baseline", ["pandas"])
 
-    # ---- Which sets of flags ---------------------------------------------------------------------------------------
+    # ---- Which sets of flags ---------------------------------------------------------------------
 
     def cells(self) -> list[Ladder]:
         args = self.args
@@ -93,32 +103,49 @@ class OptimizationStudy(Study):
         measured = {rung.name for candidate in candidates for rung in candidate.rungs}
         for name in self.asked_rungs:
             if name not in measured:
-                raise UserError(f"--rungs {name}: {why_no_rung(name, candidates[0].workload)}; leave it out", 2)
+                raise UserError(
+                    f"--rungs {name}: {why_no_rung(name, candidates[0].workload)}; leave it out", 2
+                )
 
     def ladder_of(self, size: str | None, precision: str) -> Ladder:
         """size: None for --workload."""
         args = self.args
-        settings = {name: getattr(args, name) for name in ("workload", "batch_size", "seq_len", "device")}
+        settings = {
+            name: getattr(args, name) for name in ("workload", "batch_size", "seq_len", "device")
+        }
         settings |= {"size": size, "precision": precision}
         baseline = workload_of(**settings)
-        values = (size or Path(args.workload).name, baseline.seq_len, baseline.batch_size, baseline.precision)
+        values = (
+            size or Path(args.workload).name,
+            baseline.seq_len,
+            baseline.batch_size,
+            baseline.precision,
+        )
         shape = dict(zip(SHAPE, values, strict=True))
         candidates = []
         for flag_set in flag_sets(names_for(baseline, args.rungs), baseline.precision):
             row = shape | {"flags": flag_set.flags, "ladder": flag_set.ladder}
-            candidates.append(Candidate(row, workload_of(flag_set.flags.split(), **settings), flag_set.rungs))
+            candidates.append(
+                Candidate(row, workload_of(flag_set.flags.split(), **settings), flag_set.rungs)
+            )
         if args.reference and size and (reference := reference_of(baseline, self.device.on_gpu)):
             row = shape | {"flags": reference_title(reference), "ladder": None}
-            candidates.insert(max(1, len(candidates) - 1), Candidate(row, reference))  # below the top of the ladder
-        return Ladder(rows=[one.row for one in candidates], candidates=candidates, work=work_of(candidates))
+            candidates.insert(
+                max(1, len(candidates) - 1), Candidate(row, reference)
+            )  # below the top of the ladder
+        return Ladder(
+            rows=[one.row for one in candidates], candidates=candidates, work=work_of(candidates)
+        )
 
-    # ---- Measurement -----------------------------------------------------------------------------------------------
+    # ---- Measurement -----------------------------------------------------------------------------
 
     def measure(self, cell: Ladder) -> list[dict]:
         """The rows of every process are kept as soon as it ends."""
         self.predict_rows(cell.candidates)
         baseline, *_ = cell.candidates
-        todo = [candidate for candidate in cell.candidates if self.is_to_measure(candidate, baseline)]
+        todo = [
+            candidate for candidate in cell.candidates if self.is_to_measure(candidate, baseline)
+        ]
         for group in groups_that_fit(todo, baseline, self.available_bytes):
             rows = rows_of_group(self.measure_in_turn, group)
             self.sweep.keep([row for row in rows if not is_finished(self.sweep.known(row))])
@@ -127,7 +154,9 @@ class OptimizationStudy(Study):
 
     def predict_rows(self, candidates: list[Candidate]) -> None:
         """Memory of each, and the ratio that the baseline's trace allows."""
-        peaks = self.predict(predicted_peaks, [one.workload for one in candidates], self.predicts_gpu)
+        peaks = self.predict(
+            predicted_peaks, [one.workload for one in candidates], self.predicts_gpu
+        )
         for candidate, peak in zip(candidates, peaks, strict=True):
             candidate.row = candidate.row | peak
         analysis = None if self.args.dry_run else self.profile_of(candidates[0])
@@ -135,34 +164,52 @@ class OptimizationStudy(Study):
             candidate.row |= predicted_ratio(candidate.rungs, analysis)
 
     def is_to_measure(self, candidate: Candidate, baseline: Candidate) -> bool:
-        """Whether its row is not finished, and nothing speaks against measuring it, which its row then says."""
+        """Whether its row is not finished, and nothing speaks against measuring it, which its row
+        then says."""
         row, workload = candidate.row, candidate.workload
         if is_finished(before := self.sweep.known(row)):
             row["status"] = before["status"]
-        elif why := not_here(workload, self.device) or self.slower_type(workload, baseline.workload):
+        elif why := not_here(workload, self.device) or self.slower_type(
+            workload, baseline.workload
+        ):
             row |= {"status": "skipped", "reason": why}
         elif skipped := self.skipped(row["predicted_memory_bytes"], workload.precision):
             row |= skipped
         return "status" not in row
 
     def slower_type(self, workload: Workload, baseline: Workload) -> str | None:
-        """Why another precision is not worth its time: a CPU without its arithmetic may take 25 times as long."""
-        if self.device.on_gpu or self.args.dry_run or self.args.force or workload.precision == baseline.precision:
+        """Why another precision is not worth its time: a CPU without its arithmetic may take 25
+        times as long."""
+        if (
+            self.device.on_gpu
+            or self.args.dry_run
+            or self.args.force
+            or workload.precision == baseline.precision
+        ):
             return None
         gain = cache.measured(self.device.environment["device"], workload.precision, "gain")
         if gain is None or gain.rate >= 1:
             return None
-        return f"{workload.precision} is {gain.rate:.2g} times as fast as fp32 here: {gain.source}; --force runs it"
+        return (
+            f"{workload.precision} is {gain.rate:.2g} times as fast as fp32 here: {gain.source};"
+            " --force runs it"
+        )
 
     def profile_of(self, baseline: Candidate) -> dict:
-        """operator_analysis.json of the baseline, from a run of its own; without opportunities if there is none."""
+        """operator_analysis.json of the baseline, from a run of its own; without opportunities if
+        there is none."""
         row, workload = baseline.row, baseline.workload
         folder = self.sweep.folder / slug("profile", row["size"], row["precision"])
         # Of a sweep that is resumed; one that cannot be read is made again.
         analysis = read_or_leave_out(folder / "operator_analysis.json", OperatorAnalysis, [])
         if analysis is None:
             steps = PROFILED.warmup_steps + PROFILED.profile_steps + 1
-            work = (run_script, workload.with_settings(num_steps=steps, force=self.args.force), PROFILED, folder)
+            work = (
+                run_script,
+                workload.with_settings(num_steps=steps, force=self.args.force),
+                PROFILED,
+                folder,
+            )
             peak = row["predicted_memory_bytes"]
             self.while_waiting(f"{row['size']} {row['precision']}: profiling the baseline")
             outcome, _ = self.measure_in_process(peak, *work, precision=workload.precision)
@@ -173,27 +220,39 @@ class OptimizationStudy(Study):
         return analysis
 
     def measure_in_turn(self, group: list[Candidate]) -> tuple[dict, list[dict] | None]:
-        workloads, names = ([one.workload for one in group], [one.row["flags"] or "baseline" for one in group])
+        workloads, names = (
+            [one.workload for one in group],
+            [one.row["flags"] or "baseline" for one in group],
+        )
         of_study = itertools.chain.from_iterable(cell.candidates for cell in self.ladders)
         left = [one for one in of_study if not (self.sweep.known(one.row) or one.row.get("status"))]
-        after = max(0.0, work_of(left) / work_of(group) - 1)  # in times of this group, which is among them
+        after = max(
+            0.0, work_of(left) / work_of(group) - 1
+        )  # in times of this group, which is among them
         work = (take_turns, workloads, self.args.repetitions, self.args.warmup_steps, names, after)
         return self.measure_in_process(None, *work)
 
-    # ---- Reporting -------------------------------------------------------------------------------------------------
+    # ---- Reporting -------------------------------------------------------------------------------
 
     def report(self) -> Report:
         from studies.optimization.figure import optimization_figure
 
         name = self.device.name
-        figure = optimization_figure(results.ladders(self.measured), name) if self.measured else None
-        finding = self.finding(results.finding, name, label=lambda row: f"{results.label(row)} {row['flags']}")
+        figure = (
+            optimization_figure(results.ladders(self.measured), name) if self.measured else None
+        )
+        finding = self.finding(
+            results.finding, name, label=lambda row: f"{results.label(row)} {row['flags']}"
+        )
         return Report(finding, [results.table(self.rows)], figure)
 
 
 def work_of(candidates: Sequence[Candidate]) -> float:
-    """By the FLOPs of a step of each; of a user's file, which all have one size, by their number."""
-    return sum(one.workload.step_flops() if isinstance(one.workload, TinyLlamaWorkload) else 1.0 for one in candidates)
+    """By the FLOPs of a step of each; of a user's file, all of one size, by their number."""
+    return sum(
+        one.workload.step_flops() if isinstance(one.workload, TinyLlamaWorkload) else 1.0
+        for one in candidates
+    )
 
 
 def is_finished(row: dict | None) -> bool:

@@ -28,15 +28,18 @@ from harness.program.hooks.trial import AUDIT_STEPS
 from studies.engine.isolation import cold_compiler, status_of, tell
 from studies.optimization.same_training import FirstSteps, may_of, same_training
 
-MATMUL_ROUNDS = 2  # of all shapes: seconds, where the peak that is kept for a machine takes four times as long
+MATMUL_ROUNDS = (
+    2  # of all shapes: seconds, where the peak that is kept for a machine takes four times as long
+)
 
 
 TOLD_S = 15.0  # between two lines about the rounds
 
 
 class RandomNumbers:
-    """Within it, PyTorch's random numbers go on where they were at its last end, whatever others have drawn since: of
-    those that begin at the same seed, all meet the same batches and dropout masks in their n-th step."""
+    """Within it, PyTorch's random numbers go on where they were at its last end, whatever others
+    have drawn since: of those that begin at the same seed, all meet the same batches and dropout
+    masks in their n-th step."""
 
     def __init__(self, device: torch.device):
         self.on_gpu = [device] if device.type == "cuda" else []
@@ -64,7 +67,8 @@ class Variant:
         """nudge: share:seed, by which parameters are moved before the first step."""
         self.workload, self.device = workload, device
         self.meter = StepMeter(device, 1, lambda step: True, lambda record: None)
-        workload.parameter_count()  # of a file of the user's: by a look at it, which may draw random numbers
+        # Parameters of a user's file are counted by a look at it, which may draw random numbers
+        workload.parameter_count()
         with workload.step_settings():
             torch.manual_seed(workload.training.seed)
             state, self.stream = workload.build(device), workload.batches(device)
@@ -96,9 +100,13 @@ class Variant:
         return self.meter.records[-1]
 
     def peak_memory(self) -> dict:
-        """`measured_memory_bytes`: live tensors at the peak of a step, without those of other variants."""
+        """`measured_memory_bytes`: live tensors at the peak of a step,
+        without those of other variants."""
         if self.workload.compiled or self.workload.training.cuda_graphs:
-            reason = "a compiled model or a CUDA graph runs no separate operators, whose tensors could be counted"
+            reason = (
+                "a compiled model or a CUDA graph runs no separate operators, whose tensors could"
+                " be counted"
+            )
             return unknown(reason, "measured_memory_bytes")
         tracker = MemoryTracker(self.state.model, self.state.optimizer)
         self.step(tracker)
@@ -106,7 +114,8 @@ class Variant:
 
 
 class Turns:
-    """Variants that take one step each in every round.  One that fails is left out of what follows, and noted."""
+    """Variants that take one step each in every round.  One that fails is left out of what follows,
+    and noted."""
 
     def __init__(self, workloads: Sequence[Workload], device: torch.device, after: float = 0.0):
         """after: how many times as long as these takes what follows them."""
@@ -121,18 +130,28 @@ class Turns:
         return time_left(seconds + self.after * (time.monotonic() - self.started + seconds))
 
     def prepare(self, warmup_steps: int, rounds: int, names: Sequence[str]) -> None:
-        """And tell which one is at work, and how long all will take with these rounds; names: of the workloads."""
+        """And tell which one is at work, and how long all will take with these rounds; names: of
+        the workloads."""
         started, count = time.monotonic(), len(self.workloads)
         for i in range(count):
             if names:
                 each_s = (time.monotonic() - started) / max(1, i)
-                round_ms = sum(variant.meter.records[-1].total_ms for variant in self.variants.values())
-                left = self.time_left(each_s * (count - i) + rounds * round_ms / 1e3 * count / i) if i else ""
+                round_ms = sum(
+                    variant.meter.records[-1].total_ms for variant in self.variants.values()
+                )
+                left = (
+                    self.time_left(each_s * (count - i) + rounds * round_ms / 1e3 * count / i)
+                    if i
+                    else ""
+                )
                 tell(f"{i + 1} of {count}: {names[i]}{left}")
             self._attempt(self._prepare, i, warmup_steps)
             if i == 0 and i in self.variants and count > 1:  # before the others are in memory
                 if names:
-                    tell("The baseline again, and with parameters moved: how far rounding takes its first steps")
+                    tell(
+                        "The baseline again, and with parameters moved: how far rounding takes its"
+                        " first steps"
+                    )
                 self._compare_with_itself(i)
 
     def _prepare(self, i: int, warmup_steps: int) -> None:
@@ -149,7 +168,9 @@ class Turns:
                 variant.step()
             return variant.first_steps.told
 
-        with contextlib.suppress(RuntimeError, FloatingPointError):  # then it is not known who trains the same
+        with contextlib.suppress(
+            RuntimeError, FloatingPointError
+        ):  # then it is not known who trains the same
             nudged = [(kind, told(one)) for kind, ones in NUDGES.items() for one in ones]
             self.yardsticks = yardsticks_of(self.variants[i].first_steps.told, told(""), nudged)
         gc.collect()
@@ -166,7 +187,8 @@ class Turns:
             self._attempt(lambda i: self.variants[i].step(), i)
 
     def _attempt(self, work: Callable, i: int, *arguments) -> None:
-        """work(i, *arguments), noted in the answer if it fails; the memory of the variant is freed for the others."""
+        """work(i, *arguments), noted in the answer if it fails; the memory of the variant is freed
+        for the others."""
         try:
             work(i, *arguments)
         except Exception as error:  # noqa: BLE001 any set of flags may fail, and the others go on
@@ -179,17 +201,25 @@ class Turns:
 
 
 def take_turns(
-    workloads: list[Workload], repetitions: int, warmup_steps: int, names: Sequence[str] = (), after: float = 0.0
+    workloads: list[Workload],
+    repetitions: int,
+    warmup_steps: int,
+    names: Sequence[str] = (),
+    after: float = 0.0,
 ) -> list[dict]:
-    """In a new process: for each workload its status and reason; if that is ok, the milliseconds of its steps, round by
-    round, its losses from the first step, its audit, whether it trains as the first does, memory, and the rate of
-    matmuls measured here.  names: of the workloads, to tell which one is at work; without them nothing is told.  after:
-    of Turns."""
+    """In a new process: for each workload its status and reason; if that is ok, the milliseconds of
+    its steps, round by round, its losses from the first step, its audit, whether it trains as the
+    first does, memory, and the rate of matmuls measured here.  names: of the workloads, to tell
+    which one is at work; without them nothing is told.  after: of Turns."""
     if any(workload.compiled for workload in workloads):
-        importlib.import_module("torch._inductor.compile_fx")  # takes seconds, and is no compile time
+        importlib.import_module(
+            "torch._inductor.compile_fx"
+        )  # takes seconds, and is no compile time
     device = choose_device(workloads[0].training.device)
     # Before anything else is in memory.
-    rates = {precision: matmul_rate(device, precision) for precision in {w.precision for w in workloads}}
+    rates = {
+        precision: matmul_rate(device, precision) for precision in {w.precision for w in workloads}
+    }
     turns = Turns(workloads, device, after)
     turns.prepare(warmup_steps, repetitions, names)
     started, told = time.monotonic(), 0.0
@@ -203,12 +233,15 @@ def take_turns(
     about = describe_environment(device)["device"]
     for i, variant in turns.variants.items():
         rate = {"measured_peak_tflops": rates[variant.workload.precision]}
-        turns.answers[i] |= results_of(variant, repetitions, about) | rate | turns.same_training(variant)
+        turns.answers[i] |= (
+            results_of(variant, repetitions, about) | rate | turns.same_training(variant)
+        )
     return turns.answers
 
 
 def matmul_rate(device: torch.device, precision: str) -> float | None:
-    """The highest rate of a matmul that is measured now, in TFLOP/s; None where memory does not suffice."""
+    """The highest rate of a matmul that is measured now,
+    in TFLOP/s; None where memory does not suffice."""
     fastest = measuring.measured_flops(device.type, precision, MATMUL_ROUNDS)
     return fastest and fastest.rate / 1e12
 

@@ -47,22 +47,29 @@ class DtypeRecorder:
         self.names: dict[tuple[str, str, str], set[str]] = {}
         for name, module in model.named_modules():
             if not list(module.children()):
-                module.register_forward_hook(lambda module, args, output, name=name: self.add("output", name, output))
+                module.register_forward_hook(
+                    lambda module, args, output, name=name: self.add("output", name, output)
+                )
         model.register_forward_hook(self.add_results)
         for name, parameter in model.named_parameters():
             self.add("parameter", name, parameter)
-            parameter.register_post_accumulate_grad_hook(lambda p, name=name: self.add("gradient", name, p.grad))
+            parameter.register_post_accumulate_grad_hook(
+                lambda p, name=name: self.add("gradient", name, p.grad)
+            )
 
     def add_results(self, module: nn.Module, args, results: tuple[Tensor, Tensor]) -> None:
         for kind, tensor in zip(("logits", "loss"), results, strict=True):
             self.add(kind, "model", tensor)
 
-    def add(self, kind: str, name: str, tensor: Tensor | Allocation, owner: str | None = None) -> None:
+    def add(
+        self, kind: str, name: str, tensor: Tensor | Allocation, owner: str | None = None
+    ) -> None:
         key = kind, starred(name), short_name(tensor.dtype)
         self.names.setdefault(key, set()).add(owner or name)
 
     def add_parts(self, tracker: MemoryTracker) -> None:
-        """The floating-point types of the forward pass, by the named range that allocated them, in order."""
+        """The floating-point types of the forward pass, by the named range that
+        allocated them, in order."""
         for allocation in tracker.timeline.allocations:
             in_part = allocation.phase == "forward" and allocation.where != "forward"
             if in_part and "float" in allocation.dtype:
@@ -70,16 +77,21 @@ class DtypeRecorder:
 
     def rows(self) -> list[dict]:
         names = ("what", "name", "dtype", "count")
-        return [dict(zip(names, (*key, len(owners)), strict=True)) for key, owners in self.names.items()]
+        return [
+            dict(zip(names, (*key, len(owners)), strict=True)) for key, owners in self.names.items()
+        ]
 
 
 def data_types(precision: str, device: torch.device) -> list[dict]:
-    """{model, autocast, what, name, dtype, count} of the toy model and of TinyLlamaModel, trained under autocast.
+    """{model, autocast, what, name, dtype, count} of the toy model and of TinyLlamaModel, trained
+    under autocast.
 
     Always two layers of the default width: data types do not depend on the size.
     """
     training = TrainingConfig(batch_size=2, seq_len=16, num_steps=1, precision=precision)
-    workload = TinyLlamaWorkload(TinyLlamaConfig(n_layers=2, max_seq_len=training.seq_len), training)
+    workload = TinyLlamaWorkload(
+        TinyLlamaConfig(n_layers=2, max_seq_len=training.seq_len), training
+    )
     with workload.step_settings():
         return data_types_of(workload, device)
 
@@ -92,14 +104,24 @@ def data_types_of(workload: TinyLlamaWorkload, device: torch.device) -> list[dic
     toy_batch = torch.randn(8, 20, device=device), torch.randint(5, (8,), device=device)
     toy_state = state._replace(model=toy, optimizer=torch.optim.AdamW(toy.parameters()))
     cases = ((toy_state, itertools.repeat(toy_batch)), (state, workload.batches(device)))
-    found = [(type(trained.model).__name__, types_in_a_step(trained, stream)) for trained, stream in cases]
-    return [{"model": model, "autocast": workload.precision} | row for model, rows in found for row in rows]
+    found = [
+        (type(trained.model).__name__, types_in_a_step(trained, stream))
+        for trained, stream in cases
+    ]
+    return [
+        {"model": model, "autocast": workload.precision} | row
+        for model, rows in found
+        for row in rows
+    ]
 
 
 def types_in_a_step(state: TrainingState, stream) -> list[dict]:
-    """{what, name, dtype, count}: by hooks while the model trains, and for its parts by the memory tracker."""
+    """{what, name, dtype, count}: by hooks while the model trains,
+    and for its parts by the memory tracker."""
     recorder, tracker = DtypeRecorder(state.model), None
-    while not state.optimizer.state:  # the gradient scaler of fp16 skips steps until its scale is small enough
+    while (
+        not state.optimizer.state
+    ):  # the gradient scaler of fp16 skips steps until its scale is small enough
         tracker = MemoryTracker(state.model, state.optimizer)
         train(state, stream, 1, 1, None, NullMeter(), NullMeter(tracker))
     names = {parameter: name for name, parameter in state.model.named_parameters()}
@@ -110,24 +132,30 @@ def types_in_a_step(state: TrainingState, stream) -> list[dict]:
     return recorder.rows()
 
 
-# ---- Reporting -----------------------------------------------------------------------------------------------------
+# ---- Reporting -----------------------------------------------------------------------------------
 
 
 def side_by_side(rows: list[dict]) -> list[dict]:
-    """A line for each tensor with its type under each autocast type.  Parameters, gradients and optimizer state are one
-    line each if all have the same type."""
+    """A line for each tensor with its type under each autocast type.  Parameters, gradients and
+    optimizer state are one line each if all have the same type."""
     lines: dict[tuple[str, str], dict] = {}
     for autocast, what in dict.fromkeys((row["autocast"], row["what"]) for row in rows):
         kind = [row for row in rows if (row["autocast"], row["what"]) == (autocast, what)]
         if what in KEPT and len({row["dtype"] for row in kind}) == 1:
             kind = [kind[0] | {"name": "all", "count": sum(row["count"] for row in kind)}]
         for row in kind:
-            line = lines.setdefault((what, row["name"]), {name: row[name] for name in ("what", "name", "count")})
-            line[autocast] = f"{line[autocast]}, {row['dtype']}" if autocast in line else row["dtype"]
+            line = lines.setdefault(
+                (what, row["name"]), {name: row[name] for name in ("what", "name", "count")}
+            )
+            line[autocast] = (
+                f"{line[autocast]}, {row['dtype']}" if autocast in line else row["dtype"]
+            )
     return list(lines.values())
 
 
-def dtype_sections(rows: list[dict], lacking: dict[str, str], device: torch.device) -> list[Section]:
+def dtype_sections(
+    rows: list[dict], lacking: dict[str, str], device: torch.device
+) -> list[Section]:
     """A table for each model, and one for its parts."""
     ran = [name for name in AUTOCAST if name not in lacking]
     columns = (
@@ -138,13 +166,22 @@ def dtype_sections(rows: list[dict], lacking: dict[str, str], device: torch.devi
     )
     sections = []
     for model in dict.fromkeys(row["model"] for row in rows):
-        of_model = grouped((row for row in rows if row["model"] == model), lambda row: row["what"] == "part")
+        of_model = grouped(
+            (row for row in rows if row["model"] == model), lambda row: row["what"] == "part"
+        )
         hooked, parts = of_model[False], of_model.get(True, [])
         title = f"Data types of {model} under autocast, on {device.type}"
         sections.append(Section(title, columns, side_by_side(hooked)))
         if parts:
-            text = ["All data types of the tensors that a part creates: results, and casts of its inputs and weights."]
-            sections.append(Section(f"Parts of the forward pass of {model}", columns, side_by_side(parts), text))
+            text = [
+                "All data types of the tensors that a part creates: results, and casts of its"
+                " inputs and weights."
+            ]
+            sections.append(
+                Section(f"Parts of the forward pass of {model}", columns, side_by_side(parts), text)
+            )
     sections = sections or [Section("Data types under autocast")]
-    sections[-1].note += [f"Not run under {name}: {reason}" for name, reason in lacking.items() if name in AUTOCAST]
+    sections[-1].note += [
+        f"Not run under {name}: {reason}" for name, reason in lacking.items() if name in AUTOCAST
+    ]
     return sections

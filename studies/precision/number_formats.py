@@ -12,14 +12,20 @@ from studies.precision.autocast import short_name
 from tiny_llama_v1 import RMSNorm
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-BITS = {"float32": (8, 23), "tfloat32": (8, 10), "bfloat16": (8, 7), "float16": (5, 10)}  # exponent, mantissa
+BITS = {
+    "float32": (8, 23),
+    "tfloat32": (8, 10),
+    "bfloat16": (8, 7),
+    "float16": (5, 10),
+}  # exponent, mantissa
 ADDEND, ADDITIONS = 0.01, 1000
 
-# ---- Range and precision -------------------------------------------------------------------------------------------
+# ---- Range and precision -------------------------------------------------------------------------
 
 
 def format_of(exponent_bits: int, mantissa_bits: int) -> dict:
-    """Limits of a signed binary format as in IEEE 754, where the largest exponent is reserved for inf and nan."""
+    """Limits of a signed binary format as in IEEE 754, where the largest exponent is reserved for
+    inf and nan."""
     bias = 2 ** (exponent_bits - 1) - 1
     return {
         "exponent_bits": exponent_bits,
@@ -38,23 +44,31 @@ def formats() -> list[dict]:
 
 def format_section() -> Section:
     rows = formats()
-    text = ["Tensor Cores and Matrix Cores round the inputs of a matmul to tfloat32; the tensors stay float32."]
+    text = [
+        "Tensor Cores and Matrix Cores round the inputs of a matmul to tfloat32; the tensors stay"
+        " float32."
+    ]
     columns = plain_columns(rows, optional=("smallest_subnormal", "decimal_digits"))
     return Section("Range and precision", columns, rows, text)
 
 
-# ---- Sums of squares -----------------------------------------------------------------------------------------------
+# ---- Sums of squares -----------------------------------------------------------------------------
 
 
 def squares(width: int, device: torch.device) -> list[dict]:
-    """Sum and mean of the squares of `width` equal entries in each type, as a normalization computes them: the largest
-    power of two whose sum is 0, and the smallest ones whose sum and mean are inf.
+    """Sum and mean of the squares of `width` equal entries in each type, as a normalization
+    computes them: the largest power of two whose sum is 0, and the smallest ones whose sum and mean
+    are inf.
 
-    Then the largest magnitude of a normalized row whose mean of squares overflows in float16; 1 is correct.
+    Then the largest magnitude of a normalized row whose mean of squares overflows in
+    float16; 1 is correct.
     """
     rows = [limits_of_squares(dtype, width, device) for dtype in DTYPES]
     entry = rows[DTYPES.index(torch.float16)]["mean_infinite_from"]
-    return [row | normalized(entry, dtype, width, device) for dtype, row in zip(DTYPES, rows, strict=True)]
+    return [
+        row | normalized(entry, dtype, width, device)
+        for dtype, row in zip(DTYPES, rows, strict=True)
+    ]
 
 
 def limits_of_squares(dtype: torch.dtype, width: int, device: torch.device) -> dict:
@@ -72,7 +86,9 @@ def limits_of_squares(dtype: torch.dtype, width: int, device: torch.device) -> d
     }
 
 
-def normalized(entry: float, dtype: torch.dtype, width: int, device: torch.device) -> dict[str, float]:
+def normalized(
+    entry: float, dtype: torch.dtype, width: int, device: torch.device
+) -> dict[str, float]:
     """The largest magnitude of a row of entries of both signs, normalized in three ways."""
     row = torch.full((width,), entry, dtype=dtype, device=device)
     row[1::2] *= -1  # a mean of 0, for the layer norm
@@ -91,15 +107,20 @@ def squares_section(rows: list[dict]) -> Section:
     largest = ", ".join(f"{row['type']} {row['sum_infinite_from'] / 2:.3g}" for row in rows)
     wrong = [row["type"] for row in rows if abs(row["written_out"] - 1) > 0.01]
     text = [
-        f"Sum and mean of the squares of {rows[0]['width']} equal entries, for powers of two. The largest entry whose "
-        f"sum is finite: {largest}.",
-        f"Last three columns: a row of entries of ±{rows[0]['entry']:g}, normalized in the type; 1 is correct. "
-        f"Written out step by step in the type itself, it is wrong in: {', '.join(wrong) or 'none'}.",
+        (
+            f"Sum and mean of the squares of {rows[0]['width']} equal entries, for powers of two."
+            f" The largest entry whose sum is finite: {largest}."
+        ),
+        (
+            f"Last three columns: a row of entries of ±{rows[0]['entry']:g}, normalized in the"
+            " type; 1 is correct. Written out step by step in the type itself, it is wrong in:"
+            f" {', '.join(wrong) or 'none'}."
+        ),
     ]
     return Section("Sums of squares, as in a normalization", plain_columns(rows), rows, text)
 
 
-# ---- Accumulation --------------------------------------------------------------------------------------------------
+# ---- Accumulation --------------------------------------------------------------------------------
 
 
 def accumulation(device: torch.device) -> list[dict]:
@@ -110,9 +131,15 @@ def accumulation(device: torch.device) -> list[dict]:
     rows = []
     for accumulator, addend in cases:
         sums = accumulated(accumulator, addend, device)
-        row = {"accumulator": short_name(accumulator), "addend": short_name(addend), "result": sums[-1]}
+        row = {
+            "accumulator": short_name(accumulator),
+            "addend": short_name(addend),
+            "result": sums[-1],
+        }
         row["relative_error"] = sums[-1] / (ADDITIONS * ADDEND) - 1
-        row["first_lost_addition"] = next((n for n, (a, b) in enumerate(itertools.pairwise(sums), 2) if a == b), None)
+        row["first_lost_addition"] = next(
+            (n for n, (a, b) in enumerate(itertools.pairwise(sums), 2) if a == b), None
+        )
         rows.append(row)
     return rows
 
@@ -127,8 +154,9 @@ def accumulated(accumulator: torch.dtype, addend: torch.dtype, device: torch.dev
 
 def accumulation_section(rows: list[dict]) -> Section:
     text = [
-        f"{row['accumulator']} += {row['addend']}: at {row['result']:.7g} an addend is less than half the distance to "
-        f"the next number; addition {row['first_lost_addition']} is the first that is lost."
+        f"{row['accumulator']} += {row['addend']}: at {row['result']:.7g} an addend is less than"
+        f" half the distance to the next number; addition {row['first_lost_addition']} is the first"
+        " that is lost."
         for row in rows
         if row["first_lost_addition"]
     ]

@@ -1,4 +1,5 @@
-"""fp32, tf32, bf16 and fp16: time and memory of a step, data types under autocast, range and rounding."""
+"""fp32, tf32, bf16 and fp16: time and memory of a step,
+data types under autocast, range and rounding."""
 
 import torch
 
@@ -25,17 +26,25 @@ class PrecisionStudy(Study):
         flags.samples()
         flags.precisions("all; one that the device does not support is a row with the reason")
         flags.count("--repetitions", "steps measured (%(default)s)", default=ByDevice(10, 5))
-        flags.count("--warmup-steps", "steps before them (%(default)s)", minimum=0, default=ByDevice(5, 1))
+        flags.count(
+            "--warmup-steps", "steps before them (%(default)s)", minimum=0, default=ByDevice(5, 1)
+        )
 
     def prepare(self) -> None:
         self.device.check_precisions(self.args.precisions or [], "--precisions")
         self.args.precisions = self.args.precisions or list(PRECISIONS)
         if not self.device.on_gpu:
-            self.args.notes.append("No GPU: tf32 is not available, and data types are those of autocast on a CPU")
+            self.args.notes.append(
+                "No GPU: tf32 is not available, and data types are those of autocast on a CPU"
+            )
 
     def cells(self) -> list[Cell]:
-        settings = {name: getattr(self.args, name) for name in ("size", "seq_len", "batch_size", "device")}
-        self.workloads = [workload_of(precision=precision, **settings) for precision in self.args.precisions]
+        settings = {
+            name: getattr(self.args, name) for name in ("size", "seq_len", "batch_size", "device")
+        }
+        self.workloads = [
+            workload_of(precision=precision, **settings) for precision in self.args.precisions
+        ]
         cells = []
         for workload in self.workloads:
             values = (self.args.size, workload.seq_len, workload.batch_size, workload.precision)
@@ -54,7 +63,9 @@ class PrecisionStudy(Study):
 
         lacking, workload = self.device.unsupported, self.workloads[0]
         autocast = [name for name in AUTOCAST if name not in lacking]
-        checks = self.predict(checks_of_formats, autocast, workload.config.hidden_dim, self.device.device)
+        checks = self.predict(
+            checks_of_formats, autocast, workload.config.hidden_dim, self.device.device
+        )
         sections = [
             results.table(self.rows),
             *dtype_sections(checks["dtypes"], lacking, self.device.device),
@@ -62,12 +73,19 @@ class PrecisionStudy(Study):
             number_formats.squares_section(checks["squares"]),
             number_formats.accumulation_section(checks["accumulation"]),
         ]
-        precisions, about = [row["precision"] for row in self.measured], workload.title_on(self.device.name)
+        precisions, about = (
+            [row["precision"] for row in self.measured],
+            workload.title_on(self.device.name),
+        )
         figure = training_figure(self.measured, precisions, about) if precisions else None
-        return Report(self.finding(results.finding), sections, figure, {"lacking": lacking, **checks})
+        return Report(
+            self.finding(results.finding), sections, figure, {"lacking": lacking, **checks}
+        )
 
 
-def checks_of_formats(precisions: list[str], width: int, device: torch.device) -> dict[str, list[dict]]:
+def checks_of_formats(
+    precisions: list[str], width: int, device: torch.device
+) -> dict[str, list[dict]]:
     """The lists `dtypes`, `formats`, `squares` and `accumulation` of the document."""
     return {
         "dtypes": [row for precision in precisions for row in data_types(precision, device)],

@@ -13,16 +13,20 @@ from studies.scaling.faults import FAULTS
 from tiny_llama_v1 import TinyLlamaWorkload
 
 KEY = ("scaling", "parallel", "world_size", "bucket_mb", "fault")
-PREDICTED = [f"predicted_{name}" for name in ("memory_bytes", "memory_by_category", "collective_bytes", "collectives")]
+PREDICTED = [
+    f"predicted_{name}"
+    for name in ("memory_bytes", "memory_by_category", "collective_bytes", "collectives")
+]
 WITH_BUCKETS = ("ddp", "zero1")
 NO_LOCAL_STEPS = "only ddp can compute steps without communication"
 
 
-# ---- Of launches ---------------------------------------------------------------------------------------------------
+# ---- Of launches ---------------------------------------------------------------------------------
 
 
 def predicted_columns(workload: TinyLlamaWorkload, on_gpu: bool, fault: str | None) -> dict:
-    """Memory and collectives of a step, by a fake-tensor run; a fault that is no setting cannot be predicted."""
+    """Memory and collectives of a step, by a fake-tensor run;
+    a fault that is no setting cannot be predicted."""
     if fault and not FAULTS[fault].settings:
         return unknown("the prediction is of the step without the fault", *PREDICTED)
     try:
@@ -30,20 +34,29 @@ def predicted_columns(workload: TinyLlamaWorkload, on_gpu: bool, fault: str | No
     except FakeRunError as error:
         return unknown(str(error), *PREDICTED)
     collectives = memory["collectives"]
-    values = (memory["peak_bytes"], memory["peak"]["bytes_by_category"], total_bytes(collectives), collectives)
+    values = (
+        memory["peak_bytes"],
+        memory["peak"]["bytes_by_category"],
+        total_bytes(collectives),
+        collectives,
+    )
     return dict(zip(PREDICTED, values, strict=True))
 
 
 def columns_before(key: dict, batch_size: int, base_world_size: int) -> dict:
     """What is known of a row before it is measured.  batch_size: of a rank."""
-    no_buckets = {} if key["parallel"] in WITH_BUCKETS else because("there are no buckets", "bucket_mb")
+    no_buckets = (
+        {} if key["parallel"] in WITH_BUCKETS else because("there are no buckets", "bucket_mb")
+    )
     shape = {"batch_size": batch_size, "global_batch_size": batch_size * key["world_size"]}
     return key | no_buckets | shape | {"base_world_size": base_world_size}
 
 
 def disturbance_so_far(outcome: dict, earlier: dict | None) -> dict:
     """A row is disturbed if one of its launches was."""
-    disturbed = earlier if earlier and earlier["disturbed"] and not outcome["disturbed"] else outcome
+    disturbed = (
+        earlier if earlier and earlier["disturbed"] and not outcome["disturbed"] else outcome
+    )
     return {name: disturbed[name] for name in ("disturbed", "disturbance")}
 
 
@@ -53,11 +66,19 @@ def total_bytes(collectives: list[dict]) -> int:
 
 def measured_columns(ranks: list[dict], seq_len: int, earlier: dict | None) -> dict:
     """What was measured in this launch and the earlier ones of the row."""
-    slowest = [max(times) for times in zip(*(rank["step_ms"] for rank in ranks), strict=True)]  # rank, by step
+    slowest = [
+        max(times) for times in zip(*(rank["step_ms"] for rank in ranks), strict=True)
+    ]  # rank, by step
     times = [*(earlier["step_times_ms"] if earlier else []), slowest]  # [launches, steps]
-    samples, step_ms = [rank["samples"] for rank in ranks], statistics.median(itertools.chain(*times))
+    samples, step_ms = (
+        [rank["samples"] for rank in ranks],
+        statistics.median(itertools.chain(*times)),
+    )
     first, collectives = ranks[0], ranks[0]["collectives"]
-    memory = {"measured_memory_bytes": first["peak_bytes"], "measured_memory_by_category": first["bytes_by_category"]}
+    memory = {
+        "measured_memory_bytes": first["peak_bytes"],
+        "measured_memory_by_category": first["bytes_by_category"],
+    }
     memory["memory_bytes_by_rank"] = [rank["peak_bytes"] for rank in ranks]
     return {
         "launches": len(times),
@@ -75,8 +96,9 @@ def measured_columns(ranks: list[dict], seq_len: int, earlier: dict | None) -> d
 
 
 def local_columns(ranks: list[dict], fastest_ms: float, earlier: dict | None) -> dict:
-    """Communication by difference: the fastest step less one without communication.  The fastest of both, because other
-    work on the machine, and ranks that wait for each other's, only add to a time."""
+    """Communication by difference: the fastest step less one without communication.  The fastest of
+    both, because other work on the machine, and ranks that wait for each other's,
+    only add to a time."""
     names = ("local_step_ms", "exposed_ms", "waiting_ms", "communication_share")
     if ranks[0]["local_step_ms"] is None:
         return unknown("one rank" if len(ranks) == 1 else NO_LOCAL_STEPS, *names)
@@ -98,7 +120,7 @@ def overlap_columns(rank: dict) -> dict:
     return {"overlapped_share": rank["overlapped_bytes"] / reduced}
 
 
-# ---- Relative to the base ------------------------------------------------------------------------------------------
+# ---- Relative to the base ------------------------------------------------------------------------
 
 
 def same(row: dict, other: dict, *names: str) -> bool:
@@ -119,7 +141,9 @@ def efficiency(row: dict, base: dict | None) -> dict:
     """Tokens per second and rank, relative to the base, with the interval."""
     if base is None:
         return unknown("the base was not measured", "efficiency", "efficiency_95")
-    of_rank = row["tokens_per_sec"] / row["world_size"] / (base["tokens_per_sec"] / base["world_size"])
+    of_rank = (
+        row["tokens_per_sec"] / row["world_size"] / (base["tokens_per_sec"] / base["world_size"])
+    )
     if same(row, base, *KEY):
         return {"efficiency": 1.0} | unknown("it is the base", "efficiency_95")
     times = row["step_times_ms"], base["step_times_ms"]
@@ -132,7 +156,8 @@ def efficiency(row: dict, base: dict | None) -> dict:
 
 
 def predicted_efficiency(row: dict, base: dict | None, network: Network | None) -> dict:
-    """From the base's step, which communicates nothing, and the predicted collectives: not hidden, and all hidden."""
+    """From the base's step, which communicates nothing, and the predicted collectives: not hidden,
+    and all hidden."""
     collectives, why = row["predicted_collectives"], None
     if base is None or base["world_size"] > 1:
         why = "the base communicates" if base else "the base was not measured"
@@ -144,4 +169,9 @@ def predicted_efficiency(row: dict, base: dict | None, network: Network | None) 
         return unknown(why, "predicted_efficiency")
     computing = base["step_ms"] * row["batch_size"] / base["batch_size"]
     sending = network.time_ms(collectives, row["world_size"])
-    return {"predicted_efficiency": [computing / (computing + sending), computing / max(computing, sending)]}
+    return {
+        "predicted_efficiency": [
+            computing / (computing + sending),
+            computing / max(computing, sending),
+        ]
+    }

@@ -16,11 +16,14 @@ AFTER_BACKWARD = "gradients are reduced after the backward pass"
 
 
 class Fault(NamedTuple):
-    """Something that makes steps of several ranks slower, without changing what they compute together by much."""
+    """Something that makes steps of several ranks slower, without changing what they compute
+    together by much."""
 
     parallel: str  # the mode that it is inserted in
     text: str
-    settings: Mapping[str, object] = MappingProxyType({})  # of ParallelConfig, as flags would set them
+    settings: Mapping[str, object] = MappingProxyType(
+        {}
+    )  # of ParallelConfig, as flags would set them
     named_by: tuple[str, ...] = ()  # all findings that name it; (): the one of its own name
 
 
@@ -29,14 +32,20 @@ FAULTS = {
     "more-data": Fault("ddp", f"the last rank has {MORE_DATA} times the samples of the others"),
     "small-buckets": Fault("ddp", "--bucket-mb 0.05", {"bucket_mb": 0.05}),
     "no-overlap": Fault("ddp", f"{AFTER_BACKWARD}, all in one all-reduce"),
-    "naive": Fault("ddp", f"{AFTER_BACKWARD}, an all-reduce for each parameter", {}, ("no-overlap", "small-buckets")),
+    "naive": Fault(
+        "ddp",
+        f"{AFTER_BACKWARD}, an all-reduce for each parameter",
+        {},
+        ("no-overlap", "small-buckets"),
+    ),
     "fine-wrapping": Fault("fsdp", "--fsdp-wrap sublayer", {"fsdp_wrap": "sublayer"}),
 }
 
 
 class ReducedAfterBackward:
-    """In the place of DistributedDataParallel: gradients are averaged when the backward pass has ended, all in one flat
-    tensor or one by one.  The ranks' parameters are the same, as all have the same seed."""
+    """In the place of DistributedDataParallel: gradients are averaged when the backward pass has
+    ended, all in one flat tensor or one by one.  The ranks' parameters are the same, as all have
+    the same seed."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, flat: bool):
         self.model, self.flat, self.syncs = model, flat, True
@@ -48,12 +57,16 @@ class ReducedAfterBackward:
     def _reduce(self) -> None:
         if not self.syncs:
             return
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        gradients = [
+            parameter.grad for parameter in self.model.parameters() if parameter.grad is not None
+        ]
         sent = [_flatten_dense_tensors(gradients)] if self.flat else gradients
         for tensor in sent:
             torch.distributed.all_reduce(tensor.div_(torch.distributed.get_world_size()))
         if self.flat:
-            for gradient, mean in zip(gradients, _unflatten_dense_tensors(sent[0], gradients), strict=True):
+            for gradient, mean in zip(
+                gradients, _unflatten_dense_tensors(sent[0], gradients), strict=True
+            ):
                 gradient.copy_(mean)
 
     def no_sync(self) -> contextlib.AbstractContextManager:

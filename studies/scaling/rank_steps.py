@@ -1,5 +1,5 @@
-"""What does every rank of a scaling study do?  Steps timed with and without communication, and one whose memory is
-tracked."""
+"""What does every rank of a scaling study do?  Steps timed with and without communication, and one
+whose memory is tracked."""
 
 from collections.abc import Iterator
 
@@ -14,13 +14,17 @@ from studies.engine.ranks import RankContext
 from studies.scaling.faults import MORE_DATA, ReducedAfterBackward, compute_again
 
 
-def measure_steps(rank: RankContext, workload: Workload, steps: int, warmup: int, fault: str | None) -> dict:
-    """Times of this rank's steps, memory and collectives of one, and how far they were disturbed."""
+def measure_steps(
+    rank: RankContext, workload: Workload, steps: int, warmup: int, fault: str | None
+) -> dict:
+    """Times of this rank's steps, memory and collectives of one, and how disturbed they were."""
     with workload.step_settings():
         return steps_of_rank(rank, workload, steps, warmup, fault)
 
 
-def steps_of_rank(rank: RankContext, workload: Workload, steps: int, warmup: int, fault: str | None) -> dict:
+def steps_of_rank(
+    rank: RankContext, workload: Workload, steps: int, warmup: int, fault: str | None
+) -> dict:
     """The same, under the settings of the process that the workload asks for."""
     torch.manual_seed(workload.training.seed)
     if fault == "more-data" and is_last(rank):
@@ -49,14 +53,18 @@ def is_last(rank: RankContext) -> bool:
     return rank.rank == rank.world_size - 1
 
 
-def state_with_fault(workload: Workload, rank: RankContext, fault: str | None) -> tuple[TrainingState, nn.Module]:
+def state_with_fault(
+    workload: Workload, rank: RankContext, fault: str | None
+) -> tuple[TrainingState, nn.Module]:
     """The state to train, and its model without what wraps it."""
     state, parallel = sharded_state(workload, rank.device), workload.parallel
     model = state.model
     if fault == "slow-rank" and is_last(rank):
         model.register_forward_pre_hook(compute_again)
     if fault in ("no-overlap", "naive"):
-        return state._replace(model=ReducedAfterBackward(model, state.optimizer, flat=fault == "no-overlap")), model
+        return state._replace(
+            model=ReducedAfterBackward(model, state.optimizer, flat=fault == "no-overlap")
+        ), model
     return state._replace(model=replicated(model, parallel, rank.device)), model
 
 
@@ -80,7 +88,9 @@ class OverlapTracker(MemoryTracker):
             self.overlapped_bytes += counted.total() - before
 
 
-def tracked(workload: Workload, state: TrainingState, model: nn.Module, stream: Iterator, rank: RankContext) -> dict:
+def tracked(
+    workload: Workload, state: TrainingState, model: nn.Module, stream: Iterator, rank: RankContext
+) -> dict:
     """Memory of a step."""
     tracker = OverlapTracker(model, state.optimizer)
     workload.train(state, stream, 1, NullMeter(world_size=rank.world_size), NullMeter(tracker))
@@ -90,14 +100,20 @@ def tracked(workload: Workload, state: TrainingState, model: nn.Module, stream: 
 def local_steps(
     workload: Workload, state: TrainingState, stream: Iterator, steps: int, rank: RankContext
 ) -> list[float] | None:
-    """Milliseconds of steps without communication, on all ranks at once; None if the mode needs it to compute.
+    """Milliseconds of steps without communication, on all ranks at once; None if the mode needs it
+    to compute.
 
-    In harness/instruments/no_sync.py ranks wait for one another in every step, as they reduce its loss, and so all take
-    as long as the slowest.  Here none waits, which tells a slow rank from those that it holds up.
+    In harness/instruments/no_sync.py ranks wait for one another in every step, as they reduce its
+    loss, and so all take as long as the slowest.  Here none waits, which tells a slow rank from
+    those that it holds up.
 
     The ranks' parameters differ from then on, so nothing can follow.
     """
-    if rank.world_size == 1 or not hasattr(state.model, "no_sync") or workload.parallel.parallel != "ddp":
+    if (
+        rank.world_size == 1
+        or not hasattr(state.model, "no_sync")
+        or workload.parallel.parallel != "ddp"
+    ):
         return None
     torch.distributed.barrier()
     meter = StepMeter(rank.device, 1, lambda step: False, lambda record: None)

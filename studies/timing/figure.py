@@ -5,9 +5,14 @@ from matplotlib.figure import Figure
 from analysis.report.axes import beside, legend, new_axes
 
 
-def timing_figure(rows: list[dict], interval: tuple[float, float], change: str, about: str) -> Figure:
-    """How many times as fast each method reports the change to be, and the interval of the right one."""
-    figure, axes = new_axes("What each timing method would have reported", 1.7 + 0.28 * len(rows), about)
+def timing_figure(
+    rows: list[dict], interval: tuple[float, float], change: str, about: str
+) -> Figure:
+    """How many times as fast each method reports the change to be,
+    and the interval of the right one."""
+    figure, axes = new_axes(
+        "What each timing method would have reported", 1.7 + 0.28 * len(rows), about
+    )
     low, high = sorted(1 / end for end in interval)
     axes.axvspan(low, high, color="#009e73", alpha=0.25, linewidth=0, label="right, 95% interval")
     axes.axvline(1, color="#404040", linewidth=1, linestyle=":", label="no difference")

@@ -1,4 +1,5 @@
-"""How is a step timed, rightly and wrongly?  Milliseconds of baseline and changed step by each method."""
+"""How is a step timed, rightly and wrongly?  Milliseconds of baseline and changed
+step by each method."""
 
 import statistics
 import time
@@ -28,8 +29,9 @@ PAUSE = 3.0  # median baseline steps; stands for writing a checkpoint, or anothe
 
 
 class Step:
-    """Calling it runs one training step of the workload, without waiting for the device, under the workload's settings
-    of the process.  A clock begins within workload.step_settings(), so that it does not time a change of them."""
+    """Calling it runs one training step of the workload, without waiting for the device, under the
+    workload's settings of the process.  A clock begins within workload.step_settings(), so that it
+    does not time a change of them."""
 
     def __init__(self, workload: TinyLlamaWorkload, device: torch.device):
         self.workload, self.stream = workload, workload.batches(device)
@@ -58,9 +60,14 @@ def steps_ms(step: Step, steps: int, device: torch.device) -> list[float]:
 
 
 def interleaved(
-    baseline: TinyLlamaWorkload, changed: TinyLlamaWorkload, repetitions: int, wrong_repetitions: int, warmup: int
+    baseline: TinyLlamaWorkload,
+    changed: TinyLlamaWorkload,
+    repetitions: int,
+    wrong_repetitions: int,
+    warmup: int,
 ) -> dict[str, list[list[float]]]:
-    """Milliseconds of (baseline, changed) steps by method: all but the one that needs a new process."""
+    """Milliseconds of (baseline, changed) steps by method:
+    all but the one that needs a new process."""
     device = choose_device(baseline.training.device)
     pair = [Step(workload, device) for workload in (baseline, changed)]
     for step in pair:
@@ -80,7 +87,8 @@ def interleaved(
 
 
 def alternating(a: Step, b: Step, device: torch.device, rounds: Iterable[int]) -> tuple[list, list]:
-    """Milliseconds of a() and b() in each round, in alternating order, so that drift of the machine affects both."""
+    """Milliseconds of a() and b() in each round, in alternating order, so that drift of the machine
+    affects both."""
     a_ms, b_ms = [], []
     for i in rounds:
         for step, times in ((a, a_ms), (b, b_ms)) if i % 2 == 0 else ((b, b_ms), (a, a_ms)):
@@ -89,8 +97,8 @@ def alternating(a: Step, b: Step, device: torch.device, rounds: Iterable[int]) -
 
 
 def dispatch_ms(step: Step, steps: int, device: torch.device) -> list[float]:
-    """Milliseconds until each call returns, while the device still works.  On a CPU a worker thread takes the role of
-    the device, and dispatching to it is timed."""
+    """Milliseconds until each call returns, while the device still works.  On a CPU a worker thread
+    takes the role of the device, and dispatching to it is timed."""
     if device.type == "cuda":
         synchronize(device)
         with step.workload.step_settings():

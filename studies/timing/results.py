@@ -13,7 +13,11 @@ def reported(method: str, baseline: list[float], changed: list[float]) -> dict:
     """The figures that this method reports, with every single time, in ms."""
     average = statistics.fmean if method in MEANS else statistics.median
     baseline_ms, changed_ms = average(baseline), average(changed)
-    figures = {"baseline_ms": baseline_ms, "changed_ms": changed_ms, "ratio": changed_ms / baseline_ms}
+    figures = {
+        "baseline_ms": baseline_ms,
+        "changed_ms": changed_ms,
+        "ratio": changed_ms / baseline_ms,
+    }
     if method == RIGHT:
         figures["ratio_95"] = interval_in_turn(changed, baseline, figures["ratio"])
         figures["ratios_of_pairs"] = [b / a for a, b in zip(baseline, changed, strict=True)]
@@ -31,7 +35,11 @@ def with_conclusions(rows: list[dict]) -> list[dict]:
 def with_conclusion(row: dict, right: dict) -> dict:
     low, high = interval_of(right)
     is_right = row["method"] == RIGHT
-    text = as_fast(row["ratio"]) + doubt(row) if is_right else conclusion(row["ratio"], right["ratio"], (low, high))
+    text = (
+        as_fast(row["ratio"]) + doubt(row)
+        if is_right
+        else conclusion(row["ratio"], right["ratio"], (low, high))
+    )
     return row | {"baseline_factor": row["baseline_ms"] / right["baseline_ms"], "conclusion": text}
 
 
@@ -58,7 +66,7 @@ def doubt(right: dict) -> str:
     return "" if is_decided(word) else f", {word}"
 
 
-# ---- Reporting -----------------------------------------------------------------------------------------------------
+# ---- Reporting -----------------------------------------------------------------------------------
 
 
 def label(row: dict) -> str:
@@ -74,7 +82,9 @@ def finding(rows: list[dict], change: str) -> list[str]:
     right, *others = rows
     if right["status"] != "ok":
         return [f"The right method could not be used: {right['reason']}."]
-    wrong = [row["method"] for row in others if row["status"] == "ok" and row["conclusion"] != "the same"]
+    wrong = [
+        row["method"] for row in others if row["status"] == "ok" and row["conclusion"] != "the same"
+    ]
     which = f": {', '.join(wrong)}" if wrong else ""
     first = f"{change}: {as_fast(right['ratio'], interval_of(right))}{doubt(right)}."
     return [first, f"{len(wrong)} of {len(others)} wrong methods conclude something else{which}."]
@@ -86,16 +96,24 @@ def table(rows: list[dict]) -> Section:
         column("baseline (ms)", "baseline_ms", ",.2f"),
         column("changed (ms)", "changed_ms", ",.2f"),
         *optional(factor_column("baseline / right", "baseline_factor")),
-        Column("as fast", lambda row: row["ratio"] and as_fast(row["ratio"], row["ratio_95"], short=True)),
+        Column(
+            "as fast",
+            lambda row: row["ratio"] and as_fast(row["ratio"], row["ratio_95"], short=True),
+        ),
         column("conclusion", "conclusion", left=True),
         status_column(),
     )
-    return Section("Baseline and changed step, timed by six methods", columns, with_conclusions(rows))
+    return Section(
+        "Baseline and changed step, timed by six methods", columns, with_conclusions(rows)
+    )
 
 
 def sections(rows: list[dict], change: str) -> list[Section]:
     first = table(rows)
-    first.note = [f"The change: {change}", *(f"{method}: {text}" for method, text in METHODS.items())]
+    first.note = [
+        f"The change: {change}",
+        *(f"{method}: {text}" for method, text in METHODS.items()),
+    ]
     right = rows[0]
     if right["status"] != "ok":
         return [first]
@@ -106,4 +124,10 @@ def sections(rows: list[dict], change: str) -> list[Section]:
     spread = f"{1 / max(pairs):.2f}x to {1 / min(pairs):.2f}x as fast"
     where = f"{outside} of {len(pairs)} are outside the interval, {opposite} on the other side of 1"
     found = f"Right: {as_fast(right['ratio'], (low, high))}, {len(pairs)} repetitions{doubt(right)}"
-    return [first, Section("How reliable is a single run?", note=[found, f"Single pairs of steps: {spread}; {where}"])]
+    return [
+        first,
+        Section(
+            "How reliable is a single run?",
+            note=[found, f"Single pairs of steps: {spread}; {where}"],
+        ),
+    ]

@@ -1,4 +1,5 @@
-"""Baseline and changed step, timed by the right method and by five wrong ones, with the conclusion from each."""
+"""Baseline and changed step, timed by the right method and by five wrong ones, with the conclusion
+from each."""
 
 import shlex
 from dataclasses import fields, replace
@@ -6,7 +7,13 @@ from dataclasses import fields, replace
 from harness.base.errors import UserError
 from harness.documents.sweeps import TimingStudyRow
 from harness.ranks.parallel import ParallelConfig
-from studies.engine.command_line import ByDevice, Flags, check_device_has_flags, check_step_flags, workload_of
+from studies.engine.command_line import (
+    ByDevice,
+    Flags,
+    check_device_has_flags,
+    check_step_flags,
+    workload_of,
+)
 from studies.engine.report import Report
 from studies.engine.study import Study
 from studies.engine.sweep import Cell
@@ -21,7 +28,10 @@ class TimingStudy(Study):
 
     @staticmethod
     def add_flags(flags: Flags) -> None:
-        text = "flags of tiny_llama_v1.py that the changed step has in addition to the baseline's (%(default)s)"
+        text = (
+            "flags of tiny_llama_v1.py that the changed step has in addition to the baseline's"
+            " (%(default)s)"
+        )
         flags.add("--change", metavar="FLAGS", default="--activation-checkpointing", help=text)
         flags.size()
         flags.tokens()
@@ -39,17 +49,27 @@ class TimingStudy(Study):
         one_rank = "the study's steps have one rank; leave it out"
         not_here = {one.name: one_rank for one in fields(ParallelConfig)}
         check_step_flags("--change", self.args.change, not_here)
-        settings = {name: getattr(self.args, name) for name in ("device", "size", "batch_size", "seq_len")}
-        self.baseline, self.changed = workload_of(**settings), workload_of(self.args.change, **settings)
+        settings = {
+            name: getattr(self.args, name) for name in ("device", "size", "batch_size", "seq_len")
+        }
+        self.baseline, self.changed = (
+            workload_of(**settings),
+            workload_of(self.args.change, **settings),
+        )
         if step_of(self.baseline) == step_of(self.changed):
-            raise UserError(f"--change {self.change}: does not change the step; try --activation-checkpointing", 2)
+            raise UserError(
+                f"--change {self.change}: does not change the step; try --activation-checkpointing",
+                2,
+            )
         if self.changed.compiled:
             text = "compiling is not part of a step; run_training_benchmark.py --compile times both"
             raise UserError(f"--change --compile: {text}", 2)
         self.device.check_precisions([self.changed.precision])
         check_device_has_flags("--change", self.changed, self.device.on_gpu)
         if not self.device.on_gpu:
-            self.args.notes.append("No GPU: in `no synchronization` a worker thread takes the role of the device")
+            self.args.notes.append(
+                "No GPU: in `no synchronization` a worker thread takes the role of the device"
+            )
 
     def cells(self) -> list[Cell]:
         """All methods but one are measured in the same process, which that one needs for itself."""
@@ -62,16 +82,23 @@ class TimingStudy(Study):
             outcome, times_ms = self.measure_cold()
         else:
             counts = (args.repetitions, args.wrong_method_repetitions, args.warmup_steps)
-            outcome, times_ms = self.measure_in_process(None, interleaved, self.baseline, self.changed, *counts)
+            outcome, times_ms = self.measure_in_process(
+                None, interleaved, self.baseline, self.changed, *counts
+            )
         if times_ms is None:
             return [row | outcome for row in cell.rows]
-        return [row | outcome | results.reported(row["method"], *times_ms[row["method"]]) for row in cell.rows]
+        return [
+            row | outcome | results.reported(row["method"], *times_ms[row["method"]])
+            for row in cell.rows
+        ]
 
     def measure_cold(self) -> tuple[dict, dict | None]:
         """Each of the two in a process of its own."""
         both = []
         for workload in (self.baseline, self.changed):
-            outcome, times_ms = self.measure_in_process(None, cold_steps, workload, self.args.wrong_method_repetitions)
+            outcome, times_ms = self.measure_in_process(
+                None, cold_steps, workload, self.args.wrong_method_repetitions
+            )
             if times_ms is None:
                 return outcome, None
             both.append(times_ms)
@@ -81,12 +108,17 @@ class TimingStudy(Study):
         from studies.timing.figure import timing_figure
 
         order = list(METHODS)
-        self.sweep.rows = sorted(results.with_conclusions(self.rows), key=lambda row: order.index(row["method"]))
+        self.sweep.rows = sorted(
+            results.with_conclusions(self.rows), key=lambda row: order.index(row["method"])
+        )
         figure, right = None, self.rows[0]
         if right["status"] == "ok":
             about = self.baseline.title_on(self.device.name)
             figure = timing_figure(self.measured, results.interval_of(right), self.change, about)
-        finding, sections = results.finding(self.rows, self.change), results.sections(self.rows, self.change)
+        finding, sections = (
+            results.finding(self.rows, self.change),
+            results.sections(self.rows, self.change),
+        )
         return Report(finding, sections, figure, {"methods": METHODS})
 
 

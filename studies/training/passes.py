@@ -1,4 +1,4 @@
-"""How long does each phase of a training step, or of a forward pass alone, take in a new process?"""
+"""How long does each phase of a training step, or a forward pass alone, take in a new process?"""
 
 import importlib
 from pathlib import Path
@@ -37,19 +37,26 @@ def predicted_pass(workload: TinyLlamaWorkload, mode: str, on_gpu: bool) -> dict
 
 
 class Runner:
-    """Runs and times training steps, or forward passes alone; a GPU's events are read after the last one."""
+    """Runs and times training steps, or forward passes alone; a GPU's events are read after the
+    last one."""
 
     def __init__(self, workload: TinyLlamaWorkload, mode: str):
-        self.workload, self.mode, self.device = workload, mode, choose_device(workload.training.device)
+        self.workload, self.mode, self.device = (
+            workload,
+            mode,
+            choose_device(workload.training.device),
+        )
         with workload.step_settings():
             torch.manual_seed(workload.training.seed)
             state, self.stream = workload.build(self.device), workload.batches(self.device)
             self.state = captured(workload, state, workload.batches(self.device))
 
     def run(self, steps: int, snapshot_folder: Path | None = None) -> list[StepRecord]:
-        """snapshot_folder: for the allocation history of the first of the steps, which are not timed then.
+        """snapshot_folder: for the allocation history of the first of the steps, which are not
+        timed then.
 
-        Steps that are timed have no instruments: the audit of a run's first step would be part of its time."""
+        Steps that are timed have no instruments: the audit of a run's first step would be part of
+        its time."""
         meter = StepMeter(self.device, 1, lambda step: False, lambda record: None)
         instruments = NullMeter()
         if snapshot_folder is not None:
@@ -68,14 +75,18 @@ class Runner:
     def compile(self) -> StepRecord:
         """Compile the model.  Returns the record of the step that compiles."""
         self.run(1)  # one-time initialization is not compile time
-        importlib.import_module("torch._inductor.compile_fx")  # takes seconds, and is no compile time
+        importlib.import_module(
+            "torch._inductor.compile_fx"
+        )  # takes seconds, and is no compile time
         options = compiler_options(self.workload.training.compile_mode)
         compile_in_place(self.state.model, options=options)
         with cold_compiler(), compiling("the model"):
             return self.run(1)[0]
 
 
-def infer(workload: TinyLlamaWorkload, state: TrainingState, stream, steps: int, meter, instruments) -> None:
+def infer(
+    workload: TinyLlamaWorkload, state: TrainingState, stream, steps: int, meter, instruments
+) -> None:
     """The forward pass alone, which saves nothing for a backward pass."""
     with torch.no_grad():
         for step in range(1, steps + 1):
@@ -83,11 +94,16 @@ def infer(workload: TinyLlamaWorkload, state: TrainingState, stream, steps: int,
                 with meter.phase("data"):
                     batch = next(stream)
                 with meter.phase("forward"), instruments.forward(step), state.autocast:
-                    meter.add_loss(workload.loss(state.model, batch))  # within the phase, so that its copy is timed
+                    meter.add_loss(
+                        workload.loss(state.model, batch)
+                    )  # within the phase, so that its copy is timed
 
 
-def measure_passes(workload: TinyLlamaWorkload, mode: str, steps: int, snapshot_folder: Path | None = None) -> dict:
-    """Milliseconds of each phase in every step, from the first; seconds of compilation; on a GPU, peak bytes.
+def measure_passes(
+    workload: TinyLlamaWorkload, mode: str, steps: int, snapshot_folder: Path | None = None
+) -> dict:
+    """Milliseconds of each phase in every step, from the first; seconds of compilation; on a GPU,
+    peak bytes.
 
     The step that compiles is not among them: compile_s is its time beyond their median.
     """

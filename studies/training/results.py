@@ -1,4 +1,5 @@
-"""What do the rows of the training benchmark say?  Tables, and what compiling, warm-up and the size changed."""
+"""What do the rows of the training benchmark say?  Tables, and what compiling,
+warm-up and the size changed."""
 
 from analysis.comparison.noise import as_fast, is_decided
 from harness.base.sections import Section
@@ -6,7 +7,14 @@ from harness.base.tables import Column, column, text_columns
 from harness.base.text import count_of
 from harness.base.units import MB, megabytes
 from harness.instruments.phases import break_even_step
-from studies.engine.columns import compared, factor_column, mean_std_column, optional, status_column, yes_no_column
+from studies.engine.columns import (
+    compared,
+    factor_column,
+    mean_std_column,
+    optional,
+    status_column,
+    yes_no_column,
+)
 from studies.training.passes import PASSES
 
 KEY = ("size", "seq_len", "batch_size", "mode", "precision", "compiled", "warmup_steps")
@@ -14,9 +22,15 @@ TIMES = (*PASSES, "step")
 SIZE, MODE, PRECISION = text_columns("size", "mode", "precision")
 SHAPE = (SIZE, column("batch", "batch_size", ","), column("sequence", "seq_len", ","))
 COMPILED = yes_no_column("compiled", "compiled")
-TIME_COLUMNS = (*(mean_std_column(phase, phase) for phase in TIMES), column("median", "step_ms", ",.2f"))
+TIME_COLUMNS = (
+    *(mean_std_column(phase, phase) for phase in TIMES),
+    column("median", "step_ms", ",.2f"),
+)
 TFLOPS = column("TFLOP/s", "achieved_tflops", ",.3g")
-PEAKS = (column("peak (MB)", "peak_bytes", ",.0f", MB), column("predicted (MB)", "predicted_peak_bytes", ",.0f", MB))
+PEAKS = (
+    column("peak (MB)", "peak_bytes", ",.0f", MB),
+    column("predicted (MB)", "predicted_peak_bytes", ",.0f", MB),
+)
 
 
 def label(row: dict) -> str:
@@ -38,24 +52,47 @@ def finding(rows: list[dict]) -> list[str]:
     """The slowest step with its phases, and what compiling, warm-up or the size changed."""
     measured = most_warmed_up(rows)
     slowest = max(measured, key=step_ms)
-    alike = [row for row in measured if all(row[name] == slowest[name] for name in ("mode", "precision", "compiled"))]
+    alike = [
+        row
+        for row in measured
+        if all(row[name] == slowest[name] for name in ("mode", "precision", "compiled"))
+    ]
     fastest = min(alike if len(alike) > 1 else measured, key=step_ms)
     phases_ms = {name: slowest[f"{name}_ms"] for name in PASSES}
-    phases = [f"{name} {ms / slowest['step_ms']:.0%}" for name, ms in phases_ms.items() if ms is not None]
-    first = f"The slowest is {label(slowest)}, median {slowest['step_ms']:,.2f} ms: {', '.join(phases)}."
+    phases = [
+        f"{name} {ms / slowest['step_ms']:.0%}" for name, ms in phases_ms.items() if ms is not None
+    ]
+    first = (
+        f"The slowest is {label(slowest)}, median {slowest['step_ms']:,.2f} ms:"
+        f" {', '.join(phases)}."
+    )
     if fastest is slowest:
         achieved = slowest["achieved_tflops"]
-        return [first, f"It reaches {achieved:.4g} TFLOP/s." if achieved else "Its FLOPs are not known."]
+        return [
+            first,
+            f"It reaches {achieved:.4g} TFLOP/s." if achieved else "Its FLOPs are not known.",
+        ]
     if compiled := [line for line in compiled_rows(rows) if line["speedup"]]:
-        speedups, words = [line["speedup"] for line in compiled], [line["difference"] for line in compiled]
-        doubts = [f"{words.count(word)} {word}" for word in dict.fromkeys(words) if not is_decided(word)]
+        speedups, words = (
+            [line["speedup"] for line in compiled],
+            [line["difference"] for line in compiled],
+        )
+        doubts = [
+            f"{words.count(word)} {word}" for word in dict.fromkeys(words) if not is_decided(word)
+        ]
         told = f"; of {count_of(len(words), 'row')}: {', '.join(doubts)}" if doubts else ""
-        return [first, f"Compiled, a pass is {min(speedups):.2f}x to {max(speedups):.2f}x as fast{told}."]
+        return [
+            first,
+            f"Compiled, a pass is {min(speedups):.2f}x to {max(speedups):.2f}x as fast{told}.",
+        ]
     size = ""
     if slowest["size"] != fastest["size"]:
         size = f", with {fastest['parameters'] / slowest['parameters']:.2g} times the parameters"
     ratio = as_fast(fastest["step_ms"] / slowest["step_ms"])
-    return [first, f"The fastest, {label(fastest)}, {fastest['step_ms']:,.2f} ms, is {ratio}{size}."]
+    return [
+        first,
+        f"The fastest, {label(fastest)}, {fastest['step_ms']:,.2f} ms, is {ratio}{size}.",
+    ]
 
 
 def step_ms(row: dict) -> float:
@@ -98,7 +135,10 @@ def warmup_section(rows: list[dict]) -> Section:
     """Mean and spread with less warm-up, relative to the row with the most."""
     warm = {label(row): row for row in most_warmed_up(rows)}
     times, measured = ("step_mean_ms", "step_ms"), [row for row in rows if row["status"] == "ok"]
-    lines = [row | {f"{name}_ratio": row[name] / warm[label(row)][name] for name in times} for row in measured]
+    lines = [
+        row | {f"{name}_ratio": row[name] / warm[label(row)][name] for name in times}
+        for row in measured
+    ]
     columns = (
         Column("row", label, left=True),
         column("warm-up steps", "warmup_steps"),
@@ -109,7 +149,11 @@ def warmup_section(rows: list[dict]) -> Section:
         column("median / warm median", "step_ms_ratio", ".3f"),
     )
     most = max(row["warmup_steps"] for row in rows)
-    return Section(f"Effect of warm-up: the same run without its first steps; warm: after {most} steps", columns, lines)
+    return Section(
+        f"Effect of warm-up: the same run without its first steps; warm: after {most} steps",
+        columns,
+        lines,
+    )
 
 
 def compiled_rows(rows: list[dict]) -> list[dict]:
@@ -120,8 +164,13 @@ def compiled_rows(rows: list[dict]) -> list[dict]:
 
     rows = most_warmed_up(rows)
     baselines = {key(row): row for row in rows if not row["compiled"]}
-    pairs = [(row, baselines[key(row)]) for row in rows if row["compiled"] and key(row) in baselines]
-    return [row | {"baseline_ms": baseline["step_ms"]} | speedup(row, baseline) for row, baseline in pairs]
+    pairs = [
+        (row, baselines[key(row)]) for row in rows if row["compiled"] and key(row) in baselines
+    ]
+    return [
+        row | {"baseline_ms": baseline["step_ms"]} | speedup(row, baseline)
+        for row, baseline in pairs
+    ]
 
 
 def speedup_section(rows: list[dict]) -> Section:
@@ -153,11 +202,13 @@ def speedup(row: dict, baseline: dict) -> dict:
 
 
 def peak_section(rows: list[dict]) -> Section:
-    """Peaks of the forward pass alone and of the full step, each labeled as measured or predicted."""
+    """Peaks of the forward pass alone and of the full step, labeled as measured or predicted."""
     names = ("size", "precision", "compiled", "seq_len")
     lines: dict[tuple, dict] = {}
     for row in rows:
-        line = lines.setdefault(tuple(row[name] for name in names), {name: row[name] for name in names})
+        line = lines.setdefault(
+            tuple(row[name] for name in names), {name: row[name] for name in names}
+        )
         line.setdefault(row["mode"], peak_text(row))
     peaks = column("forward only", "forward"), column("full step", "train")
     columns = (SIZE, PRECISION, COMPILED, column("sequence length", "seq_len", ","), *peaks)

@@ -1,4 +1,4 @@
-"""Time of each phase of a training step by size, sequence length, precision, warm-up and compilation."""
+"""Time of each phase of a training step by size, length, precision, warm-up and compilation."""
 
 import itertools
 from pathlib import Path
@@ -23,7 +23,11 @@ class TrainingBenchmark(Study):
 
     @staticmethod
     def add_flags(flags: Flags) -> None:
-        flags.sizes(ByDevice([name for name in SIZES if name.startswith("gpt")], ["tiny", "small", "gpt2-small"]))
+        flags.sizes(
+            ByDevice(
+                [name for name in SIZES if name.startswith("gpt")], ["tiny", "small", "gpt2-small"]
+            )
+        )
         flags.count("--seq-lens", "tokens per sample (that of the size)", nargs="+")
         flags.samples()
         text = "forward: the forward pass alone, saving no tensors; train: a full step (both)"
@@ -36,7 +40,10 @@ class TrainingBenchmark(Study):
         flags.count("--repetitions", "steps measured (%(default)s)", default=ByDevice(10, 5))
         text = "as in tiny_llama_v1.py (PyTorch's choice)"
         flags.add("--optimizer-impl", choices=["foreach", "fused"], help=text)
-        text = "peak memory by sequence length (128 256 512): from a GPU's allocator, with its history, else predicted"
+        text = (
+            "peak memory by sequence length (128 256 512): from a GPU's allocator, with its"
+            " history, else predicted"
+        )
         flags.add("--memory-snapshot", action="store_true", help=text)
         flags.workload()
 
@@ -59,19 +66,37 @@ class TrainingBenchmark(Study):
         if args.workload:
             sizes = [None]
             common["workload"] = args.workload
-        cells, shapes = [], (sizes, args.seq_lens, args.modes, args.precisions, sorted({False, args.compile}))
+        cells, shapes = (
+            [],
+            (sizes, args.seq_lens, args.modes, args.precisions, sorted({False, args.compile})),
+        )
         for size, seq_len, mode, precision, compiled in itertools.product(*shapes):
-            workload = workload_of(size=size, seq_len=seq_len, precision=precision, compile=compiled, **common)
+            workload = workload_of(
+                size=size, seq_len=seq_len, precision=precision, compile=compiled, **common
+            )
             name = size or Path(args.workload).name
-            values = (name, workload.seq_len, workload.batch_size, mode, workload.precision, compiled)
-            rows = [dict(zip(results.KEY, (*values, warmup), strict=True)) for warmup in args.warmups]
+            values = (
+                name,
+                workload.seq_len,
+                workload.batch_size,
+                mode,
+                workload.precision,
+                compiled,
+            )
+            rows = [
+                dict(zip(results.KEY, (*values, warmup), strict=True)) for warmup in args.warmups
+            ]
             cells.append(Cell(rows=rows, workload=workload))
         return cells
 
     def measure(self, cell: Cell) -> list[dict]:
         snapshots = None
         if self.args.memory_snapshot and self.device.on_gpu:
-            snapshots = self.sweep.folder / "snapshots" / slug(*(cell.rows[0][name] for name in results.KEY[:-1]))
+            snapshots = (
+                self.sweep.folder
+                / "snapshots"
+                / slug(*(cell.rows[0][name] for name in results.KEY[:-1]))
+            )
         return measured_rows(self, cell, self.args.repetitions, snapshots)
 
     def report(self) -> Report:
@@ -81,22 +106,34 @@ class TrainingBenchmark(Study):
         return Report(
             self.finding(results.finding),
             results.sections(self.rows, self.args.memory_snapshot),
-            training_figure(warm, [results.label(row) for row in warm], self.device.name) if warm else None,
+            (
+                training_figure(warm, [results.label(row) for row in warm], self.device.name)
+                if warm
+                else None
+            ),
         )
 
 
-def measured_rows(study: Study, cell: Cell, repetitions: int, snapshots: Path | None = None) -> list[dict]:
-    """A row for each number of warm-up steps; also of other studies, which time training steps alone."""
+def measured_rows(
+    study: Study, cell: Cell, repetitions: int, snapshots: Path | None = None
+) -> list[dict]:
+    """A row for each number of warm-up steps; also of other studies,
+    which time training steps alone."""
     workload, mode = cell.workload, cell.rows[0].get("mode", "train")
     common = study.predict(predicted_pass, workload, mode, study.predicts_gpu)
     common |= {"parameters": workload.parameter_count()}
     steps = repetitions + max(row["warmup_steps"] for row in cell.rows)
     work = (measure_passes, workload, mode, steps, snapshots)
-    outcome, answer = study.measure_in_process(common["predicted_peak_bytes"], *work, precision=workload.precision)
+    outcome, answer = study.measure_in_process(
+        common["predicted_peak_bytes"], *work, precision=workload.precision
+    )
     common |= outcome
     if answer is None:
         return [row | common for row in cell.rows]
     if common["predicted_peak_bytes"] is not None:  # the allocator's peak includes them
         common["predicted_peak_bytes"] += answer["workspace_bytes"]
     flops = workload.step_flops() if mode == "train" else workload.forward_flops()
-    return [row | common | measured_columns(answer, row["warmup_steps"], repetitions, flops) for row in cell.rows]
+    return [
+        row | common | measured_columns(answer, row["warmup_steps"], repetitions, flops)
+        for row in cell.rows
+    ]

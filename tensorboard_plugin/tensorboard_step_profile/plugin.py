@@ -1,6 +1,8 @@
-"""The tab STEP PROFILE: TensorBoard's side of it, which passes questions on to analysis/report/tab.py in the checkout.
+"""The tab STEP PROFILE: TensorBoard's side of it, which passes questions on to
+analysis/report/tab.py in the checkout.
 
-That runs as a process of its own, so TensorBoard loads nothing of the analysis and goes on while a trace is read.
+That runs as a process of its own, so TensorBoard loads nothing of the analysis and goes on while a
+trace is read.
 """
 
 import json
@@ -20,17 +22,22 @@ from werkzeug import Request, Response
 
 HERE = Path(__file__).resolve().parent
 ROUTES = ("runs", "page", "progress", "timeline", "compare")  # methods of analysis.report.tab.Tab
-ENDED = "the process that reads traces has ended: out of memory? TensorBoard's terminal shows what it printed"
+ENDED = (
+    "the process that reads traces has ended: out of memory? TensorBoard's terminal shows what it"
+    " printed"
+)
 
 
 def checkout() -> Path:
-    """The workshop that this was installed from: pip notes the folder (PEP 610), whether editable or not."""
+    """The workshop that this was installed from: pip notes the folder (PEP 610), whether editable
+    or not."""
     noted = metadata.distribution("tensorboard-step-profile").read_text("direct_url.json")
     return Path(url2pathname(urlsplit(json.loads(noted)["url"]).path)).parent
 
 
 class Reader:
-    """The process that reads documents and traces.  The first question starts it; so does one after it has ended."""
+    """The process that reads documents and traces.  The first question starts it; so does one after
+    it has ended."""
 
     def __init__(self, logdir: str):
         """logdir: an absolute path."""
@@ -53,7 +60,9 @@ class Reader:
                 self.process.stdin.write(json.dumps(question).encode() + b"\n")
                 self.process.stdin.flush()
         except OSError as error:  # the checkout was moved, or there is no memory for a process
-            return json.dumps({"error": f"cannot start the process that reads traces: {error}"}).encode()
+            return json.dumps(
+                {"error": f"cannot start the process that reads traces: {error}"}
+            ).encode()
         return answer.result()
 
     def start(self) -> None:
@@ -80,7 +89,9 @@ class StepProfile(base_plugin.TBPlugin):
         self.reader = Reader(os.path.abspath(os.path.expanduser(self.logdir)))
 
     def is_active(self) -> bool:
-        return bool(self.logdir)  # at once: TensorBoard asks again and again, and waits for the answer
+        return bool(
+            self.logdir
+        )  # at once: TensorBoard asks again and again, and waits for the answer
 
     def frontend_metadata(self) -> base_plugin.FrontendMetadata:
         return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="Step profile")
@@ -90,8 +101,13 @@ class StepProfile(base_plugin.TBPlugin):
         files = {
             "/index.js": HERE / "index.js",
             "/timeline.js": HERE / "timeline.js",
-            **{f"/{name}": checkout() / "analysis" / "report" / name for name in ("page.js", "page.css")},
-            "/plotly.min.js": Path(plotly.origin).parent / "package_data" / "plotly.min.js" if plotly else None,
+            **{
+                f"/{name}": checkout() / "analysis" / "report" / name
+                for name in ("page.js", "page.css")
+            },
+            "/plotly.min.js": (
+                Path(plotly.origin).parent / "package_data" / "plotly.min.js" if plotly else None
+            ),
         }
         apps = {route: self.file_app(path) for route, path in files.items() if path}
         return apps | {f"/{route}": self.question_app(route) for route in ROUTES}
@@ -108,6 +124,8 @@ class StepProfile(base_plugin.TBPlugin):
     def question_app(self, route: str):
         @Request.application
         def serve(request: Request) -> Response:
-            return http_util.Respond(request, self.reader.ask(route, request.args.to_dict()), "application/json")
+            return http_util.Respond(
+                request, self.reader.ask(route, request.args.to_dict()), "application/json"
+            )
 
         return serve

@@ -1,8 +1,9 @@
-"""Runs commands of the project on pretended cards.  Reads a request a line, as JSON: card, module, flags, folder,
-variables; runs it in the folder, its output in output.log there; answers with the exit code.
+"""Runs commands of the project on pretended cards.  Reads a request a line, as JSON: card, module,
+flags, folder, variables; runs it in the folder, its output in output.log there; answers with the
+exit code.
 
-torch and the project are imported once, with all that is slow to import: each command is a fork, which puts its card
-into torch, and so is each row of a sweep.
+torch and the project are imported once, with all that is slow to import: each command is a fork,
+which puts its card into torch, and so is each row of a sweep.
 """
 
 import contextlib
@@ -14,16 +15,22 @@ import signal
 import sys
 
 MODULES = (
-    "tiny_llama_v1 run_pytorch_profiler run_deepspeed_flops run_memory_study run_timing_study run_precision_study "
-    "run_attention_benchmark run_training_benchmark run_optimization_study launch_performance_study compare_runs "
-    "studies.memory.study studies.timing.study studies.precision.study studies.attention.study studies.training.study "
+    "tiny_llama_v1 run_pytorch_profiler run_deepspeed_flops run_memory_study run_timing_study"
+    " run_precision_study "
+    "run_attention_benchmark run_training_benchmark run_optimization_study launch_performance_study"
+    " compare_runs "
+    "studies.memory.study studies.timing.study studies.precision.study studies.attention.study"
+    " studies.training.study "
     "studies.optimization.study studies.optimization.figure analysis.diagnosis.document "
     "analysis.report.html "
-    "analysis.prediction.document analysis.commands.run_explanations analysis.commands.analyze_traces "
-    "analysis.commands.flops_command analysis.report.comparison_figure harness.model.decoder.memory "
+    "analysis.prediction.document analysis.commands.run_explanations"
+    " analysis.commands.analyze_traces "
+    "analysis.commands.flops_command analysis.report.comparison_figure"
+    " harness.model.decoder.memory "
     "analysis.hardware.rate_limits "
     # What commands import late.  Not DeepSpeed: it looks for a GPU as it is imported.
-    "torch._dynamo torch.utils.tensorboard matplotlib.pyplot matplotlib.backends.backend_agg tabulate"
+    "torch._dynamo torch.utils.tensorboard matplotlib.pyplot matplotlib.backends.backend_agg"
+    " tabulate"
 ).split()
 TIME_LIMIT_S = 240  # of a command, on a machine with much else to do
 
@@ -43,10 +50,13 @@ def run(card: str, module: str, flags: list[str], folder: str, variables: dict[s
     from harness.ranks.failures import exit_code_of
 
     pretended.install()
-    # A fork server of its own would import PyTorch for each command, which takes longer than all its rows; this process
-    # has imported it and used no device.  tests/test_sweep_process.py has the real fork server.
+    # A fork server of its own would import PyTorch for each command, which takes longer than all
+    # its rows; this process has imported it and used no device.  tests/test_sweep_process.py has
+    # the real fork server.
     context = multiprocessing.get_context
-    multiprocessing.get_context = lambda method: context("fork" if method == "forkserver" else method)
+    multiprocessing.get_context = lambda method: context(
+        "fork" if method == "forkserver" else method
+    )
     sys.argv = [f"{module}.py", *flags]
     main = sys.modules[module].main
     code = exit_code(main if module == "tiny_llama_v1" else lambda: exit_code_of(main))
@@ -62,7 +72,11 @@ def main() -> None:
     from analysis.hardware import measuring
 
     # What is measured of a card here is a figure of this CPU: briefly, only to have one.
-    measuring.SECONDS, measuring.SQUARES["cuda"], measuring.COPIED_BYTES["cuda"] = 0.01, (128, 256), 2**22
+    measuring.SECONDS, measuring.SQUARES["cuda"], measuring.COPIED_BYTES["cuda"] = (
+        0.01,
+        (128, 256),
+        2**22,
+    )
     for name in MODULES:
         importlib.import_module(name)
     for line in sys.stdin:
@@ -72,7 +86,9 @@ def main() -> None:
             os._exit(run(**request))
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)  # rows that a command left, which the time limit has ended
+            os.killpg(
+                child, signal.SIGKILL
+            )  # rows that a command left, which the time limit has ended
         print(code, flush=True)
 
 

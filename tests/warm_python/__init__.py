@@ -1,11 +1,12 @@
-"""Python processes that start warm: a fork of one that has imported PyTorch, where a new one would import it for a
-second or two of a core.
+"""Python processes that start warm: a fork of one that has imported PyTorch, where a new one would
+import it for a second or two of a core.
 
-`start_server` makes a folder with a `python3` (client.py) that stands for the interpreter of the tests.  It hands what
-it was started with, its open files among it, to the server (server.py), waits for the fork that is made there, passes
-signals on to it, and ends as it ended.  A start that could differ is one from nothing: with other flags of the
-interpreter, code in the command line, hooks in its start, or environment variables that libraries read while they are
-imported.  `WARM_PYTHON=no` in the environment makes all starts such.
+`start_server` makes a folder with a `python3` (client.py) that stands for the interpreter of the
+tests.  It hands what it was started with, its open files among it, to the server (server.py), waits
+for the fork that is made there, passes signals on to it, and ends as it ended.  A start that could
+differ is one from nothing: with other flags of the interpreter, code in the command line, hooks in
+its start, or environment variables that libraries read while they are imported.  `WARM_PYTHON=no`
+in the environment makes all starts such.
 """
 
 import os
@@ -21,8 +22,8 @@ PROJECT = HERE.parent.parent
 def start_server(folder: Path, real: str) -> tuple[str, Callable[[], None]]:
     """Start a server for this test session.
 
-    folder: new, short enough for the name of a socket.  real: the interpreter.  Returns the path of the interpreter
-    that starts warm, and a function that ends the server.
+    folder: new, short enough for the name of a socket.  real: the interpreter.  Returns the path of
+    the interpreter that starts warm, and a function that ends the server.
     """
     bin_ = folder / "bin"
     bin_.mkdir(parents=True)
@@ -47,7 +48,13 @@ def start_server(folder: Path, real: str) -> tuple[str, Callable[[], None]]:
     watched, kept = os.pipe()  # ends with this process, and the server with it
     numbers = [*(listener.fileno() for listener in listeners), watched]
     process = subprocess.Popen(
-        [real, "-c", "from tests.warm_python import server; server.main()", str(warm), *map(str, numbers)],
+        [
+            real,
+            "-c",
+            "from tests.warm_python import server; server.main()",
+            str(warm),
+            *map(str, numbers),
+        ],
         cwd=PROJECT,
         env=environment,
         pass_fds=numbers,

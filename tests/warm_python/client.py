@@ -1,4 +1,5 @@
-"""The interpreter that starts warm, see __init__.py.  Runs as `python -IS`, so that it itself starts in no time."""
+"""The interpreter that starts warm, see __init__.py.  Runs as `python -IS`, so that it itself
+starts in no time."""
 
 import os
 import sys
@@ -6,14 +7,40 @@ import sys
 REAL = ""  # the interpreter
 SOCKET = ""  # where the server listens
 PROJECT = ""
-# What libraries read of the environment while they are imported: another value needs a process that imports them.
-READ_AT_IMPORT = ("CUDA_", "GOMP_", "HIP_", "KINETO_", "KMP_", "LD_", "MKL_", "MPL", "OMP_", "OPENBLAS_", "PYTHON")
+# What libraries read of the environment while they are imported: another value needs a process that
+# imports them.
+READ_AT_IMPORT = (
+    "CUDA_",
+    "GOMP_",
+    "HIP_",
+    "KINETO_",
+    "KMP_",
+    "LD_",
+    "MKL_",
+    "MPL",
+    "OMP_",
+    "OPENBLAS_",
+    "PYTHON",
+)
 READ_AT_IMPORT += ("PYTORCH_", "ROCR_", "TORCH", "TRITON_")
 # But for what is set in the fork as well, or is read later.
-READ_LATER = {"CUDA_VISIBLE_DEVICES", "PYTHON", "PYTHONPATH", "PYTHONUNBUFFERED", "TORCHINDUCTOR_CACHE_DIR"}
+READ_LATER = {
+    "CUDA_VISIBLE_DEVICES",
+    "PYTHON",
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "TORCHINDUCTOR_CACHE_DIR",
+}
 READ_LATER |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING"}
-READ_LATER |= {"GOMP_SPINCOUNT", "KINETO_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL"}  # commands set them for themselves
-WORKERS = ("from multiprocessing.forkserver import main", "from multiprocessing.spawn import spawn_main")
+READ_LATER |= {
+    "GOMP_SPINCOUNT",
+    "KINETO_LOG_LEVEL",
+    "TORCH_CPP_LOG_LEVEL",
+}  # commands set them for themselves
+WORKERS = (
+    "from multiprocessing.forkserver import main",
+    "from multiprocessing.spawn import spawn_main",
+)
 
 
 def real_one():
@@ -21,12 +48,15 @@ def real_one():
 
 
 def read_at_import(environment):
-    names = (name for name in environment if name.startswith(READ_AT_IMPORT) and name not in READ_LATER)
+    names = (
+        name for name in environment if name.startswith(READ_AT_IMPORT) and name not in READ_LATER
+    )
     return {name: environment[name] for name in names if not name.startswith("TORCHELASTIC_")}
 
 
 def kind_of_start(arguments):
-    """(kind, what to run, its arguments, whether it is of the project), or None: a process from nothing."""
+    """(kind, what to run, its arguments, whether it is of the project), or None: a process from
+    nothing."""
     if not arguments:
         return None
     first = arguments[0]
@@ -52,16 +82,23 @@ def kind_of_start(arguments):
     return "script", first, arguments[1:], of_project
 
 
-LOADED = ("torch", "numpy", "transformers")  # packages that a warm process has imported: no others take their place
+LOADED = (
+    "torch",
+    "numpy",
+    "transformers",
+)  # packages that a warm process has imported: no others take their place
 
 
 def searched(paths):
-    """Folders of PYTHONPATH; None if Python would run something from there as it starts, or take from there what a warm
-    process has imported from elsewhere."""
+    """Folders of PYTHONPATH; None if Python would run something from there as it starts, or take
+    from there what a warm process has imported from elsewhere."""
     folders = [path for path in paths.split(os.pathsep) if path]
     for folder in folders:
         pretended = os.path.join(PROJECT, "tests", "pretend_gpu")
-        if os.path.exists(os.path.join(folder, "sitecustomize.py")) and os.path.realpath(folder) != pretended:
+        if (
+            os.path.exists(os.path.join(folder, "sitecustomize.py"))
+            and os.path.realpath(folder) != pretended
+        ):
             return None
         if any(os.path.exists(os.path.join(folder, package)) for package in LOADED):
             return None
@@ -120,11 +157,22 @@ def main():
     for name in dir(resource):
         if name.startswith("RLIMIT_"):
             limits[name] = resource.getrlimit(getattr(resource, name))
-    ignored = [int(number) for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN]
+    ignored = [
+        int(number)
+        for number in signal.valid_signals()
+        if signal.getsignal(number) == signal.SIG_IGN
+    ]
     asked |= {"files": files, "limits": limits, "ignored": ignored, "umask": os.umask(0)}
     os.umask(asked["umask"])
     asked |= {"cores": sorted(os.sched_getaffinity(0)), "nice": os.getpriority(os.PRIO_PROCESS, 0)}
-    passed = [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
+    passed = [
+        signal.SIGHUP,
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGTERM,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    ]
     passed = [number for number in passed if int(number) not in ignored]
     signal.pthread_sigmask(signal.SIG_BLOCK, passed)  # until there is a process that they are for
     try:

@@ -22,21 +22,23 @@ from typing import NoReturn
 
 from tests.warm_python.client import read_at_import
 
-# What commands and the programs of others import, some of it late.  Not DeepSpeed: it looks for a GPU at once.
+# What commands and the programs of others import, some of it late.  Not DeepSpeed: it looks for a
+# GPU at once.
 LIBRARIES = (
-    "torch torch._dynamo torch.distributed torch.utils.tensorboard torch.profiler pandas tabulate msgspec "
-    "matplotlib.pyplot matplotlib.backends.backend_agg torch.distributed.launcher.api "
-    "torch.distributed.elastic.multiprocessing multiprocessing.forkserver"
+    "torch torch._dynamo torch.distributed torch.utils.tensorboard torch.profiler pandas tabulate"
+    " msgspec matplotlib.pyplot matplotlib.backends.backend_agg torch.distributed.launcher.api"
+    " torch.distributed.elastic.multiprocessing multiprocessing.forkserver"
 ).split()
 # Of the project, which its commands import.
 MODULES = (
-    "tiny_llama_v1 run_pytorch_profiler run_deepspeed_flops run_memory_study run_timing_study run_precision_study "
-    "run_attention_benchmark run_training_benchmark run_optimization_study launch_performance_study compare_runs "
-    "studies.memory.study studies.timing.study studies.precision.study studies.attention.study studies.training.study "
-    "studies.optimization.study studies.optimization.figure analysis.diagnosis.document analysis.report.html "
-    "analysis.prediction.document analysis.commands.run_explanations analysis.commands.analyze_traces "
-    "analysis.commands.flops_command analysis.report.comparison_figure harness.model.decoder.memory "
-    "analysis.hardware.rate_limits"
+    "tiny_llama_v1 run_pytorch_profiler run_deepspeed_flops run_memory_study run_timing_study"
+    " run_precision_study run_attention_benchmark run_training_benchmark run_optimization_study"
+    " launch_performance_study compare_runs studies.memory.study studies.timing.study"
+    " studies.precision.study studies.attention.study studies.training.study"
+    " studies.optimization.study studies.optimization.figure analysis.diagnosis.document"
+    " analysis.report.html analysis.prediction.document analysis.commands.run_explanations"
+    " analysis.commands.analyze_traces analysis.commands.flops_command"
+    " analysis.report.comparison_figure harness.model.decoder.memory analysis.hardware.rate_limits"
 ).split()
 MOST_FILES = 250  # that one message may carry
 HIDDEN = (__file__, "<string>")  # from tracebacks
@@ -193,7 +195,11 @@ def pretend_a_card() -> None:
 
 def show_traceback(kind, error, frames) -> None:
     """Of an error that ends the program, without the frames of this module."""
-    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename in HIDDEN:
+    while (
+        frames is not None
+        and frames.tb_next is not None
+        and frames.tb_frame.f_code.co_filename in HIDDEN
+    ):
         frames = frames.tb_next
     sys.__excepthook__(kind, error.with_traceback(frames), frames)
 
@@ -225,7 +231,8 @@ def run(asked: dict) -> None:
 
 
 def end(asked: dict) -> NoReturn:
-    """Runs it and ends as an interpreter does, but for taking apart all that is imported, which takes a second."""
+    """Runs it and ends as an interpreter does, but for taking apart all that is imported, which
+    takes a second."""
     code, interrupted = 0, False
     try:
         run(asked)
@@ -243,7 +250,10 @@ def end(asked: dict) -> NoReturn:
     try:
         sys.stdout.flush()
     except OSError as error:
-        print(f"Exception ignored in: {sys.stdout!r}\n{type(error).__name__}: {error}", file=sys.stderr)
+        print(
+            f"Exception ignored in: {sys.stdout!r}\n{type(error).__name__}: {error}",
+            file=sys.stderr,
+        )
         code = 120
     with contextlib.suppress(OSError):
         sys.stderr.flush()
@@ -269,14 +279,18 @@ def main() -> None:
     multiprocessing.set_executable(sys.executable)
     of_project, of_programs = (socket.socket(fileno=int(number)) for number in numbers[:2])
     session = int(numbers[2])
-    ready, _, _ = select.select([of_project, of_programs, session], [], [])  # for a start, which may not come
+    ready, _, _ = select.select(
+        [of_project, of_programs, session], [], []
+    )  # for a start, which may not come
     if session in ready:
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in LIBRARIES:
             importlib.import_module(name)
-        project = os.fork() == 0  # in a server of its own: the programs of others know no module of the project
+        project = (
+            os.fork() == 0
+        )  # in a server of its own: the programs of others know no module of the project
         if project:
             for name in MODULES:
                 importlib.import_module(name)

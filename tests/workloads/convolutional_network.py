@@ -11,7 +11,8 @@ BATCH, PIXELS, CHANNELS, CLASSES = 16, 32, 16, 10
 
 
 class Residual(nn.Module):
-    """Two 3 x 3 convolutions, added to their input; with stride 2, half as many pixels and twice as many channels."""
+    """Two 3 x 3 convolutions, added to their input; with stride 2, half as many pixels and twice as
+    many channels."""
 
     def __init__(self, channels: int, stride: int):
         super().__init__()
@@ -20,7 +21,9 @@ class Residual(nn.Module):
         self.first_norm = nn.BatchNorm2d(wider)
         self.second = nn.Conv2d(wider, wider, 3, padding=1, bias=False)
         self.second_norm = nn.BatchNorm2d(wider)
-        self.shortcut = nn.Conv2d(channels, wider, 1, stride, bias=False) if stride > 1 else nn.Identity()
+        self.shortcut = (
+            nn.Conv2d(channels, wider, 1, stride, bias=False) if stride > 1 else nn.Identity()
+        )
 
     def forward(self, x: Tensor) -> Tensor:  # [B, C, P, P] -> [B, C stride, P / stride, P / stride]
         hidden = self.first_norm(self.first(x)).relu()
@@ -28,7 +31,12 @@ class Residual(nn.Module):
 
 
 def network() -> nn.Module:
-    blocks = [Residual(CHANNELS, 1), Residual(CHANNELS, 2), Residual(2 * CHANNELS, 1), Residual(2 * CHANNELS, 2)]
+    blocks = [
+        Residual(CHANNELS, 1),
+        Residual(CHANNELS, 2),
+        Residual(2 * CHANNELS, 1),
+        Residual(2 * CHANNELS, 2),
+    ]
     return nn.Sequential(
         nn.Conv2d(3, CHANNELS, 3, padding=1, bias=False),
         nn.BatchNorm2d(CHANNELS),

@@ -16,11 +16,14 @@ class Mixture(nn.Module):
         super().__init__()
         self.router = nn.Linear(WIDTH, EXPERTS)
         self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(EXPERTS)
+            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+            for _ in range(EXPERTS)
         )
 
     def forward(self, x: Tensor) -> Tensor:  # [B, D] -> [B, D]
-        weight, chosen = self.router(x).softmax(-1).max(-1)  # [B] each: the best expert, and how good it is
+        weight, chosen = (
+            self.router(x).softmax(-1).max(-1)
+        )  # [B] each: the best expert, and how good it is
         out = torch.zeros_like(x)
         for i, expert in enumerate(self.experts):
             (rows,) = (chosen == i).nonzero(as_tuple=True)  # as many as the data say

@@ -1,4 +1,5 @@
-"""A small model whose data loader is too slow for it: one worker, and samples that each take a while to read.
+"""A small model whose data loader is too slow for it: one worker, and samples that each take a
+while to read.
 
 python3 run_pytorch_profiler.py --workload tests/workloads/starving_loader.py
 """

@@ -1,4 +1,5 @@
-"""A model of the library transformers, made from its configuration, with random weights: nothing is downloaded.
+"""A model of the library transformers, made from its configuration, with random weights: nothing is
+downloaded.
 
 python3 run_pytorch_profiler.py --workload tests/workloads/transformers_model.py
 """
@@ -26,5 +27,7 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 def workload():
     shape = {"n_positions": LENGTH, "n_embd": 128, "n_layer": 4, "n_head": 4}
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0, **shape))
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0, **shape)
+    )
     return model, torch.optim.AdamW(model.parameters(), lr=1e-4), batches(), loss

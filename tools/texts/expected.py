@@ -1,7 +1,8 @@
-"""What a learner should see: measured values of the stored results, and what the tools compute for named GPUs.
+"""What a learner should see: measured values of the stored results, and what the tools compute for
+named GPUs.
 
-Nothing here is measured: times are those of analysis/prediction/expected_time.py, as `--dry-run --target-device` prints
-them.  The pages call these functions in cog comments.
+Nothing here is measured: times are those of analysis/prediction/expected_time.py, as `--dry-run
+--target-device` prints them.  The pages call these functions in cog comments.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ from workshop.exercise.results import RESULTS, Answer, machine
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
 CARDS = {name: next(row for row in DATASHEETS if row.name == name) for name in (H100, A100)}
-COMPUTED = "Computed on fake tensors for an NVIDIA H100 (SXM) and an A100 (SXM, 80 GB), not measured"
+COMPUTED = (
+    "Computed on fake tensors for an NVIDIA H100 (SXM) and an A100 (SXM, 80 GB), not measured"
+)
 INTERVAL = f"{COMPUTED}; in parentheses the interval of nine in ten steps, published or measured."
 
 
@@ -57,11 +60,13 @@ def shown(ms: float) -> str:
 
 def above(about: str, lines: str) -> str:
     """A paragraph and what is below it."""
-    return f"{textwrap.fill(about, COLUMNS, break_on_hyphens=False, break_long_words=False)}\n\n{lines}"
+    filled = textwrap.fill(about, COLUMNS, break_on_hyphens=False, break_long_words=False)
+    return f"{filled}\n\n{lines}"
 
 
 def sample(number: int, *commands: str, begins: str = "\nFiles:") -> str:
-    """What commands of an exercise printed last, from a stored log: after the files, or from a line that begins so.
+    """What commands of an exercise printed last, from a stored log: after the files, or from a line
+    that begins so.
 
     commands: as they begin on the page."""
     path = RESULTS / f"exercise_{number}.log"
@@ -83,14 +88,21 @@ def ending(*commands: str) -> str:
         program, *flags = shlex.split(command)[1:]
         with tempfile.TemporaryDirectory() as folder:
             run = [sys.executable, PROJECT / program, *flags]
-            printed = subprocess.run(run, cwd=folder, env=os.environ, capture_output=True, text=True, check=True).stdout
+            printed = subprocess.run(
+                run, cwd=folder, env=os.environ, capture_output=True, text=True, check=True
+            ).stdout
         last = printed.partition("\nFiles:")[2].partition("\n")[2].strip().splitlines()
-        typed = textwrap.wrap(f"$ {command}", COLUMNS - 2, subsequent_indent="    ", break_on_hyphens=False)
-        shown_lines += [" \\\n".join(typed), *(line for line in last if not line.startswith("Disturbance:"))]
+        typed = textwrap.wrap(
+            f"$ {command}", COLUMNS - 2, subsequent_indent="    ", break_on_hyphens=False
+        )
+        shown_lines += [
+            " \\\n".join(typed),
+            *(line for line in last if not line.startswith("Disturbance:")),
+        ]
     return text_block(shown_lines)
 
 
-# ---- Measured ------------------------------------------------------------------------------------------------------
+# ---- Measured ------------------------------------------------------------------------------------
 
 
 def seen(number: int, *ids: str, on_gpu: bool = False) -> str:
@@ -98,12 +110,19 @@ def seen(number: int, *ids: str, on_gpu: bool = False) -> str:
 
     on_gpu: of GPUs alone."""
     known = {}
-    for path in sorted(RESULTS.parent.glob(f"*/exercise_{number}.json"), key=lambda path: path.parent != RESULTS):
+    for path in sorted(
+        RESULTS.parent.glob(f"*/exercise_{number}.json"), key=lambda path: path.parent != RESULTS
+    ):
         document = read_document(path)
-        found = {name: answer["value"] for name, answer in document["answers"].items() if name in ids}
+        found = {
+            name: answer["value"] for name, answer in document["answers"].items() if name in ids
+        }
         is_gpu = document["environment"]["device"].get("type") == "cuda"
         if is_gpu == on_gpu and any(value is not None for value in found.values()):
-            known[machine(document["environment"])] = (Path("..") / path.relative_to(RESULTS.parents[2]), found)
+            known[machine(document["environment"])] = (
+                Path("..") / path.relative_to(RESULTS.parents[2]),
+                found,
+            )
     if not known:
         return "Not measured on a GPU yet." if on_gpu else "Not measured yet."
     by_id = {field.id: field for field in fields(exercises()[number].text)}
@@ -111,13 +130,15 @@ def seen(number: int, *ids: str, on_gpu: bool = False) -> str:
     for name in ids:
         cells = [Answer(found.get(name), "").shown for _, found in known.values()]
         unit = by_id[name].unit if by_id[name].is_number else ""
-        rows.append([f"{by_id[name].label} ({name})", *(f"{cell} {unit}".strip() for cell in cells)])
+        rows.append(
+            [f"{by_id[name].label} ({name})", *(f"{cell} {unit}".strip() for cell in cells)]
+        )
     about = "; ".join(f"[{name}]({path})" for name, (path, _) in known.items())
     titles = [name.partition(",")[0] for name in known]
     return above(f"Measured on {about}.", table(["quantity (field)", *titles], rows))
 
 
-# ---- Computed: training steps ----------------------------------------------------------------------------------------
+# ---- Computed: training steps --------------------------------------------------------------------
 
 
 @cache
@@ -125,8 +146,11 @@ def operators(flags: str) -> list[Operator]:
     return operators_of(workload_of(flags.split()), on_gpu=True)
 
 
-def parts_of(flags: str, card: Datasheet, phase: str | None = None) -> tuple[dict[str, float], int, float]:
-    """Milliseconds by class, launches and the host's milliseconds, of a step or of one of its phases alone."""
+def parts_of(
+    flags: str, card: Datasheet, phase: str | None = None
+) -> tuple[dict[str, float], int, float]:
+    """Milliseconds by class, launches and the host's milliseconds, of a step or of one of its
+    phases alone."""
     workload = workload_of(flags.split())
     some = [one for one in operators(flags) if phase in (None, one.phase)]
     return expected_parts(some, setting_of(workload, achievable_rates(card)))
@@ -156,7 +180,16 @@ def steps(*rows: str) -> str:
         memory = "at most " * workload.compiled + f"{peak_gb(flags.replace('--compile', '')):.1f}"
         cells = [cell for card in CARDS.values() for cell in expected(flags, card)]
         lines.append([title or f"`{flags}`", *cells, f"{launches:,}", shown(host_ms), memory])
-    titles = ["step", "H100: ms", "limited by", "A100: ms", "limited by", "launches", "host, ms", "peak, GB"]
+    titles = [
+        "step",
+        "H100: ms",
+        "limited by",
+        "A100: ms",
+        "limited by",
+        "launches",
+        "host, ms",
+        "peak, GB",
+    ]
     return above(INTERVAL, table(titles, lines))
 
 
@@ -172,11 +205,14 @@ def phases(*rows: str) -> str:
         lines.append([title, *cells, f"{peak_gb(flags):.1f}"])
     titles = ["forward", "backward", "optimizer"]
     titles = [f"{card}: {title}" for card in ("H100", "A100") for title in titles]
-    return above(f"{INTERVAL} Times in ms.", table(["size", "H100: step", *titles, "peak, GB"], lines))
+    return above(
+        f"{INTERVAL} Times in ms.", table(["size", "H100: step", *titles, "peak, GB"], lines)
+    )
 
 
 def forward_passes(*rows: str) -> str:
-    """The forward pass of steps: its kernels, the time from its start to its end, and what the host needs."""
+    """The forward pass of steps: its kernels, the time from its start to its end,
+    and what the host needs."""
     lines = []
     for row in rows:
         title, _, flags = row.rpartition(": ")
@@ -187,8 +223,12 @@ def forward_passes(*rows: str) -> str:
             kernels = clock - parts["waiting_for_host"]
             cells += [shown(kernels), shown(clock), f"{kernels / clock:.0%}"]
         lines.append([title, *cells, f"{launches:,}", shown(host_ms)])
-    titles = [f"{card}: {title}" for card in ("H100", "A100") for title in ("kernels", "clock", "share")]
-    return above(f"{COMPUTED}. Times in ms.", table(["forward pass", *titles, "launches", "host, ms"], lines))
+    titles = [
+        f"{card}: {title}" for card in ("H100", "A100") for title in ("kernels", "clock", "share")
+    ]
+    return above(
+        f"{COMPUTED}. Times in ms.", table(["forward pass", *titles, "launches", "host, ms"], lines)
+    )
 
 
 def snapshot_peaks(size: str, *lengths: int) -> str:
@@ -196,19 +236,30 @@ def snapshot_peaks(size: str, *lengths: int) -> str:
     lines = []
     for seq_len in lengths:
         workload = workload_of(size=size, seq_len=seq_len)
-        peaks = [predicted_pass(workload, mode, True)["predicted_peak_bytes"] for mode in ("forward", "train")]
+        peaks = [
+            predicted_pass(workload, mode, True)["predicted_peak_bytes"]
+            for mode in ("forward", "train")
+        ]
         lines.append([f"{seq_len}", *(f"{peak / MB:,.0f}" for peak in peaks)])
-    about = f"`{size}`, batch {workload.batch_size}, fp32: predicted, without what the matmul libraries take."
+    about = (
+        f"`{size}`, batch {workload.batch_size}, fp32: predicted, without what the matmul libraries"
+        " take."
+    )
     return above(about, table(["tokens", "forward pass only, MB", "whole step, MB"], lines, left=0))
 
 
-# ---- Computed: attention and matmuls ---------------------------------------------------------------------------------
+# ---- Computed: attention and matmuls -------------------------------------------------------------
 
 
-def attention_ms(implementation: str, dtype: str, seq_len: int, d_head: int, card: Datasheet) -> list[tuple]:
-    """(ms, of which the GPU waits for the host) of the forward and of the backward pass: batch 8, one head."""
+def attention_ms(
+    implementation: str, dtype: str, seq_len: int, d_head: int, card: Datasheet
+) -> list[tuple]:
+    """(ms, of which the GPU waits for the host) of the forward and of the backward pass: batch 8,
+    one head."""
     compiled = implementation == "compiled"
-    name = "eager" if compiled else implementation  # of which a compiler fuses what is between the matmuls
+    name = (
+        "eager" if compiled else implementation
+    )  # of which a compiler fuses what is between the matmuls
     spec = {"implementation": name, "dtype": dtype, "seq_len": seq_len, "d_head": d_head}
     spec |= {"batch_size": 8, "n_heads": 1, "causal": False}
     logs = {phase: OperatorLog(fused=compiled) for phase in ("forward", "backward")}
@@ -226,10 +277,14 @@ def attention_ms(implementation: str, dtype: str, seq_len: int, d_head: int, car
     return [(sum(parts.values()), parts["waiting_for_host"]) for parts in found]
 
 
-def attention_peak(implementation: str, dtype: str, seq_len: int, d_head: int) -> tuple[float, float]:
+def attention_peak(
+    implementation: str, dtype: str, seq_len: int, d_head: int
+) -> tuple[float, float]:
     """MB before the backward pass and at the peak."""
     keys = {"implementation": implementation, "dtype": dtype, "seq_len": seq_len, "d_head": d_head}
-    found = predicted_tensors(keys | {"batch_size": 8, "n_heads": 1, "causal": False}, torch.device("cpu"))
+    found = predicted_tensors(
+        keys | {"batch_size": 8, "n_heads": 1, "causal": False}, torch.device("cpu")
+    )
     return found["predicted_memory_bytes"] / MB, found["predicted_peak_bytes"] / MB
 
 
@@ -245,16 +300,32 @@ def attention(dtypes: Sequence[str], d_heads: Sequence[int], seq_lens: Sequence[
                         both = attention_ms(implementation, dtype, seq_len, d_head, card)
                         waits = sum(wait for _, wait in both) > 0.5 * sum(ms for ms, _ in both)
                         cells.append(" / ".join(shown(ms) for ms, _ in both) + " (host)" * waits)
-                peak = [attention_peak(one, dtype, seq_len, d_head)[1] for one in ("eager", "sdpa-flash")]
-                lines.append([dtype, f"{d_head}", f"{seq_len:,}", *cells, *(f"{mb:,.1f}" for mb in peak)])
+                peak = [
+                    attention_peak(one, dtype, seq_len, d_head)[1]
+                    for one in ("eager", "sdpa-flash")
+                ]
+                lines.append(
+                    [dtype, f"{d_head}", f"{seq_len:,}", *cells, *(f"{mb:,.1f}" for mb in peak)]
+                )
     titles = [f"{card}: {one}" for card in ("H100", "A100") for one in ("eager", "fused")]
-    titles = ["dtype", "E", "S", *(f"{title}, ms" for title in titles), "peak, eager, MB", "peak, fused, MB"]
-    about = f"{COMPUTED}. Forward / backward; `(host)`: the GPU waits for the host more than half of the time."
+    titles = [
+        "dtype",
+        "E",
+        "S",
+        *(f"{title}, ms" for title in titles),
+        "peak, eager, MB",
+        "peak, fused, MB",
+    ]
+    about = (
+        f"{COMPUTED}. Forward / backward; `(host)`: the GPU waits for the host more than half of"
+        " the time."
+    )
     return above(about, table(titles, lines))
 
 
 def compiled_attention(dtype: str, *seq_lens: int) -> str:
-    """Eager, compiled and fused attention with a head dimension of 64, forward and backward pass together."""
+    """Eager, compiled and fused attention with a head dimension of 64,
+    forward and backward pass together."""
     lines = []
     for seq_len in seq_lens:
         cells = []
@@ -263,7 +334,12 @@ def compiled_attention(dtype: str, *seq_lens: int) -> str:
                 sum(ms for ms, _ in attention_ms(one, dtype, seq_len, 64, card))
                 for one in ("eager", "compiled", "sdpa-flash")
             )
-            cells += [shown(eager), shown(compiled), f"{eager / compiled:.2f}x", f"{eager / fused:.1f}x"]
+            cells += [
+                shown(eager),
+                shown(compiled),
+                f"{eager / compiled:.2f}x",
+                f"{eager / fused:.1f}x",
+            ]
         lines.append([f"{seq_len:,}", *cells])
     titles = ["eager, ms", "compiled, ms", "speedup", "speedup of fused"]
     titles = [f"{card}: {title}" for card in ("H100", "A100") for title in titles]
@@ -278,7 +354,18 @@ def matmuls(*sizes: int) -> str:
         for card in CARDS.values():
             both = []
             for dtype in (torch.float32, torch.bfloat16):
-                one = Operator(1, "forward", "mm", "matmul", 2 * n**3, 3 * n * n * dtype.itemsize, dtype, (n, n), 0, 0)
+                one = Operator(
+                    1,
+                    "forward",
+                    "mm",
+                    "matmul",
+                    2 * n**3,
+                    3 * n * n * dtype.itemsize,
+                    dtype,
+                    (n, n),
+                    0,
+                    0,
+                )
                 parts, _, host_ms = expected_parts([one], Setting(achievable_rates(card)))
                 both.append(sum(parts.values()) - parts["waiting_for_host"])
             cells += [f"{1e3 * ms:,.0f}" for ms in both] + [f"{both[1] / both[0]:.2f}"]

@@ -1,4 +1,5 @@
-"""docs/files.md: the files of every command and the fields of the JSON documents, from the code that defines them."""
+"""docs/files.md: the files of every command and the fields of the JSON documents, from the code
+that defines them."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from harness.documents.schema import Document, fields_of, is_document
 from harness.instruments.schedule import ProfilerConfig
 from tiny_llama_v1 import TinyLlamaConfig, TrainingConfig
 
-DOCUMENTS = ("run", "memory", "trace", "flops", "sweeps", "exercises")  # modules of harness/documents, as told
+DOCUMENTS = (
+    "run",
+    "memory",
+    "trace",
+    "flops",
+    "sweeps",
+    "exercises",
+)  # modules of harness/documents, as told
 FIELD_COLUMNS = (
     Column("field", lambda row: f"`{row['name']}`", left=True),
     Column("type", lambda row: f"`{row['type']}`", left=True),
@@ -22,7 +30,11 @@ FIELD_COLUMNS = (
 def files_table() -> str:
     """Every registered file: its name, who writes it, what is in it."""
     rows = [{"name": f"`{kind.pattern}{'/' * kind.is_folder}`", **vars(kind)} for kind in FILES]
-    columns = [*text_columns("name"), column("written by", "writer", left=True), *text_columns("contents")]
+    columns = [
+        *text_columns("name"),
+        column("written by", "writer", left=True),
+        *text_columns("contents"),
+    ]
     return "\n".join(markdown_table(columns, rows))
 
 
@@ -35,15 +47,22 @@ def documents_reference() -> str:
         inherited = f"\nAlso the fields of {bases}.\n" if bases != Document.__name__ else ""
         declared = [(text, name.removesuffix("_")) for name, text in kind.__annotations__.items()]
         told = [(text, name, *fields[name][:2]) for text, name in declared]
-        rows = [dict(zip(("type", "name", "meaning", "null where"), one, strict=True)) for one in told]
+        rows = [
+            dict(zip(("type", "name", "meaning", "null where"), one, strict=True)) for one in told
+        ]
         sections.append(_section(kind.__name__, names, rows, inherited))
     return "\n".join(sections)
 
 
 def settings_reference() -> str:
-    """The fields of the sections model, training and profiling of config.json: the flags that they come from."""
+    """The fields of the sections model, training and profiling of config.json: the flags that they
+    come from."""
     sections = []
-    for title, kind in (("model", TinyLlamaConfig), ("training", TrainingConfig), ("profiling", ProfilerConfig)):
+    for title, kind in (
+        ("model", TinyLlamaConfig),
+        ("training", TrainingConfig),
+        ("profiling", ProfilerConfig),
+    ):
         rows = [
             {
                 "name": field.name,
@@ -60,7 +79,9 @@ def settings_reference() -> str:
 def document_types() -> list[type[Document]]:
     """The types that harness/documents defines, in order."""
     modules = [import_module(f"harness.documents.{name}") for name in DOCUMENTS]
-    found = [(module, kind) for module in modules for kind in vars(module).values() if is_document(kind)]
+    found = [
+        (module, kind) for module in modules for kind in vars(module).values() if is_document(kind)
+    ]
     return [kind for module, kind in found if kind.__module__ == module.__name__]
 
 

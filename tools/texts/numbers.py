@@ -1,6 +1,8 @@
-"""Numbers and tables of the documentation: derived from the code, or read from the stored results of a named machine.
+"""Numbers and tables of the documentation: derived from the code, or read from the stored results
+of a named machine.
 
-The pages call these functions in cog comments; CONTRIBUTING.md says how to generate the tables again.
+The pages call these functions in cog comments; CONTRIBUTING.md says how to
+generate the tables again.
 """
 
 from __future__ import annotations
@@ -36,20 +38,38 @@ from studies.engine.command_line import workload_of
 from studies.optimization.results import table as optimization_table
 from studies.optimization.rungs import RUNGS
 from studies.scaling.results import calls_text
-from tiny_llama_v1 import SHAPE, SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser
+from tiny_llama_v1 import (
+    SHAPE,
+    SIZES,
+    TinyLlamaConfig,
+    TinyLlamaWorkload,
+    TrainingConfig,
+    build_parser,
+)
 from workshop.exercise.page import exercises, fields, predictions, shell_blocks
-from workshop.exercise.results import RESULTS, Answer, machine, stored_answers, stored_commands, stored_path
+from workshop.exercise.results import (
+    RESULTS,
+    Answer,
+    machine,
+    stored_answers,
+    stored_commands,
+    stored_path,
+)
 from workshop.exercise.shell_blocks import duration
 
 DEFAULT = TinyLlamaWorkload(TinyLlamaConfig(), TrainingConfig())
-MULTI_HEAD = replace(DEFAULT, config=replace(DEFAULT.config, n_kv_heads=DEFAULT.config.n_heads))  # not grouped-query
+MULTI_HEAD = replace(
+    DEFAULT, config=replace(DEFAULT.config, n_kv_heads=DEFAULT.config.n_heads)
+)  # not grouped-query
 BOTH = (DEFAULT, MULTI_HEAD)
 MULTI_HEAD_TITLE = f"with {MULTI_HEAD.config.n_kv_heads} kv heads"
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
     """In markdown; the first `left` columns are left-aligned, the others right-aligned."""
-    columns = [Column(title, operator.itemgetter(i), left=i < left) for i, title in enumerate(titles)]
+    columns = [
+        Column(title, operator.itemgetter(i), left=i < left) for i, title in enumerate(titles)
+    ]
     return "\n".join(markdown_table(columns, rows))
 
 
@@ -57,16 +77,22 @@ def text_block(lines: Sequence[str]) -> str:
     return "\n".join(["```text", *lines, "```"])
 
 
-# ---- Derived from the configuration ---------------------------------------------------------------------------------
+# ---- Derived from the configuration --------------------------------------------------------------
 
 
 def sizes(*names: str) -> str:
     """The named problem sizes, or all, with their parameters and FLOPs."""
-    titles = "size,hidden,layers,heads,kv heads,intermediate,seq,batch,steps,parameters,forward FLOPs/step"
+    titles = (
+        "size,hidden,layers,heads,kv heads,intermediate,seq,batch,steps,parameters,forward"
+        " FLOPs/step"
+    )
     rows = []
     for name in names or SIZES:
         workload = workload_of(size=name)
-        values = [SIZES[name][key] for key in SHAPE[:-1]] + [workload.parameter_count(), workload.forward_flops()]
+        values = [SIZES[name][key] for key in SHAPE[:-1]] + [
+            workload.parameter_count(),
+            workload.forward_flops(),
+        ]
         rows.append([name, *(f"{value:,}" for value in values)])
     return table(titles.split(","), rows)
 
@@ -91,13 +117,21 @@ PARAMETERS = (
 def parameters() -> str:
     """By tensor, with grouped-query and with multi-head attention."""
     configs = [workload.config for workload in BOTH]
-    rows = [[tensor, shape, *(f"{count(config):,}" for config in configs)] for tensor, shape, count in PARAMETERS]
-    totals = [sum(count(c) for name, _, count in PARAMETERS if not name.startswith("one layer")) for c in configs]
+    rows = [
+        [tensor, shape, *(f"{count(config):,}" for config in configs)]
+        for tensor, shape, count in PARAMETERS
+    ]
+    totals = [
+        sum(count(c) for name, _, count in PARAMETERS if not name.startswith("one layer"))
+        for c in configs
+    ]
     if totals != [config.parameter_count() for config in configs]:
         raise ValueError(f"the table adds up to {totals}, which is not what the models have")
     rows.append(["**total**", "", *(f"**{total:,}**" for total in totals)])
     rows.append(["in float32", "4 bytes each", *(f"{4 * total / MB:,.2f} MB" for total in totals)])
-    return table(["tensor", "shape", *(f"{config.n_kv_heads} kv heads" for config in configs)], rows, left=2)
+    return table(
+        ["tensor", "shape", *(f"{config.n_kv_heads} kv heads" for config in configs)], rows, left=2
+    )
 
 
 FLOPS = {  # of one layer, or of the head
@@ -115,13 +149,19 @@ FLOPS = {  # of one layer, or of the head
 
 
 def flops() -> str:
-    """Of a forward pass, by matrix multiplication, with grouped-query and with multi-head attention."""
+    """Of a forward pass, by matrix multiplication, with grouped-query
+    and with multi-head attention."""
     ours, full = (workload.formulas.forward_flops_by_component() for workload in BOTH)
     total, full_total = sum(ours.values()), sum(full.values())
     layers = DEFAULT.config.n_layers
-    parts = [(name, formula, [name], 1 if name == "lm_head" else layers) for name, formula in FLOPS.items()]
+    parts = [
+        (name, formula, [name], 1 if name == "lm_head" else layers)
+        for name, formula in FLOPS.items()
+    ]
     for part in ("attention", "mlp"):
-        parts.append((f"*sum of {part}*", "", [name for name in FLOPS if name.startswith(part)], layers))
+        parts.append(
+            (f"*sum of {part}*", "", [name for name in FLOPS if name.startswith(part)], layers)
+        )
     rows = []
     for title, formula, names, repeats in parts:
         count, full_count = (sum(some[name] for name in names) for some in (ours, full))
@@ -130,16 +170,32 @@ def flops() -> str:
     rows.append(["**forward pass**", "", "", f"**{total:,}**", "100.0%", f"**{full_total:,}**"])
     step = f"**{3 * total:,}**", "", f"**{3 * full_total:,}**"
     rows.append(["**step**, forward and backward", "3 x forward", "", *step])
-    titles = ["matrix multiplication", "FLOPs", "one layer", "all layers", "share", MULTI_HEAD_TITLE]
+    titles = [
+        "matrix multiplication",
+        "FLOPs",
+        "one layer",
+        "all layers",
+        "share",
+        MULTI_HEAD_TITLE,
+    ]
     return table(titles, rows, left=2)
 
 
 def kept_for_backward() -> str:
-    """What the forward pass keeps for the backward pass, with grouped-query and with multi-head attention."""
+    """What the forward pass keeps for the backward pass, with grouped-query
+    and with multi-head attention."""
     ours, full = (workload.formulas.kept_for_backward() for workload in BOTH)
-    kept = {name: [*ours[name], sum(full[name])] for name in sorted(ours, key=lambda name: -sum(ours[name]))}
+    kept = {
+        name: [*ours[name], sum(full[name])]
+        for name in sorted(ours, key=lambda name: -sum(ours[name]))
+    }
     rows = [[name, *(f"{size / MB:.2f}" for size in row)] for name, row in kept.items()]
-    rows.append(["**total**", *(f"**{sum(column) / MB:.2f}**" for column in zip(*kept.values(), strict=True))])
+    rows.append(
+        [
+            "**total**",
+            *(f"**{sum(column) / MB:.2f}**" for column in zip(*kept.values(), strict=True)),
+        ]
+    )
     return table(["part", "linear in S, MB", "quadratic, MB", f"{MULTI_HEAD_TITLE}, MB"], rows)
 
 
@@ -153,8 +209,12 @@ def memory_peak() -> str:
         workload = workload_of(size=name)
         memory = predicted_memory(workload, on_gpu=False).document()
         peak, parts = memory["peak_bytes"], memory["peak"]["bytes_by_category"]
-        cells = [f"{size / MB:,.1f}" for size in (*(parts[category] for category in CATEGORIES), peak)]
-        rows.append([name, *cells, f"{peak / (4 * workload.parameter_count()):.1f}x", place_of_peak(memory)])
+        cells = [
+            f"{size / MB:,.1f}" for size in (*(parts[category] for category in CATEGORIES), peak)
+        ]
+        rows.append(
+            [name, *cells, f"{peak / (4 * workload.parameter_count()):.1f}x", place_of_peak(memory)]
+        )
     titles = [f"{category}, MB" for category in CATEGORIES]
     return table(["size", *titles, "peak, MB", "peak / weights", "where"], rows)
 
@@ -167,17 +227,29 @@ def modes() -> str:
             workload = DEFAULT.with_settings(world_size=ranks, parallel=mode)
             memory = predicted_memory(workload, on_gpu=False).document()
             parts, collectives = memory["peak"]["bytes_by_category"], memory["collectives"]
-            sizes = [parts["parameters"], parts.get("gathered parameters", 0), parts["gradients"], parts["optimizer"]]
+            sizes = [
+                parts["parameters"],
+                parts.get("gathered parameters", 0),
+                parts["gradients"],
+                parts["optimizer"],
+            ]
             sizes += [memory["peak_bytes"], sent_bytes(collectives, ranks)]
-            rows.append([mode, calls_text(collectives), f"{ranks}", *(f"{size / MB:.2f}" for size in sizes)])
+            rows.append(
+                [mode, calls_text(collectives), f"{ranks}", *(f"{size / MB:.2f}" for size in sizes)]
+            )
     titles = ["parameters", "gathered", "gradients", "optimizer", "peak", "sent"]
     return table(["mode", "collectives", "W", *(f"{title}, MB" for title in titles)], rows, left=2)
 
 
 def _one_more_layer(*columns: str):
-    """Operators that one more layer adds to a step, counted by PyTorch's dispatcher, without views."""
-    workloads = (replace(DEFAULT, config=replace(DEFAULT.config, n_layers=layers)) for layers in (2, 3))
-    counts = [step_work(workload).table().groupby(list(columns))["calls"].sum() for workload in workloads]
+    """Operators that one more layer adds to a step,
+    counted by PyTorch's dispatcher, without views."""
+    workloads = (
+        replace(DEFAULT, config=replace(DEFAULT.config, n_layers=layers)) for layers in (2, 3)
+    )
+    counts = [
+        step_work(workload).table().groupby(list(columns))["calls"].sum() for workload in workloads
+    ]
     return counts[1].sub(counts[0], fill_value=0).astype(int)
 
 
@@ -204,7 +276,9 @@ def flags() -> str:
     rows = []
     for action in build_parser()._actions[1:]:  # without --help
         title = ", ".join(f"`{name}`" for name in action.option_strings)
-        text, default = re.fullmatch(r"(.*?)(?: \(([^()]*(?:\([^()]*\))?[^()]*)\))?", action.help, re.S).groups()
+        text, default = re.fullmatch(
+            r"(.*?)(?: \(([^()]*(?:\([^()]*\))?[^()]*)\))?", action.help, re.S
+        ).groups()
         choices = f": {', '.join(action.choices)}" if action.choices and not action.metavar else ""
         switch = "on" if any(name.startswith("--no-") for name in action.option_strings) else "off"
         rows.append([title, text + choices, default or (switch if action.nargs == 0 else "")])
@@ -212,39 +286,58 @@ def flags() -> str:
 
 
 def optimization_flags() -> str:
-    """The flags that optimize, and what the optimization study does with each: from their records."""
+    """The flags that optimize, and what the optimization study does with each:
+    from their records."""
     helps = {field.name: field.metadata["help"] for field in fields_of(TrainingConfig)}
     rows = []
     for one in RUNGS:
         needs = "a GPU" if one.without_gpu else "a compiler" if one.compiles else ""
         replaces = ", ".join(below.name for below in RUNGS if one.name in below.replaced_by)
         ladder = f"in place of {replaces}" if replaces else "yes" if one.climbs else ""
-        cells = [one.effect or helps[one.setting], needs, ", ".join(f"`{flag}`" for flag in one.excludes), ladder]
+        cells = [
+            one.effect or helps[one.setting],
+            needs,
+            ", ".join(f"`{flag}`" for flag in one.excludes),
+            ladder,
+        ]
         rows.append([f"`{one.flag}`", f"`{one.name}`", *cells, "yes" if one.any_model else ""])
-    return table(["flag", "rung", "effect", "needs", "not with", "on the ladder", "with `--workload`"], rows, left=7)
+    return table(
+        ["flag", "rung", "effect", "needs", "not with", "on the ladder", "with `--workload`"],
+        rows,
+        left=7,
+    )
 
 
-# ---- Of the tools themselves -----------------------------------------------------------------------------------------
+# ---- Of the tools themselves ---------------------------------------------------------------------
 
-SHOWN_OF_STUDY = "size,flags,step (ms),as fast,at most,as transformers,of matmul rate,memory (MB),audit,compile (s)"
+SHOWN_OF_STUDY = (
+    "size,flags,step (ms),as fast,at most,as transformers,of matmul rate,memory"
+    " (MB),audit,compile (s)"
+)
 
 
 def optimizations() -> str:
-    """The ladder of optimizations, each alone and one on top of another, beside transformers' LLaMA."""
+    """The ladder of optimizations, each alone and one on another, beside transformers' LLaMA."""
     [path] = RESULTS.parent.glob("*/optimization_study.json")
     document = read_document(path)
     rows = [row for row in document["rows"] + document["reference"] if row["status"] == "ok"]
-    measured = optimization_table([row | {"flags": re.sub("^(--.*)", r"`\1`", row["flags"])} for row in rows])
+    measured = optimization_table(
+        [row | {"flags": re.sub("^(--.*)", r"`\1`", row["flags"])} for row in rows]
+    )
     columns = [column for column in measured.columns if column.title in SHOWN_OF_STUDY.split(",")]
-    about = f"{machine(document['environment'])}. [All values](results/{path.parent.name}/optimization_study.json)."
+    about = (
+        f"{machine(document['environment'])}. [All"
+        f" values](results/{path.parent.name}/optimization_study.json)."
+    )
     return "\n".join([about, "", *markdown_table(columns, measured.rows)])
 
 
-# ---- Measured on a named machine -------------------------------------------------------------------------------------
+# ---- Measured on a named machine -----------------------------------------------------------------
 
 
 def measured(number: int) -> str:
-    """Every field of an exercise's worksheet as filled in on the machine of the stored results, with the evidence."""
+    """Every field of an exercise's worksheet as filled in on the machine of the stored results,
+    with the evidence."""
     path, document, rows = stored_path(number), stored_answers(number), []
     if not document:
         return f"Not recorded yet: `python3 run_exercise.py {number}` fills it in."
@@ -257,13 +350,18 @@ def measured(number: int) -> str:
         rows.append([field.id, field.label, f"{answer.shown} {unit}".strip(), answer.evidence])
     about = f"{machine(document['environment'])}, `python3 run_exercise.py {number}`."
     link = Path("../..") / path.relative_to(PROJECT)
-    return f"{about} [The file]({link}).\n\n" + table(["#", "quantity", "value", "source"], rows, left=4)
+    return f"{about} [The file]({link}).\n\n" + table(
+        ["#", "quantity", "value", "source"], rows, left=4
+    )
 
 
 def exercises_named(label: str, text: str) -> list[int]:
     """The exercises to which a paragraph of a page leads: **Prerequisites.**, **Next:**."""
     paragraph = re.search(rf"^\*\*{label}[.:]\*\* (.+?)(\n\n|\Z)", text, re.M | re.S)
-    return [int(number) for number in re.findall(r"\(exercise_(\d+)_", paragraph[1] if paragraph else "")]
+    return [
+        int(number)
+        for number in re.findall(r"\(exercise_(\d+)_", paragraph[1] if paragraph else "")
+    ]
 
 
 def in_order() -> list[int]:
@@ -275,26 +373,38 @@ def in_order() -> list[int]:
 
 
 def exercise_table(folder: str = "") -> str:
-    """What each exercise asks, and which it needs, in order; folder: where the page that shows it finds them."""
+    """What each exercise asks, and which it needs, in order; folder: where the page that shows it
+    finds them."""
     rows = []
     for number in in_order():
         exercise = exercises()[number]
         title = exercise.title.partition(": ")[2].capitalize()
         needs = ", ".join(map(str, exercises_named("Prerequisites", exercise.text)))
         minutes = sum(minutes_needed(number).values())
-        rows.append([f"[{number}. {title}]({folder}{exercise.path.name})", exercise.question, needs, f"{minutes:.0f}"])
+        rows.append(
+            [
+                f"[{number}. {title}]({folder}{exercise.path.name})",
+                exercise.question,
+                needs,
+                f"{minutes:.0f}",
+            ]
+        )
     return table(["exercise", "question", "needs", "minutes"], rows, left=3)
 
 
 def needs_map() -> str:
-    """The exercises as a tree: below each those that need it, drawn where they need most; the other needs in words."""
+    """The exercises as a tree: below each those that need it, drawn where they need most; the other
+    needs in words."""
     order = in_order()
     needs = {number: exercises_named("Prerequisites", exercises()[number].text) for number in order}
 
     def all_needs(number: int) -> set[int]:
         return {one for direct in needs[number] for one in (direct, *all_needs(direct))}
 
-    direct = {n: [one for one in needs[n] if not any(one in all_needs(other) for other in needs[n])] for n in order}
+    direct = {
+        n: [one for one in needs[n] if not any(one in all_needs(other) for other in needs[n])]
+        for n in order
+    }
     parents = {number: max(some, key=order.index) for number, some in direct.items() if some}
 
     def drawn(number: int, before: str, branch: str, below: str) -> list[str]:
@@ -305,10 +415,14 @@ def needs_map() -> str:
         children = [one for one in order if parents.get(one) == number]
         for one in children:
             last = one == children[-1]
-            lines += drawn(one, before + below, "`-- " if last else "|-- ", "    " if last else "|   ")
+            lines += drawn(
+                one, before + below, "`-- " if last else "|-- ", "    " if last else "|   "
+            )
         return lines
 
-    return text_block([line for number in order if number not in parents for line in drawn(number, "", "", "")])
+    return text_block(
+        [line for number in order if number not in parents for line in drawn(number, "", "", "")]
+    )
 
 
 # Minutes of a person, reckoned: of a word, a command, a prediction, a field, a question.
@@ -316,25 +430,35 @@ WORD, COMMAND, PREDICTION, FIELD, QUESTION = 1 / 150, 1.0, 1.5, 1.0, 2.0
 
 
 def minutes_needed(number: int) -> dict[str, float]:
-    """Minutes of each part of an exercise, for a person who types the commands that run without a GPU."""
+    """Minutes of each part of an exercise, for a person who types the commands that
+    run without a GPU."""
     text = exercises()[number].text
     known = {row["command"]: row["seconds"] / 60 for row in stored_commands(number)}
     parts = {}
-    for title, part in re.findall(r"^(## (?:Step \d+|Worksheet|Questions)|# ).*?\n(.*?)(?=^## |\Z)", text, re.M | re.S):
+    for title, part in re.findall(
+        r"^(## (?:Step \d+|Worksheet|Questions)|# ).*?\n(.*?)(?=^## |\Z)", text, re.M | re.S
+    ):
         prose = re.sub(r"<!--.*?-->|^```.*?^```$|^\|.*?$", "", part, flags=re.S | re.M)
         blocks = [block for block in shell_blocks(part) if not block.mark]
-        needed = len(prose.split()) * WORD + sum(COMMAND + known.get(block.title, 0.0) for block in blocks)
-        needed += PREDICTION * len(predictions(part)) + FIELD * sum(field.value is not None for field in fields(part))
+        needed = len(prose.split()) * WORD + sum(
+            COMMAND + known.get(block.title, 0.0) for block in blocks
+        )
+        needed += PREDICTION * len(predictions(part)) + FIELD * sum(
+            field.value is not None for field in fields(part)
+        )
         questions = len(re.findall(r"^\d+\. ", part, re.M)) if title == "## Questions" else 0
         parts[title.strip("# ").lower() or "to begin with"] = needed + QUESTION * questions
     return parts
 
 
 def class_plan(*days: str) -> str:
-    """Exercises of each plan with their minutes.  days: a title and numbers, such as `two hours: 1 9`."""
+    """Exercises of each plan with their minutes.  days: a title and numbers, such as `two hours: 1
+    9`."""
     rows = []
     for title, numbers in (day.split(": ") for day in days):
-        minutes = {int(number): sum(minutes_needed(int(number)).values()) for number in numbers.split()}
+        minutes = {
+            int(number): sum(minutes_needed(int(number)).values()) for number in numbers.split()
+        }
         named = ", ".join(f"{number} ({of_one:.0f})" for number, of_one in minutes.items())
         hours = [sum(minutes.values()) / 60, sum(minutes.values()) / 60 + len(minutes) / 4]
         rows.append([title, named, *(f"{one:.1f}" for one in hours)])
@@ -342,13 +466,22 @@ def class_plan(*days: str) -> str:
 
 
 def in_turn(learners: int, *chosen: int) -> str:
-    """How long the commands of an exercise took on the machine of the stored results, and how long in turn."""
+    """How long the commands of an exercise took on the machine of the stored results, and how long
+    in turn."""
     rows = []
     for number in chosen:
-        endless = {block.title for block in shell_blocks(exercises()[number].text) if block.mark == "stays open"}
-        seconds = sum(row["seconds"] for row in stored_commands(number) if row["command"] not in endless)
+        endless = {
+            block.title
+            for block in shell_blocks(exercises()[number].text)
+            if block.mark == "stays open"
+        }
+        seconds = sum(
+            row["seconds"] for row in stored_commands(number) if row["command"] not in endless
+        )
         rows.append([f"{number}", f"{seconds:,.0f}", f"{learners * seconds / 60:,.0f}"])
-    return table(["exercise", "its commands, s", f"{learners} learners in turn, minutes"], rows, left=0)
+    return table(
+        ["exercise", "its commands, s", f"{learners} learners in turn, minutes"], rows, left=0
+    )
 
 
 def time_needed(number: int) -> str:
@@ -356,20 +489,30 @@ def time_needed(number: int) -> str:
     parts = minutes_needed(number)
     told = ", ".join(f"{name} {minutes:.0f}" for name, minutes in parts.items() if minutes >= 0.5)
     return (
-        f"**Time.** About {sum(parts.values()):.0f} minutes: {told}. (Reckoned, not timed: [how](README.md#minutes).)"
+        f"**Time.** About {sum(parts.values()):.0f} minutes: {told}. (Reckoned, not timed:"
+        " [how](README.md#minutes).)"
     )
 
 
 def commands_take(number: int) -> str:
-    """How long the commands of an exercise took on the machine of the stored results, and which of them longest."""
-    endless = {block.title for block in shell_blocks(exercises()[number].text) if block.mark == "stays open"}
+    """How long the commands of an exercise took on the machine of the stored results, and which of
+    them longest."""
+    endless = {
+        block.title
+        for block in shell_blocks(exercises()[number].text)
+        if block.mark == "stays open"
+    }
     rows = [row for row in stored_commands(number) if row["command"] not in endless]
     if not rows:
         return "How long the commands take has not been recorded yet."
-    longest, total = max(rows, key=operator.itemgetter("seconds")), sum(row["seconds"] for row in rows)
+    longest, total = (
+        max(rows, key=operator.itemgetter("seconds")),
+        sum(row["seconds"] for row in rows),
+    )
     return (
-        f"The commands take {duration(total)} on {machine(stored_answers(number)['environment'])}; "
-        f"the longest is `{longest['command']}` with {duration(longest['seconds'])}.{missing_from(number)}"
+        f"The commands take {duration(total)} on {machine(stored_answers(number)['environment'])};"
+        f" the longest is `{longest['command']}` with"
+        f" {duration(longest['seconds'])}.{missing_from(number)}"
     )
 
 
@@ -378,10 +521,13 @@ def missing_from(number: int) -> str:
     known = {row["command"] for row in stored_commands(number)}
     blocks = [block for block in shell_blocks(exercises()[number].text) if not block.mark]
     newer = sum(block.title not in known for block in blocks)
-    return f" Of an earlier version of this page: {newer} of its {len(blocks)} commands were not timed." * bool(newer)
+    return (
+        f" Of an earlier version of this page: {newer} of its {len(blocks)} commands were not"
+        " timed." * bool(newer)
+    )
 
 
-# ---- Two tracks: measured on a CPU, and on a GPU or computed for it ------------------------------------------------
+# ---- Two tracks: measured on a CPU, and on a GPU or computed for it ------------------------------
 
 GPU_RESULTS = RESULTS.parent / "nvidia-h100-80gb-hbm3"
 CARDS = ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "AMD Instinct MI300X")
@@ -389,33 +535,57 @@ CARDS = ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "AMD Instinct MI300X"
 
 @functools.cache
 def expected_on(flags: str, card: str) -> dict | None:
-    """expected_step_time_ms of a step with these flags on a card; None where no published step confirms one."""
+    """expected_step_time_ms of a step with these flags on a card; None where no published step
+    confirms one."""
     about = described(rows_named(card)[0])
-    return expected_step_time(workload_of(flags.split()), about, None, measure="never")["expected_step_time_ms"]
+    return expected_step_time(workload_of(flags.split()), about, None, measure="never")[
+        "expected_step_time_ms"
+    ]
 
 
 @functools.cache
 def peak_on_gpu(flags: str) -> int:
     """Bytes of live tensors, without the workspaces of the matmul libraries."""
-    return predicted_memory(workload_of(flags.split()), on_gpu=True).live_bytes_at_allocations().max()
+    return (
+        predicted_memory(workload_of(flags.split()), on_gpu=True).live_bytes_at_allocations().max()
+    )
 
 
 @functools.cache
 def computed_step(flags: str, card: str) -> dict[str, str]:
     """A step with these flags on a card, computed on fake tensors: cells of the tables below."""
     workload, target = workload_of(flags.split()), rows_named(card)[0]
-    peak = peak_on_gpu(flags) + capacity_elsewhere(None, target).workspaces.get(workload.precision, 0)
+    peak = peak_on_gpu(flags) + capacity_elsewhere(None, target).workspaces.get(
+        workload.precision, 0
+    )
     bounds = time_bounds(workload, described(target), "auto", "never")
-    cells = {"bound": f"{significant(max(bounds[name] for name in ('compute_ms', 'bandwidth_ms')), 3)} ms"}
+    cells = {
+        "bound": (
+            f"{significant(max(bounds[name] for name in ('compute_ms', 'bandwidth_ms')), 3)} ms"
+        )
+    }
     cells |= {"memory": f"{significant(peak / MB)} MB"}
     expected = expected_on(flags, card)
     if expected is None:
         return cells | dict.fromkeys(("step", "samples", "limit", "launches", "host"), "not known")
-    low, median, high, host = (significant(expected[name], 3) for name in ("low", "median", "high", "host_ms"))
+    low, median, high, host = (
+        significant(expected[name], 3) for name in ("low", "median", "high", "host_ms")
+    )
     return cells | {
-        **{"step": f"{median} ms (90%: {low} to {high})", "low": f"{low} ms", "median": f"{median} ms"},
-        **{"high": f"{high} ms", "limit": expected["bound"], "launches": f"{expected['launches']:,}"},
-        **{"host": f"{host} ms", "samples": significant(1e3 * workload.batch_size / expected["median"])},
+        **{
+            "step": f"{median} ms (90%: {low} to {high})",
+            "low": f"{low} ms",
+            "median": f"{median} ms",
+        },
+        **{
+            "high": f"{high} ms",
+            "limit": expected["bound"],
+            "launches": f"{expected['launches']:,}",
+        },
+        **{
+            "host": f"{host} ms",
+            "samples": significant(1e3 * workload.batch_size / expected["median"]),
+        },
     }
 
 
@@ -439,11 +609,12 @@ def ridge(flags: str, change: str, card: str) -> str:
 
 
 def tracks(number: int, flags: str, *rows: str) -> str:
-    """Fields of an exercise on both tracks, side by side: as measured on the machine of the stored results, and on a
-    GPU.  As long as that has no results, what the tools compute takes their place.
+    """Fields of an exercise on both tracks, side by side: as measured on the machine of the stored
+    results, and on a GPU.  As long as that has no results, what the tools compute takes their
+    place.
 
-    flags: of the GPU track.  rows: the id of a field; which cell of computed_step(), or `ratio`, is computed for it,
-    if any; and further flags for that."""
+    flags: of the GPU track.  rows: the id of a field; which cell of computed_step(), or `ratio`, is
+    computed for it, if any; and further flags for that."""
     page = {field.id: field for field in fields(exercises()[number].text)}
     cpu, gpu = stored_answers(number), read_document(GPU_RESULTS / f"exercise_{number}.json")
 
@@ -458,56 +629,104 @@ def tracks(number: int, flags: str, *rows: str) -> str:
 
     def computed_cell(key: str, more: str) -> str:
         if key in ("ratio", "intensity", "ridge"):
-            return {"ratio": computed_ratio, "intensity": intensity, "ridge": ridge}[key](flags, more, CARDS[0])
-        return computed_step(f"{flags} {more}".strip(), CARDS[0])[key] if key else "not measured yet"
+            return {"ratio": computed_ratio, "intensity": intensity, "ridge": ridge}[key](
+                flags, more, CARDS[0]
+            )
+        return (
+            computed_step(f"{flags} {more}".strip(), CARDS[0])[key] if key else "not measured yet"
+        )
 
     table_rows = []
     for name, key, more in ((row + "  ").split(" ", 2) for row in rows):
         on_gpu = measured_cell(gpu, name) if gpu else computed_cell(key, more.strip())
         table_rows.append([f"{page[name].label} ({name})", measured_cell(cpu, name), on_gpu])
     about = f"CPU track: measured on {machine(cpu['environment'])}. GPU track, `{flags}`: "
-    about += f"measured on {machine(gpu['environment'])}." if gpu else f"computed for {CARDS[0]}, not measured yet."
+    about += (
+        f"measured on {machine(gpu['environment'])}."
+        if gpu
+        else f"computed for {CARDS[0]}, not measured yet."
+    )
     about = textwrap.fill(about, COLUMNS, break_long_words=False, break_on_hyphens=False)
     title = "GPU track, measured" if gpu else "GPU track, computed"
     return f"{about}\n\n" + table(["quantity", "CPU track, measured", title], table_rows)
 
 
 # Fields of exercise 3: samples/s, peak memory, step time.
-SIZES_MEASURED = {"tiny": ("3.1", "3.49", "3.3"), "small": ("3.2", "3.50", "3.4"), "medium": ("3.51", "3.53", "3.52")}
+SIZES_MEASURED = {
+    "tiny": ("3.1", "3.49", "3.3"),
+    "small": ("3.2", "3.50", "3.4"),
+    "medium": ("3.51", "3.53", "3.52"),
+}
 
 
 def sizes_compared() -> str:
-    """Exercise 3: throughput, memory and time of each size, measured on the CPU, and on a GPU measured or computed."""
+    """Exercise 3: throughput, memory and time of each size, measured on the CPU, and on a GPU
+    measured or computed."""
     cpu, gpu = stored_answers(3), read_document(GPU_RESULTS / "exercise_3.json")
     rows = []
     for size, names in SIZES_MEASURED.items():
         about = [size, f"{workload_of(size=size).parameter_count():,}"]
         for document in (one for one in (cpu, gpu) if one):
             found = [document["answers"].get(name) for name in names]
-            cells = ["not recorded" if one is None else Answer(one["value"], "").shown for one in found]
+            cells = [
+                "not recorded" if one is None else Answer(one["value"], "").shown for one in found
+            ]
             if cells[0] not in ("not recorded", "unknown"):
-                rows.append([*about, f"measured on {document['environment']['device']['name']}", *cells, "", ""])
+                rows.append(
+                    [
+                        *about,
+                        f"measured on {document['environment']['device']['name']}",
+                        *cells,
+                        "",
+                        "",
+                    ]
+                )
         if not gpu:
             step = computed_step(f"--size {size}", CARDS[0])
-            cells = [step[name].split()[0] for name in ("samples", "memory", "median", "host", "limit")]
+            cells = [
+                step[name].split()[0] for name in ("samples", "memory", "median", "host", "limit")
+            ]
             rows.append([*about, f"computed for {CARDS[0]}", *cells])
-    titles = ["size", "parameters", "", "samples/s", "peak memory, MB", "step, ms", "launches on the host, ms", "limit"]
+    titles = [
+        "size",
+        "parameters",
+        "",
+        "samples/s",
+        "peak memory, MB",
+        "step, ms",
+        "launches on the host, ms",
+        "limit",
+    ]
     return table(titles, rows, left=3)
 
 
 def steps_on_cards(flags: str, *launch_bound: str, cards: Sequence[str] = CARDS) -> str:
-    """The step of the GPU track on each card, and others on the first of them: computed, and said to be."""
+    """The step of the GPU track on each card, and others on the first of them: computed, and said
+    to be."""
     rows = []
-    for some, card in [*((one, cards[0]) for one in launch_bound), *((flags, card) for card in cards)]:
+    for some, card in [
+        *((one, cards[0]) for one in launch_bound),
+        *((flags, card) for card in cards),
+    ]:
         cells = computed_step(some, card)
         shown = [cells[name] for name in ("bound", "step", "launches", "host", "memory", "limit")]
         rows.append([f"`{some}`", card, *shown])
-    titles = ["flags", "card", "bound", "expected step", "launches", "their time on the host", "peak memory", "limit"]
+    titles = [
+        "flags",
+        "card",
+        "bound",
+        "expected step",
+        "launches",
+        "their time on the host",
+        "peak memory",
+        "limit",
+    ]
     return "Computed on fake tensors, not measured:\n\n" + table(titles, rows, left=2)
 
 
 def printed(number: int, *begins: str, after: str = "") -> str:
-    """Sample output of an exercise's commands: each next line that begins with one of these, and what continues it.
+    """Sample output of an exercise's commands: each next line that begins with one of these, and
+    what continues it.
 
     after: what the line begins with from which on they are looked for, such as a command."""
     log = (RESULTS / f"exercise_{number}.log").read_text().splitlines()
@@ -525,15 +744,22 @@ def printed(number: int, *begins: str, after: str = "") -> str:
 
 def run_provenance() -> str:
     """Machine, versions, date and command of run_output()."""
-    return f"{machine(read_document(RESULTS / 'run_baseline.json')['environment'])}, `./run_baseline.sh`."
+    return (
+        f"{machine(read_document(RESULTS / 'run_baseline.json')['environment'])},"
+        " `./run_baseline.sh`."
+    )
 
 
 def run_output() -> str:
     """What run_baseline.sh printed, without most steps."""
     printed = (RESULTS / "run_baseline.log").read_text().splitlines()
     steps = [i for i, line in enumerate(printed) if line.startswith("Step ")]
-    end = printed.index("Files:") if "Files:" in printed else len(printed)  # a list of files, of --verbose
-    return text_block("\n".join([*printed[: steps[3]], "...", *printed[steps[-1] : end]]).strip().splitlines())
+    end = (
+        printed.index("Files:") if "Files:" in printed else len(printed)
+    )  # a list of files, of --verbose
+    return text_block(
+        "\n".join([*printed[: steps[3]], "...", *printed[steps[-1] : end]]).strip().splitlines()
+    )
 
 
 def profile_answer() -> str:
@@ -550,18 +776,32 @@ def expected_beside() -> str:
     rows = []
     for row in read_document(GPU_RESULTS / "measured_steps.json")["rows"]:
         if row["name"] in ("default", "medium, bf16, sdpa", "large, bf16, sdpa"):
-            memory = f"{row['reserved_mb'] / 1024:.1f} / {row['predicted_reserved_mb'] / 1024:.1f} reserved"
+            memory = (
+                f"{row['reserved_mb'] / 1024:.1f} / {row['predicted_reserved_mb'] / 1024:.1f}"
+                " reserved"
+            )
             cells = ["here", f"{row['ms']:,.1f}", f"{row['expected_ms']:,.1f}", memory]
             rows.append([f"{row['name']}, H100", *cells])
     for row in read_document(RESULTS.parent / "published_steps.json")["rows"]:
         if row["name"] in ("Llama 3.1 8B, 8 x H100, eager", "Llama 3.2 3B, A100, eager"):
             memory = f"{row['memory_gb']:.1f} / {row['predicted_gb']:.1f} {row['memory']}"
-            rows.append([row["name"], row["source"], f"{row['ms']:,.0f}", f"{row['ratio'] * row['ms']:,.0f}", memory])
-    return table(["step", "from", "measured (ms)", "expected (ms)", "memory / predicted (GB)"], rows, left=2)
+            rows.append(
+                [
+                    row["name"],
+                    row["source"],
+                    f"{row['ms']:,.0f}",
+                    f"{row['ratio'] * row['ms']:,.0f}",
+                    memory,
+                ]
+            )
+    return table(
+        ["step", "from", "measured (ms)", "expected (ms)", "memory / predicted (GB)"], rows, left=2
+    )
 
 
 def profiled_h100() -> str:
-    """How a profiled step of a GPU differs from the others: the stored trace of one, and the run that it is of."""
+    """How a profiled step of a GPU differs from the others: the stored trace of one, and the run
+    that it is of."""
     trace = read_trace(GPU_RESULTS / "medium_bf16_sdpa_trace_step_3_5.pt.trace.json.gz")
     idle = []
     run = read_document(GPU_RESULTS / "profile_medium_bf16_sdpa.json")
@@ -572,20 +812,24 @@ def profiled_h100() -> str:
     pairs = zip(steps["time_ms"], steps["exclusion_reason"], strict=True)
     longer = " and ".join(f"{ms / others:.1f}" for ms, reason in pairs if reason == "profiled")
     text = (
-        f"On an H100, the profiled steps of `medium` in bf16 with fused attention took {longer} times as long as the "
-        f"others of the run. In the last of them the GPU was idle for {idle[0]:.0%} of the time. Its work in that step "
-        f"would fill {1 - idle[1]:.0%} of one of the others, so without the profiler it is idle for {idle[1]:.0%} of a "
-        f"step at most."
+        f"On an H100, the profiled steps of `medium` in bf16 with fused attention took {longer}"
+        " times as long as the others of the run. In the last of them the GPU was idle for"
+        f" {idle[0]:.0%} of the time. Its work in that step would fill {1 - idle[1]:.0%} of one of"
+        f" the others, so without the profiler it is idle for {idle[1]:.0%} of a step at most."
     )
     return textwrap.fill(text, COLUMNS, break_on_hyphens=False)
 
 
 def steps_of_profiled_runs() -> str:
-    """Medians of the unprofiled steps of the runs that the stored traces are of: the same flags in other processes."""
+    """Medians of the unprofiled steps of the runs that the stored traces are of: the same flags in
+    other processes."""
     told = []
     for name in ("default", "medium_bf16_sdpa"):
         run = read_document(GPU_RESULTS / f"profile_{name}.json")
-        ms, n = run["performance"]["median_step_time_ms"], run["steps"]["exclusion_reason"].count(None)
+        ms, n = (
+            run["performance"]["median_step_time_ms"],
+            run["steps"]["exclusion_reason"].count(None),
+        )
         told.append(f"`{name.replace('_', ', ')}` {ms:.1f} ms in {n} steps")
     begin = "- **Runs with a profiler**, minutes later on the same card, their other steps: "
     return textwrap.fill(f"{begin}{', '.join(told)}.", COLUMNS, subsequent_indent="  ")

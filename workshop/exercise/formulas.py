@@ -1,8 +1,10 @@
-"""Formulas of a page: paths into JSON documents, arithmetic with them, and with other fields of the page.
+"""Formulas of a page: paths into JSON documents, arithmetic with them, and with other fields of the
+page.
 
-`timings_ms.forward.median` leads into objects.  `rows['small', 'seq_len 128'].step_ms` is a field of the row with these
-values: text alone, others with their names; `*` stands for anything, and a set of values for any of them.  Of several
-rows it is a list, without those that are unknown.  `#3.4` is the field of that number, as it stands on the sheet.
+`timings_ms.forward.median` leads into objects.  `rows['small', 'seq_len 128'].step_ms` is a field
+of the row with these values: text alone, others with their names; `*` stands for anything, and a
+set of values for any of them.  Of several rows it is a list, without those that are unknown.
+`#3.4` is the field of that number, as it stands on the sheet.
 """
 
 import math
@@ -34,7 +36,9 @@ class Record:
 
     def __getattr__(self, name: str):
         if name not in self._fields:
-            raise NoSuchPath(f"{self._place} has no {name}; was it written by another version?".strip())
+            raise NoSuchPath(
+                f"{self._place} has no {name}; was it written by another version?".strip()
+            )
         value = self._fields[name]
         if value is None:
             raise Unknown(f"{name}: {self._fields.get(f'{name}_reason', 'not recorded')}")
@@ -45,11 +49,16 @@ class Record:
 
     def has(self, wanted: str | set[str]) -> bool:
         told = list(values_told(self._fields))
-        return any(fnmatchcase(one, word) for word in ({wanted} if isinstance(wanted, str) else wanted) for one in told)
+        return any(
+            fnmatchcase(one, word)
+            for word in ({wanted} if isinstance(wanted, str) else wanted)
+            for one in told
+        )
 
 
 def values_told(fields: dict, prefix: str = "") -> Iterator[str]:
-    """Values as pages name them: text, and `name value`; of an object in a row, `outer.inner value`."""
+    """Values as pages name them: text, and `name value`; of an object in a row, `outer.inner
+    value`."""
     for name, value in fields.items():
         if isinstance(value, dict):
             yield from values_told(value, f"{prefix}{name}.")
@@ -80,7 +89,9 @@ class Rows:
             return getattr(viewed(self._values[0], self._place), name)
         known = [getattr(row, name) for row in self if name in row]
         if not known:
-            raise Unknown(f"{self._place}: {f'no row has a {name}' if len(self) else 'there are none'}")
+            raise Unknown(
+                f"{self._place}: {f'no row has a {name}' if len(self) else 'there are none'}"
+            )
         return known
 
     def __getitem__(self, key):
@@ -90,14 +101,22 @@ class Rows:
             except IndexError:
                 raise Unknown(f"{self._place}: there are {len(self)}") from None
         words = key if isinstance(key, tuple) else (key,)
-        found = [one for one in self._values if all(Record(one, self._place).has(word) for word in words)]
+        found = [
+            one for one in self._values if all(Record(one, self._place).has(word) for word in words)
+        ]
         if not found:
             raise NoSuchPath(f"{self._place}: no row has {', '.join(map(str, words))}")
         return Rows(found, f"{self._place}, {', '.join(map(str, words))}")
 
 
 def viewed(value, place: str):
-    return Record(value, place) if isinstance(value, dict) else Rows(value, place) if isinstance(value, list) else value
+    return (
+        Record(value, place)
+        if isinstance(value, dict)
+        else Rows(value, place)
+        if isinstance(value, list)
+        else value
+    )
 
 
 def listed(value) -> list:
@@ -123,7 +142,8 @@ FUNCTIONS: dict[str, Callable | int] = {
 
 
 class Names(dict):
-    """What a formula may name: the functions, and the fields of a document, which is read when one of them is named."""
+    """What a formula may name: the functions, and the fields of a document, which is read when one
+    of them is named."""
 
     def __init__(self, read: Callable[[str], object], field: Callable[[str], object]):
         super().__init__(FUNCTIONS | {"__builtins__": {}, "field": field})
@@ -138,7 +158,8 @@ def evaluate(formula: str, read: Callable[[str], object], field: Callable[[str],
 
     read: the field of the document with this name; field: the value of another field.
 
-    Raises Unknown; NoSuchPath; and what Python raises if the formula is none, or does not fit the values."""
+    Raises Unknown; NoSuchPath; and what Python raises if the formula is none,
+    or does not fit the values."""
     value = eval(re.sub(r"#((?:\d+|R)\.\d+)", r"field('\1')", formula), Names(read, field))
     if not isinstance(value, bool | int | float | str):
         raise TypeError("is not a single value")

@@ -12,13 +12,16 @@ REFERENCE = PROJECT / "exercises" / "reference.md"  # has the results template
 
 BLOCK = re.compile(r"^```bash\n(?P<commands>.*?)^```$", re.M | re.S)
 # The first line of a block may be a comment that begins with one of these.
-MARK = re.compile(r"#\s*(needs an? (?:AMD |NVIDIA )?GPU|takes minutes(?: without a GPU)?|stays open)")
+MARK = re.compile(
+    r"#\s*(needs an? (?:AMD |NVIDIA )?GPU|takes minutes(?: without a GPU)?|stays open)"
+)
 BLANK = "____"
 
 
 @dataclass(frozen=True)
 class Block:
-    """A shell block of a page: the line of its first command, the commands, and the mark if it has one."""
+    """A shell block of a page: the line of its first command,
+    the commands, and the mark if it has one."""
 
     line: int
     commands: str
@@ -28,7 +31,11 @@ class Block:
     def title(self) -> str:
         """Its first command, on one line."""
         joined = self.commands.replace("\\\n", " ")
-        lines = [line.strip() for line in joined.splitlines() if line.strip() and not line.strip().startswith("#")]
+        lines = [
+            line.strip()
+            for line in joined.splitlines()
+            if line.strip() and not line.strip().startswith("#")
+        ]
         return " ".join(lines[0].split()) + (" ..." if len(lines) > 1 else "")
 
 
@@ -67,7 +74,8 @@ class Exercise:
         raise UserError(f"{self.name}: no line begins with '**Question.**'")
 
     def writer_of(self, folder: str) -> tuple[int, Block] | None:
-        """The first line of a shell block that names the folder, or what follows `exerciseN_` in its name."""
+        """The first line of a shell block that names the folder, or what follows `exerciseN_` in
+        its name."""
         for word in (folder, folder.partition("_")[2]):
             for block in shell_blocks(self.text):
                 for number, line in enumerate(block.commands.splitlines(), block.line):
@@ -78,14 +86,18 @@ class Exercise:
 
 def exercises() -> dict[int, Exercise]:
     """All exercises by number."""
-    paths = {int(path.name.split("_")[1]): path for path in REFERENCE.parent.glob("exercise_*_*.md")}
+    paths = {
+        int(path.name.split("_")[1]): path for path in REFERENCE.parent.glob("exercise_*_*.md")
+    }
     return {number: Exercise(number, paths[number]) for number in sorted(paths)}
 
 
-# ---- Worksheets ----------------------------------------------------------------------------------------------------
+# ---- Worksheets ----------------------------------------------------------------------------------
 
 ID = r"(?P<id>(?:\d+|R)\.\d+)"
-ROW = re.compile(rf"^\|\s*{ID}\s*\|(?P<label>[^|]*)\|(?P<unit>[^|]*)\|(?:(?P<value>[^|]*)\|)?(?P<where>[^|]*)\|\s*$")
+ROW = re.compile(
+    rf"^\|\s*{ID}\s*\|(?P<label>[^|]*)\|(?P<unit>[^|]*)\|(?:(?P<value>[^|]*)\|)?(?P<where>[^|]*)\|\s*$"
+)
 CHECKBOX = re.compile(rf"^\s*- \[(?P<value>[ xX])\] \*\*{ID}\*\* (?P<label>.*)$")
 HIDDEN = re.compile(r"\s*<!-- (.+?) -->")  # a formula that would tell a learner what to do
 FORMULA = re.compile(r"(?:(?P<file>[^\s:]+\.json\*?): )?(?P<formula>.+)")
@@ -95,8 +107,8 @@ YES_NO = "checkbox"  # the unit of a field that is one
 
 @dataclass(frozen=True)
 class Field:
-    """A row of a worksheet.  One without a column for the value is measured for the learner; the others, and the
-    checkboxes, are to be filled in."""
+    """A row of a worksheet.  One without a column for the value is measured for the learner; the
+    others, and the checkboxes, are to be filled in."""
 
     id: str
     label: str
@@ -109,7 +121,11 @@ class Field:
 
     @property
     def choices(self) -> list[str] | None:
-        return [choice.strip() for choice in self.unit[7:].split(",")] if self.unit.startswith("one of:") else None
+        return (
+            [choice.strip() for choice in self.unit[7:].split(",")]
+            if self.unit.startswith("one of:")
+            else None
+        )
 
     @property
     def is_number(self) -> bool:
@@ -126,7 +142,13 @@ class Field:
     @property
     def shown(self) -> str:
         """What is filled in, in words."""
-        return ("yes" if self.is_checked else "no") if self.unit == YES_NO else "-" if self.is_blank else self.value
+        return (
+            ("yes" if self.is_checked else "no")
+            if self.unit == YES_NO
+            else "-"
+            if self.is_blank
+            else self.value
+        )
 
     @property
     def expected(self) -> str:
@@ -155,7 +177,9 @@ def fields(text: str) -> list[Field]:
             cells |= {name: HIDDEN.sub("", cells[name]) for name in ("label", "where")}
             field = Field(**cells, line=number, file=file, formula=parts["formula"])
             if field.id in found:
-                raise UserError(f"line {number}: {field.id} is already on line {found[field.id].line}")
+                raise UserError(
+                    f"line {number}: {field.id} is already on line {found[field.id].line}"
+                )
             found[field.id] = field
     return list(found.values())
 
@@ -179,4 +203,6 @@ class Prediction:
 def predictions(text: str) -> list[Prediction]:
     """Every paragraph that begins with **Predict.**, in order."""
     found = re.finditer(r"^\*\*Predict\.\*\* (.+?)\n\n", text, re.M | re.S)
-    return [Prediction(1 + text.count("\n", 0, one.start()), " ".join(one[1].split())) for one in found]
+    return [
+        Prediction(1 + text.count("\n", 0, one.start()), " ".join(one[1].split())) for one in found
+    ]

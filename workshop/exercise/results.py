@@ -1,4 +1,4 @@
-"""The result folders of an exercise, and the answers that the formulas of its page give from them."""
+"""Result folders of an exercise, and the answers that the formulas of its page give from them."""
 
 import re
 from dataclasses import dataclass
@@ -14,12 +14,22 @@ from workshop.exercise.page import Exercise, Field, exercises, shell_blocks
 MACHINE = "cpu-amd-epyc-2-threads"  # the one that the documentation quotes
 RESULTS = PROJECT / "benchmarks" / "results" / MACHINE
 TOLERANCE = 0.02  # relative, of a number that was read from a screen
-COMPARED = {"num_steps", "seq_len", "seq_lens", "batch_sizes", "size", "sizes", "n_layers", "warmups"}
+COMPARED = {
+    "num_steps",
+    "seq_len",
+    "seq_lens",
+    "batch_sizes",
+    "size",
+    "sizes",
+    "n_layers",
+    "warmups",
+}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What belongs in a field, and where it was read or how it was computed.  None: unknown on this machine."""
+    """What belongs in a field, and where it was read or how it was computed.
+    None: unknown on this machine."""
 
     value: float | int | str | bool | None
     evidence: str  # file and formula; the reason if there is no value
@@ -39,7 +49,7 @@ class Answer:
         return float(self.shown.replace(",", "")) if isinstance(self.value, float) else self.value
 
 
-# ---- Stored results -------------------------------------------------------------------------------------------------
+# ---- Stored results ------------------------------------------------------------------------------
 
 
 def stored_answers(number: int) -> dict:
@@ -52,13 +62,24 @@ def stored_path(number: int) -> Path:
 
 
 def stored_commands(number: int) -> list[dict]:
-    """The shell blocks of the exercise that ran there, each an ExerciseCommand; empty if that was not recorded."""
-    return [row for row in stored_answers(number).get("commands") or [] if row["seconds"] is not None]
+    """The shell blocks of the exercise that ran there, each an ExerciseCommand; empty if that was
+    not recorded."""
+    return [
+        row for row in stored_answers(number).get("commands") or [] if row["seconds"] is not None
+    ]
 
 
-# ---- Documents ----------------------------------------------------------------------------------------------------
+# ---- Documents -----------------------------------------------------------------------------------
 
-WRONG_FORMULA = (NoSuchPath, SyntaxError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
+WRONG_FORMULA = (
+    NoSuchPath,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+)
 WRONG_FORMULA += (RecursionError,)  # one that asks for itself
 
 
@@ -95,7 +116,11 @@ class Results:
 
         def read(name: str):
             files[:] = [field.file]
-            return self.size(field.file) if name == "file_bytes" else getattr(self.document(field.file), name)
+            return (
+                self.size(field.file)
+                if name == "file_bytes"
+                else getattr(self.document(field.file), name)
+            )
 
         def noted(name: str):
             fields_used[name] = value_of(name)
@@ -107,14 +132,18 @@ class Results:
             return Answer(None, ": ".join([*files, str(reason)]))
         except WRONG_FORMULA as error:
             problem = ": ".join([*files, str(error)])
-            raise UserError(f"{page}:{field.line}: {field.id}, `{field.formula}`: {problem}") from error
+            raise UserError(
+                f"{page}:{field.line}: {field.id}, `{field.formula}`: {problem}"
+            ) from error
         evidence = re.sub(r"#((?:\d+|R)\.\d+)", r"\1", field.formula)
         values = [f"{name} = {Answer(value, '').shown}" for name, value in fields_used.items()]
-        return Answer(value, ": ".join([*files, evidence]) + (f" ({', '.join(values)})" if values else ""))
+        return Answer(
+            value, ": ".join([*files, evidence]) + (f" ({', '.join(values)})" if values else "")
+        )
 
     def newest(self, file: str) -> Path:
-        """Raises Unknown if the block that writes the file is not for every machine, and UserError, which names the
-        command, if it is."""
+        """Raises Unknown if the block that writes the file is not for every machine, and UserError,
+        which names the command, if it is."""
         if found := [path for path in self.folder.glob(file) if path.is_file()]:
             return max(found, key=lambda path: path.stat().st_mtime)
         folder = file.partition("/")[0]
@@ -127,19 +156,27 @@ class Results:
         return self.newest(file).stat().st_size
 
     def document(self, file: str) -> Record:
-        """The newest document of this name, which may have *; of a run that was completed, as the page asks for it."""
+        """The newest document of this name, which may have *; of a run that was completed, as the
+        page asks for it."""
         if file not in self.documents:
             path, folder = self.newest(file), file.partition("/")[0]
             document = read_document(path)
             if document is None:
-                raise UserError(f"{path}: was not written by this workshop; {self.written_by(folder)}")
+                raise UserError(
+                    f"{path}: was not written by this workshop; {self.written_by(folder)}"
+                )
             if document.get("status", "completed") != "completed":
-                raise UserError(f"{path}: the run was {document['status']}; {self.written_by(folder)}")
+                raise UserError(
+                    f"{path}: the run was {document['status']}; {self.written_by(folder)}"
+                )
             settings, asked = settings_of(document), self.flags_of(folder)
             for name in COMPARED & settings.keys() & asked.keys():
                 given = settings[name] if isinstance(settings[name], list) else [settings[name]]
                 if list(map(str, given)) != asked[name]:
-                    line = f"{path}: has {name} {settings[name]}, and exercise {self.exercise.number} needs"
+                    line = (
+                        f"{path}: has {name} {settings[name]}, and exercise {self.exercise.number}"
+                        " needs"
+                    )
                     raise UserError(f"{line} {' '.join(asked[name])}; {self.written_by(folder)}")
             self.environment = self.environment or document.get("environment")
             self.documents[file] = Record(document)
@@ -155,10 +192,12 @@ class Results:
         return {}
 
     def written_by(self, folder: str) -> str:
-        """Which command writes such folders, and which exercise the folder has results of instead."""
+        """Which command writes such folders, and of which exercise the folder has results."""
         launched = folder.startswith("performance_results")
         writer = self.exercise.writer_of("launch_performance_study.sh" if launched else folder)
-        present = [number for number in exercises() if any(self.folder.glob(f"exercise{number}_*/"))]
+        present = [
+            number for number in exercises() if any(self.folder.glob(f"exercise{number}_*/"))
+        ]
         foreign = [] if self.exercise.number in present else present
         hint = f"; {self.folder} has results of exercise {foreign[0]}" if foreign else ""
         where = f"{self.exercise.name}:{writer[0]}" if writer else self.exercise.name
@@ -169,13 +208,19 @@ def machine(environment: dict) -> str:
     """The device, the versions and the date of a measurement."""
     threads = count_of(environment["cpu"]["torch_threads"], "thread")
     versions = f"torch {environment['packages']['torch']}, Python {environment['python']}"
-    return f"{environment['device']['name']}, {threads}, {versions}, {environment['timestamp'][:10]}"
+    return (
+        f"{environment['device']['name']}, {threads}, {versions}, {environment['timestamp'][:10]}"
+    )
 
 
 def settings_of(document: dict) -> dict:
     """The settings of a run, a prediction, a sweep or a benchmark."""
     sections = document.get("config", document)
-    settings = {name: document[name] for name in ("size", "batch_size", "device_memory_mb") if name in document}
+    settings = {
+        name: document[name]
+        for name in ("size", "batch_size", "device_memory_mb")
+        if name in document
+    }
     for name in ("settings", "training", "profiling", "model"):
         settings |= sections.get(name, {})
     return settings

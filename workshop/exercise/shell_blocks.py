@@ -27,7 +27,8 @@ SERVER_START_S = 180.0  # how long a block that stays open may take to print its
 
 @contextlib.contextmanager
 def linked_project(folder: Path) -> Iterator[None]:
-    """Links in the folder to the project's files, so that commands find them there; removed at the end."""
+    """Links in the folder to the project's files, so that commands find them there;
+    removed at the end."""
     links = [folder / path.name for path in PROJECT.iterdir() if not is_generated(path)]
     links = [link for link in links if not os.path.lexists(link)]
     try:
@@ -83,23 +84,33 @@ def run_blocks(
 ) -> list[dict]:
     """Run each block that can be run here, its output into the log.
 
-    known: seconds that blocks took elsewhere, by title, for a guess of the time left.  before: called with each block
-    that is about to run.  Returns a row for each block:
-    line, command, seconds, and why it was skipped if it was.  Raises UserError if one fails, with its line on the page
-    and the last line that it printed.
+    known: seconds that blocks took elsewhere, by title, for a guess of the time left.  before:
+    called with each block that is about to run.  Returns a row for each block:
+    line, command, seconds, and why it was skipped if it was.  Raises UserError if one fails, with
+    its line on the page and the last line that it printed.
     """
     gpu = gpu_kind()
     reasons = [reason_to_skip(block, gpu, long) for block in blocks]
     rows: list[dict] = []
     with log.open("a", errors="replace") as output, linked_project(folder):
         for i, (block, reason) in enumerate(zip(blocks, reasons, strict=True)):
-            ahead = [one.title for one, skipped in zip(blocks[i:], reasons[i:], strict=True) if not skipped]
+            ahead = [
+                one.title
+                for one, skipped in zip(blocks[i:], reasons[i:], strict=True)
+                if not skipped
+            ]
             if not reason:
                 before(block)
             note = f": skipped, {reason}" if reason else time_left(rows, ahead, known)
             start = f"[{i + 1}/{len(blocks)}] "
-            say(start + textwrap.shorten(block.title, COLUMNS - len(start + note), placeholder=" ...") + note)
-            rows.append({"line": block.line, "command": block.title, "seconds": None, "skipped": reason})
+            say(
+                start
+                + textwrap.shorten(block.title, COLUMNS - len(start + note), placeholder=" ...")
+                + note
+            )
+            rows.append(
+                {"line": block.line, "command": block.title, "seconds": None, "skipped": reason}
+            )
             if reason:
                 continue
             print(f"\n$ {block.commands.rstrip()}", file=output, flush=True)
@@ -114,11 +125,18 @@ def run_blocks(
 
 
 def time_left(done: list[dict], ahead: list[str], known: Mapping[str, float]) -> str:
-    """' (about 2 min left)': the seconds known of the blocks ahead, at the pace of those done; empty if unknown."""
+    """' (about 2 min left)': the seconds known of the blocks ahead, at the pace of those done;
+    empty if unknown."""
     if not all(title in known for title in ahead):
         return ""
-    measured = [(row["seconds"], known[row["command"]]) for row in done if row["seconds"] and row["command"] in known]
-    pace = sum(here for here, _ in measured) / sum(there for _, there in measured) if measured else 1.0
+    measured = [
+        (row["seconds"], known[row["command"]])
+        for row in done
+        if row["seconds"] and row["command"] in known
+    ]
+    pace = (
+        sum(here for here, _ in measured) / sum(there for _, there in measured) if measured else 1.0
+    )
     return f" (about {duration(pace * sum(known[title] for title in ahead))} left)"
 
 
@@ -165,7 +183,8 @@ def shell(commands: str, folder: Path, output) -> Iterator[subprocess.Popen]:
 
 
 def run_block(block: Block, folder: Path, output, log: Path) -> int:
-    """The exit code of a block.  One that stays open gets a free port; it is 0 once it has printed its address."""
+    """The exit code of a block.  One that stays open gets a free port; it is 0 once it has printed
+    its address."""
     if block.mark != "stays open":
         started = time.monotonic()
         with shell(block.commands, folder, output) as process:
@@ -177,7 +196,9 @@ def run_block(block: Block, folder: Path, output, log: Path) -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with shell(re.sub(r"(--port[ =])\d+", rf"\g<1>{port}", block.commands), folder, output) as process:
+    with shell(
+        re.sub(r"(--port[ =])\d+", rf"\g<1>{port}", block.commands), folder, output
+    ) as process:
         deadline = time.monotonic() + SERVER_START_S
         while time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.2)

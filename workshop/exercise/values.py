@@ -1,4 +1,5 @@
-"""Values as people write them into a worksheet: numbers with units, names, choices; and when two are equal."""
+"""Values as people write them into a worksheet: numbers with units, names, choices; and when two
+are equal."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +9,9 @@ from harness.base.text import read_ini
 from workshop.exercise.results import TOLERANCE
 
 _TABLES = read_ini(Path(__file__).with_name("units.ini"))
-UNITS = {name: {unit: int(scale) for unit, scale in _TABLES[name].items()} for name in _TABLES.sections()}
+UNITS = {
+    name: {unit: int(scale) for unit, scale in _TABLES[name].items()} for name in _TABLES.sections()
+}
 NUMBER = re.compile(
     r"^[~≈]?\s*(?P<number>[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:(?<=\d)[eE][-+]?\d+)?)\s*(?P<unit>.*)$"
 )
@@ -16,7 +19,8 @@ NUMBER = re.compile(
 
 @dataclass(frozen=True)
 class Number:
-    """A number as written, in the unit that was asked for, and how far it may be from what was rounded to it."""
+    """A number as written, in the unit that was asked for, and how far it may be from what was
+    rounded to it."""
 
     value: float
     rounding: float
@@ -27,7 +31,8 @@ class Number:
 
 
 def number_in(text: str, unit: str) -> Number:
-    """The number in a field, converted to the field's unit; without a unit it is in that of the field.
+    """The number in a field, converted to the field's unit; without a unit it is in that of the
+    field.
 
     Raises ValueError, which says what is wrong.
     """
@@ -43,20 +48,27 @@ def number_in(text: str, unit: str) -> Number:
 
 
 def factor(given: str, wanted: str) -> float:
-    """From one unit to another.  Raises ValueError if it is not known, or measures something else."""
+    """From one unit to another.  Raises ValueError if it is unknown, or measures something else."""
     found, asked = quantity_of(given), quantity_of(wanted)
-    same = given.rstrip("s") == wanted.rstrip("s") if found is asked is None else given.casefold() == wanted.casefold()
+    same = (
+        given.rstrip("s") == wanted.rstrip("s")
+        if found is asked is None
+        else given.casefold() == wanted.casefold()
+    )
     if same or not given:  # `1 call` in a field of calls
         return 1.0
     if found is None:
         raise ValueError(f"{given!r} is no unit of {wanted}")
     if found != asked:
-        raise ValueError(f"{given} is {found}, and the field is in {wanted}{f', {asked}' if asked else ''}")
+        raise ValueError(
+            f"{given} is {found}, and the field is in {wanted}{f', {asked}' if asked else ''}"
+        )
     return scale_of(given, found) / scale_of(wanted, found)
 
 
 def quantity_of(unit: str) -> str | None:
-    """What a unit measures.  FLOPS is a rate and FLOPs are a number, so that case is looked at first."""
+    """What a unit measures.  FLOPS is a rate and FLOPs are a number,
+    so that case is looked at first."""
     exact = (name for name, units in UNITS.items() if unit in units)
     folded = (name for name, units in UNITS.items() if unit.casefold() in map(str.casefold, units))
     return next(exact, None) or next(folded, None)
@@ -64,7 +76,9 @@ def quantity_of(unit: str) -> str | None:
 
 def scale_of(unit: str, quantity: str) -> float:
     units = UNITS[quantity]
-    return units.get(unit) or next(scale for name, scale in units.items() if name.casefold() == unit.casefold())
+    return units.get(unit) or next(
+        scale for name, scale in units.items() if name.casefold() == unit.casefold()
+    )
 
 
 def choice(text: str) -> str:

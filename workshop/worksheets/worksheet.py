@@ -20,7 +20,8 @@ WIDER = {  # lines of a table of what is measured, and with a column for the val
 
 
 def template_of(exercise: Exercise) -> str:
-    """The results template of the reference page, with the folders of the exercise; empty if it does not fill it in."""
+    """The results template of the reference page, with the folders of the exercise; empty if it
+    does not fill it in."""
     found, text = TEMPLATE.search(exercise.text), page.REFERENCE.read_text()
     if not found:
         return ""
@@ -32,41 +33,62 @@ def template_of(exercise: Exercise) -> str:
 
 def fields_of(exercise: Exercise) -> dict[str, Field]:
     """The fields of an exercise's page and of the template, by id."""
-    return {field.id: field for field in [*page.fields(template_of(exercise)), *page.fields(exercise.text)]}
+    return {
+        field.id: field
+        for field in [*page.fields(template_of(exercise)), *page.fields(exercise.text)]
+    }
 
 
 def answers(results: Results) -> dict[str, Answer]:
-    """The answer to every field of the exercise's page, and to the template's if the exercise fills it in."""
-    template = [field for field in page.fields(template_of(results.exercise)) if not field.file.startswith("FLOPS")]
+    """The answer to every field of the exercise's page, and to the template's if the exercise fills
+    it in."""
+    template = [
+        field
+        for field in page.fields(template_of(results.exercise))
+        if not field.file.startswith("FLOPS")
+    ]
     found = results.answers(page.REFERENCE.name, template) | results.answers(
         results.exercise.name, page.fields(results.exercise.text)
     )
     return ({"R.13": Answer(None, "not measured in this exercise")} if template else {}) | found
 
 
-# ---- Filling in ---------------------------------------------------------------------------------------------------
+# ---- Filling in ----------------------------------------------------------------------------------
 
 
 def sheet(
-    exercise: Exercise, about: list[str], found: Mapping[str, Answer], predicted: Mapping[int, str], complete: bool
+    exercise: Exercise,
+    about: list[str],
+    found: Mapping[str, Answer],
+    predicted: Mapping[int, str],
+    complete: bool,
 ) -> str:
     """A worksheet: title, about, the results template, predictions, the fields, questions.
 
-    found: answers, as far as there are any.  predicted: by line of the page.  complete: with what a learner fills in,
-    and the hints."""
+    found: answers, as far as there are any.  predicted: by line of the page.  complete: with what a
+    learner fills in, and the hints."""
     template, text = template_of(exercise), page.section(exercise.text)
     lines = [f"# {exercise.title}: worksheet", "", *about, ""]
     if template:
         lines += ["## Results", "", *fill(template, found, complete), ""]
     if asked := page.predictions(exercise.text):
         lines += ["## Predictions", ""]
-        lines += [f"- {one.question}\n  - {predicted.get(one.line) or page.BLANK}" for one in asked] + [""]
+        lines += [
+            f"- {one.question}\n  - {predicted.get(one.line) or page.BLANK}" for one in asked
+        ] + [""]
     shown = text if complete else page.HINTS.sub("", text)
     lines += ["## Worksheet", "", *fill(TEMPLATE.sub("", shown), found, complete)]
     if not complete:
         questions = page.section(page.HINTS.sub("", exercise.text), "## Questions")
-        lines += ["", "## Questions", "", re.sub(r"\n\[The answers\]\(.*", "", questions, flags=re.S).rstrip()]
-    return re.sub(r"\[([^]]+)\]\([^)\s]+\)", r"\1", "\n".join(lines)) + "\n"  # links are of use on the page only
+        lines += [
+            "",
+            "## Questions",
+            "",
+            re.sub(r"\n\[The answers\]\(.*", "", questions, flags=re.S).rstrip(),
+        ]
+    return (
+        re.sub(r"\[([^]]+)\]\([^)\s]+\)", r"\1", "\n".join(lines)) + "\n"
+    )  # links are of use on the page only
 
 
 def fill(text: str, found: Mapping[str, Answer], complete: bool) -> list[str]:
@@ -79,11 +101,15 @@ def fill(text: str, found: Mapping[str, Answer], complete: bool) -> list[str]:
             shown = answer.shown if answer and (complete or row["value"] is None) else page.BLANK
             where = answer.evidence.replace("|", "\\|") if complete else where
             lines.append(
-                f"| {' | '.join([row[name].strip() for name in ('id', 'label', 'unit')])} | {shown} | {where} |"
+                f"| {' | '.join([row[name].strip() for name in ('id', 'label', 'unit')])} | {shown}"
+                f" | {where} |"
             )
         elif checkbox and complete:
             answer = found[checkbox["id"]]
-            mark, known = ("x" if answer.value is True else " "), "" if answer.value is not None else "unknown: "
+            mark, known = (
+                ("x" if answer.value is True else " "),
+                "" if answer.value is not None else "unknown: ",
+            )
             start = line[: checkbox.start("value")] + mark + line[checkbox.end("value") :]
             lines += [page.HIDDEN.sub("", start), f"  - {known}{answer.evidence}"]
         else:
@@ -91,7 +117,7 @@ def fill(text: str, found: Mapping[str, Answer], complete: bool) -> list[str]:
     return lines
 
 
-# ---- Checking -----------------------------------------------------------------------------------------------------
+# ---- Checking ------------------------------------------------------------------------------------
 
 
 class NoWorksheet(UserError):
@@ -99,19 +125,29 @@ class NoWorksheet(UserError):
 
 
 def read_completed(path: Path) -> tuple[Exercise, list[Field]]:
-    """A completed worksheet: its exercise and its fields.  Raises UserError if it is not one, NoWorksheet if it has
-    no fields at all."""
+    """A completed worksheet: its exercise and its fields.  Raises UserError if it is not one,
+    NoWorksheet if it has no fields at all."""
     try:
         found = page.fields(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise UserError(
+            f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    numbers = sorted({int(field.id.split(".")[0]) for field in found if not field.id.startswith("R.")})
+    numbers = sorted(
+        {int(field.id.split(".")[0]) for field in found if not field.id.startswith("R.")}
+    )
     if not numbers:
-        raise NoWorksheet(f"{path}: has no worksheet fields; they are rows such as `| 1.3 | ... | unit | ... | ... |`")
+        raise NoWorksheet(
+            f"{path}: has no worksheet fields; they are rows such as `| 1.3 | ... | unit | ... |"
+            " ... |`"
+        )
     if len(numbers) > 1:
-        raise UserError(f"{path}: has fields of exercises {' and '.join(map(str, numbers))}; check one at a time")
+        raise UserError(
+            f"{path}: has fields of exercises {' and '.join(map(str, numbers))}; check one at a"
+            " time"
+        )
     return exercise_of(numbers[0], str(path)), found
 
 
@@ -119,14 +155,20 @@ def exercise_of(number: int, name: str) -> Exercise:
     """The exercise of this number.  Raises UserError, which begins with the name."""
     known = page.exercises()
     if number not in known:
-        raise UserError(f"{name}: there is no exercise {number}; there are {min(known)} to {max(known)}", 2)
+        raise UserError(
+            f"{name}: there is no exercise {number}; there are {min(known)} to {max(known)}", 2
+        )
     return known[number]
 
 
-def check(found: list[Field], known: dict[str, Field], answers: dict[str, Answer], name: str) -> list[dict]:
-    """A row for each field to be filled in that is in the file `name`, and for each that is missing.
+def check(
+    found: list[Field], known: dict[str, Field], answers: dict[str, Answer], name: str
+) -> list[dict]:
+    """A row for each field to be filled in that is in the file `name`, and for each that is
+    missing.
 
-    `problem` says what is wrong: expected, given, and where to look; None for a field that is right or unknown here.
+    `problem` says what is wrong: expected, given, and where to look; None for a field that is right
+    or unknown here.
     """
     rows = []
     for field in found:
@@ -135,7 +177,9 @@ def check(found: list[Field], known: dict[str, Field], answers: dict[str, Answer
         place = f"{name}:{field.line}: {field.id}"
         if field.id not in known:
             problem = f"{place} is not a field of the exercise"
-            rows.append({"id": field.id, "yours": field.shown, "verdict": "not a field", "problem": problem})
+            rows.append(
+                {"id": field.id, "yours": field.shown, "verdict": "not a field", "problem": problem}
+            )
         elif known[field.id].value is not None:
             answer, label = answers[field.id], known[field.id].label
             verdict, problem = judge(field, known[field.id], answer)
@@ -149,7 +193,9 @@ def check(found: list[Field], known: dict[str, Field], answers: dict[str, Answer
     for field in known.values():
         if field.value is not None and field.id not in present:
             problem = f"{name}: {field.id} {field.label}: is missing; expected {field.expected}"
-            rows.append({"id": field.id, "label": field.label, "verdict": "missing", "problem": problem})
+            rows.append(
+                {"id": field.id, "label": field.label, "verdict": "missing", "problem": problem}
+            )
     return rows
 
 

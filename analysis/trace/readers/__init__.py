@@ -1,1 +1,2 @@
-"""How is each file format read?  A module for each; all yield the same parts, of which a trace is made."""
+"""How is each file format read?  A module for each; all yield the same parts, of \
+which a trace is made."""

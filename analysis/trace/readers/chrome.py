@@ -1,8 +1,9 @@
-"""A Chrome trace, the JSON that torch.profiler of any version exports: a file of any size, compressed or not, also one
-that was cut off.
+"""A Chrome trace, the JSON that torch.profiler of any version exports: a file of any size,
+compressed or not, also one that was cut off.
 
-A part of some MB is decoded into records with the few fields that the analysis uses, and dropped once its columns have
-been taken.  What a file needs in memory is therefore a part and the columns, not the file.
+A part of some MB is decoded into records with the few fields that the analysis uses, and dropped
+once its columns have been taken.  What a file needs in memory is therefore a part and the columns,
+not the file.
 """
 
 from __future__ import annotations
@@ -26,25 +27,36 @@ import numpy as np
 from analysis.trace.columns import COLUMNS_OF, Note, Part, Reader, floats_of, integers_of
 from analysis.vocabulary.annotations import MODULE_PREFIX
 from analysis.vocabulary.collectives import collective_kind
-from analysis.vocabulary.events import FRAME, KERNEL, NO_WORK, OF_1_8, OPERATOR, kind_of_category, writer_of
+from analysis.vocabulary.events import (
+    FRAME,
+    KERNEL,
+    NO_WORK,
+    OF_1_8,
+    OPERATOR,
+    kind_of_category,
+    writer_of,
+)
 from analysis.vocabulary.operators import BYTES_OF_COLLECTIVE
 from harness.base.console import progress_bar
 from harness.base.errors import UserError
 from harness.base.files import named_errors
 from harness.base.units import MB
 
-PART = MB  # of JSON decoded at once: small enough for the cache of a processor, large enough to be worth a call
+# Bytes of JSON decoded at once: few enough for the cache of a processor, enough to be worth a call
+PART = MB
 HEAD = 64 * MB  # before the list of events at most
 GZIP = b"\x1f\x8b"
 BYTE_ORDER_MARK = codecs.BOM_UTF8
 EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 SEPARATOR = re.compile(rb"\}\s*,\s*(?=\{)")  # between two events, if no other place looks the same
 CONSTANTS = (b"NaN", b"-Infinity", b"Infinity")  # which Python writes, and JSON has not
-# As the value of a key: what precedes such a quote ends a string, so that the constant is not in one.
+# As the value of a key: what precedes such a quote ends a string, so that the constant is not in
+# one.
 OF_KEY = rb'%b(?:(?<=[^\s:,\[{\\]":%b)|(?<=[^\s:,\[{\\]": %b))'
 CONSTANTS_OF_KEYS = [re.compile(OF_KEY % (constant, constant, constant)) for constant in CONSTANTS]
 STRING_OR_CONSTANT = re.compile(rb'("(?:[^"\\]++|\\.)*+")|NaN|-?Infinity', re.DOTALL)
-# A pair of escapes that is one letter, or an escape that is half of one, as Python writes bytes that are no UTF-8
+# A pair of escapes that is one letter, or an escape that is half of one, as Python writes bytes
+# that are no UTF-8
 SURROGATES = re.compile(rb"(\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|\\u[dD][89a-fA-F]..")
 AT_BYTE = re.compile(r"\(byte (\d+)\)$")  # where msgspec found an error
 AFTER_EVENT = re.compile(rb"\s*,?\s*")
@@ -54,7 +66,8 @@ MOSTLY = 0.9  # of the events tell their rank in a file that was merged from tho
 
 
 class Arguments(msgspec.Struct, gc=False):
-    """The arguments of an event that are used; -1 stands for absent numbers, and inputs stay undecoded."""
+    """The arguments of an event that are used; -1 stands for absent numbers,
+    and inputs stay undecoded."""
 
     external_id: int = msgspec.field(name="External id", default=-1)
     sequence: int = msgspec.field(name="Sequence number", default=-1)
@@ -109,14 +122,20 @@ class ChromeTrace(Reader):
     is_list: bool = False  # of events, without metadata
     is_merged: bool | None = None  # from the traces of several ranks, of which one is taken
     is_odd: bool = False  # some event of the part before had a value of another type
-    of_all: list[Event] = field(default_factory=list)  # events so far that tell no rank, where all ranks are read
+    of_all: list[Event] = field(
+        default_factory=list
+    )  # events so far that tell no rank, where all ranks are read
     processes: dict[int | str | None, str] = field(default_factory=dict)  # their names
-    of_no_kind: Counter[int | str | None] = field(default_factory=Counter)  # events of unknown kinds, by process
+    of_no_kind: Counter[int | str | None] = field(
+        default_factory=Counter
+    )  # events of unknown kinds, by process
 
     def records(self) -> Iterator[tuple[list[Event], memoryview]]:
-        """Its events, some MB at a time, and the text of the list that they are, which the next part overwrites.
+        """Its events, some MB at a time, and the text of the list that they are, which the next
+        part overwrites.
 
-        Raises UserError, naming the file, if there is no trace in it; of one that is cut off, yields what is whole.
+        Raises UserError, naming the file, if there is no trace in it; of one that is cut off,
+        yields what is whole.
         """
         with self.content() as text:
             self.events_begin(text)
@@ -130,14 +149,15 @@ class ChromeTrace(Reader):
                     break
             while text.length <= HEAD and text.more():  # metadata that follow
                 pass
-            # The metadata that follow the events, from the bracket that ends their list
+            # Reads the metadata that follow the events, from the bracket that ends their list
             found = self.document(b'{"traceEvents":[' + text.all() + b"}" * self.is_list)
             self.cut_off = found is None
             self.metadata |= found or {}
 
     @contextlib.contextmanager
     def content(self) -> Iterator[ReadBuffer]:
-        """What the file contains, uncompressed, with a progress bar; it ends where a compressed one is damaged."""
+        """What the file contains, uncompressed, with a progress bar; it ends where a compressed one
+        is damaged."""
         with named_errors(self.path), self.path.open("rb") as file:
             size = self.path.stat().st_size
             with progress_bar(f"Reading {self.path.name}", total=size, unit="B") as bar:
@@ -151,9 +171,13 @@ class ChromeTrace(Reader):
                 file.seek(0)
                 try:
                     with ThreadPoolExecutor(1) as ahead:
-                        yield ReadBuffer(filling(unzipped(file), ahead) if zipped else file.readinto, tell)
+                        yield ReadBuffer(
+                            filling(unzipped(file), ahead) if zipped else file.readinto, tell
+                        )
                 except RecursionError as error:
-                    raise UserError(f"{self.path}: lists or objects in it are nested too deeply to be read") from error
+                    raise UserError(
+                        f"{self.path}: lists or objects in it are nested too deeply to be read"
+                    ) from error
 
     def contains(self, text: str) -> bool:
         """Whether the text is anywhere in it.  Raises UserError if it cannot be read."""
@@ -188,8 +212,8 @@ class ChromeTrace(Reader):
     def whole_events(self, text: ReadBuffer) -> tuple[list[Event], int]:
         """The events that are complete at the beginning of the text, and where the last one ends.
 
-        The last place that looks like one between events is tried; text up to there that is a list of events is one,
-        because a cut within a string or an object leaves it open.
+        The last place that looks like one between events is tried; text up to there that is a list
+        of events is one, because a cut within a string or an object leaves it open.
         """
         end = text.last_separator()
         while end:
@@ -203,9 +227,11 @@ class ChromeTrace(Reader):
         return [], 0
 
     def events_of(self, part: memoryview) -> list[Event]:
-        """The events of a list; one with values of other types than usual has those that can be read.
+        """The events of a list; one with values of other types than usual has those that can be
+        read.
 
-        Raises msgspec.DecodeError where the text is no list, but for NaN and infinity, which are unknown.
+        Raises msgspec.DecodeError where the text is no list,
+        but for NaN and infinity, which are unknown.
         """
         text: memoryview | bytes = part
         if not self.is_odd:
@@ -224,7 +250,10 @@ class ChromeTrace(Reader):
         for of_event in self.texts_of(bytes(text)):
             try:
                 events.append(decode_event(of_event))
-            except (msgspec.ValidationError, UnicodeDecodeError):  # of another type, or text that is no UTF-8
+            except (
+                msgspec.ValidationError,
+                UnicodeDecodeError,
+            ):  # of another type, or text that is no UTF-8
                 events.append(odd_event(of_event))
                 n_odd += 1
         self.is_odd = n_odd > 0
@@ -242,7 +271,9 @@ class ChromeTrace(Reader):
             self.has_nan = True
         try:
             return texts_of_events(without_constants_of_keys(text))
-        except msgspec.DecodeError:  # elsewhere too, such as in lists: to know where strings are takes longer
+        except (
+            msgspec.DecodeError
+        ):  # elsewhere too, such as in lists: to know where strings are takes longer
             return texts_of_events(STRING_OR_CONSTANT.sub(lambda found: found[1] or b"null", text))
 
     def constant(self, name: str) -> float:
@@ -277,21 +308,28 @@ class ChromeTrace(Reader):
 
     def note_first(self, events: list[Event]) -> None:
         times = floats_of(events, "ts")
-        if np.min(times, initial=np.inf, where=np.isfinite(times)) < self.first_us:  # rarely: most events come later
+        if (
+            np.min(times, initial=np.inf, where=np.isfinite(times)) < self.first_us
+        ):  # rarely: most events come later
             times = np.array([event.ts for event in events if event.ph != "M"])
-            self.first_us = min(self.first_us, np.min(times, initial=np.inf, where=np.isfinite(times)))
+            self.first_us = min(
+                self.first_us, np.min(times, initial=np.inf, where=np.isfinite(times))
+            )
 
     def note_ranks(self, events: list[Event]) -> None:
-        """Find out from the first events of the file whether they tell their rank, and which one is read."""
+        """Find out from the first events of the file whether they tell their rank,
+        and which one is read."""
         if self.is_merged is None and events:
             ranks = [rank for one in events if one.ph == "X" and (rank := rank_of(one)) >= 0]
             self.is_merged = len(ranks) >= MOSTLY * sum(one.ph == "X" for one in events) > 0
             self.rank = ranks[0] if self.is_merged and self.rank is None else self.rank
 
     def by_rank(self, events: list[Event]) -> dict[int | None, list[Event]]:
-        """The events of each rank that is read, of a file in which they tell theirs, else all of them for None.
+        """The events of each rank that is read, of a file in which they tell theirs, else all of
+        them for None.
 
-        Events that tell no rank are those of every rank, also of one that appears only later in the file.
+        Events that tell no rank are those of every rank,
+        also of one that appears only later in the file.
         """
         if not self.is_merged:
             return {None: events}
@@ -327,14 +365,24 @@ class ChromeTrace(Reader):
         for category, same in found.items():
             for kind, of_kind in by_kind(category, same).items():
                 if kind in (OPERATOR, KERNEL):
-                    out.notes += [note_of(a) for one in of_kind if (a := one.args) and a.collective is not None]
+                    out.notes += [
+                        note_of(a)
+                        for one in of_kind
+                        if (a := one.args) and a.collective is not None
+                    ]
                 elif kind == FRAME:
                     out.n_frames += len(of_kind)
-                    of_kind = [event for event in of_kind if event.name and event.name.startswith(MODULE_PREFIX)]
+                    of_kind = [
+                        event
+                        for event in of_kind
+                        if event.name and event.name.startswith(MODULE_PREFIX)
+                    ]
                 if kind is None:
                     self.of_no_kind.update(event.pid for event in of_kind)
                 if kind is None and category not in NO_WORK:
-                    out.unread.update(category for one in of_kind if one.args and stream_of(one.args) >= 0)
+                    out.unread.update(
+                        category for one in of_kind if one.args and stream_of(one.args) >= 0
+                    )
                 elif kind and of_kind:
                     self.is_1_x |= category == OF_1_8[0]
                     out.events.append((kind, columns(kind, of_kind, category in OF_1_8)))
@@ -346,8 +394,8 @@ class ChromeTrace(Reader):
 class ReadBuffer:
     """What is at hand of the content of a file, in a buffer.
 
-    Memory that is used again is much faster than fresh memory, so there are two buffers, one to read into and one for
-    the list that is decoded.
+    Memory that is used again is much faster than fresh memory, so there are two buffers, one to
+    read into and one for the list that is decoded.
     """
 
     def __init__(self, fill: Callable[[memoryview], int], on_read: Callable[[], object]):
@@ -366,7 +414,10 @@ class ReadBuffer:
     def more(self) -> bool:
         """Read up to PART; False at the end of the file."""
         if self.length + PART > len(self.buffer):
-            self.buffer, self.list = self.buffer + bytearray(len(self.buffer)), bytearray(2 * len(self.list))
+            self.buffer, self.list = (
+                self.buffer + bytearray(len(self.buffer)),
+                bytearray(2 * len(self.list)),
+            )
         read = self.fill(memoryview(self.buffer)[self.length : self.length + PART])
         self.on_read()
         self.length += read
@@ -392,9 +443,12 @@ class ReadBuffer:
         return self.buffer.rfind(b"}", 0, max(before, 0)) + 1
 
     def last_separator(self) -> int:
-        """Where the last event ends that another one seems to follow; where the last object ends if there is none."""
+        """Where the last event ends that another one seems to follow; where the last object ends if
+        there is none."""
         for near in (max(self.length - 4096, 0), 0):
-            if found := [found.start() for found in SEPARATOR.finditer(self.buffer, near, self.length)]:
+            if found := [
+                found.start() for found in SEPARATOR.finditer(self.buffer, near, self.length)
+            ]:
                 return found[-1] + 1
         return self.last_object(self.length)
 
@@ -440,14 +494,18 @@ def is_constant(error: msgspec.DecodeError, text: memoryview | bytes) -> bool:
 
 
 def place_of(error: msgspec.DecodeError) -> int | None:
-    """The byte of the text that is wrong; None if it only ends too early, or a value is of another type."""
+    """The byte of the text that is wrong; None if it only ends too early,
+    or a value is of another type."""
     found = AT_BYTE.search(str(error))
     return int(found[1]) if found else None
 
 
 def odd_event(text: msgspec.Raw) -> Event:
-    """What can be read of an event with values of other types than usual; an empty one for what is no object."""
-    with contextlib.suppress(ValueError, RecursionError):  # numbers too long for Python, or too many brackets
+    """What can be read of an event with values of other types than usual; an empty one for what is
+    no object."""
+    with contextlib.suppress(
+        ValueError, RecursionError
+    ):  # numbers too long for Python, or too many brackets
         return lenient(Event, json.loads(bytes(text).decode(errors="replace")))
     return Event()
 
@@ -468,13 +526,15 @@ def lenient(record: type, values: object):
 
 
 def whole_number(value: object) -> int:
-    """Raises TypeError, ValueError or OverflowError if it is none.  Text may be hexadecimal, such as 0x10."""
+    """Raises TypeError, ValueError or OverflowError if it is none.  Text may be hexadecimal, such
+    as 0x10."""
     is_hexadecimal = isinstance(value, str) and value[:2] in ("0x", "0X")
     return int(float(int(value, 16) if is_hexadecimal else value))
 
 
 def number_or_name(value: object) -> int | str | None:
-    """What tells a process or a thread from others.  Raises msgspec.ValidationError if it is of another type."""
+    """What tells a process or a thread from others.  Raises msgspec.ValidationError if it is of
+    another type."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return msgspec.convert(value, int | str | None)
@@ -495,12 +555,15 @@ def maker_of(kind: object) -> Callable[[Any], Any]:
 
 # Of each record: by the name in the file, the name of its field and what makes its value
 FIELDS = {
-    record: {field.encode_name: (field.name, maker_of(field.type)) for field in msgspec.structs.fields(record)}
+    record: {
+        field.encode_name: (field.name, maker_of(field.type))
+        for field in msgspec.structs.fields(record)
+    }
     for record in (Arguments, Event)
 }
 
 
-# ---- Columns -------------------------------------------------------------------------------------------------------
+# ---- Columns -------------------------------------------------------------------------------------
 
 
 def by_kind(category: str, events: list[Event]) -> dict[str | None, list[Event]]:
@@ -534,7 +597,9 @@ def columns(kind: str, events: list[Event], is_1_8: bool) -> dict:
         else:
             out[name] = integers_of(arguments, name)
     if is_1_8 and "external_id" in out:
-        out["external_id"] = np.maximum(out["external_id"], integers_of(arguments, "external_id_1_8"))
+        out["external_id"] = np.maximum(
+            out["external_id"], integers_of(arguments, "external_id_1_8")
+        )
     return out
 
 
@@ -555,12 +620,22 @@ def stream_of(arguments: Arguments) -> int:
 
 
 def note_of(arguments: Arguments) -> Note:
-    """What PyTorch notes of a collective: the description of its group, where it has one, else the group's name."""
-    sent = max(arguments.in_elements, arguments.out_elements) * BYTES_OF_COLLECTIVE.get(str(arguments.dtype), 0)
+    """What PyTorch notes of a collective: the description of its group, where it has one, else the
+    group's name."""
+    sent = max(arguments.in_elements, arguments.out_elements) * BYTES_OF_COLLECTIVE.get(
+        str(arguments.dtype), 0
+    )
     description = arguments.group_description
     group = description if description not in (None, "", "undefined") else arguments.group_name
     ranks, size = str(arguments.group_ranks), arguments.group_size
-    return Note(arguments.external_id, collective_kind(str(arguments.collective)), str(group), size, ranks, sent)
+    return Note(
+        arguments.external_id,
+        collective_kind(str(arguments.collective)),
+        str(group),
+        size,
+        ranks,
+        sent,
+    )
 
 
 def rank_of(event: Event) -> int:

@@ -1,4 +1,5 @@
-"""What a LLaMA decoder keeps for its backward pass, in closed form; fake-tensor runs must agree with the formula."""
+"""What a LLaMA decoder keeps for its backward pass, in closed form; fake-tensor runs must agree
+with the formula."""
 
 import math
 from typing import Any, NamedTuple
@@ -9,19 +10,20 @@ from harness.model.chunked_loss import chunk_size
 
 
 class KeptBytes(NamedTuple):
-    """Of one component: the part that is linear in the tokens, with what does not grow with them, and the part that is
-    quadratic in the length of a sequence."""
+    """Of one component: the part that is linear in the tokens, with what does not grow with them,
+    and the part that is quadratic in the length of a sequence."""
 
     linear: int = 0
     quadratic: int = 0
 
 
 class KeptTensors:
-    """Bytes that the forward pass of a micro-batch keeps for the backward one, component by component.
+    """Bytes that the forward pass of a micro-batch keeps for the backward one, component by
+    component.
 
-    Outside of matmuls tensors are float32.  Under autocast a matmul also keeps copies of its weight and of its input in
-    the narrow type.  config and training have the fields of TinyLlamaConfig and TrainingConfig.  on_gpu: with the fused
-    kernels of a GPU, where a CPU has other ones.
+    Outside of matmuls tensors are float32.  Under autocast a matmul also keeps copies of its weight
+    and of its input in the narrow type.  config and training have the fields of TinyLlamaConfig and
+    TrainingConfig.  on_gpu: with the fused kernels of a GPU, where a CPU has other ones.
     """
 
     def __init__(self, config: Any, training: Any, on_gpu: bool):
@@ -36,28 +38,36 @@ class KeptTensors:
         self.hidden = self.itemsize * self.tokens * config.hidden_dim  # [B, S, D] or [B, H, S, E]
         self.keys = self.values = self.itemsize * self.tokens * config.kv_dim  # [B, K, S, E]
         self.feed_forward = self.itemsize * self.tokens * config.intermediate_dim  # [B, S, D_ff]
-        self.scores = self.batch_size * config.n_heads * training.seq_len**2  # elements of [B, H, S, S]
+        self.scores = (
+            self.batch_size * config.n_heads * training.seq_len**2
+        )  # elements of [B, H, S, S]
 
-    # ---- Parts that several components have --------------------------------------------------------------------------
+    # ---- Parts that several components have ------------------------------------------------------
 
     def weight_copy(self, inputs: int, outputs: int) -> int:
         return self.itemsize * inputs * outputs if self.autocast else 0
 
     def normalized_copy(self) -> int:
-        """Of a norm's output, where a matmul reads it: our kernel writes the narrow type, all others write float32."""
+        """Of a norm's output, where a matmul reads it: our kernel writes the narrow type, all
+        others write float32."""
         return self.hidden if self.autocast and not self.triton else 0
 
     def norm(self) -> int:
-        """The normalized rows, unless a kernel computes them again, one number per row, and the output as it is read by
-        matmuls, unless they have copies."""
+        """The normalized rows, unless a kernel computes them again, one number per row, and the
+        output as it is read by matmuls, unless they have copies."""
         recomputed = self.triton or (self.training.fused_norm and self.on_gpu)
-        rows, output = 0 if recomputed else self.float32_hidden, 0 if self.normalized_copy() else self.hidden
+        rows, output = (
+            0 if recomputed else self.float32_hidden,
+            0 if self.normalized_copy() else self.hidden,
+        )
         return rows + 4 * self.tokens + output
 
-    # ---- A layer -----------------------------------------------------------------------------------------------------
+    # ---- A layer ---------------------------------------------------------------------------------
 
     def layer(self) -> dict[str, KeptBytes]:
-        attention = self.eager_attention() if self.training.attention == "eager" else self.fused_attention()
+        attention = (
+            self.eager_attention() if self.training.attention == "eager" else self.fused_attention()
+        )
         return {
             "attention_norm": KeptBytes(self.norm()),
             **self.projections(),
@@ -70,9 +80,9 @@ class KeptTensors:
     def reads_values_in_place(self) -> bool:
         """Whether attention needs no copy of keys or values for each query head.
 
-        Eager attention copies them for the heads that share them, and where a matmul cannot read them transposed: of a
-        single sample it can, if each head has its own or all have the same.  Fused kernels read them in place, but for
-        those of GPUs in float32.
+        Eager attention copies them for the heads that share them, and where a matmul cannot read
+        them transposed: of a single sample it can, if each head has its own or all have the same.
+        Fused kernels read them in place, but for those of GPUs in float32.
         """
         alike = self.config.n_kv_heads in (1, self.config.n_heads)
         if self.training.attention == "eager":
@@ -87,14 +97,24 @@ class KeptTensors:
         """Queries, keys and values; values are kept here where attention reads them in place."""
         hidden, kv = self.config.hidden_dim, self.config.kv_dim
         kept_values = self.values if self.reads_values_in_place() else 0
-        if self.training.fused_projections:  # one copy of the input; values are views of a tensor of all three
+        if (
+            self.training.fused_projections
+        ):  # one copy of the input; values are views of a tensor of all three
             width = hidden + 2 * kv
             merged = self.itemsize * self.tokens * width if kept_values else 0
-            return {"attention.qkv_proj": KeptBytes(self.weight_copy(hidden, width) + self.normalized_copy() + merged)}
+            return {
+                "attention.qkv_proj": KeptBytes(
+                    self.weight_copy(hidden, width) + self.normalized_copy() + merged
+                )
+            }
         return {
-            "attention.q_proj": KeptBytes(self.weight_copy(hidden, hidden) + self.normalized_copy()),
+            "attention.q_proj": KeptBytes(
+                self.weight_copy(hidden, hidden) + self.normalized_copy()
+            ),
             "attention.k_proj": KeptBytes(self.weight_copy(hidden, kv) + self.normalized_copy()),
-            "attention.v_proj": KeptBytes(self.weight_copy(hidden, kv) + self.normalized_copy() + kept_values),
+            "attention.v_proj": KeptBytes(
+                self.weight_copy(hidden, kv) + self.normalized_copy() + kept_values
+            ),
         }
 
     def eager_attention(self) -> dict[str, KeptBytes]:
@@ -108,12 +128,15 @@ class KeptTensors:
             "attention.scores": KeptBytes(scaled_queries + copied_keys),
             "attention.softmax": KeptBytes(0, 4 * self.scores),
             "attention.weighted_sum": KeptBytes(copied_values, narrow_weights),
-            "attention.o_proj": KeptBytes(self.weight_copy(hidden_dim, hidden_dim) + attention_output),
+            "attention.o_proj": KeptBytes(
+                self.weight_copy(hidden_dim, hidden_dim) + attention_output
+            ),
         }
 
     def fused_attention(self) -> dict[str, KeptBytes]:
-        """The kernel keeps its output and the logsumexp of each row, and what it reads that is not kept already:
-        queries and keys in the narrow type, or copies of keys and values for each head."""
+        """The kernel keeps its output and the logsumexp of each row, and what it reads that is not
+        kept already: queries and keys in the narrow type,
+        or copies of keys and values for each head."""
         hidden_dim = self.config.hidden_dim
         rotated_queries = 0 if self.autocast else self.hidden
         rotated_keys = self.keys if self.reads_keys_in_place() else 0
@@ -131,16 +154,22 @@ class KeptTensors:
         one = self.weight_copy(hidden, intermediate) + self.normalized_copy() + self.feed_forward
         gate_up = {"mlp.gate_proj": KeptBytes(one), "mlp.up_proj": KeptBytes(one)}
         if self.training.fused_projections:  # one copy of the input
-            both = self.weight_copy(hidden, 2 * intermediate) + self.normalized_copy() + 2 * self.feed_forward
+            both = (
+                self.weight_copy(hidden, 2 * intermediate)
+                + self.normalized_copy()
+                + 2 * self.feed_forward
+            )
             gate_up = {"mlp.gate_up_proj": KeptBytes(both)}
         return {
             **gate_up,
             # silu(gate), unless our kernel computes it again, and its product with up.
-            "mlp.activation": KeptBytes(self.feed_forward if self.triton else 2 * self.feed_forward),
+            "mlp.activation": KeptBytes(
+                self.feed_forward if self.triton else 2 * self.feed_forward
+            ),
             "mlp.down_proj": KeptBytes(self.weight_copy(intermediate, hidden)),
         }
 
-    # ---- The whole model ---------------------------------------------------------------------------------------------
+    # ---- The whole model -------------------------------------------------------------------------
 
     def head(self) -> dict[str, KeptBytes]:
         """The last norm, the matmul that makes logits, and the loss."""
@@ -148,21 +177,30 @@ class KeptTensors:
         if not self.training.fused_loss:
             return {
                 "norm": KeptBytes(self.norm()),
-                "lm_head": KeptBytes(self.weight_copy(hidden_dim, vocab_size) + self.normalized_copy()),
+                "lm_head": KeptBytes(
+                    self.weight_copy(hidden_dim, vocab_size) + self.normalized_copy()
+                ),
                 "loss": KeptBytes(4 * (self.tokens * vocab_size + 2)),
             }
         float32_input = self.float32_hidden if self.normalized_copy() else 0
         chunks = math.ceil(vocab_size / chunk_size(vocab_size, hidden_dim))
         return {
             "norm": KeptBytes(self.norm() + float32_input),
-            "loss": KeptBytes(4 * (self.tokens * (chunks + 1) + 1)),  # of each chunk one number per token
+            "loss": KeptBytes(
+                4 * (self.tokens * (chunks + 1) + 1)
+            ),  # of each chunk one number per token
         }
 
     def by_component(self) -> dict[str, KeptBytes]:
         """Over all layers."""
         n_layers = self.config.n_layers
-        whole = n_layers - checkpointed_layers(self.training.activation_checkpointing, n_layers)  # the others: outputs
-        kept = {name: KeptBytes(whole * one.linear, whole * one.quadratic) for name, one in self.layer().items()}
+        whole = n_layers - checkpointed_layers(
+            self.training.activation_checkpointing, n_layers
+        )  # the others: outputs
+        kept = {
+            name: KeptBytes(whole * one.linear, whole * one.quadratic)
+            for name, one in self.layer().items()
+        }
         kept["mlp_residual"] = KeptBytes(n_layers * self.float32_hidden)
         kept["embedding"] = KeptBytes(self.float32_hidden)
         return {name: one for name, one in (kept | self.head()).items() if any(one)}

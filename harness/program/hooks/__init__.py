@@ -1,9 +1,10 @@
-"""How does each Python process of the program tell of its steps?  By hooks that it loads as it starts."""
+"""How does each Python process of the program tell of its steps?  By hooks that it \
+loads as it starts."""
 
-# A folder with a sitecustomize.py of ours stands first on PYTHONPATH, so ranks of torchrun and spawned processes come
-# along.  The program may have packages named as ours: this one is loaded by its path, under the name PACKAGE.  It
-# imports torch and the standard library alone, and others of this project in our_modules().  No error of it reaches
-# the program.
+# A folder with a sitecustomize.py of ours stands first on PYTHONPATH, so ranks of torchrun and
+# spawned processes come along.  The program may have packages named as ours: this one is loaded by
+# its path, under the name PACKAGE.  It imports torch and the standard library alone, and others of
+# this project in our_modules().  No error of it reaches the program.
 
 from __future__ import annotations
 
@@ -23,14 +24,18 @@ PACKAGE = "_hooks_of_profile_program"
 LONG_S = 20.0  # of timed steps, or of recorded ones: then there are fewer
 GRACE_S = 20.0  # for other ranks to write, and for what waits for the processes that we ended
 EXIT_S = 300.0  # for what the program does at its end, with --then exit
-UNSEEN_TOOL_S = 2.0  # for the tool to end what would go on, where it cannot be seen, as from within a container
+UNSEEN_TOOL_S = (
+    2.0  # for the tool to end what would go on, where it cannot be seen, as from within a container
+)
 CLEAN_UP_S = 2.0  # for processes that remove shared memory once those that used it are gone
 SHORT_OF_MEMORY = 0.1  # share of the host's memory available, or less: no further step is recorded
 SETTINGS = "PROFILE_PROGRAM_SETTINGS"  # the variable that has them, as JSON
 SITECUSTOMIZE = f"""\
 import importlib.util, sys
 file, folder = {__file__!r}, {str(Path(__file__).parent)!r}
-spec = importlib.util.spec_from_file_location({PACKAGE!r}, file, submodule_search_locations=[folder])
+spec = importlib.util.spec_from_file_location(
+    {PACKAGE!r}, file, submodule_search_locations=[folder]
+)
 sys.modules[spec.name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules[spec.name])
 sys.modules[spec.name].enter(__file__)
@@ -42,10 +47,15 @@ _modules_of_ours: dict[str, ModuleType] = {}
 
 @contextlib.contextmanager
 def our_modules() -> Iterator[None]:
-    """In this block, modules of this project can be imported and used; after it, their names are the program's."""
+    """In this block, modules of this project can be imported and used; after it, their names are
+    the program's."""
 
     def taken_out() -> dict[str, ModuleType]:
-        return {key: sys.modules.pop(key) for key in [*sys.modules] if key.partition(".")[0] == "harness"}
+        return {
+            key: sys.modules.pop(key)
+            for key in [*sys.modules]
+            if key.partition(".")[0] == "harness"
+        }
 
     theirs = taken_out()
     sys.modules.update(_modules_of_ours)
@@ -59,7 +69,8 @@ def our_modules() -> Iterator[None]:
 
 
 def enter(sitecustomize: str) -> None:
-    """Called as a process starts: puts itself behind the import of torch, then runs the system's own sitecustomize."""
+    """Called as a process starts: puts itself behind the import of torch, then runs the system's
+    own sitecustomize."""
     processes = Path(sitecustomize).parent / "processes"
     settings = json.loads(os.environ.get(SETTINGS, "{}"))  # the program may clear its environment
 
@@ -69,7 +80,9 @@ def enter(sitecustomize: str) -> None:
         behind = sys.meta_path[sys.meta_path.index(finder) + 1 :]  # one before may ask ours in turn
         specs = (other.find_spec(name, path, target) for other in behind)
         spec = next(filter(None, specs), None)
-        if spec and spec.loader:  # perhaps only asked for: many look whether torch is there before they import it
+        if (
+            spec and spec.loader
+        ):  # perhaps only asked for: many look whether torch is there before they import it
             execute = spec.loader.exec_module
 
             def execute_and_watch(module: ModuleType) -> None:

@@ -1,4 +1,5 @@
-"""Does the program train?  Gradients and moves of its parameters, in one step that is neither timed nor recorded."""
+"""Does the program train?  Gradients and moves of its parameters, in one step that is neither timed
+nor recorded."""
 
 import math
 
@@ -11,8 +12,9 @@ WIDTH, PIECE = 256, 1 << 22  # of a tensor's sketch; elements that are folded at
 
 
 def sketch(tensor: torch.Tensor) -> torch.Tensor:
-    """WIDTH numbers of all elements: rows of so many are added with random signs, so that two tensors are as far apart
-    as their sketches, whichever elements differ.  Of a short tensor, its elements."""
+    """WIDTH numbers of all elements: rows of so many are added with random signs, so that two
+    tensors are as far apart as their sketches, whichever elements differ.
+    Of a short tensor, its elements."""
     flat, chance = local(tensor.detach()).reshape(-1), torch.Generator().manual_seed(0)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
@@ -25,7 +27,8 @@ def sketch(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class StepAudit:
-    """Told before and after each optimizer's step.  parameters: name, parameter, whether an optimizer owns it."""
+    """Told before and after each optimizer's step.  parameters: name, parameter, whether an
+    optimizer owns it."""
 
     def __init__(self, parameters: list[tuple[str, torch.nn.Parameter, bool]]):
         self.parameters = parameters
@@ -34,12 +37,16 @@ class StepAudit:
         self.moved: dict[str, bool] = {}
         self.kept: dict[int, torch.Tensor] = {}  # sketches before the step
         self.rounded: dict[str, str] = {}  # by name, the type in which the last update is lost
-        self.untold: dict[str, str] = {}  # the same where it may be: what the optimizer adds is not known
+        self.untold: dict[
+            str, str
+        ] = {}  # the same where it may be: what the optimizer adds is not known
         self.stepped = False
 
     @torch.no_grad()
     def before(self, optimizer: torch.optim.Optimizer) -> None:
-        if getattr(optimizer, "found_inf", False):  # GradScaler leaves it to a fused one to skip the step
+        if getattr(
+            optimizer, "found_inf", False
+        ):  # GradScaler leaves it to a fused one to skip the step
             return
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             if p.grad is None:
@@ -59,7 +66,9 @@ class StepAudit:
                 if kept is not None:
                     self.note_move(optimizer, group, p, kept)
 
-    def note_move(self, optimizer: torch.optim.Optimizer, group: dict, p: torch.Tensor, before: torch.Tensor) -> None:
+    def note_move(
+        self, optimizer: torch.optim.Optimizer, group: dict, p: torch.Tensor, before: torch.Tensor
+    ) -> None:
         name, now = self.names.get(id(p), "a parameter of no module"), sketch(p)
         same = before.shape == now.shape and torch.equal(before, now)
         self.moved[name] = self.moved.get(name, False) or not same
@@ -78,18 +87,30 @@ class StepAudit:
         if not self.stepped:
             return None
         finite = {name: math.isfinite(norm) for name, norm in self.norms.items()}
-        still = {name for name, moved in self.moved.items() if not moved and finite[name] and self.norms[name]}
+        still = {
+            name
+            for name, moved in self.moved.items()
+            if not moved and finite[name] and self.norms[name]
+        }
         rounded = {name: kind for name, kind in self.rounded.items() if name in still}
-        untold = {name: kind for name, kind in self.untold.items() if name in still and name not in rounded}
+        untold = {
+            name: kind
+            for name, kind in self.untold.items()
+            if name in still and name not in rounded
+        }
         owned = {name: p for name, p, owned in self.parameters if owned and p.requires_grad}
         return {
             "norms": {name: norm for name, norm in self.norms.items() if finite[name]},
             "missing": [name for name in owned if name not in self.norms],
             "zero": [name for name, norm in self.norms.items() if norm == 0],
             "non_finite": [name for name in self.norms if not finite[name]],
-            "unmoved": [name for name in self.moved if name in still and name not in {*rounded, *untold}],
+            "unmoved": [
+                name for name in self.moved if name in still and name not in {*rounded, *untold}
+            ],
             "rounded": rounded,
             "untold": untold,
             "frozen": [name for name, p, _ in self.parameters if not p.requires_grad],
-            "unowned": [name for name, p, owned in self.parameters if p.requires_grad and not owned],
+            "unowned": [
+                name for name, p, owned in self.parameters if p.requires_grad and not owned
+            ],
         }

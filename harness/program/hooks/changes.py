@@ -1,7 +1,7 @@
 """The switches of harness/model/changes.ini: what changes a program from outside.
 
-A switch is turned on and off between steps, also while others are on.  It notes what it applies to, or finds already
-so; what it does not know how to change it leaves alone.
+A switch is turned on and off between steps, also while others are on.  It notes what it applies to,
+or finds already so; what it does not know how to change it leaves alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def blocks_of(module) -> Iterator:
     for container in module.modules():
         if type(container).__name__ in BLOCK_LISTS:
             kinds = Counter(type(child) for child in container)
-            yield from (child for child in container if kinds[type(child)] > 1 and [*child.children()])
+            yield from (
+                child for child in container if kinds[type(child)] > 1 and [*child.children()]
+            )
 
 
 def widened(value):
@@ -56,13 +58,17 @@ def bf16(trial, on: bool, value: str | None) -> None:
 
 
 def is_skipped(module) -> bool:
-    """Whether module.compile() compiles nothing: the compiler skips frames of torch's own code, as the forward pass of
-    nn.Sequential and of its subclasses.  torch.compile(module) does not."""
+    """Whether module.compile() compiles nothing: the compiler skips frames of torch's own code, as
+    the forward pass of nn.Sequential and of its subclasses.  torch.compile(module) does not."""
     return type(module).forward.__module__.partition(".")[0] == "torch"
 
 
 def compiled(trial, on: bool, module, mode: str | None) -> None:
-    how = {"backend": captured(trial.results["graphs"])} if trial.trial.get("captures") else {"mode": mode}
+    how = (
+        {"backend": captured(trial.results["graphs"])}
+        if trial.trial.get("captures")
+        else {"mode": mode}
+    )
 
     def called_from_here(*args, **kwargs):  # a frame that is not torch's
         return module._call_impl(*args, **kwargs)
@@ -81,7 +87,9 @@ def way_to_compile(module) -> str:
 def compile_model(trial, on: bool, value: str | None) -> None:
     for module, place in trial.models.items():
         ours = ("compiled", module) in trial.kept
-        theirs = type(module).__name__ == "OptimizedModule" or (module._compiled_call_impl and not ours)
+        theirs = type(module).__name__ == "OptimizedModule" or (
+            module._compiled_call_impl and not ours
+        )
         trial.note(place, already=theirs, way=way_to_compile(module))
         if not theirs:
             compiled(trial, on, module, value)
@@ -98,11 +106,15 @@ def compile_blocks(trial, on: bool, value: str | None) -> None:
 @switch("sdpa")
 def sdpa(trial, on: bool, value: str | None) -> None:
     for module, place in trial.models.items():
-        for model in [one for one in module.modules() if hasattr(one, "set_attn_implementation")][:1]:
+        for model in [one for one in module.modules() if hasattr(one, "set_attn_implementation")][
+            :1
+        ]:
             before = trial.kept.setdefault(("sdpa", model), model.config._attn_implementation)
             try:
                 model.set_attn_implementation("sdpa" if on else before)
-            except ValueError:  # as of a network of convolutions: the switch has nothing to choose from
+            except (
+                ValueError
+            ):  # as of a network of convolutions: the switch has nothing to choose from
                 continue
             trial.note(place, already=before == "sdpa")
 
@@ -115,7 +127,9 @@ def fused(trial, on: bool, value: str | None) -> None:
         names = [name for name in ("fused", "foreach") if name in optimizer.defaults]
         trial.note(place, already=optimizer.defaults["fused"], name=type(optimizer).__name__)
         for group in optimizer.param_groups:
-            group.update({name: name == "fused" if on else optimizer.defaults[name] for name in names})
+            group.update(
+                {name: name == "fused" if on else optimizer.defaults[name] for name in names}
+            )
             for p in group["params"]:  # a fused optimizer keeps its count of steps on the device
                 if "step" in (state := optimizer.state.get(p, {})):
                     on_device = group.get("fused") or group.get("capturable")
@@ -177,7 +191,14 @@ def no_checkpoint(trial, on: bool, value: str | None) -> None:
 def store_or_recompute(trial) -> None:
     """Before the program imports the function by its name."""
     recompute = torch.utils.checkpoint.checkpoint
-    ours = ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop")
+    ours = (
+        "use_reentrant",
+        "preserve_rng_state",
+        "context_fn",
+        "determinism_check",
+        "debug",
+        "early_stop",
+    )
 
     @functools.wraps(recompute)
     def either(function: Callable, *args, **kwargs):
@@ -214,7 +235,8 @@ def nudge(trial, on: bool, value: str) -> None:
 
 
 def move(module: torch.nn.Module, nudge: str) -> None:
-    """What rounding alone makes of training: parameters are moved by a share of themselves.  nudge: share:seed."""
+    """What rounding alone makes of training: parameters are moved by a share of themselves.
+    nudge: share:seed."""
     share, _, seed = nudge.partition(":")
     generator = torch.Generator().manual_seed(int(seed))
     for p in module.parameters():

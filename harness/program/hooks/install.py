@@ -1,4 +1,5 @@
-"""Which functions of PyTorch tell where a step ends and what it does: they are wrapped once, as torch is imported."""
+"""Which functions of PyTorch tell where a step ends and what it does: they are wrapped once, as
+torch is imported."""
 
 import atexit
 import functools
@@ -37,7 +38,9 @@ def install(settings: dict) -> Watch:
     around, autograd, utils = functools.partial(wrapped, watch), torch.autograd, torch.nn.utils
     # Called for each class of optimizers, also those that are not torch's.
     of_class = torch.optim.Optimizer.profile_hook_step
-    torch.optim.Optimizer.profile_hook_step = staticmethod(lambda step: around(of_class(step), "optimizer", 0))
+    torch.optim.Optimizer.profile_hook_step = staticmethod(
+        lambda step: around(of_class(step), "optimizer", 0)
+    )
     # It ends a step also where it skips that of the optimizer.
     torch.amp.GradScaler.step = around(torch.amp.GradScaler.step, "optimizer", 1, audited=False)
     for name in ("clip_grad_norm_", "clip_grad_value_"):
@@ -55,7 +58,8 @@ def install(settings: dict) -> Watch:
 
 
 def share_the_profiler(watch: Watch) -> None:
-    """Two profilers at once crash, so ours gives way to one of the program's own; whose marks are no steps of ours."""
+    """Two profilers at once crash, so ours gives way to one of the program's own; whose marks are
+    no steps of ours."""
     profile = torch.autograd.profiler.profile
     prepare, step = profile._prepare_trace, torch.profiler.profile.step
 
@@ -64,16 +68,21 @@ def share_the_profiler(watch: Watch) -> None:
         prepare(self)
 
     profile._prepare_trace = prepare_alone
-    torch.profiler.profile.step = lambda self: step(self) if watch.profiler in (None, self) else None
+    torch.profiler.profile.step = lambda self: (
+        step(self) if watch.profiler in (None, self) else None
+    )
 
 
 def tell_of_memory(watch: Watch) -> None:
-    """Where an error ends the program because memory ran out, note what held it: the frames still hold it then."""
+    """Where an error ends the program because memory ran out, note what held it: the frames still
+    hold it then."""
     shown = sys.excepthook
 
     def excepthook(kind, error, trace) -> None:
         if not watch.off and ran_out(error):
-            watch.guarded(lambda: watch.results.update(out_of_memory=what_holds_memory(watch, str(error))))
+            watch.guarded(
+                lambda: watch.results.update(out_of_memory=what_holds_memory(watch, str(error)))
+            )
         shown(kind, error, trace)
 
     sys.excepthook = excepthook

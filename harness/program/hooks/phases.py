@@ -9,16 +9,34 @@ from types import CodeType
 import torch
 
 
-def wrapped(watch, function: Callable, phase: str, optimizer: int | None = None, audited: bool = True) -> Callable:
-    """The function as a phase of the step.  optimizer: which argument is the one that it steps; audited: it does."""
-    entered, left, ident, compiling = watch.enter, watch.leave, threading.get_ident, torch.compiler.is_compiling
+def wrapped(
+    watch, function: Callable, phase: str, optimizer: int | None = None, audited: bool = True
+) -> Callable:
+    """The function as a phase of the step.  optimizer: which argument is the one that it steps;
+    audited: it does."""
+    entered, left, ident, compiling = (
+        watch.enter,
+        watch.leave,
+        threading.get_ident,
+        torch.compiler.is_compiling,
+    )
 
     @functools.wraps(function)
     def call(*args, **kwargs):
         # First, as a compiler reads this too: all else would be guards of its graph.
-        if compiling() or watch.off or (watch.thread not in (None, ident()) and not in_backward(watch, phase)):
+        if (
+            compiling()
+            or watch.off
+            or (watch.thread not in (None, ident()) and not in_backward(watch, phase))
+        ):
             return function(*args, **kwargs)
-        stepping = None if optimizer is None else args[optimizer] if len(args) > optimizer else kwargs.get("optimizer")
+        stepping = (
+            None
+            if optimizer is None
+            else args[optimizer]
+            if len(args) > optimizer
+            else kwargs.get("optimizer")
+        )
         a_range = entered(phase)
         try:
             if audited and stepping is not None and watch.audit:
@@ -32,12 +50,14 @@ def wrapped(watch, function: Callable, phase: str, optimizer: int | None = None,
 
 
 def in_backward(watch, phase: str) -> bool:
-    """Whether an optimizer steps inside the backward pass, which on a GPU is a thread of its own."""
+    """Whether an optimizer steps inside the backward pass,
+    which on a GPU is a thread of its own."""
     return phase == "optimizer" and watch.depth["backward"] > 0
 
 
 def not_compiled(code: CodeType) -> None:
-    """Dynamo leaves this code alone: hooks around a compiled module would be compiled with it, and lost."""
+    """Dynamo leaves this code alone: hooks around a compiled module would be compiled
+    with it, and lost."""
     frames = torch._C._dynamo.eval_frame
     if hasattr(frames, "set_code_exec_strategy"):
         skipped = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)

@@ -1,6 +1,8 @@
-"""Which processes descend from another, and how all of them are ended at once, with nothing going on meanwhile."""
+"""Which processes descend from another, and how all of them are ended at once, with nothing going
+on meanwhile."""
 
-# The tool uses this, and so do the hooks when the tool is gone: it imports the standard library alone.
+# The tool uses this, and so do the hooks when the tool is gone: it imports the standard library
+# alone.
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def ended_children(parent: int) -> list[int]:
 
 
 def _listed() -> list[tuple[int, int, str]]:
-    """Process id, parent's id and state of every process: from proc(5), or by ps where there is none."""
+    """Process id, parent's id and state of every process:
+    from proc(5), or by ps where there is none."""
     rows = []
     if not Path("/proc/self/stat").exists():
         listed = subprocess.run(["ps", "-axo", "pid=,ppid=,stat="], capture_output=True, text=True)
@@ -47,7 +50,8 @@ def _listed() -> list[tuple[int, int, str]]:
 
 
 def descendants(ancestors: Iterable[int], parents: dict[int, int]) -> list[int]:
-    """Process ids of all children, grandchildren and so on of some processes, parents before their children."""
+    """Process ids of all children, grandchildren and so on of some processes,
+    parents before their children."""
     children = defaultdict(list)
     for pid, parent in parents.items():
         children[parent].append(pid)
@@ -61,7 +65,8 @@ def descendants(ancestors: Iterable[int], parents: dict[int, int]) -> list[int]:
 
 
 def with_in_environment(text: str) -> list[int]:
-    """Process ids of those in whose first environment the text stands; none where the system does not tell."""
+    """Process ids of those in whose first environment the text stands; none where the system does
+    not tell."""
     pids = []
     for file in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's

@@ -1,4 +1,4 @@
-"""What the compiler is given, as a program of its own: for a report to those who make the compiler."""
+"""What the compiler is given, as a program of its own: for a report to its makers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-PROGRAM = '''"""A graph of operators, compiled, beside itself in float64.  Ends with 1 if a gradient departs.
+PROGRAM = '''\
+"""A graph of operators, compiled, beside itself in float64.  Ends with 1 if a gradient departs.
 
-Written by prove_changes.py with PyTorch {version}; numbers are random, between the ends of those of the program.
+Written by prove_changes.py with PyTorch {version}; numbers are random, between the ends of
+those of the program.
 """
 
 from math import inf, nan
@@ -36,7 +38,10 @@ def gradients(run, change=lambda one: one):
     chance = torch.Generator().manual_seed(1)
     copies = [change(one.detach().clone()).requires_grad_(one.requires_grad) for one in inputs]
     pairs = zip(copies, inputs)  # the compiler treats parameters differently
-    copies = [torch.nn.Parameter(one) if isinstance(of, torch.nn.Parameter) else one for one, of in pairs]
+    copies = [
+        torch.nn.Parameter(one) if isinstance(of, torch.nn.Parameter) else one
+        for one, of in pairs
+    ]
     outputs = [one for one in run(None, *copies) if torch.is_tensor(one) and one.requires_grad]
     weights = [torch.randn(one.shape, generator=chance).to(one) for one in outputs]
     sum((one * weight).sum() for one, weight in zip(outputs, weights)).backward()
@@ -52,7 +57,10 @@ for name, run in (("as PyTorch runs it", forward), ("compiled", torch.compile(fo
 departs = [wrong > max({apart}, {times} * right) for right, wrong in zip(*off.values())]
 raise SystemExit(any(departs))
 '''
-APART, TIMES = 0.01, 100  # relative, of a gradient; and of how far off PyTorch is itself, where the gradient is zero
+APART, TIMES = (
+    0.01,
+    100,
+)  # relative, of a gradient; and of how far off PyTorch is itself, where the gradient is zero
 
 
 def program_of(graph: torch.fx.GraphModule, inputs: Sequence) -> str:
@@ -63,12 +71,16 @@ def program_of(graph: torch.fx.GraphModule, inputs: Sequence) -> str:
         return ""
     code = graph.graph.python_code("self").src.strip()
     shown = "\n".join(f"    {input_of(one)}," for one in inputs)
-    return PROGRAM.format(version=torch.__version__, code=code + "\n", inputs=shown, apart=APART, times=TIMES)
+    return PROGRAM.format(
+        version=torch.__version__, code=code + "\n", inputs=shown, apart=APART, times=TIMES
+    )
 
 
 def input_of(tensor: torch.Tensor) -> str:
     form, numbers = (".4g", tensor.detach()) if tensor.is_floating_point() else ("d", tensor.long())
-    low, high = (format(one.item(), form) for one in numbers.aminmax()) if tensor.numel() else (0, 0)
+    low, high = (
+        (format(one.item(), form) for one in numbers.aminmax()) if tensor.numel() else (0, 0)
+    )
     trained = "parameter" if isinstance(tensor, torch.nn.Parameter) else tensor.requires_grad
     kinds = f"dtype={tensor.dtype}, device={str(tensor.device)!r}, {trained=}"
     code = f"between({low}, {high}, {', '.join([*map(str, tensor.shape), kinds])})"
@@ -77,7 +89,8 @@ def input_of(tensor: torch.Tensor) -> str:
 
 
 def captured(programs: list[str]) -> Callable:
-    """A compiler that runs what it is given as it is, and notes it; '' for what cannot be written."""
+    """A compiler that runs what it is given as it is,
+    and notes it; '' for what cannot be written."""
 
     def compile_nothing(graph: torch.fx.GraphModule, inputs: Sequence) -> Callable:
         programs.append(program_of(graph, inputs))

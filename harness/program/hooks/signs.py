@@ -1,11 +1,13 @@
-"""Did a change take effect?  What it leaves behind in a step where it did, counted with and without it.
+"""Did a change take effect?  What it leaves behind in a step where it did, counted with and without
+it.
 
-Nothing of a step is changed for that: the graph of the loss is read before the backward pass, and the functions below
-are wrapped, to count their calls.  Where a version of PyTorch has none of them, the sign stays 0: the change then
-counts as without effect, which errs in the safe direction.
+Nothing of a step is changed for that: the graph of the loss is read before the backward pass, and
+the functions below are wrapped, to count their calls.  Where a version of PyTorch has none of them,
+the sign stays 0: the change then counts as without effect, which errs in the safe direction.
 
-- torch._fused_adamw_ and others: the optimizer calls them as attributes of torch, so whoever imported torch is counted;
-- torch.nn.functional.conv2d and others: modules call them as attributes of that module.
+- torch._fused_adamw_ and others: the optimizer calls them as attributes of torch, so whoever
+imported torch is counted; - torch.nn.functional.conv2d and others: modules call them as attributes
+of that module.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ class Signs:
                 self.counts[ATTENTION] += 1
             # Of the operator's outputs, which are the inputs of its backward node.
             outputs = getattr(node, "_input_metadata", ())
-            if not name.endswith(CASTS) and any(output.dtype in LOW_PRECISION for output in outputs):
+            if not name.endswith(CASTS) and any(
+                output.dtype in LOW_PRECISION for output in outputs
+            ):
                 self.counts[LOW] += 1
 
     def watch_calls(self) -> None:
@@ -75,7 +79,9 @@ class Signs:
         for name in FUSED_OPTIMIZERS:
             self._wrap(torch, name, lambda output: OPTIMIZER)
         for name in CONVOLUTIONS:
-            self._wrap(torch.nn.functional, name, lambda output: FORMAT if is_channels_last(output) else "")
+            self._wrap(
+                torch.nn.functional, name, lambda output: FORMAT if is_channels_last(output) else ""
+            )
 
     def _wrap(self, owner: object, name: str, sign_of: Callable[[object], str]) -> None:
         function = getattr(owner, name, None)
@@ -108,10 +114,14 @@ def nodes_of(tensors: Iterable[torch.Tensor]) -> Iterator:
 
 
 def is_channels_last(tensor: object) -> bool:
-    """Whether its channels are the innermost in memory, and not both formats are the same, as of a single pixel."""
+    """Whether its channels are the innermost in memory, and not both formats are the same, as of a
+    single pixel."""
     if not torch.is_tensor(tensor) or tensor.ndim not in CHANNELS_LAST:
         return False
-    return tensor.is_contiguous(memory_format=CHANNELS_LAST[tensor.ndim]) and not tensor.is_contiguous()
+    return (
+        tensor.is_contiguous(memory_format=CHANNELS_LAST[tensor.ndim])
+        and not tensor.is_contiguous()
+    )
 
 
 def graphs_compiled() -> int:

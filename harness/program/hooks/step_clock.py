@@ -1,16 +1,19 @@
-"""How long does each step take?  The device's time where a GPU computes, as the host only queues its work."""
+"""How long does each step take?  The device's time where a GPU computes, as the host only queues
+its work."""
 
 import time
 
 import torch
 
-MISSED = 0.05  # share of the steps' time that a device may work on after the last mark, before marks are distrusted
+# Marks are distrusted if the device works on after the last one for more of the steps' time
+MISSED = 0.05
 
 
 class StepClock:
-    """Begins and ends of steps.  On a GPU each is an event in the queue, which disturbs no step: the host may be steps
-    ahead of the device.  Where the device still works when the last event has passed, as on streams that nothing waits
-    for, events do not tell: from then on, each step ends with a synchronization."""
+    """Begins and ends of steps.  On a GPU each is an event in the queue, which disturbs no step:
+    the host may be steps ahead of the device.  Where the device still works when the last event has
+    passed, as on streams that nothing waits for, events do not tell: from then on, each step ends
+    with a synchronization."""
 
     def __init__(self):
         self.synchronizes = False
@@ -21,7 +24,9 @@ class StepClock:
         self.on_gpu = torch.cuda.is_initialized()
         self.stream = torch.cuda.current_stream() if self.on_gpu else None
         self.begun: torch.cuda.Event | float = 0.0
-        self.steps: list[tuple] = []  # begin and end of each: events, or seconds of the host's clock
+        self.steps: list[
+            tuple
+        ] = []  # begin and end of each: events, or seconds of the host's clock
         if self.on_gpu and self.synchronizes:
             torch.cuda.synchronize()
 
@@ -58,8 +63,8 @@ class StepClock:
             torch.cuda.synchronize()
 
     def misses_work(self) -> bool:
-        """Waits for the device: whether it worked on, after the last step's end, for longer than marks may miss.  From
-        then on steps end with a synchronization."""
+        """Waits for the device: whether it worked on, after the last step's end, for longer than
+        marks may miss.  From then on steps end with a synchronization."""
         if not self.on_gpu or self.synchronizes or not self.steps:
             self.wait()
             return False

@@ -1,4 +1,5 @@
-"""A run of the program with changes: an audit of its first steps, or steps with and without each change in turn."""
+"""A run of the program with changes: an audit of its first steps, or steps with and without each
+change in turn."""
 
 import functools
 import inspect
@@ -22,18 +23,42 @@ from .signs import Signs, graphs_compiled
 from .watch import Watch, kilobytes, rank_of_world
 
 AUDIT_STEPS = 4  # of a run that is compared
-UNTIMED, TURN, SETTLE = 4, 6, 2  # steps: before all turns, of a turn, and at its begin, which are not counted
+UNTIMED, TURN, SETTLE = (
+    4,
+    6,
+    2,
+)  # steps: before all turns, of a turn, and at its begin, which are not counted
 HOW_IT_COMPUTES = ("foreach", "fused", "capturable", "differentiable")
 LOOKED_AT = 2  # steps in which models are found
-DROPOUT = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
-NOT_THE_PROGRAMS = (sysconfig.get_paths()["stdlib"], "site-packages", "<frozen", str(Path(__file__).parent))
-TRAINERS = {"/transformers/trainer.py": "Trainer", "/pytorch_lightning/": "Lightning", "/lightning/": "Lightning"}
+DROPOUT = (
+    "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "alpha_dropout",
+    "feature_alpha_dropout",
+)
+NOT_THE_PROGRAMS = (
+    sysconfig.get_paths()["stdlib"],
+    "site-packages",
+    "<frozen",
+    str(Path(__file__).parent),
+)
+TRAINERS = {
+    "/transformers/trainer.py": "Trainer",
+    "/pytorch_lightning/": "Lightning",
+    "/lightning/": "Lightning",
+}
 
 
 def settings_of(group: dict) -> dict:
     """What of an optimizer's parameters decides how it trains."""
-    told = {name: repr(one) for name, one in group.items() if name not in ("params", *HOW_IT_COMPUTES)}
-    return {name: one for name, one in told.items() if " at 0x" not in one}  # an object, and not what it is
+    told = {
+        name: repr(one) for name, one in group.items() if name not in ("params", *HOW_IT_COMPUTES)
+    }
+    return {
+        name: one for name, one in told.items() if " at 0x" not in one
+    }  # an object, and not what it is
 
 
 def parts_of(module: torch.nn.Module, path: str) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -44,8 +69,9 @@ def parts_of(module: torch.nn.Module, path: str) -> Iterator[tuple[str, torch.nn
 
 
 class Trial(Watch):
-    """settings["trial"]: {audit: whether it is one; changes: that are on throughout; plan: of each turn, those on;
-    inside: paths of the modules that are changed in place of models, or None; captures: compiled graphs are noted}.
+    """settings["trial"]: {audit: whether it is one; changes: that are on throughout; plan: of each
+    turn, those on; inside: paths of the modules that are changed in place of models, or None;
+    captures: compiled graphs are noted}.
 
     Its rules of what a step is are those of Watch.
     """
@@ -53,36 +79,70 @@ class Trial(Watch):
     def __init__(self, settings: dict):
         super().__init__(settings)
         self.trial = settings["trial"]
-        self.models: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # outermost ones that train, by place
+        self.models: weakref.WeakKeyDictionary = (
+            weakref.WeakKeyDictionary()
+        )  # outermost ones that train, by place
         self.made_at: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # optimizers
         self.kept: dict = {}  # what switches keep to undo themselves
         self.active, self.turn = "", -1
         self.stores = False  # what the program would recompute
         self.names: dict[int, str] = {}  # of parameters
         self.losses: list[torch.Tensor] = []
-        self.before: dict[str, torch.Tensor] = {}  # sketches of parameters after the first step, by name
+        self.before: dict[
+            str, torch.Tensor
+        ] = {}  # sketches of parameters after the first step, by name
         self.signs = Signs()
         self.results |= {"signs": {}, "turn_signs": [], "graphs_compiled": 0}
-        self.results |= {"gradients": {}, "moves": {}, "losses": [], "notes": [], "times_ms": [], "trainer": ""}
-        self.results |= {"settings": [], "in_training": 0, "modules": {}, "graphs": [], "python": sys.executable}
+        self.results |= {
+            "gradients": {},
+            "moves": {},
+            "losses": [],
+            "notes": [],
+            "times_ms": [],
+            "trainer": "",
+        }
+        self.results |= {
+            "settings": [],
+            "in_training": 0,
+            "modules": {},
+            "graphs": [],
+            "python": sys.executable,
+        }
 
-    # ---- For the switches --------------------------------------------------------------------------------------------
+    # ---- For the switches ------------------------------------------------------------------------
 
-    def note(self, place: str, *, already: bool = False, name: str = "", change: str = "", way: str = "line") -> None:
-        """What the change that is being made applies to; already: and has no need to; way: which line of its record
-        makes it."""
+    def note(
+        self,
+        place: str,
+        *,
+        already: bool = False,
+        name: str = "",
+        change: str = "",
+        way: str = "line",
+    ) -> None:
+        """What the change that is being made applies to; already: and has no need to; way: which
+        line of its record makes it."""
         variable, _, line = place.partition("@")
-        note = {"change": change or self.active, "name": name or variable, "where": line, "already": bool(already)}
+        note = {
+            "change": change or self.active,
+            "name": name or variable,
+            "where": line,
+            "already": bool(already),
+        }
         note["way"] = way
         if note not in self.results["notes"]:
             self.results["notes"].append(note)
 
     def swap(self, owner: object, name: str, make: Callable, on: bool) -> None:
         """An attribute for a changed one, and back, whatever other changes make of it."""
-        _, plain, makers = self.kept.setdefault((id(owner), name), (owner, getattr(owner, name), {}))
+        _, plain, makers = self.kept.setdefault(
+            (id(owner), name), (owner, getattr(owner, name), {})
+        )
         makers.pop(self.active, None)
         makers |= {self.active: make} if on else {}
-        setattr(owner, name, functools.reduce(lambda made, make: make(made), makers.values(), plain))
+        setattr(
+            owner, name, functools.reduce(lambda made, make: make(made), makers.values(), plain)
+        )
 
     def switch(self, changes: list[str], on: bool) -> None:
         for one in changes:
@@ -97,13 +157,19 @@ class Trial(Watch):
             file = frame.f_code.co_filename
             trainer = next((trainer for part, trainer in TRAINERS.items() if part in file), "")
             self.results["trainer"] = self.results["trainer"] or trainer
-            known = ((key, one) for key, one in [*frame.f_locals.items()] if key not in ("self", "module"))
-            name = name or next((key for key, one in known if held is not None and one is held and not line), "")
+            known = (
+                (key, one)
+                for key, one in [*frame.f_locals.items()]
+                if key not in ("self", "module")
+            )
+            name = name or next(
+                (key for key, one in known if held is not None and one is held and not line), ""
+            )
             if not line and not any(part in file for part in NOT_THE_PROGRAMS):
                 line = f"{os.path.relpath(file)}:{frame.f_lineno}"
         return f"{name or 'model'}@{line}"
 
-    # ---- Hooks beside those of all -----------------------------------------------------------------------------------
+    # ---- Hooks beside those of all ---------------------------------------------------------------
 
     def prepare(self) -> None:
         """Before the other hooks are in place.  Programs that set no seed get one."""
@@ -111,7 +177,11 @@ class Trial(Watch):
         torch.manual_seed(0)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(0)
-        made, call, backward = torch.optim.Optimizer.__init__, torch.nn.Module.__call__, torch.autograd.backward
+        made, call, backward = (
+            torch.optim.Optimizer.__init__,
+            torch.nn.Module.__call__,
+            torch.autograd.backward,
+        )
 
         def making(optimizer, *args, **kwargs) -> None:
             self.made_at[optimizer] = self.place()
@@ -123,7 +193,9 @@ class Trial(Watch):
                 self.guarded(lambda: self.found(module))
                 return call(module, *args, **kwargs)
             finally:
-                torch.nn.Module.__call__ = outermost if self.steps < LOOKED_AT and not self.off else call
+                torch.nn.Module.__call__ = (
+                    outermost if self.steps < LOOKED_AT and not self.off else call
+                )
 
         def with_loss(tensors, *args, **kwargs):
             loss = tensors if torch.is_tensor(tensors) else tensors[0]
@@ -144,7 +216,8 @@ class Trial(Watch):
             store_or_recompute(self)
 
     def found(self, module: torch.nn.Module) -> None:
-        """A module is called by the program: if it trains and is new, changes of modules begin now, for it alone."""
+        """A module is called by the program: if it trains and is new, changes of modules begin now,
+        for it alone."""
         inside = self.depth["backward"] or self.depth["data"]
         if inside or module in self.models or not torch.is_grad_enabled():
             return
@@ -153,13 +226,18 @@ class Trial(Watch):
             self.name_parameters(module)
             self.results["in_training"] += sum(one.training for one in module.modules())
             every, paths = self.models, self.note_modules(module, self.models[module])
-            wanted = {path: one for path, one in paths.items() if path in (self.trial["inside"] or [*paths][:1])}
+            wanted = {
+                path: one
+                for path, one in paths.items()
+                if path in (self.trial["inside"] or [*paths][:1])
+            }
             self.models = weakref.WeakKeyDictionary(dict.fromkeys(wanted.values(), every[module]))
             self.switch(self.trial["changes"], True)
             self.models = every
 
     def name_parameters(self, module: torch.nn.Module) -> None:
-        """By their paths in the model; those of another model that has equal ones by its variable, too."""
+        """By their paths in the model; those of another model that has equal ones
+        by its variable, too."""
         taken = set(self.names.values())
         variable = self.models[module].partition("@")[0]
         for path, p in module.named_parameters():
@@ -181,12 +259,14 @@ class Trial(Watch):
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         if self.trial["audit"] and optimizer not in self.order:  # of its first step
-            for p in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+            for p in (
+                p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+            ):
                 name = self.names.setdefault(id(p), f"parameter {len(self.names)}")
                 self.results["gradients"][name] = sketch(p.grad).float().tolist()
         super().stepped(optimizer)
 
-    # ---- Steps -------------------------------------------------------------------------------------------------------
+    # ---- Steps -----------------------------------------------------------------------------------
 
     def boundary(self) -> None:
         now, self.thread, self.due = time.perf_counter(), threading.get_ident(), False
@@ -204,7 +284,8 @@ class Trial(Watch):
         self.last = time.perf_counter()
 
     def compare_step(self) -> None:
-        """Steps count anew when an optimizer that was not known has stepped: the first is then that of all."""
+        """Steps count anew when an optimizer that was not known has stepped: the first is then that
+        of all."""
         if self.steps == 1:
             self.before = self.sketches()
             groups = [group for optimizer in self.order for group in optimizer.param_groups]
@@ -234,7 +315,9 @@ class Trial(Watch):
         turn, step = divmod(self.steps - UNTIMED, TURN)
         if turn < 0:
             return
-        if step in (0, SETTLE) and torch.cuda.is_initialized():  # steps of a GPU overlap: their mean counts
+        if (
+            step in (0, SETTLE) and torch.cuda.is_initialized()
+        ):  # steps of a GPU overlap: their mean counts
             torch.cuda.synchronize()
             if step == 0 and times:
                 mean = 1e3 * (time.perf_counter() - self.settled) / (TURN - SETTLE)
@@ -265,8 +348,14 @@ class Trial(Watch):
         accelerated = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
         accelerated = accelerated and accelerated._shared_state and "accelerate"
         self.results |= {
-            **{"rank": rank, "world_size": world_size, "losses": [float(one) for one in self.losses]},
-            "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else host_peak and 1024 * host_peak,
+            **{
+                "rank": rank,
+                "world_size": world_size,
+                "losses": [float(one) for one in self.losses],
+            },
+            "peak_bytes": torch.cuda.max_memory_allocated()
+            if on_gpu
+            else host_peak and 1024 * host_peak,
             "trainer": self.results["trainer"] or accelerated or "",
         }
 

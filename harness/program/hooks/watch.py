@@ -1,4 +1,5 @@
-"""Where a process of the program is: which steps it has done, which of them are timed, recorded, and what follows."""
+"""Where a process of the program is: which steps it has done, which of them are timed, recorded,
+and what follows."""
 
 import contextlib
 import io
@@ -24,7 +25,9 @@ from .processes import kill_all_with
 from .step_clock import StepClock
 
 ENDED = "the program ended"
-SELDOM = 100  # steps of another optimizer, after which one is done with: critics take so many at first
+SELDOM = (
+    100  # steps of another optimizer, after which one is done with: critics take so many at first
+)
 
 
 class Watch:
@@ -35,11 +38,20 @@ class Watch:
 
     def __init__(self, settings: dict):
         self.settings, self.off, self.thread = settings, False, None
-        self.tool = settings["tool"] if is_there(settings["tool"]) else None  # not seen from within a container
+        self.tool = (
+            settings["tool"] if is_there(settings["tool"]) else None
+        )  # not seen from within a container
         self.state = "waiting"  # counting, recording, recorded
-        self.depth, self.seen = Counter(), Counter()  # by phase: how often it is open, how often it was recorded
-        self.order: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # optimizers by their first step
-        self.counts: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # their steps since all are known
+        self.depth, self.seen = (
+            Counter(),
+            Counter(),
+        )  # by phase: how often it is open, how often it was recorded
+        self.order: weakref.WeakKeyDictionary = (
+            weakref.WeakKeyDictionary()
+        )  # optimizers by their first step
+        self.counts: weakref.WeakKeyDictionary = (
+            weakref.WeakKeyDictionary()
+        )  # their steps since all are known
         self.foreign: weakref.WeakSet = weakref.WeakSet()  # profilers of the program's own
         self.rarest = lambda: None  # the optimizer that ends a step
         self.marks = self.steps = self.left = self.passes = self.open = 0  # open: phases
@@ -62,12 +74,15 @@ class Watch:
         except Exception as error:  # noqa: BLE001 - whatever it is
             told = f"{type(error).__name__}: {error}"
             with contextlib.suppress(Exception):
-                print(f"profile_program.py: {told}; the program goes on, not measured", file=sys.stderr)
+                print(
+                    f"profile_program.py: {told}; the program goes on, not measured",
+                    file=sys.stderr,
+                )
             self.stop_watching()
             with contextlib.suppress(Exception):
                 self.write("failed", error=told)
 
-    # ---- Phases ------------------------------------------------------------------------------------------------------
+    # ---- Phases ----------------------------------------------------------------------------------
 
     def enter(self, phase: str):
         """A phase begins; returns its range, if it is recorded."""
@@ -79,8 +94,8 @@ class Watch:
         return opened(phase)
 
     def leave(self, phase: str, a_range, stepping: torch.optim.Optimizer | None) -> None:
-        """It ends; and with it perhaps the step.  That waits for all phases to end: stopping the profiler in a backward
-        pass, where optimizers may step, crashes."""
+        """It ends; and with it perhaps the step.  That waits for all phases to end: stopping the
+        profiler in a backward pass, where optimizers may step, crashes."""
         if a_range is not None:
             a_range.__exit__(None, None, None)
         self.depth[phase] -= 1
@@ -103,15 +118,17 @@ class Watch:
         return result
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """A step ends with the optimizer that steps least often; of several, with the last.  Until all are known, steps
-        do not count; one that others leave behind is done with."""
+        """A step ends with the optimizer that steps least often; of several, with the last.  Until
+        all are known, steps do not count; one that others leave behind is done with."""
         count = self.counts.get(optimizer)
         if count is None:
             self.order[optimizer], self.due = len(self.order), True
             return self.count_anew()
         self.counts[optimizer] = count + 1
         if count > SELDOM and not all(self.counts.values()):
-            self.order = weakref.WeakKeyDictionary({one: i for one, i in self.order.items() if self.counts[one]})
+            self.order = weakref.WeakKeyDictionary(
+                {one: i for one, i in self.order.items() if self.counts[one]}
+            )
             self.count_anew()
         elif self.rarest() in (None, optimizer):  # no other can be the rarest now
             rarest = min(self.counts, key=lambda one: (self.counts[one], -self.order[one]))
@@ -122,18 +139,25 @@ class Watch:
         self.steps, self.warm = 0, False
         self.rarest = weakref.ref(max(self.order, key=self.order.get))
 
-    # ---- Steps -------------------------------------------------------------------------------------------------------
+    # ---- Steps -----------------------------------------------------------------------------------
 
     def boundary(self) -> None:
         """Between two steps: time it, or go on with what it was part of."""
-        now, self.thread, self.due, self.marks = time.perf_counter(), threading.get_ident(), False, self.marks + 1
+        now, self.thread, self.due, self.marks = (
+            time.perf_counter(),
+            threading.get_ident(),
+            False,
+            self.marks + 1,
+        )
         if self.marks % self.settings["every"]:
             return
         self.end_without_tool()
         self.steps += 1
         if torch.cuda.is_initialized():
             self.peak_bytes = torch.cuda.max_memory_allocated()
-        if self.state == "recorded":  # other ranks need it still, or the program caught the exception
+        if (
+            self.state == "recorded"
+        ):  # other ranks need it still, or the program caught the exception
             return self.end_with_ranks()
         if self.profiler and self.steps == 1:  # an optimizer that was not known has stepped
             self.begin_again()
@@ -213,20 +237,33 @@ class Watch:
                 interval.__exit__(None, None, None)
                 self.results["disturbance"] = meter.document()
 
-    # ---- Recording ---------------------------------------------------------------------------------------------------
+    # ---- Recording -------------------------------------------------------------------------------
 
     def record(self) -> None:
         activity, on_gpu = torch.profiler.ProfilerActivity, torch.cuda.is_initialized()
-        active = max(1, min(self.settings["profile"], int(1e3 * LONG_S / statistics.median(self.times_ms))))
+        active = max(
+            1, min(self.settings["profile"], int(1e3 * LONG_S / statistics.median(self.times_ms)))
+        )
         self.modules.name_all()
-        # The profiler warms up in the step before the first that is recorded; its time is recorded_ms[0].
-        self.results |= {"first_timed": self.steps - len(self.times_ms) + 1, "first_recorded": self.steps + 2}
+        # The profiler warms up in the step before the first that is recorded; its time is
+        # recorded_ms[0].
+        self.results |= {
+            "first_timed": self.steps - len(self.times_ms) + 1,
+            "first_recorded": self.steps + 2,
+        }
         self.results |= {"recorded_steps": active, "times_ms": self.times_ms, "recorded_ms": []}
         self.results |= {"device": "cuda" if on_gpu else "cpu", "torch": torch.__version__}
         self.results["parameters"] = sum(p.numel() for p in self.modules.trained())
-        self.left, self.audit, self.seen = 1 + active, StepAudit(self.modules.parameters()), Counter()
+        self.left, self.audit, self.seen = (
+            1 + active,
+            StepAudit(self.modules.parameters()),
+            Counter(),
+        )
         self.evaluated = []
-        first, schedule = self.steps + 1, torch.profiler.schedule(wait=0, warmup=1, active=active, repeat=1)
+        first, schedule = (
+            self.steps + 1,
+            torch.profiler.schedule(wait=0, warmup=1, active=active, repeat=1),
+        )
         self.profiler = torch.profiler.profile(
             activities=[activity.CPU, activity.CUDA] if on_gpu else [activity.CPU],
             schedule=lambda step: schedule(max(0, step - first)),
@@ -271,20 +308,24 @@ class Watch:
         self.stop_recording()
         self.clock.wait()
         self.results["recorded_ms"] = self.clock.times_ms()
-        if "trace" not in self.results:  # an evaluation took place: one window more, which may be free of it
+        if (
+            "trace" not in self.results
+        ):  # an evaluation took place: one window more, which may be free of it
             self.again = True
             self.time_anew()
             self.write("counting", until=None)
             return
-        self.results["data_not_called"] = [one for one in self.settings["data"] if one not in self.modules.called]
+        self.results["data_not_called"] = [
+            one for one in self.settings["data"] if one not in self.modules.called
+        ]
         self.results["memory"] = what_holds_memory(self)
         if self.settings["then"] == "continue":
             self.stop_watching()
         self.write("recorded")
 
     def end_with_ranks(self) -> None:
-        """Once those of this node have written, too: the end of one may end all.  A rank that records later steps than
-        this one needs it in them: it goes on until then."""
+        """Once those of this node have written, too: the end of one may end all.  A rank that
+        records later steps than this one needs it in them: it goes on until then."""
         wanted = int(os.environ.get("LOCAL_WORLD_SIZE", self.results["world_size"]))
         while time.monotonic() < self.give_up:
             told = [json.loads(file.read_text()) for file in self.folder.glob("*.json")]
@@ -292,7 +333,9 @@ class Watch:
             if written >= wanted:
                 break
             others = [one["until"] for one in told if one["state"] in ("counting", "recording")]
-            if written + len(others) < wanted or any(until is None or until > self.steps for until in others):
+            if written + len(others) < wanted or any(
+                until is None or until > self.steps for until in others
+            ):
                 return
             time.sleep(0.02)
         self.end()
@@ -301,7 +344,9 @@ class Watch:
         caught, self.ending = self.ending, True
         on_another = threading.current_thread() is not threading.main_thread()
         at_once = caught or on_another or self.settings["then"] == "kill"
-        for one in objects(io.IOBase) if at_once else ():  # the program's own logs too, which may be buffered
+        for one in (
+            objects(io.IOBase) if at_once else ()
+        ):  # the program's own logs too, which may be buffered
             with contextlib.suppress(Exception):
                 one.flush()
         (self.folder / f"{os.getpid()}.ended").touch()
@@ -318,7 +363,8 @@ class Watch:
             os._exit(0)
 
     def wait_for_leave(self) -> None:
-        """Until the tool has ended what would go on, and overwrite files, once this process is gone: its parents."""
+        """Until the tool has ended what would go on, and overwrite files, once this process is
+        gone: its parents."""
         give_up = time.monotonic() + UNSEEN_TOOL_S
         while not (self.folder / "go").exists():
             if self.tool is None and time.monotonic() > give_up:
@@ -361,7 +407,7 @@ class Watch:
         self.modules.forget()
         self.write("counting", until=None)
 
-    # ---- What the tool is told ---------------------------------------------------------------------------------------
+    # ---- What the tool is told -------------------------------------------------------------------
 
     @property
     def folder(self) -> Path:
@@ -369,7 +415,12 @@ class Watch:
 
     def write(self, state: str, **more: object) -> None:
         self.state = state
-        self.results |= {"state": state, "pid": os.getpid(), "steps": self.steps, "backward_passes": self.passes}
+        self.results |= {
+            "state": state,
+            "pid": os.getpid(),
+            "steps": self.steps,
+            "backward_passes": self.passes,
+        }
         self.results |= {"optimizers": [type(one).__name__ for one in self.order]} | more
         path = self.folder / f"{os.getpid()}.json"
         path.with_suffix(".partial").write_text(json.dumps(self.results))
@@ -386,7 +437,9 @@ class Watch:
                 self.times_ms = times_ms
             if self.state not in ("recorded", "failed"):
                 throughout = self.gave_way and not self.times_ms
-                self.write(self.state, times_ms=self.times_ms, at_end=True, profiles_itself=throughout)
+                self.write(
+                    self.state, times_ms=self.times_ms, at_end=True, profiles_itself=throughout
+                )
 
 
 def is_there(pid: int) -> bool:

@@ -1,5 +1,5 @@
-"""A pretend GPU: torch computes on the CPU, and everything that a program asks of torch.cuda is answered as a card of
-cards.txt would.  CONTRIBUTING.md tells what this shows and what it cannot.
+"""A pretend GPU: torch computes on the CPU, and everything that a program asks of torch.cuda is
+answered as a card of cards.txt would.  CONTRIBUTING.md tells what this shows and what it cannot.
 
     cards      which card, and which faults, by environment variables
     allocator  the caching allocator, in numbers only

@@ -1,8 +1,10 @@
-"""The caching allocator in numbers: what c10/cuda/CUDACachingAllocator.cpp would do with the same requests.
+"""The caching allocator in numbers: what c10/cuda/CUDACachingAllocator.cpp would do with the same
+requests.
 
-Sizes are rounded to 512 bytes.  Up to 1 MiB they come out of blocks of 2 MiB; up to 10 MiB out of blocks of 20 MiB;
-larger ones have a block of their own, rounded to 2 MiB.  The smallest free block that suffices is taken and split;
-neighbors that are free become one again.  Blocks go back to the driver only when memory runs out.
+Sizes are rounded to 512 bytes.  Up to 1 MiB they come out of blocks of 2 MiB; up to 10 MiB out of
+blocks of 20 MiB; larger ones have a block of their own, rounded to 2 MiB.  The smallest free block
+that suffices is taken and split; neighbors that are free become one again.  Blocks go back to the
+driver only when memory runs out.
 """
 
 from __future__ import annotations
@@ -21,14 +23,19 @@ def rounded(size: int, unit: int) -> int:
 
 def shown(size: int) -> str:
     """As the allocator's messages have it."""
-    unit, name = next((pair for pair in ((2**30, "GiB"), (MIB, "MiB"), (1024, "KiB")) if size >= pair[0]), (1, "bytes"))
+    unit, name = next(
+        (pair for pair in ((2**30, "GiB"), (MIB, "MiB"), (1024, "KiB")) if size >= pair[0]),
+        (1, "bytes"),
+    )
     return f"{size / unit:.2f} {name}"
 
 
 class Block:
     """A piece of a segment, in a list with its neighbors."""
 
-    def __init__(self, size: int, small: bool, before: Block | None = None, after: Block | None = None):
+    def __init__(
+        self, size: int, small: bool, before: Block | None = None, after: Block | None = None
+    ):
         self.size, self.small, self.before, self.after = size, small, before, after
         self.requested: int | None = None  # bytes; None: free
 
@@ -39,7 +46,9 @@ class Allocator:
     def __init__(self, card: Card):
         self.card = card
         self.free_blocks: list[Block] = []
-        self.counts = {name: dict.fromkeys(("current", "peak", "allocated", "freed"), 0) for name in self.KINDS}
+        self.counts = {
+            name: dict.fromkeys(("current", "peak", "allocated", "freed"), 0) for name in self.KINDS
+        }
         self.retries = self.ooms = 0
 
     KINDS = ("allocated_bytes", "requested_bytes", "reserved_bytes", "allocation", "segment")
@@ -62,7 +71,9 @@ class Allocator:
         """Raises OutOfMemoryError."""
         size = rounded(max(requested, 1), ROUND)
         small = size <= SMALL
-        fitting = [block for block in self.free_blocks if block.small == small and block.size >= size]
+        fitting = [
+            block for block in self.free_blocks if block.small == small and block.size >= size
+        ]
         if fitting:
             block = min(fitting, key=lambda block: block.size)
             self.free_blocks.remove(block)
@@ -76,7 +87,11 @@ class Allocator:
             block.size, block.after = size, tail
             self.free_blocks.append(tail)
         block.requested = requested
-        for kind, change in (("allocated_bytes", block.size), ("requested_bytes", requested), ("allocation", 1)):
+        for kind, change in (
+            ("allocated_bytes", block.size),
+            ("requested_bytes", requested),
+            ("allocation", 1),
+        ):
             self._count(kind, change)
         return block
 
@@ -95,14 +110,19 @@ class Allocator:
     def message(self, requested: int) -> str:
         allocated, reserved = self["allocated_bytes"], self["reserved_bytes"]
         return (
-            f"{'HIP' if self.card.is_rocm else 'CUDA'} out of memory. Tried to allocate {shown(requested)}. GPU 0 has "
-            f"a total capacity of {shown(self.card.memory)} of which {shown(self.free)} is free. Of the allocated "
-            f"memory {shown(allocated)} is allocated by PyTorch, and {shown(reserved - allocated)} is reserved by "
-            f"PyTorch but unallocated."
+            f"{'HIP' if self.card.is_rocm else 'CUDA'} out of memory. Tried to allocate"
+            f" {shown(requested)}. GPU 0 has a total capacity of {shown(self.card.memory)} of which"
+            f" {shown(self.free)} is free. Of the allocated memory {shown(allocated)} is allocated"
+            f" by PyTorch, and {shown(reserved - allocated)} is reserved by PyTorch but"
+            " unallocated."
         )
 
     def release(self, block: Block) -> None:
-        for kind, change in (("allocated_bytes", block.size), ("requested_bytes", block.requested), ("allocation", 1)):
+        for kind, change in (
+            ("allocated_bytes", block.size),
+            ("requested_bytes", block.requested),
+            ("allocation", 1),
+        ):
             self._count(kind, -change)
         block.requested = None
         for other in (block.before, block.after):
@@ -127,5 +147,9 @@ class Allocator:
 
     def stats(self) -> dict[str, int]:
         """As torch.cuda.memory_stats, as far as it goes."""
-        found = {f"{kind}.all.{name}": value for kind, count in self.counts.items() for name, value in count.items()}
+        found = {
+            f"{kind}.all.{name}": value
+            for kind, count in self.counts.items()
+            for name, value in count.items()
+        }
         return found | {"num_alloc_retries": self.retries, "num_ooms": self.ooms}

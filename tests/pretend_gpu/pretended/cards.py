@@ -29,7 +29,9 @@ def cards() -> dict[str, Card]:
     found = {}
     for line in (Path(__file__).parent.parent / "cards.txt").read_text().splitlines():
         if line and not line.startswith("#"):
-            key, name, arch, capability, units, memory, _, workspace, other = (cell.strip() for cell in line.split("|"))
+            key, name, arch, capability, units, memory, _, workspace, other = (
+                cell.strip() for cell in line.split("|")
+            )
             major, minor = capability.split(".")
             sizes = int(memory) * MIB, int(workspace) * 1024, int(other) * MIB
             found[key] = Card(key, name, arch, (int(major), int(minor)), int(units), *sizes)
@@ -49,13 +51,22 @@ def fault(name: str) -> bool:
 
 def visible_count(card: Card) -> int:
     count = int(os.environ.get("PRETEND_COUNT", 1))
-    for name in ("CUDA_VISIBLE_DEVICES", *(("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES") if card.is_rocm else ())):
+    for name in (
+        "CUDA_VISIBLE_DEVICES",
+        *(("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES") if card.is_rocm else ()),
+    ):
         if name in os.environ:
-            listed = [word for word in os.environ[name].split(",") if word.strip() not in ("", "-1")]
+            listed = [
+                word for word in os.environ[name].split(",") if word.strip() not in ("", "-1")
+            ]
             count = min(count, len(listed))
     return count
 
 
 def other_memory(card: Card) -> int:
     """Bytes that other processes hold."""
-    return int(os.environ["PRETEND_OTHER_MB"]) * MIB if "PRETEND_OTHER_MB" in os.environ else card.other
+    return (
+        int(os.environ["PRETEND_OTHER_MB"]) * MIB
+        if "PRETEND_OTHER_MB" in os.environ
+        else card.other
+    )

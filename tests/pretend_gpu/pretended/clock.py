@@ -1,7 +1,7 @@
 """Work that lags behind the host: events cannot be read early, and copies to the host arrive late.
 
-The CPU has computed everything when an operator returns, so that a program that reads too early would get away with it.
-Here it gets an error from an event, and NaN from a copy.
+The CPU has computed everything when an operator returns, so that a program that reads too early
+would get away with it.  Here it gets an error from an event, and NaN from a copy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class Clock:
     def __init__(self):
         self.done_at = 0.0  # when the work submitted so far is done
         self.free_at = 0.0  # when the work that work() has queued is done
-        self.arriving: list[tuple[float, torch.Tensor, torch.Tensor]] = []  # when, host tensor, its values
+        self.arriving: list[
+            tuple[float, torch.Tensor, torch.Tensor]
+        ] = []  # when, host tensor, its values
 
     def work(self, seconds: float) -> None:
         """Queue work that takes the device so long, as a slow kernel; the host goes on."""
@@ -57,7 +59,8 @@ class Clock:
         self.reached(when)
 
     def copy_late(self, target: torch.Tensor) -> torch.Tensor:
-        """A copy to the host that has been queued: its values are there when the device is asked after it is done."""
+        """A copy to the host that has been queued: its values are there when the device is asked
+        after it is done."""
         if target.is_floating_point():
             self.arriving.append((self.submit(), target.detach(), target.detach().clone()))
             target.detach().fill_(math.nan)
@@ -70,7 +73,9 @@ CLOCK = Clock()
 class Event:
     """torch.cuda.Event."""
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False):
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ):
         self.enable_timing, self.recorded_at, self.done_at = enable_timing, None, 0.0
 
     def record(self, stream=None) -> None:

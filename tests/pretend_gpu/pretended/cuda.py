@@ -23,7 +23,13 @@ class Gpu:
         self.allocators = [Allocator(card) for _ in range(self.count)]
 
     def index(self, device=None) -> int:
-        index = device if isinstance(device, int) else None if device is None else torch.device(device).index
+        index = (
+            device
+            if isinstance(device, int)
+            else None
+            if device is None
+            else torch.device(device).index
+        )
         index = self.current if index is None else index
         if not 0 <= index < self.count:
             raise RuntimeError("CUDA error: invalid device ordinal")
@@ -54,7 +60,8 @@ class Gpu:
 
 
 def make_graphed_callables(module, sample_args, num_warmup_iters: int = 3):
-    """The module, whose calls count as replays of a graph, in `replays`; of inputs of another shape there is none."""
+    """The module, whose calls count as replays of a graph, in `replays`; of inputs of another shape
+    there is none."""
     shapes, forward = [tensor.shape for tensor in sample_args], module.forward
     for _ in range(num_warmup_iters + 1):  # the last one is the capture
         loss = module(*sample_args)
@@ -125,13 +132,20 @@ def install(card: Card) -> Gpu:
         "reset_peak_memory_stats": lambda device=None: gpu.allocator(device).reset_peaks(),
         "empty_cache": lambda: [allocator.empty_cache() for allocator in gpu.allocators],
         "_record_memory_history": lambda *args, **kwargs: None,
-        "_snapshot": lambda device=None: {"segments": [], "device_traces": [[] for _ in gpu.allocators]},
-        "_dump_snapshot": lambda path: Path(path).write_bytes(pickle.dumps(cuda.memory._snapshot())),
+        "_snapshot": lambda device=None: {
+            "segments": [],
+            "device_traces": [[] for _ in gpu.allocators],
+        },
+        "_dump_snapshot": lambda path: Path(path).write_bytes(
+            pickle.dumps(cuda.memory._snapshot())
+        ),
     }
     for module, functions in ((cuda, replaced | memory), (cuda.memory, memory)):
         for name, function in functions.items():
             setattr(module, name, function)
-    torch.accelerator.current_accelerator = lambda check_available=False: None  # a CUDA build would ask its driver
+    torch.accelerator.current_accelerator = lambda check_available=False: (
+        None
+    )  # a CUDA build would ask its driver
     for name in ("range_push", "mark"):
         setattr(cuda.nvtx, name, lambda text: 0)
     cuda.nvtx.range_pop = lambda: 0

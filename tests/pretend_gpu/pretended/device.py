@@ -1,8 +1,9 @@
-"""Which tensors are on the GPU, and what that changes: where operators put their results, `Tensor.device`, copies.
+"""Which tensors are on the GPU, and what that changes: where operators put their results,
+`Tensor.device`, copies.
 
-A tensor is on the GPU if its storage is in the table of one allocator.  Every operator passes through a dispatch mode,
-which computes on the CPU and enters the storages of the results: of operators that were told so by device=, or that
-had an input there.
+A tensor is on the GPU if its storage is in the table of one allocator.  Every operator passes
+through a dispatch mode, which computes on the CPU and enters the storages of the results: of
+operators that were told so by device=, or that had an input there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ host_to = torch._C.TensorBase.to
 aten = torch.ops.aten
 MATMULS = ("mm", "bmm", "addmm", "baddbmm", "_scaled_mm")
 # Operators that may have inputs on both sides.
-CROSSING = ("_to_copy", "copy_", "index", "index_put", "index_put_", "_index_put_impl_", "set_", "_foreach_copy_")
+CROSSING = (
+    "_to_copy",
+    "copy_",
+    "index",
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+    "set_",
+    "_foreach_copy_",
+)
 
 
 @functools.cache
@@ -33,7 +43,8 @@ def name_of(func) -> str:
 
 
 def tensors_in(values) -> Iterator[Tensor]:
-    """The tensors among arguments or results; they are in lists at most, and this is called for every operator."""
+    """The tensors among arguments or results; they are in lists at most, and this is called for
+    every operator."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -46,7 +57,10 @@ def launches(func) -> bool:
     """Does a GPU run a kernel for it?  Not for views, and not for tensors without values."""
     name = name_of(func)
     return not (
-        func.is_view or name.startswith(("empty", "new_empty", "_unsafe_view", "_local_scalar", "set_", "record"))
+        func.is_view
+        or name.startswith(
+            ("empty", "new_empty", "_unsafe_view", "_local_scalar", "set_", "record")
+        )
     )
 
 
@@ -55,10 +69,13 @@ class Table:
 
     def __init__(self, gpu):
         self.gpu = gpu
-        self.entries: dict[int, tuple[weakref.ref, int, object]] = {}  # by address: the storage, device, block
+        self.entries: dict[
+            int, tuple[weakref.ref, int, object]
+        ] = {}  # by address: the storage, device, block
 
     def index_of(self, tensor: Tensor) -> int | None:
-        """The number of the device that holds a tensor; None: the host, or not a tensor with memory."""
+        """The number of the device that holds a tensor; None: the host, or not a tensor with
+        memory."""
         try:
             entry = self.entries.get(tensor.untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):  # fake and functional tensors have none
@@ -92,7 +109,8 @@ class PretendedDevice(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # or the first operator of every process would import the compiler, which takes seconds
+        # Otherwise the first operator of every process would import the compiler, taking seconds
+        return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -101,9 +119,15 @@ class PretendedDevice(TorchDispatchMode):
         name = name_of(func)
         inputs = [*tensors_in(args), *tensors_in(kwargs.values())]
         indices = [self.table.index_of(tensor) for tensor in inputs]
-        places = {one for one, tensor in zip(indices, inputs, strict=True) if tensor.dim() or name in CROSSING}
+        places = {
+            one
+            for one, tensor in zip(indices, inputs, strict=True)
+            if tensor.dim() or name in CROSSING
+        }
         if len(places) > 1 and name not in CROSSING and not name.startswith("_foreach"):
-            raise RuntimeError(f"Expected all tensors to be on the same device, but {func} found cpu and cuda:0!")
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but {func} found cpu and cuda:0!"
+            )
         asked = kwargs.get("device")
         if asked is not None and asked.type == "cuda":
             kwargs = kwargs | {"device": CPU}
@@ -115,8 +139,12 @@ class PretendedDevice(TorchDispatchMode):
             CLOCK.wait(CLOCK.done_at, "StreamSynchronize")
         if on_gpu and name in MATMULS and self.table.gpu.current not in self.handles:
             self.handles.add(self.table.gpu.current)
-            self.table.gpu.allocators[self.table.gpu.current].allocate(self.table.gpu.card.workspace)
-        with runtime_call("LaunchKernel") if on_gpu and launches(func) else contextlib.nullcontext():
+            self.table.gpu.allocators[self.table.gpu.current].allocate(
+                self.table.gpu.card.workspace
+            )
+        with (
+            runtime_call("LaunchKernel") if on_gpu and launches(func) else contextlib.nullcontext()
+        ):
             out = func(*args, **kwargs)
         if on_gpu:
             CLOCK.submit()
@@ -124,8 +152,9 @@ class PretendedDevice(TorchDispatchMode):
         return out
 
     def _is_for_gpu(self, asked: torch.device | None, from_gpu: bool) -> bool:
-        """Where results go.  C++ code that says `where the input is` names the CPU here, for tensors on the GPU too;
-        so a program's wish to leave the GPU is told apart by its own flag, and the backward pass makes nothing else."""
+        """Where results go.  C++ code that says `where the input is` names the CPU here, for
+        tensors on the GPU too; so a program's wish to leave the GPU is told apart by its own flag,
+        and the backward pass makes nothing else."""
         if asked is not None and asked.type == "cuda":
             return True
         in_backward = asked is not None and torch._C._current_autograd_node() is not None
@@ -166,7 +195,9 @@ def install(gpu) -> None:
             return host_to(tensor, *args, **kwargs)
         options = dict(kwargs)
         copy = options.pop("copy", False)
-        if sum(isinstance(one, bool) for one in args) == 2:  # non_blocking and copy, within `with torch.device(...)`
+        if (
+            sum(isinstance(one, bool) for one in args) == 2
+        ):  # non_blocking and copy, within `with torch.device(...)`
             *args, copy = args
         if args and isinstance(args[0], Tensor):
             args = args[0].device, args[0].dtype, *args[1:]
@@ -176,7 +207,13 @@ def install(gpu) -> None:
         target, dtype, late, memory_format = torch._C._nn._parse_to(*args, **options)
         dtype = dtype or tensor.dtype
         if target is None or target.type == tensor.device.type:
-            return host_to(tensor, dtype, late, copy, **({"memory_format": memory_format} if memory_format else {}))
+            return host_to(
+                tensor,
+                dtype,
+                late,
+                copy,
+                **({"memory_format": memory_format} if memory_format else {}),
+            )
         mode.to_host = target.type == "cpu"
         try:
             return aten._to_copy.default(tensor, dtype=dtype, device=target, non_blocking=late)
@@ -185,7 +222,9 @@ def install(gpu) -> None:
 
     def numpy(tensor: Tensor, *args, **kwargs):
         if table.index_of(tensor) is not None:
-            raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
+            raise TypeError(
+                "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first."
+            )
         return host_numpy(tensor, *args, **kwargs)
 
     host_numpy = torch._C.TensorBase.numpy
@@ -194,7 +233,9 @@ def install(gpu) -> None:
     Tensor.is_cpu = property(lambda tensor: tensor.device.type == "cpu")
     Tensor.get_device = lambda tensor: table.index_of(tensor) if tensor.is_cuda else -1
     Tensor.to, Tensor.numpy = to, numpy
-    Tensor.cuda = lambda tensor, device=None, non_blocking=False: to(tensor, "cuda", non_blocking=non_blocking)
+    Tensor.cuda = lambda tensor, device=None, non_blocking=False: to(
+        tensor, "cuda", non_blocking=non_blocking
+    )
     Tensor.cpu = lambda tensor: to(tensor, "cpu")
     Tensor.pin_memory = lambda tensor, *device: tensor
     for name in ("tensor", "as_tensor"):  # these copy where the mode does not see it
@@ -217,7 +258,8 @@ def _made_on_the_host(make):
 
 
 def _fake_tensors_on_the_cpu() -> None:
-    """Fake tensors of the GPU as those of the CPU: a backward pass over the others needs a build for GPUs."""
+    """Fake tensors of the GPU as those of the CPU: a backward pass over the others needs a build
+    for GPUs."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     dispatch = FakeTensorMode.__torch_dispatch__
@@ -244,7 +286,8 @@ def _autocast_on_the_cpu() -> None:
 
 
 def _collectives_on_the_cpu(mode: PretendedDevice) -> None:
-    """NCCL's part is gloo's; the buckets of DistributedDataParallel are on the GPU, as its parameters."""
+    """NCCL's part is gloo's; the buckets of DistributedDataParallel are on the GPU, as its
+    parameters."""
     if not torch.distributed.is_available():
         return
     init = torch.distributed.init_process_group

@@ -1,6 +1,7 @@
 """What a program asks of the system profiler that it runs under: to begin and to end a capture.
 
-The stubs of nsys and rocprofv3 set PRETEND_UNDER.  Calls go to the list of calls in PRETEND_LOG, as those of the tools.
+The stubs of nsys and rocprofv3 set PRETEND_UNDER.  Calls go to the list of calls in PRETEND_LOG, as
+those of the tools.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Operators:
 
 
 def install() -> None:
-    """NVIDIA's calls are in every torch, and do nothing alone; AMD's come with a library that rocprofv3 loads, and does
-    not with the fault no_roctx.  Marks of steps are noted, too."""
+    """NVIDIA's calls are in every torch, and do nothing alone; AMD's come with a library that
+    rocprofv3 loads, and does not with the fault no_roctx.  Marks of steps are noted, too."""
     under = os.environ.get("PRETEND_UNDER")
     torch.autograd.profiler.emit_nvtx = Operators
     torch.cuda.nvtx.range_push = lambda name: note(name) if name.startswith("ProfilerStep") else 0
@@ -53,6 +54,10 @@ def install() -> None:
             """The program itself, CDLL(None), has the functions of the library too."""
 
             def __getattr__(self, name: str):
-                return functions[name] if self._name is None and name in functions else super().__getattr__(name)
+                return (
+                    functions[name]
+                    if self._name is None and name in functions
+                    else super().__getattr__(name)
+                )
 
         ctypes.CDLL = Library

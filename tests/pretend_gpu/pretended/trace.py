@@ -1,7 +1,9 @@
-"""GPU events in the traces of torch.profiler: kernels, copies, and the runtime calls that launched them.
+"""GPU events in the traces of torch.profiler: kernels, copies, and the runtime calls that launched
+them.
 
-The dispatch mode and the clock leave annotations that begin with CALL where a GPU's program would call the runtime.
-They become those calls here, and what ran inside them becomes a kernel of one stream, a little later and in order.
+The dispatch mode and the clock leave annotations that begin with CALL where a GPU's program would
+call the runtime.  They become those calls here, and what ran inside them becomes a kernel of one
+stream, a little later and in order.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def with_gpu_events(document: dict, card: Card) -> dict:
     others = [event for event in document["traceEvents"] if event.get("ph") != "X"]
     host, calls = _sorted_out(spans)
     gpu = _executed(calls, card)
-    if fault("no_gpu_events") or fault("no_kernels"):  # without CUPTI or rocprofiler not even the calls are seen
+    if fault("no_gpu_events") or fault(
+        "no_kernels"
+    ):  # without CUPTI or rocprofiler not even the calls are seen
         calls, gpu = [] if fault("no_gpu_events") else calls, []
     if fault("graph_replay"):
         calls = _as_graphs(calls, gpu, host)
@@ -45,8 +49,8 @@ def with_gpu_events(document: dict, card: Card) -> dict:
 def _sorted_out(spans: list[dict]) -> tuple[list[dict], list[dict]]:
     """The host's events, and the marked calls, each with the operator around it.
 
-    Left out is what has no counterpart on a GPU: what the CPU ran inside of a call, and the second event of an operator
-    that the dispatch mode passed on.
+    Left out is what has no counterpart on a GPU: what the CPU ran inside of a call, and the second
+    event of an operator that the dispatch mode passed on.
     """
     host, calls, stacks = [], [], {}
     real = (event for event in spans if event["name"] != "PythonDispatchMode")
@@ -82,7 +86,9 @@ def _executed(calls: list[dict], card: Card) -> list[dict]:
             {
                 "ph": "X",
                 "cat": "gpu_memcpy" if copied else "kernel",
-                "name": name if copied else f"pretended_{'gemm' if operator in GEMMS else operator}_kernel",
+                "name": name
+                if copied
+                else f"pretended_{'gemm' if operator in GEMMS else operator}_kernel",
                 "pid": 0,
                 "tid": arguments["stream"],
                 "ts": start,
@@ -168,7 +174,9 @@ def install(card: Card) -> None:
 
     @functools.wraps(init)
     def pretended_init(self, *, activities=None, **options):
-        asked = {torch.profiler.ProfilerActivity.CPU, gpu} if activities is None else set(activities)
+        asked = (
+            {torch.profiler.ProfilerActivity.CPU, gpu} if activities is None else set(activities)
+        )
         init(self, activities=asked - {gpu}, **options)
         self.shows_gpu = gpu in asked
 
