@@ -30,13 +30,14 @@ READ_LATER = {
     "PYTHONPATH",
     "PYTHONUNBUFFERED",
     "TORCHINDUCTOR_CACHE_DIR",
-}
-READ_LATER |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING"}
-READ_LATER |= {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    # Commands set these for themselves.
     "GOMP_SPINCOUNT",
     "KINETO_LOG_LEVEL",
     "TORCH_CPP_LOG_LEVEL",
-}  # commands set them for themselves
+    # Set so that runs iterate over sets in the same order: forks of one process do.
+    "PYTHONHASHSEED",
+}
 WORKERS = (
     "from multiprocessing.forkserver import main",
     "from multiprocessing.spawn import spawn_main",
@@ -89,16 +90,21 @@ LOADED = (
 )  # packages that a warm process has imported: no others take their place
 
 
-def searched(paths):
+def is_a_trial(environment):
+    """Whether it is a run of prove_changes.py.  What is traced starts as it does for a user, as do
+    the processes that it starts."""
+    return '"trial"' in environment.get("PROFILE_PROGRAM_SETTINGS", "")
+
+
+def searched(environment):
     """Folders of PYTHONPATH; None if Python would run something from there as it starts, or take
     from there what a warm process has imported from elsewhere."""
-    folders = [path for path in paths.split(os.pathsep) if path]
+    folders = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     for folder in folders:
-        pretended = os.path.join(PROJECT, "tests", "pretend_gpu")
-        if (
-            os.path.exists(os.path.join(folder, "sitecustomize.py"))
-            and os.path.realpath(folder) != pretended
-        ):
+        known = os.path.realpath(folder) == os.path.join(PROJECT, "tests", "pretend_gpu")
+        if is_a_trial(environment) and os.path.exists(os.path.join(folder, "processes")):
+            known = True
+        if os.path.exists(os.path.join(folder, "sitecustomize.py")) and not known:
             return None
         if any(os.path.exists(os.path.join(folder, package)) for package in LOADED):
             return None
@@ -111,7 +117,7 @@ def request():
     arguments, unbuffered = sys.argv[1:], bool(environment.get("PYTHONUNBUFFERED"))
     if arguments[:1] == ["-u"]:
         arguments, unbuffered = arguments[1:], True
-    start, folders = kind_of_start(arguments), searched(environment.get("PYTHONPATH", ""))
+    start, folders = kind_of_start(arguments), searched(environment)
     if start is None or folders is None or environment.get("WARM_PYTHON") == "no":
         return None
     kind, what, rest, of_project = start
@@ -126,6 +132,7 @@ def request():
         "read_at_import": read_at_import(environment),
         "folder": os.getcwd(),
         "original": sys.argv[1:],
+        "mounts": os.readlink("/proc/self/ns/mnt"),
     }
 
 
@@ -181,7 +188,8 @@ def main():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
         real_one()
     text = json.dumps(asked).encode()
-    sent = array.array("i", files)
+    namespaces = [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in ("user", "mnt")]
+    sent = array.array("i", files + namespaces)
     header = len(text).to_bytes(8, "little")
     connection.sendmsg([header], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sent)])
     connection.sendall(text)
@@ -192,7 +200,7 @@ def main():
         connection.close()
         real_one()
     pid = int(pid[0])
-    for fd in files:
+    for fd in files + namespaces:
         if fd > 2:
             os.close(fd)  # their other end waits until all have closed them
     empty = os.open(os.devnull, os.O_RDWR)

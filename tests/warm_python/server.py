@@ -3,6 +3,7 @@
 import array
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import io
@@ -17,10 +18,11 @@ import signal
 import socket
 import sys
 import threading
+import types
 import warnings
 from typing import NoReturn
 
-from tests.warm_python.client import read_at_import
+from tests.warm_python.client import is_a_trial, read_at_import
 
 # What commands and the programs of others import, some of it late.  Not DeepSpeed: it looks for a
 # GPU at once.
@@ -103,6 +105,9 @@ class Server:
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            *files, users, mounts = files
+            if asked["mounts"] != os.readlink("/proc/self/ns/mnt"):
+                join(users, mounts)
             take_over_files(asked["files"], files)
             return asked
         for fd in files:
@@ -137,6 +142,15 @@ class Server:
             os.kill(pid, signal.SIGKILL)
         del self.started[connection]  # nobody asks for the exit code
         connection.close()
+
+
+def join(*namespaces: int) -> None:
+    """Takes this process, which has one thread, into the namespaces of the client: an overlay that
+    was mounted there.  Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for namespace in namespaces:
+        if libc.setns(namespace, 0):
+            raise OSError(ctypes.get_errno(), "setns")
 
 
 def take_over_files(numbers: list[int], files: list[int]) -> None:
@@ -193,6 +207,23 @@ def pretend_a_card() -> None:
         sitecustomize._measure_briefly(sys.modules["analysis.hardware.measuring"])
 
 
+def load_hooks(folder: str) -> None:
+    """What the sitecustomize.py of prove_changes.py does as a process starts, and once that has
+    imported torch."""
+    file = os.path.join(folder, "sitecustomize.py")
+    with open(file) as source:
+        code = compile(source.read(), file, "exec")
+    exec(code, {"__file__": file, "__name__": "sitecustomize"})
+    loaded = types.SimpleNamespace(exec_module=lambda module: None)
+    of_torch = types.SimpleNamespace(loader=loaded)
+    torch_is_here = types.SimpleNamespace(find_spec=lambda *_: of_torch)
+    waiting = sys.meta_path[0]  # for torch to be imported
+    sys.meta_path.insert(1, torch_is_here)
+    spec = waiting.find_spec("torch")
+    sys.meta_path.remove(torch_is_here)
+    spec.loader.exec_module(sys.modules["torch"])
+
+
 def show_traceback(kind, error, frames) -> None:
     """Of an error that ends the program, without the frames of this module."""
     while (
@@ -216,6 +247,8 @@ def run(asked: dict) -> None:
     importlib.invalidate_caches()
     if asked["environment"].get("PRETEND_GPU"):
         pretend_a_card()
+    if is_a_trial(asked["environment"]):
+        load_hooks(asked["folders"][0])
     if kind == "module":
         runpy._run_module_as_main(what)
         return
