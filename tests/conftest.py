@@ -126,6 +126,17 @@ def pytest_configure(config):
     os.environ["PATH"] = f"{Path(warm).parent}{os.pathsep}{os.environ['PATH']}"
 
 
+def mark_slow_cases(items: list[pytest.Item]) -> None:
+    """Of tests that are marked so, all cases but the first are slow."""
+    begun = set()
+    for item in items:
+        if item.get_closest_marker("slow_cases"):
+            function = item.nodeid.partition("[")[0]
+            if function in begun:
+                item.add_marker(pytest.mark.slow)
+            begun.add(function)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
     """Tells a worker of xdist where the warm interpreter is."""
@@ -134,6 +145,7 @@ def pytest_configure_node(node):
 
 
 def pytest_collection_modifyitems(items):
+    mark_slow_cases(items)
     # What takes minutes begins first: else one worker would run the last of it while the other has
     # nothing left.
     items.sort(key=lambda item: item.name.split("[")[0] not in TAKE_MINUTES)

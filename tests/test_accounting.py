@@ -53,6 +53,7 @@ def test_components_add_up_and_without_deepspeed_the_rest_stands():
     assert sum(row["forward_flops"] for row in fused) == sum(row["forward_flops"] for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size",
     [pytest.param(size, marks=[pytest.mark.slow] if "large" in size else []) for size in PUBLISHED],
@@ -84,6 +85,7 @@ def check_recomputed(workload, found):
     assert again["backward_flops"] - found["backward_flops"] == workload.recomputed_flops() > 0
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("options", [{"activation_checkpointing": True}, {"attention": "sdpa"}])
 def test_what_each_recomputes(options):
     workload = resolved("--size", "tiny")

@@ -74,6 +74,7 @@ def test_the_reader_is_known_by_what_lies_beside_the_trace():
     assert who_reads(our_model()) == Reader.OUR_MODEL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("summary", [None, our_model(**H100)])
 def test_nobody_but_the_programs_owner_is_told_to_run_a_profiler(tmp_path, summary):
     matmul = shaped("aten::mm", 0, 4, [[4096, 4096]] * 2, HALF)
@@ -110,6 +111,7 @@ def test_where_the_lines_are_shown_depends_on_who_reads(tmp_path, summary, words
     assert rows["less host code"]["next"].endswith(words)
 
 
+@pytest.mark.slow
 def test_what_saves_less_than_a_fiftieth_of_the_step_is_not_proposed(tmp_path):
     for length, proposed in ((10, False), (30, True)):
         copied = shaped("aten::copy_", 2, 4, [[64, 64]] * 2)
@@ -156,6 +158,7 @@ def eager_step(*more):
     return [*out, *more]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("name", "one"),
     [
@@ -417,6 +420,7 @@ def test_checkpointing_saves_a_part_of_the_memory_that_counts(tmp_path, grown_mb
         )
 
 
+@pytest.mark.slow
 def test_results_that_go_to_the_host_are_kept_on_the_device(tmp_path):
     for name, words in (
         ("Memcpy DtoH (Device -> Pageable)", "keep results on the device"),

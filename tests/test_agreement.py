@@ -53,6 +53,7 @@ def assert_agreement(documents) -> None:
         assert len([*claims(document)]) > 20  # so much is compared even where little was recorded
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "path",
     [
@@ -203,6 +204,7 @@ def test_a_long_call_that_returns_as_the_gpu_has_ended_waited_for_it(
     assert on_gpu_ms == pytest.approx(0.8 * waits)
 
 
+@pytest.mark.slow
 def test_a_path_on_the_host_beside_a_busy_gpu_says_what_makes_both_true():
     """Rank 0 launches for 39.9 of the 47.0 ms of step 11, and the GPU works beside it all but 3.97
     ms."""
@@ -261,6 +263,7 @@ def documents(tmp_path_factory) -> dict[str, dict]:
     return found
 
 
+@pytest.mark.slow
 def test_documents_agree_before_anything_is_planted(documents):
     assert_agreement(documents.values())
 

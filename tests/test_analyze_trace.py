@@ -131,6 +131,7 @@ def test_the_lines_run_and_their_trace_lacks_nothing(tmp_path, monkeypatch):
     assert [one for one in missing_from(trace) if not one.startswith("a warm-up step")] == []
 
 
+@pytest.mark.slow
 def test_terminal_and_report_show_the_lines_whole_and_the_answer_where_they_are(profiler, tmp_path):
     write_trace(tmp_path / "trace.json", event("aten::mm", 0, 5))
     flags = ["--analyze-existing", "trace.json", "--generate-report", "--output-dir", "out"]

@@ -307,6 +307,7 @@ def _answers(x):
     return x + 1
 
 
+@pytest.mark.slow
 def test_processes_of_rows():
     assert isolation.in_fresh_process(_answers, 1) == ("ok", 2)
     assert isolation.in_fresh_process(_runs_out)[0] == "oom"

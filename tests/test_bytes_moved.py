@@ -95,6 +95,7 @@ def test_a_step():
     assert fp32["aten::mm"] == 3 * one_pass
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "options",
     [
@@ -183,6 +184,7 @@ def test_thresholds(intensity, bound):
     assert bound_by_thresholds(intensity) == bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"gradient_accumulation_steps": 4}, {"activation_checkpointing": True}]
 )

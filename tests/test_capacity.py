@@ -115,6 +115,7 @@ def test_without_proc_only_this_process_is_counted(tmp_path, monkeypatch):
     assert 2**20 < in_use < total
 
 
+@pytest.mark.slow
 def test_a_fit_that_may_be_spoiled_is_told():
     memory = CONTEXT.least + RESERVES["cuda"].least + 144 * 2**20
     document = memory_prediction(workload_of(TINY), torch.device("cpu"), capacity_elsewhere(memory))
@@ -228,6 +229,7 @@ def test_running_out_of_memory_is_told_with_the_prediction(train, tmp_path, monk
     assert "predicted: a step needs" in summary["error"]
 
 
+@pytest.mark.slow
 def test_a_changed_model_that_needs_data_costs_the_prediction_alone(train, tmp_path, monkeypatch):
     forward = tiny_llama.MLP.forward
 

@@ -131,6 +131,7 @@ def test_waiting_is_what_other_ranks_do_not_need(tmp_path):
     assert first["communication"]["predicted"][0]["bytes"] == 2 * MB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["slices.csv", "slices.csv.gz"])
 def test_the_slices_of_all_ranks_are_one_table(tmp_path, profiler, name):
     (tmp_path / "run").mkdir()
@@ -222,6 +223,7 @@ def test_slices_are_read_as_the_page_does(tmp_path, profiler, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_groups_are_compared_each_among_its_ranks(tmp_path):
     """Four ranks, two in each tensor-parallel group: a group's collective is nothing to the ranks
     outside of it."""

@@ -85,6 +85,7 @@ def lines_of(comparison):
     return as_text(comparison_section(with_short_names(comparison)))[1:]
 
 
+@pytest.mark.slow
 def test_memory_is_compared_only_with_the_same_quantity(runs, tmp_path):
     rss = {"peak_mb": 600.0, "average_mb": 500.0, "source": "resident set size"}
     tracked = {"peak_mb": 100.0, "average_mb": 50.0, "source": "bytes of live tensors"}
@@ -603,6 +604,7 @@ def test_folders_of_the_performance_study(runs, tmp_path):
     assert compare([runs / "small_batch", study])["components"]
 
 
+@pytest.mark.slow
 def test_traces_of_other_programs_are_compared(tmp_path, command):
     """Bare traces, and the folder of an analysis; what only a run tells is null."""
     parts = [[(LARGE, 100 * i, 90) for i in range(3)], [(LARGE, 100 * i, 50) for i in range(3)]]

@@ -66,6 +66,7 @@ def as_on_a_gpu(document: dict) -> dict:
     return document | {"traceEvents": events + launches}
 
 
+@pytest.mark.slow
 def test_our_ranges_on_a_gpu(train, tmp_path):
     """Kernels find their component through the launch call, the operator around it and autograd's
     numbers."""
@@ -289,6 +290,7 @@ def test_a_backward_pass_on_another_thread_is_not_overhead(tmp_path):
     )  # the gaps, and the node's own 40 us
 
 
+@pytest.mark.slow
 def test_classes_of_operators_add_up_to_the_step(train, tmp_path):
     assert train("--enable-pytorch-profiler", "--num-steps", "8", "--output-dir", "run")[0] == 0
     analysis = json.loads((tmp_path / "run" / "operator_analysis.json").read_text())

@@ -194,6 +194,7 @@ def test_sections_that_the_analysis_does_not_read_may_be_damaged(run_folder):
         assert line.endswith(f"{section}: is missing")
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", [SUMMARY, ANALYSIS, "flops_profile.json", "memory_timeline.json"])
 def test_analyze_trace_goes_on_without(run_folder, command, name):
     """All its documents and its page; one line says what was left out."""
@@ -218,6 +219,7 @@ def test_analyze_trace_goes_on_without(run_folder, command, name):
 # ---- A page --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("damage", OF_FILE)
 @pytest.mark.parametrize("name", ALL)
 def test_a_page_is_shown_without(run_folder, name, damage):

@@ -639,6 +639,7 @@ def test_csv_of_a_killed_run(tmp_path):
     assert read_trace(path).launches.empty
 
 
+@pytest.mark.slow
 def test_a_folder_is_read_in_order_of_ranks_each_recording_once(tmp_path, profiler):
     written(tmp_path / "system_profile.sqlite", nsys)  # as run_system_profiler.sh names it
     for rank in (10, 2):
@@ -829,6 +830,7 @@ def check_against(path, expected):
     return [analysis for _, analysis in analyses]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
@@ -844,6 +846,7 @@ def test_public_files_of_nsys(name, kernels):
     check_against(path, expected)
 
 
+@pytest.mark.slow
 def test_operators_in_a_public_file_of_nsys():
     path = real_path("system/nsys_mfu_2gpu_before.sqlite")
     traces = [read_trace(path, rank=rank) for rank in (0, 1)]

@@ -285,6 +285,7 @@ def unseen(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
+@pytest.mark.slow
 def test_auto_trains_on_the_cpu_with_a_warning(train, unseen, tmp_path):
     code, out, _ = train("--output-dir", "run")
     assert code == 0

@@ -41,6 +41,7 @@ def measured_peak(workload: UserWorkload) -> int:
 NAMES = ["convolutional_network.py", "gpt.py", "starving_loader.py", "dynamic_shapes.py:padded"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [*NAMES, pytest.param("transformers_model.py", marks=pytest.mark.slow)]
 )

@@ -143,6 +143,7 @@ def test_the_operators_of_a_step_do_its_flops():
     assert moved[1] < 0.7 * moved[0]
 
 
+@pytest.mark.slow
 def test_micro_batches_are_repeated():
     one, four = (
         operators_of(resolved(f"{SMALL} --gradient-accumulation-steps {n}"), True) for n in (1, 4)
@@ -155,6 +156,7 @@ def test_micro_batches_are_repeated():
     assert updates[0] == updates[1] > 0
 
 
+@pytest.mark.slow
 def test_a_rank_moves_its_shard_only():
     """Of optimizers under FSDP, whose tensors are named by their global shape."""
     moved = {}
@@ -217,6 +219,7 @@ def test_a_cpu_without_measured_rates_has_no_expectation(tmp_path, monkeypatch):
     assert found["expected_step_time_ms"] is None
 
 
+@pytest.mark.slow
 def test_a_run_is_compared_with_what_was_expected(train, tmp_path, monkeypatch):
     rates = replace(RATES, matmul=dict.fromkeys(("bf16", "tf32", "fp32"), 1e9), bandwidth=1e9)
     monkeypatch.setattr("analysis.prediction.expected_time.rates_of", lambda *arguments: rates)

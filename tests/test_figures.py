@@ -370,6 +370,7 @@ def test_every_rung_has_its_interval():
     assert drawn == {(row["ratio_low"], row["ratio_high"]) for row in measured}
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_can_be_read(name):
     with plain_text():

@@ -183,6 +183,7 @@ def test_every_situation_has_a_row():
 SLOW = ("one_home_for_several_clusters", "a_module_with_pytorch")
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "situation", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in matrix()]
 )

@@ -289,6 +289,7 @@ def test_studies_hand_every_flag_on_in_both_arms(
     assert_in_force(steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", ["--deterministic", "--precision tf32"])
 def test_both_arms_of_a_timing_study_run_under_their_own_settings(steps, flags):
     """Whoever ran before: the settings are those of the process."""

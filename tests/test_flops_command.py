@@ -233,6 +233,7 @@ def test_a_peak_that_makes_no_sense(flops, tmp_path, peak):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_ceiling_is_asked_for_what_was_reached(flops, documents, monkeypatch):
     """A measurement below the model's own rate is none: no MFU of 100% or more by mistake."""
     slow = Measurement(1.0, "a bad moment")
@@ -318,6 +319,7 @@ def test_an_earlier_run_printed_and_plotted_again(flops, documents, tmp_path):
     assert again == before[2]
 
 
+@pytest.mark.slow
 def test_a_profile_alone_gives_the_step_and_says_what_it_cannot(flops, tmp_path):
     flops(*SMALL_MODEL, "--num-steps", "3", "--output-dir", "run")
     (tmp_path / "alone.json").write_text((tmp_path / "run" / "flops_profile.json").read_text())

@@ -60,6 +60,7 @@ def step_times(rng, kind: str, between: float, steps: int = 25) -> np.ndarray:
     return 100 * np.exp(noise + rng.normal(0, between))
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("kind", ["normal", "drifting", "heavy tails"])
 @pytest.mark.parametrize(("runs", "between"), [(1, 0.01), (3, 0.02), (5, 0.02)])
 def test_noise_covers_the_same_code_and_not_three_times_as_much(kind, runs, between):
@@ -121,6 +122,7 @@ def test_five_runs_find_ten_percent_and_ten_pairs_of_the_same_code_pass(
     assert code == 0 and "% faster, more than noise" in out
 
 
+@pytest.mark.slow
 def test_a_disturbance_is_not_a_slowdown(write_run, tmp_path, command):
     waited = {
         "disturbed": True,
@@ -201,6 +203,7 @@ def test_what_cannot_be_judged_is_one_line(write_run, tmp_path, command):
     assert command(compare_runs, "mixed/eager", "mixed/sdpa", "--fail-if-slower", "5")[0] == 0
 
 
+@pytest.mark.slow
 def test_history_tells_what_changed_beyond_noise(write_run, tmp_path, command):
     rng = np.random.default_rng(0)
     root = tmp_path / "nightly"

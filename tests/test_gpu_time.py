@@ -34,6 +34,7 @@ from analysis.limits.shape_rates import kernel_durations, queue_over_step, shape
 from analysis.trace.links import link
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.lists(
@@ -123,6 +124,7 @@ def test_launch_delay_and_queue_depth(tmp_path):
     assert timeline["queue_depth"]["max"] == max(timeline["queue_over_step"]["queued"]) == 7
 
 
+@pytest.mark.slow
 def test_work_launched_before_the_trace_is_no_part_of_a_step():
     analysis = analysis_of(real(MI300X))
     assert analysis["integrity"]["gpu_events_launched_before_the_trace"] == 968

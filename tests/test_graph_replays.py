@@ -93,6 +93,7 @@ def launchers(analysis):
 BY_OPERATOR = {name: operator for operator, _, names in MODEL for name in names}
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("place", "events", "where"),
     [

@@ -370,6 +370,7 @@ def test_no_memory_to_measure_in_is_no_ceiling(tmp_path, monkeypatch):
     assert compute_ceilings(CPU, "fp32") == bandwidth_ceilings(CPU) == []
 
 
+@pytest.mark.slow
 def test_matmuls_and_copies_are_measured_for_real(monkeypatch):
     monkeypatch.setattr(measuring, "SQUARES", {"cpu": (64, 256)})
     monkeypatch.setattr(measuring, "COPIED_BYTES", {"cpu": 2**24})

@@ -57,6 +57,7 @@ def test_imports_go_one_way(monkeypatch, capfd):
     assert passed, capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_imports_are_absolute_so_that_they_can_be_found_by_searching():
     """But for what a program of somebody else's loads under another name."""
     assert {file.parent.name for file in MODULES if imports_relatively(file)} == {"hooks"}
@@ -81,11 +82,13 @@ def test_the_script_imports_no_more_than_what_is_below_it():
     assert "analysis" not in set.union(*at_once), "it takes seconds to import: where it is used"
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("file", [SCRIPT, *COMMANDS, *MODULES], ids=module_name)
 def test_nothing_imports_a_command(file):
     assert not imported_names(ast.parse(file.read_text())) & {command.stem for command in COMMANDS}
 
 
+@pytest.mark.slow
 def test_the_analysis_asks_for_no_part_of_our_model():
     """It finds regions by patterns of operators.  Docstrings may name parts of ours as examples."""
     ours = re.compile(
@@ -142,6 +145,7 @@ assert len({id(module) for module in sys.modules.values() if module in ours}) ==
 """
 
 
+@pytest.mark.slow
 def test_an_import_has_no_effect_but_definitions(tmp_path):
     names = [module_name(file) for file in (SCRIPT, *COMMANDS, *MODULES)]
     if importlib.util.find_spec("triton") is None:
@@ -240,6 +244,7 @@ def docstrings_shown(file: Path) -> list[int]:
     return lines
 
 
+@pytest.mark.slow
 def test_no_text_is_made_of_docstrings():
     """`python -OO` drops them.  startup.py shows those that are assigned, and does without."""
     files = (SCRIPT, *COMMANDS, *MODULES, *sorted((PROJECT / "benchmarks").glob("*.py")))
@@ -278,6 +283,7 @@ def test_what_is_read_first_stays_short(name, most):
     assert len((PROJECT / name).read_text().splitlines()) <= most
 
 
+@pytest.mark.slow
 def test_nothing_outside_of_the_tests_imports_from_them():
     names = {"tests", "conftest"} | {file.stem for file in (PROJECT / "tests").glob("*.py")}
     names |= {

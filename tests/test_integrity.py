@@ -94,6 +94,7 @@ def test_a_step_without_its_kernels_is_untrustworthy(tmp_path, mi300x, number, w
     )
 
 
+@pytest.mark.slow
 def test_work_from_before_the_trace_may_be_missing(tmp_path, mi300x):
     """What ran during the first step was launched before the trace: the steps lack nothing, which
     is said."""
@@ -166,6 +167,7 @@ def test_a_real_gpu_behind_the_host_is_complete():
     assert [(row["kernel_launches"], row["kernels"]) for row in rows] == [(2, 2)] * 10
 
 
+@pytest.mark.slow
 def test_whole_traces_are_trusted():
     for name, bound, others in (
         (H100, "launch", None),
@@ -223,6 +225,7 @@ def run_on(device: dict, disturbance: str = "none seen", waited=(0.0, 0.0)) -> d
 CPU, H100_GPU = {"type": "cpu", "name": "Xeon"}, {"type": "cuda", "name": "NVIDIA H100"}
 
 
+@pytest.mark.slow
 def test_a_gpu_run_without_gpu_events_is_not_trusted(tmp_path):
     """A profiler that lost all of them, or was not allowed to record any."""
     events = step(1, 0, 50), event("aten::mm", 5, 9)
@@ -243,6 +246,7 @@ def test_a_gpu_run_without_gpu_events_is_not_trusted(tmp_path):
         assert analysis["verdict"]["line"].startswith("untrustworthy: ") == bool(problem)
 
 
+@pytest.mark.slow
 def test_a_disturbed_profile_is_not_complete(tmp_path):
     path = write_trace(
         tmp_path / "trace_step_1_3.pt.trace.json",
@@ -447,6 +451,7 @@ def recording(*extra, first=100):
     return [*marks, *work, allocated | {"args": memory}, *extra]
 
 
+@pytest.mark.slow
 def test_a_good_recording_lacks_nothing_and_each_missing_part_is_named(tmp_path):
     def missing(*events, **metadata):
         return missing_from(write_trace(tmp_path / "trace.json", *events, **metadata))
@@ -510,6 +515,7 @@ def test_each_reason_to_doubt_a_time_is_told():
         assert all(some[-1] == "disturbed: another program" for some in reasons)
 
 
+@pytest.mark.slow
 def test_overhead_of_the_profiler(train, tmp_path):
     assert train("--enable-pytorch-profiler", "--profile-dir", "p", "--num-steps", "12")[0] == 0
     summary = json.loads((tmp_path / "p" / "performance_summary.json").read_text())

@@ -44,6 +44,7 @@ def found(tmp_path, *parts, passes=40, length=2000, ridge=RIDGE):
     return first["bound"], first["basis"] if isinstance(first["basis"], str) else None
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("operator", "kernel", "us", "passes", "expected"),
     [

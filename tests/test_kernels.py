@@ -77,6 +77,7 @@ def part_of_wider(x):
     return torch.cat((x, x), dim=-1).chunk(2, dim=-1)[0]
 
 
+@pytest.mark.slow_cases
 @needs_triton
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("layout", [as_it_is, transposed, part_of_wider])
@@ -110,6 +111,7 @@ def test_results_and_gradients_are_rounded_once(kernel, exact, shape, layout, dt
         )
 
 
+@pytest.mark.slow
 @needs_triton
 def test_gradients_are_those_of_finite_differences():
     x, gate = (
@@ -131,6 +133,7 @@ def test_the_gradient_of_a_sum_is_not_written_out():
     )
 
 
+@pytest.mark.slow
 @needs_triton
 def test_more_rows_than_programs():
     from kernels.rms_norm import MOST_PROGRAMS
@@ -194,6 +197,7 @@ SETTINGS = (
 SLOW = [pytest.param(settings, marks=pytest.mark.slow) for settings in SETTINGS[1:]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [SETTINGS[0], *SLOW], ids=str)
 def test_memory_is_predicted_without_triton(settings):
     """By formula and by a fake-tensor run alike, on a CPU as on a GPU, and less than with PyTorch's
@@ -214,6 +218,7 @@ def test_flops_are_counted_as_before():
     assert reconciliation(WORKLOAD, "not asked")["agree"]
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize("settings", [SETTINGS[0], *SLOW], ids=str)
 def test_memory_is_what_was_predicted(settings, monkeypatch):
@@ -240,6 +245,7 @@ def test_memory_is_what_was_predicted(settings, monkeypatch):
     assert kept_by_component(measured) == kept_by_component(predicted)
 
 
+@pytest.mark.slow
 @needs_triton
 def test_a_trace_has_both_passes_in_the_components(tmp_path):
     step = Step(WORKLOAD, DEVICE)
@@ -258,6 +264,7 @@ def test_a_trace_has_both_passes_in_the_components(tmp_path):
     assert reasons["fused norm"] == reasons["fused SwiGLU"] == "already fused"
 
 
+@pytest.mark.slow
 @needs_triton
 def test_a_kernel_that_does_not_compile_ends_the_run(train, tmp_path, monkeypatch):
     """In one line, and not with another kernel."""

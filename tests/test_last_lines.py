@@ -31,6 +31,7 @@ def lines_from(out: str, first: str) -> list[str]:
     return lines[next(i for i, line in enumerate(lines) if line.startswith(first)) :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "first"),
     [
@@ -76,6 +77,7 @@ def test_a_screen_and_a_half_is_enough(train):
 RANKS = "--dry-run --world-size 16 --network 0.01 --parallel"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
@@ -110,6 +112,7 @@ def test_a_dry_run_that_does_not_fit_says_what_would(train):
     assert "Next:             lower to --batch-size 4 or --seq-len" in out
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_with_its_finding_and_has_tables_on_request(scratch, capfd):
     flags = (
         "--sizes tiny --seq-lens 8 16 --batch-size 1 --dry-run --device-memory 0.303"

@@ -124,6 +124,7 @@ def test_every_launcher_is_tried():
     assert tried | elsewhere == {path.name for path in PROJECT.glob("*.sh")}
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("line", STARTED)
 def test_a_new_folder_in_the_working_directory(project, work, line):
     code, out = finish(start("bash", "-c", f"'{project}'/{line}", cwd=work))
@@ -145,6 +146,7 @@ def test_a_chosen_folder(project, work, flags):
     assert [path.name for path in work.iterdir()] == ["here"]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("line", [*STARTED, "launch_multi_node.sh profile"])
 def test_every_launcher_puts_all_in_the_chosen_folder(project, work, line):
     """Also those whose command has another flag for it."""
@@ -295,6 +297,7 @@ def test_all_ranks_share_the_folder_of_their_job(project, work):
     assert "logged to None" in out_1
 
 
+@pytest.mark.slow
 def test_each_rank_moves_its_earlier_log(project, work):
     for _ in range(2):
         for rank in (1, 0):
@@ -400,6 +403,7 @@ def test_several_nodes_that_are_not_well_asked_for(project, work, flags, words):
     assert not list(work.iterdir())
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("flags", "given"),
     [
@@ -593,6 +597,7 @@ def test_baseline(tmp_path):
     assert list(tmp_path.iterdir()) == [folder]
 
 
+@pytest.mark.slow
 def test_chosen_folder_is_used_twice(tmp_path):
     for _ in range(2):
         code, out = launch("run_baseline.sh", *TRIVIAL, "--output-dir", "here", cwd=tmp_path)
@@ -621,6 +626,7 @@ def test_a_run_whose_launcher_alone_receives_a_signal(tmp_path):
     assert "Run interrupted" in (folder / "training_output.log").read_text()
 
 
+@pytest.mark.slow
 def test_traces_that_are_there(tmp_path):
     (tmp_path / "traces").mkdir()
     write_trace(tmp_path / "traces" / "trace.json", *SMALL)
@@ -631,6 +637,7 @@ def test_traces_that_are_there(tmp_path):
     assert names == {"operator_analysis.json", "report.html", "training_output.log"}
 
 
+@pytest.mark.slow
 def test_a_prediction_beside_the_log_of_its_launcher(train, tmp_path, monkeypatch):
     log = tmp_path / "run" / "training_output.log"
     log.parent.mkdir()

@@ -63,6 +63,7 @@ def check_slices(links):
     assert ((slices["kind"] == "communication") == (slices["component"] == "communication")).all()
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("path", [*GOLDEN, *SHARED], ids=lambda path: path.name)
 def test_slices_add_up_to_the_steps(path):
     links = attributed(read_trace(path))
@@ -112,6 +113,7 @@ def test_of_events_that_overlap_the_first_owns_the_time():
     assert slices.at(np.array([-1.0, 0, 9, 10, 20, 35, 40])).tolist() == [-1, 0, 0, 1, -1, 3, -1]
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     st.lists(
@@ -414,6 +416,7 @@ def late(start, stream=7):
     return step(1, 0, 820), *other, *on_gpu("gemm", 100, start, 20, 2, stream=stream)
 
 
+@pytest.mark.slow
 def test_what_the_gpu_did_before_the_recording_is_left_out(tmp_path):
     """The first kernel of a stream starts 0.7 ms after its launch, at 102: the GPU was at work, and
     nothing tells at what.  Not so where its stream ran before, or where it took its latency."""
@@ -542,6 +545,7 @@ def test_without_the_profiler_the_gpu_works_as_long_and_is_idle_for_what_is_left
     assert as_without_profiler(on_host, 0.45) is on_host
 
 
+@pytest.mark.slow
 def test_a_profiled_h100_looks_launch_bound_and_is_not():
     """Its profiled steps took 2.9 and 1.3 times as long, of which this is the last: beside the
     others the GPU is busy for most of them."""

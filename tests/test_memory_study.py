@@ -148,6 +148,7 @@ def test_one_run_that_fails_is_a_row_with_its_reason(tmp_path, study):
     assert rows[1]["peak_bytes_reason"]
 
 
+@pytest.mark.slow
 def test_a_run_that_would_not_fit_is_skipped(tmp_path, study):
     flags = ("--batch-sizes", "2", "1000000", "--seq-lens", "1024", "--dry-run")
     code, out = study(*flags, "--output-dir", "study")

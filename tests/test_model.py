@@ -10,6 +10,7 @@ import tiny_llama_v1 as tiny_llama
 from studies.optimization.reference import our_name, reference_model
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("n_kv_heads", [1, 4, 8])
 @pytest.mark.parametrize(
     ("hidden", "layers", "batch", "seq"), [(64, 2, 2, 16), (256, 4, 1, 33), (96, 1, 3, 1)]

@@ -44,6 +44,7 @@ def decided(words) -> float:
     return np.mean([word in ("faster", "slower") for word in words])
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("n", (5, 10, 50))
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize("within", WITHIN)
@@ -70,6 +71,7 @@ def test_steps_in_turn_of_the_same_code_are_decided_in_one_of_twenty(within, n):
     assert misses / PAIRS <= AT_MOST + LUCK
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("launches", (2, 3, 5))
 def test_launches_of_the_same_code_are_decided_in_one_of_twenty(launches):
     rng, misses = np.random.default_rng(0), 0

@@ -107,6 +107,7 @@ def test_what_failed_is_told_and_tried_again_after_the_rest_and_what_is_done_is_
     assert begun(capfd) == ["bad"]
 
 
+@pytest.mark.slow
 def test_what_hangs_is_killed_with_what_it_started_and_leaves_what_it_has(
     run, tmp_path, monkeypatch
 ):
@@ -132,6 +133,7 @@ def read(path: Path) -> bytes:
         return b""
 
 
+@pytest.mark.slow
 def test_the_next_begins_while_20_seconds_are_left(run, capfd):
     assert list(run(minutes=21 / 60, first="import time; time.sleep(1.5)", second="")) == ["first"]
     out = capfd.readouterr().out
@@ -152,6 +154,7 @@ def test_files_over_4_mb_are_not_kept(run, tmp_path):
 # ---- What is missing -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_wheels_are_installed_where_they_are_missing(tmp_path, monkeypatch, capfd):
     wheels, info = tmp_path / "wheelhouse", "nobodys_tool-1.0.dist-info"
     wheels.mkdir()

@@ -69,6 +69,7 @@ def test_an_outlying_first_step_is_in_no_mean(tmp_path, marked):
     assert any("stands apart, 4 steps judged" in note for note in analysis["integrity"]["notes"])
 
 
+@pytest.mark.slow
 def test_a_first_step_is_judged_with_others_that_are_as_long(tmp_path):
     """Of two nobody can tell; where another takes as long it may come again; a GPU that runs behind
     hides the host."""
@@ -120,6 +121,7 @@ def test_what_half_of_the_steps_do_is_part_of_a_step(tmp_path):
     assert analysis["attribution"]["ms_per_step"] == pytest.approx(100)
 
 
+@pytest.mark.slow
 def test_compilation_stands_apart_on_a_gpu(tmp_path):
     """100 ms of it in step 2 of 3; in a trace of one step it is start-up."""
     name = "_compile.compile_inner (dynamo_timed)"

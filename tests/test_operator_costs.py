@@ -19,6 +19,7 @@ from analysis.vocabulary.operators import category
 from analysis.work.operator_costs import Cost, cost, unmasked_pairs
 
 
+@pytest.mark.slow
 def test_flops_of_a_trace_are_those_of_the_formula(train, tmp_path):
     assert (
         train(

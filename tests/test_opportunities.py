@@ -101,6 +101,7 @@ def test_nothing_is_proposed_that_the_trace_does_not_show(tmp_path):
     assert analysis_of(trace)["opportunities"] == []
 
 
+@pytest.mark.slow
 def test_a_compiled_program_is_not_told_to_compile(tmp_path):
     """By the share of the time that is compiled: one function that is says nothing of the rest."""
     whole, one = (
@@ -273,6 +274,7 @@ def mixed_precision_on(tmp_path, device, summary=None):
     return rows.get("mixed precision"), {row["name"]: row["reason"] for row in analysis["not_here"]}
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("name", "precision", "gain"),
     [
@@ -393,6 +395,7 @@ def test_fused_attention_affects_all_from_the_scores_to_the_weighted_sum(tmp_pat
         assert reason == "the trace has no shapes of its matmuls"
 
 
+@pytest.mark.slow
 def test_a_pytorch_that_cannot_compile_is_not_told_to():
     analysis = analysis_of(real(TORCH_1_8))
     assert {row["name"]: row["reason"] for row in analysis["not_here"]}["compile"].startswith(

@@ -271,6 +271,7 @@ def test_one_that_fails_leaves_the_others_their_turns(monkeypatch):
     assert baseline["measured_memory_bytes"] == peak
 
 
+@pytest.mark.slow
 def test_a_baseline_that_fails_beside_itself_leaves_the_others(monkeypatch):
     """Then nothing tells whether they train the same."""
     build = turns.Variant.__init__
@@ -682,6 +683,7 @@ def test_the_time_left_has_what_follows_a_group(monkeypatch):
     assert turns.time_left(20.0) == " (about 2 min left)"
 
 
+@pytest.mark.slow
 def test_the_audit_of_the_first_step_is_no_compile_time(traced_graphs, monkeypatch):
     """What is compiled is compiled before the first step, which is audited."""
     graphs_at_phases = []

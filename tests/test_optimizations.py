@@ -134,6 +134,7 @@ def names_in(trace) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_fused_attention_and_optimizer_are_in_the_trace_and_not_proposed(train, tmp_path):
     flags = (
         "--enable-pytorch-profiler --profile-dir p --num-steps 6 --profile-steps 1 --profile-memory"
@@ -249,6 +250,7 @@ def test_the_logits_never_exist_whole():
     assert sizes[False][1] - sizes[True][1] > 1.5 * whole
 
 
+@pytest.mark.slow
 def test_grouped_heads_are_read_in_place():
     """On a CPU, and in narrow types on a GPU; in float32 a GPU's kernels need copies, in a
     prediction as in a run."""

@@ -305,6 +305,7 @@ def test_shards_become_smaller_with_more_ranks():
     )
 
 
+@pytest.mark.slow
 def test_bytes_by_the_book():
     """2 (W-1)/W P for a data parallel step, and 3 (W-1)/W P for a fully sharded one."""
     parameters = 4 * resolved("").parameter_count()
@@ -390,6 +391,7 @@ def test_a_dry_run_for_ranks_that_do_not_exist(train, tmp_path):
     assert re.search(r"^reduce_scatter +16 +3 ", out, re.M)
 
 
+@pytest.mark.slow
 def test_what_would_fit_is_told():
     workload = predicted("--parallel fsdp --batch-size 8", 2)
     peak = int(predicted_memory(workload, False).live_bytes_at_allocations().max())
@@ -457,6 +459,7 @@ def test_a_step_of_a_thousand_ranks_is_predicted_without_them():
     assert 2 < fewest < 1024
 
 
+@pytest.mark.slow
 def test_what_is_sent_has_the_type_of_what_is_gathered_and_reduced():
     def sent(flags: str) -> dict[str, int]:
         rows = predicted_memory(predicted(f"--parallel {flags}", 4), False).document()[

@@ -277,6 +277,7 @@ def test_a_study_and_its_resumption(scratch, capfd):
     assert "started with repetitions 2, not 3" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_unsupported_precision_is_a_row_with_the_reason(scratch, monkeypatch, capfd):
     monkeypatch.setattr(devices, "cpu_trains_in_fp16", lambda: False)
     assert set(unsupported_precisions(CPU)) == {"tf32", "fp16"}

@@ -48,6 +48,7 @@ def read(path):
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
@@ -116,6 +117,7 @@ def pairs_of_settings() -> list:
     return cases
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(("precision", "kv_heads", "shape", "options"), pairs_of_settings())
 def test_what_is_kept_for_the_backward_pass_follows_the_formula(
     precision, kv_heads, shape, options
@@ -215,11 +217,13 @@ def test_a_dry_run_predicts_and_trains_nothing(train, tmp_path, monkeypatch):
     assert bounds["compute_peak"] == "given: --peak 0.2"
 
 
+@pytest.mark.slow
 def test_a_dry_run_without_a_folder_writes_nothing(train, tmp_path):
     assert train("--dry-run", "--peak", "1")[0] == 0
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_dry_run_measures_nothing(train, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("measured_flops", "measured_bandwidth", "measured_workspaces"):
@@ -275,6 +279,7 @@ def test_a_target_device_is_predicted_by_its_datasheet(
     )
 
 
+@pytest.mark.slow
 def test_a_target_device_without_the_precision_is_told(train, tmp_path):
     code, out, _ = train(
         "--dry-run", "--target-device", "T4", "--precision", "tf32", "--output-dir", "run"
@@ -343,6 +348,7 @@ def test_the_last_line_of_a_dry_run_holds(changes, flags, words):
     assert next_step(document | changes, ["tiny_llama_v1.py", *flags.split()]) == words
 
 
+@pytest.mark.slow
 def test_memory_given_for_a_target_device_overrides_its_own(train, tmp_path):
     flags = (
         "--dry-run",
@@ -503,6 +509,7 @@ def test_the_predicted_peak_of_a_rank_is_the_measured_one(tmp_path, flags):
         assert row["bytes"] == row["formula_bytes"], row["component"]
 
 
+@pytest.mark.slow
 def test_gradients_of_several_ranks_live_all_step():
     def gradients(world_size: int) -> int:
         mode = "ddp" if world_size > 1 else None

@@ -222,6 +222,7 @@ def pretended(card: str, *command: str, **variables: str) -> subprocess.Complete
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_tensors_are_on_the_card(tmp_path):
     done = pretended("mi300x", sys.executable, "-c", TENSORS)
     assert (done.returncode, done.stderr) == (0, "")
@@ -561,6 +562,7 @@ def test_every_command_runs_on_both_makers_cards_and_every_card_in_each_precisio
         assert len({precision for _, precision in of_command}) >= 2
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(("command", "card", "precision"), combinations())
 def test_command_on_card(runner, tmp_path, record_property, command, card, precision):
     record_property("pretended", (command, card, precision))

@@ -38,6 +38,7 @@ def test_every_json_file_but_our_own_may_be_a_trace(tmp_path):
     assert [path.name for path in find_traces(tmp_path)] == ["my_trace.json.gz", "rank0.json"]
 
 
+@pytest.mark.slow
 def test_a_file_merged_from_ranks_is_those_of_the_ranks(tmp_path):
     """Each event tells its rank, and ids and threads of the ranks differ, as TraceLens's
     TraceFusion writes them."""
@@ -169,6 +170,7 @@ def test_ten_thousand_kernels(tmp_path):
     assert len(profile_lines(analysis, top=5)) < 200  # not a row for each
 
 
+@pytest.mark.slow
 def test_the_printed_rows_add_up_to_the_step(train, tmp_path):
     flags = (
         "--enable-pytorch-profiler",

@@ -134,6 +134,7 @@ def test_a_lower_precision_is_judged_by_most_parameters():
     ]
 
 
+@pytest.mark.slow
 def test_a_contest_that_varies_more_than_others_hides_and_wins_nothing():
     chance, words = np.random.default_rng(0), []
     for _ in range(100):

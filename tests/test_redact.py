@@ -186,6 +186,7 @@ REAL += "mi300_sglang_decode rocm_external_id_only start_up_simple_add".split()
 LARGE = "flux_compiled mi300_resnet_training_rank0 nanogpt_trailing_step".split()
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "name",
     [

@@ -225,6 +225,7 @@ def test_regions_end_with_a_step(tmp_path):
     assert counts(attributed(trace_of(tmp_path, *parts))) == {}
 
 
+@pytest.mark.slow
 def test_regions_of_real_traces():
     links = attributed(real(H100))
     assert counts(links) == {FUSED[ATTENTION]: 4, FUSED[NORM]: 10, QKV: 4}

@@ -195,6 +195,7 @@ def launch_bound(*more, length=1000):
     return [step(1, 0, length), *(one for kernel in kernels for one in kernel), *more]
 
 
+@pytest.mark.slow
 def test_no_graph_is_captured_of_a_step_that_waits_after_every_launch(tmp_path):
     waits = [event("cudaStreamSynchronize", 20 + 100 * i, 40, "cuda_runtime") for i in range(9)]
     assert "CUDA graphs" in proposals(tmp_path, *launch_bound(waits[-1]))
@@ -219,6 +220,7 @@ def test_memory_that_is_kept_lets_the_host_run_ahead(tmp_path):
     ] == pytest.approx(150 / 1100)
 
 
+@pytest.mark.slow
 def test_two_ways_to_save_the_same_time_are_one_proposal(tmp_path):
     training, inference = (proposals(tmp_path, *launch_bound(*more)) for more in ([backward()], []))
     for found in (training, inference):
@@ -227,6 +229,7 @@ def test_two_ways_to_save_the_same_time_are_one_proposal(tmp_path):
     assert "larger batch" not in inference["CUDA graphs"]["how"]
 
 
+@pytest.mark.slow
 def test_nothing_for_training_is_offered_to_inference(tmp_path):
     memory = [
         event(
@@ -249,6 +252,7 @@ def test_nothing_for_training_is_offered_to_inference(tmp_path):
         assert ("activation checkpointing" in found) == bool(more)
 
 
+@pytest.mark.slow
 def test_the_next_step_is_a_command_where_the_run_is_ours(tmp_path):
     line = "python3 tiny_llama_v1.py --batch-size 4 --enable-pytorch-profiler"
     environment = {

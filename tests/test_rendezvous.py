@@ -288,6 +288,7 @@ def test_a_rank_that_does_not_come(tmp_path, port):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("variables", "line"),
     [

@@ -142,6 +142,7 @@ def test_default_traces_are_small(train, tmp_path):
     assert len(gzip.compress(trace.read_bytes(), 6)) < 3 * MB  # as --gzip does
 
 
+@pytest.mark.slow
 def test_output_goes_where_it_was_asked_to(tmp_path, profiler):
     (tmp_path / "traces").mkdir()
     write_trace(tmp_path / "traces" / "a_trace.json", *SMALL)
@@ -164,6 +165,7 @@ def test_output_goes_where_it_was_asked_to(tmp_path, profiler):
     assert sorted((tmp_path / "traces").iterdir()) == before  # nothing was asked for but to say
 
 
+@pytest.mark.slow
 def test_traces_of_one_worker_keep_their_names(tmp_path, capsys):
     for name in (
         "vm_1.100.pt.trace.json",

@@ -121,6 +121,7 @@ def resolved(flags: str):
     return tiny_llama.resolve(tiny_llama.build_parser().parse_args(flags.split()))[0]
 
 
+@pytest.mark.slow
 def test_fsdp_reserves_for_each_of_its_streams():
     memory = predicted_memory(resolved(f"--dry-run --world-size 4 --parallel fsdp {SMALL}"), True)
     streams = {one.stream for one in memory.allocations}
@@ -135,6 +136,7 @@ def test_fsdp_reserves_for_each_of_its_streams():
     } == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("short_mb", [-1, 1])
 def test_what_fits_is_judged_by_what_is_reserved(short_mb):
     """A device that has 1 MB more than is reserved, or 1 MB less: more than is live either way."""
@@ -154,6 +156,7 @@ def test_what_fits_is_judged_by_what_is_reserved(short_mb):
         assert "expandable_segments:True" in how_to_fit(document)
 
 
+@pytest.mark.slow
 def test_a_cpu_reserves_nothing():
     document = memory_prediction(resolved(f"--dry-run {SMALL}"), torch.device("cpu"))
     assert document["reserved_memory_mb"] is None

@@ -79,6 +79,7 @@ def test_a_signal_to_the_script_leaves_the_steps_done(tmp_path):
     check_what_a_signal_leaves(*finish(process), tmp_path / "run", expected=143)
 
 
+@pytest.mark.slow
 def test_a_signal_leaves_the_steps_done(train, tmp_path, monkeypatch):
     original, calls = tiny_llama.TinyLlamaModel.forward, itertools.count(1)
 
@@ -357,6 +358,7 @@ def test_a_second_ctrl_c_ends_what_a_failed_run_still_does(capfd):
     assert capfd.readouterr().err.count("Ctrl-C again ends it") == 1
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("signum", [None, signal.SIGTERM])
 def test_a_failed_run_leaves_all_its_files_despite_a_signal(train, tmp_path, monkeypatch, signum):
     """As torchrun sends it when another rank has died: while this one writes its summary."""

@@ -39,6 +39,7 @@ def test_a_command_that_fails_is_named_with_its_line(tmp_path, monkeypatch):
     assert "fine" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
 def test_progress_says_what_is_left_and_how_long(tmp_path, monkeypatch, capsys):
     """The time left is what the blocks took on the machine of the stored results, at the pace seen
     here."""

@@ -190,6 +190,7 @@ def test_batches_of_weak_and_strong_scaling():
     assert len(found) == len(launches) == 1 + 2 * 2 * 3 + 2
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("given", "words"),
     [

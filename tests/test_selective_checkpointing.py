@@ -18,6 +18,7 @@ CHOICES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags", ["", "--attention sdpa --fused-projections", "--attention sdpa --precision bf16-true"]
 )

@@ -255,6 +255,7 @@ def test_the_nearest_published_index(tmp_path):
     assert (code, out.split()) == (0, [NEAREST[kind][version] for kind, version in asked])
 
 
+@pytest.mark.slow
 def test_without_uv_the_driver_decides(tmp_path):
     machine = Machine(tmp_path)
     machine.nvidia("550.144.03")
@@ -282,6 +283,7 @@ def test_a_driver_that_is_too_old_for_any_build(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_path", [True, False])
 def test_uv_is_asked_first(tmp_path, on_path):
     machine = Machine(tmp_path)
@@ -347,6 +349,7 @@ def rocm_path(machine: Machine) -> dict:
     return {"ROCM_PATH": str(machine.project / "rocm")}
 
 
+@pytest.mark.slow
 def test_without_uv_the_installed_rocm_decides(tmp_path):
     machine = Machine(tmp_path)
     code, out = machine.set_up(**rocm(machine, "6.2.4-129"))
@@ -474,6 +477,7 @@ def test_a_build_for_a_gpu_may_be_used_without_one(tmp_path):
     assert machine.set_up() == (0, f"{venv_line(machine)}\n")
 
 
+@pytest.mark.slow
 def test_an_environment_whose_python_does_not_run_here(tmp_path):
     machine = Machine(tmp_path)
     machine.set_up()
@@ -589,6 +593,7 @@ def step(rank: int) -> dict:
 # ---- What is there stays -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_torch_that_is_there_is_never_replaced(tmp_path):
     machine = Machine(tmp_path, torch="2.7.1+rocm6.4.4", numpy="1.26.4")
     code, out = machine.set_up(**rocm(machine, "6.4.4"))
@@ -601,12 +606,14 @@ def test_a_torch_that_is_there_is_never_replaced(tmp_path):
     assert "tensorboard==2.21.0" in constraints
 
 
+@pytest.mark.slow
 def test_a_torch_that_is_too_old_is_named(tmp_path):
     code, out = Machine(tmp_path, torch="2.1.0").set_up()
     assert code == 1
     assert "torch 2.1.0 is too old" in out
 
 
+@pytest.mark.slow
 def test_a_second_call_installs_nothing_and_needs_no_network(tmp_path):
     machine = Machine(tmp_path)
     machine.set_up("requirements.txt", "requirements-dev.txt")
@@ -616,6 +623,7 @@ def test_a_second_call_installs_nothing_and_needs_no_network(tmp_path):
     assert out.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_tests_need_more(tmp_path):
     machine = Machine(tmp_path, torch="2.13.0", **HAS_ALL)
     assert machine.set_up()[1] == f"PYTHON={machine.bin / 'python3'}\n"
@@ -625,6 +633,7 @@ def test_the_tests_need_more(tmp_path):
     assert "pytest" in machine.pip_calls()[0]
 
 
+@pytest.mark.slow
 def test_no_network_and_something_missing(tmp_path):
     code, out = Machine(tmp_path).set_up(STUB_NO_NETWORK="1")
     assert code == 1

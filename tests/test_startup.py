@@ -35,6 +35,7 @@ def make_venv(project, script: str, name: str = ".venv"):
     return python
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", COMMANDS)
 def test_without_venv_one_line_says_what_to_do(project, name):
     code, out = finish(start(*BARE, name, cwd=project))
@@ -48,6 +49,7 @@ def test_without_venv_one_line_says_what_to_do(project, name):
     )
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_venv_beside_the_script_takes_over(project, name):
     """With the same arguments, from any folder; one line says so."""
@@ -81,6 +83,7 @@ def test_a_module_is_handed_over_as_a_module(project):
     assert (code, out.splitlines()[1]) == (0, "-S -m compare_runs a")
 
 
+@pytest.mark.slow
 def test_the_check_of_the_environment(project):
     """As typed, with an interpreter that has no PyTorch."""
     text = (PROJECT / "exercises" / "README.md").read_text()

@@ -29,6 +29,7 @@ def write_ranks(folder, clocks, late_rank, ranks=(0, 1, 2)):
     return find_traces(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late_rank", [None, 0, 2])
 def test_the_straggler_is_the_last_to_arrive_whatever_the_clocks_say(tmp_path, late_rank):
     analyses, _ = analyze_all(write_ranks(tmp_path, (1e6, 5e9, 3e3), late_rank))
@@ -95,6 +96,7 @@ def write_collectives(folder, begins, ends, **metadata):
         write_trace(folder / f"t_rank{rank}.json", *events, **metadata)
 
 
+@pytest.mark.slow
 def test_the_straggler_is_the_rank_that_others_wait_for(tmp_path):
     """Rank 1 is last in 2 of 6 collectives, but by far; rank 0 is last in the others, by
     microseconds."""
@@ -133,6 +135,7 @@ def write_gloo(folder, begins, ends, boots):
         write_trace(folder / f"t_rank{rank}.json", *events, distributedInfo=world, hostInfo=host)
 
 
+@pytest.mark.slow
 def test_ranks_of_one_host_that_leave_apart_waited_for_cores(tmp_path):
     """Rank 1 begins 2 ms later, and leaves in turn 4 ms before and after rank 0: its waiting is
     told all the same."""
@@ -276,6 +279,7 @@ def late_by_its_own(part, late_rank=1, n=2):
         yield events, {"rank": rank, "world_size": 3}
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("part", "why"),
     [

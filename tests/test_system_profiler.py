@@ -259,6 +259,7 @@ class Machine:
         return [str(self.python), str(self.project / "tiny_llama_v1.py"), *flags]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("nsys", "table"),
     [("2022.4", "gpukernsum"), *dict.fromkeys(("2024.5", "2026.1"), "cuda_gpu_kern_sum").items()],
@@ -310,6 +311,7 @@ BOTH = ["--kernel-trace", "--memory-copy-trace", "--hip-runtime-trace", "--marke
 TABLE = ["--summary-groups", "KERNEL_DISPATCH", "--summary-units", "usec"]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("rocm", "output", "ending", "chosen"),
     [
@@ -348,6 +350,7 @@ def test_rocprofv3(tmp_path, rocm, output, ending, chosen):
     assert (folder / "training_output.log").read_text() == out
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(("tool", "gpu"), [("rocprofv3", "rocm"), ("nsys", "cuda")])
 @pytest.mark.parametrize(("training", "expected"), [(0, 1), (7, 7)])
 def test_a_profile_that_cannot_be_analyzed(tmp_path, tool, gpu, training, expected):
@@ -367,6 +370,7 @@ def test_an_export_that_fails_is_told_in_one_line(tmp_path):
     assert not machine.calls("analysis")
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(("gpu", "used"), [("rocm", "rocprofv3"), ("cuda", "nsys"), ("", "nsys")])
 def test_the_gpu_decides_between_two_tools(tmp_path, gpu, used):
     machine = Machine(tmp_path, "rocprofv3", "nsys", gpu=gpu)
@@ -407,6 +411,7 @@ def test_no_tool_for_this_machine(tmp_path, gpu, there, named):
     assert not list(machine.cwd.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpu", "path"), [("rocm", "rocm/bin/rocprofv3"), ("cuda", "cuda/bin/nsys")]
 )
@@ -432,6 +437,7 @@ CLASHES = {
 }
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("clash", CLASHES)
 def test_a_wheel_with_a_rocm_of_its_own_clashes_with_the_tool(tmp_path, clash):
     settings, told = CLASHES[clash]
@@ -468,6 +474,7 @@ def test_a_gpu_that_torch_does_not_see_without_the_tool_either(tmp_path):
     assert (code, out.splitlines()[-1]) == (1, "error: no membership of the group render")
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(("tool", "gpu"), [("rocprofv3", "rocm"), ("nsys", "cuda")])
 def test_a_training_that_fails(tmp_path, tool, gpu):
     machine = Machine(tmp_path, tool, gpu=gpu)
@@ -477,6 +484,7 @@ def test_a_training_that_fails(tmp_path, tool, gpu):
     assert "System profile: " in out  # up to the failure
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(("tool", "gpu"), [("rocprofv3", "rocm"), ("nsys", "cuda")])
 @pytest.mark.parametrize("code", [0, 1])
 def test_no_step_was_captured(tmp_path, tool, gpu, code):
@@ -499,6 +507,7 @@ def test_wrong_flags_leave_nothing(tmp_path, tool, gpu):
     assert not list(machine.cwd.iterdir())
 
 
+@pytest.mark.slow
 def test_a_summary_that_fails_is_told_in_one_line(tmp_path):
     machine = Machine(tmp_path, "nsys", gpu="cuda", stats_code=3)
     code, out = machine.launch()
@@ -535,6 +544,7 @@ def test_the_folder_can_be_chosen(tmp_path, flags):
     assert "--output=here/system_profile" in machine.calls("nsys")[0]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(("tool", "gpu"), [("rocprofv3", "rocm"), ("nsys", "cuda")])
 @pytest.mark.parametrize(("signum", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_the_launcher_alone_is_told_to_stop(tmp_path, tool, gpu, signum, expected):

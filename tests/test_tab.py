@@ -135,6 +135,7 @@ def test_what_was_proven_of_a_program_is_shown(logdir):
     assert "Changes, tried" in html and "lower precision" in html
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("world_size", ["2", None, 1.5, [2]])
 def test_a_number_of_ranks_that_is_none_is_not_known(tmp_path, world_size):
     for name in ("trace_1.json", "trace_2.json"):
@@ -193,6 +194,7 @@ def test_ranks_of_one_run_are_offered_and_unrelated_programs_are_not(tmp_path):
     assert Tab(tmp_path).page(".")["ranks_to_read"] == 0  # three files of two ranks
 
 
+@pytest.mark.slow
 def test_a_file_of_several_ranks_offers_them_all_and_a_recording_is_one_trace(tmp_path):
     written(tmp_path / "a.sqlite", nsys, pids=(7, 9))
     (tmp_path / "a.nsys-rep").write_bytes(b"the same recording")
@@ -205,6 +207,7 @@ def test_a_file_of_several_ranks_offers_them_all_and_a_recording_is_one_trace(tm
     assert tab.analysis(tmp_path)[1]["integrity"]["rank"] == 0
 
 
+@pytest.mark.slow
 def test_two_runs_side_by_side(logdir):
     write_trace(
         logdir / "two" / "trace_1.json", step(3, 0, 200), *SMALL[1:5], event("aten::add", 150, 20)
@@ -344,6 +347,7 @@ def test_all_about_an_event_of_the_timeline(tmp_path):
     assert found["began_ms"] == pytest.approx(0.06)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", ["cpu.pt.trace.json.gz", "gpu.pt.trace.json.gz"])
 def test_a_finding_tells_where_perfetto_shows_it_as_the_timeline_does(name):
     """The longest event of it is in the timeline of its step, at the same time of the same

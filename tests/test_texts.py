@@ -149,6 +149,7 @@ def test_blocks_of_the_other_texts_run(tmp_path):
 HELP: dict[str, str] = {}  # what each script prints for --help
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
 def test_blocks_can_be_parsed(path, command, monkeypatch):
     """Shell, Python in it, and the flags of each of our commands: found in a second, before the
@@ -227,6 +228,7 @@ def test_numbers_are_those_of_the_code(path, capsys):
     assert code == 0, capsys.readouterr().out[-3000:]
 
 
+@pytest.mark.slow
 def test_a_measured_gpu_takes_the_place_of_what_is_computed_for_it(tmp_path, monkeypatch):
     """Both are named; a field that is newer than the results of a machine says so."""
     rows = ("9.1 step", "9.2 ratio --activation-checkpointing", "9.7")
@@ -272,6 +274,7 @@ def test_no_measured_figure_in_the_prose():
             assert not figure.search(line), f"{path}: {line} ({number})"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags", ["--size tiny", "--size small", "--size tiny --precision tf32 --compile"]
 )

@@ -300,6 +300,7 @@ def test_malformed_events_are_left_out_and_counted(tmp_path):
 ODD = {"traceEvents": SMALL, "traceName": "a}, {b"}
 
 
+@pytest.mark.slow
 def test_what_comes_before_a_cut_is_read(tmp_path):
     text, path = json.dumps(ODD, indent=1).encode(), tmp_path / "trace.json"
     for cut in (*range(text.index(b'"gemm"'), len(text), 11), len(text)):
@@ -362,6 +363,7 @@ def test_parts_of_a_file_are_the_file(tmp_path, monkeypatch, part):
                 }
 
 
+@pytest.mark.slow
 def test_a_window_of_the_steps(tmp_path):
     """The GPU runs one step behind: what the window launched counts, also what ran after it."""
     events = []
@@ -1126,6 +1128,7 @@ def test_long_work_in_a_long_recording_is_no_damage(tmp_path):
     assert trace_of(tmp_path, *apart).n_malformed == 0
 
 
+@pytest.mark.slow
 def test_the_traces_of_the_benchmark_are_whole(tmp_path):
     """Each is of the work that it is said to be, whatever its values are."""
     for change in (

@@ -50,6 +50,7 @@ def walk(sections: list[Section]) -> Iterator[Section]:
         yield from walk(one.parts)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", ["cpu.pt.trace.json.gz", "gpu.pt.trace.json.gz", "small", "ranks"])
 def test_each_table_of_a_trace_is_shown_once(tmp_path, name):
     analysis, *others = documents(name, tmp_path)
@@ -97,6 +98,7 @@ def test_each_table_of_a_trace_is_shown_once(tmp_path, name):
     assert len({one.title for one in sections}) == len(sections)  # a page links to them by title
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", ["cpu.pt.trace.json.gz", "gpu.pt.trace.json.gz", "small", "ranks"])
 def test_every_section_can_be_shown(tmp_path, name):
     """On a screen with any number of rows, and in markdown."""
@@ -108,6 +110,7 @@ def test_every_section_can_be_shown(tmp_path, name):
         assert as_markdown(section, 2)[1] == f"## {section.title}"
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", ["cpu.pt.trace.json.gz", "gpu.pt.trace.json.gz", "small", "ranks"])
 def test_nothing_that_says_what_to_do_is_cut(tmp_path, name):
     """Nor the verdict; and no fact stands in two of the rows."""

@@ -304,6 +304,7 @@ def test_a_step_that_the_gradient_scaler_skips_is_not_clipped():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", ["", "--optimizer-impl fused --gradient-accumulation-steps 2"])
 def test_memory_of_clipping_is_predicted(train, tmp_path, flags):
     assert (
@@ -419,6 +420,7 @@ def test_events_hold_scalars_text_and_hyperparameters(train, tmp_path):
     } & set(shown)
 
 
+@pytest.mark.slow
 def test_an_earlier_run_is_moved_whole(train, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")
@@ -471,6 +473,7 @@ def test_profiler_window(train, tmp_path, flags, window, moved):
     assert all("Input Dims" in e["args"] for e in events)
 
 
+@pytest.mark.slow
 def test_profiled_steps_are_no_part_of_averages(train, tmp_path):
     train(
         "--enable-pytorch-profiler",
@@ -492,6 +495,7 @@ def test_profiled_steps_are_no_part_of_averages(train, tmp_path):
     assert summary["performance"]["avg_step_time_ms"] == pytest.approx(np.mean(counted))
 
 
+@pytest.mark.slow
 def test_stacks_bring_python_frames(train, tmp_path):
     flags = "--num-steps 3 --profile-steps 1 --warmup-steps 1 --profile-dir".split()
     train(*flags, "plain", "--enable-pytorch-profiler")
@@ -531,6 +535,7 @@ def test_memory_profile_of_the_default_model(train, tmp_path):
     assert (tmp_path / "m" / "memory_timeline.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_counting_memory_changes_no_loss(train, tmp_path):
     train("--output-dir", "plain", "--num-steps", "5", "--deterministic")
     train(
@@ -557,6 +562,7 @@ def test_everything_in_a_single_step(train, tmp_path):
     } <= written
 
 
+@pytest.mark.slow
 def test_traces_in_a_folder_of_their_own(train, tmp_path):
     train("--enable-pytorch-profiler", "--output-dir", "run", "--profile-dir", "run/traces")
     assert list((tmp_path / "run" / "traces").glob("trace_*"))

@@ -137,6 +137,7 @@ def test_peaks_by_context_length_are_predicted_without_a_gpu(scratch, capfd):
     )
 
 
+@pytest.mark.slow
 def test_a_row_that_does_not_fit_is_not_run(scratch, capfd):
     flags = ["--sizes", "tiny", "--dry-run", "--device-memory", "0.3", "--output-dir", "run"]
     assert bench(*flags) == 0
@@ -148,6 +149,7 @@ def test_a_row_that_does_not_fit_is_not_run(scratch, capfd):
     assert rows["forward"]["reason"] == "--dry-run predicts only"
 
 
+@pytest.mark.slow
 def test_rows_that_run_out_of_memory_or_fail_are_rows(scratch, monkeypatch, capfd):
     answers = iter([("oom", "asked for too much"), ("failed", "no compiler")])
     monkeypatch.setattr(isolation, "in_fresh_process", lambda *work, **options: next(answers))

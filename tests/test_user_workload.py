@@ -360,6 +360,7 @@ def optimization_rungs(workload: UserWorkload) -> list[str]:
     return names_for(workload, NAMES)
 
 
+@pytest.mark.slow
 def test_the_largest_batch_that_fits_is_predicted_and_the_length_is_the_files(file):
     workload = workload_of(file)
     document = predict(workload, CPU, peak=0.5, device_memory=2**30)
@@ -872,6 +873,7 @@ def test_what_an_optimization_study_of_a_file_cannot_have_is_refused(narrow, com
     assert not Path("study").exists()
 
 
+@pytest.mark.slow
 def test_rows_of_a_file_have_its_precision(narrow, command):
     given = ["--workload", "narrow.py", "--dry-run", "--device", "cpu", "--output-dir"]
     for module, name in (

@@ -53,6 +53,7 @@ VERDICTS = {
 }
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("case", VERDICTS)
 def test_verdicts(tmp_path, case):
     verdict = analysis_of(trace_of(tmp_path, *VERDICTS[case], **H100_PROPERTIES))["verdict"]
@@ -251,6 +252,7 @@ def test_a_trace_alone_of_every_row_is_explained(tmp_path):
         assert ridge > 0
 
 
+@pytest.mark.slow
 def test_without_peaks_of_the_gpu_shapes_tell_what_all_devices_have_in_common(
     tmp_path, monkeypatch
 ):

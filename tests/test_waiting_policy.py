@@ -88,6 +88,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_every_command_sets_the_policy_before_torch_is_imported(script, monkeypatch):
     if "__main__" not in script.read_text():

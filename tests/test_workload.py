@@ -213,6 +213,7 @@ def test_traffic(workload):
     assert expected[type(workload).__name__] <= set(table["class"])
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_prediction(workload):
     document = predict(workload, CPU, peak=0.5)
