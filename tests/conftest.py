@@ -223,6 +223,12 @@ def profiler(command):
 
 
 @pytest.fixture
+def warm_programs(monkeypatch):
+    """Programs that profile_program.py runs start warm."""
+    monkeypatch.setenv("WARM_PROGRAMS", "yes")
+
+
+@pytest.fixture
 def without_compiler():
     """No C++ compiler to be found, and nothing compiled before."""
     from torch._inductor import config

@@ -131,6 +131,7 @@ def assert_measured(process: dict, optimizers: list, phases: dict, parts: set, f
     assert {f"ProfilerStep#{step}" for step in (first, first + 1)} <= set(ranges)
 
 
+@pytest.mark.usefixtures("warm_programs")
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", EXPECTED)
 def test_a_shape_of_programs_is_measured_as_it_is(profiled, capfd, shape):
@@ -145,6 +146,7 @@ def test_a_shape_of_programs_is_measured_as_it_is(profiled, capfd, shape):
     CHECKS.get(shape, lambda process: None)(process)
 
 
+@pytest.mark.usefixtures("warm_programs")
 @pytest.mark.slow
 def test_optimizers_that_step_on_the_thread_of_the_backward_pass_end_steps(profiled):
     (process,) = profiled(programs.OPTIMIZERS_ON_A_THREAD).recorded
@@ -153,6 +155,7 @@ def test_optimizers_that_step_on_the_thread_of_the_backward_pass_end_steps(profi
     assert len(process["audit"]["norms"]) == 14
 
 
+@pytest.mark.usefixtures("warm_programs")
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", RANKS)
 def test_ranks_of_torchrun_are_measured(profiled, shape):
@@ -250,6 +253,7 @@ def check_that_a_skipped_step_is_not_audited(process: dict):
     assert process["audit"] is None  # the step before the recorded ones
 
 
+@pytest.mark.usefixtures("warm_programs")
 @pytest.mark.slow
 def test_memory_that_ran_out_is_told(profiled, capfd):
     source = (
@@ -266,6 +270,7 @@ def test_memory_that_ran_out_is_told(profiled, capfd):
     assert held["largest"][0]["bytes"] >= held["largest"][-1]["bytes"] > 0
 
 
+@pytest.mark.usefixtures("warm_programs")
 @pytest.mark.slow
 def test_data_of_a_function_and_every_second_step(profiled):
     source = MODEL + TRAIN + LOOP.replace("batches(STEPS)", "(load() for _ in range(STEPS))")
@@ -323,6 +328,7 @@ CHECKS = {
 # ---- The program as it is without us -------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("warm_programs")
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["plain", "compiled", "compiled again later"])
 def test_losses_and_random_numbers_are_the_same_to_the_digit(profiled, capfd, shape):
@@ -350,6 +356,7 @@ def tool(*words: str, **options) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=200, **options)
 
 
+@pytest.mark.usefixtures("warm_programs")
 @pytest.mark.slow
 def test_the_answer_follows_the_output_of_the_program(scratch, known_peaks):
     source = MODEL + "import warnings\nwarnings.warn('mind this')\n" + TRAIN + LOOP
@@ -373,6 +380,7 @@ def test_the_answer_follows_the_output_of_the_program(scratch, known_peaks):
     }
 
 
+@pytest.mark.usefixtures("warm_programs")
 @pytest.mark.slow
 def test_two_programs_are_compared(scratch, known_peaks):
     shutil.copytree(
@@ -550,6 +558,7 @@ print(
 """
 
 
+@pytest.mark.usefixtures("warm_programs")
 @pytest.mark.slow
 def test_after_the_recorded_steps_the_hooks_are_off(profiled, capfd):
     (process,) = profiled(PLAIN + HOOKS, then="continue").recorded

@@ -49,8 +49,12 @@ FIRST = {
 }
 
 
+# But for one of 32,768 tokens, whose prediction takes as long as those of three others.
+NOT_TOO_LONG = [name for name in FIRST.values() if "32768" not in name]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FIRST.values())
+@pytest.mark.parametrize("name", NOT_TOO_LONG)
 def test_no_published_step_is_faster_than_its_bound(name):
     row = PUBLISHED[name]
     least = least_ms(

@@ -90,10 +90,12 @@ LOADED = (
 )  # packages that a warm process has imported: no others take their place
 
 
-def is_a_trial(environment):
-    """Whether it is a run of prove_changes.py.  What is traced starts as it does for a user, as do
-    the processes that it starts."""
-    return '"trial"' in environment.get("PROFILE_PROGRAM_SETTINGS", "")
+def is_watched(environment):
+    """Whether it is a process of a program that prove_changes.py runs, or that profile_program.py
+    runs in a test which asks for warm ones.  Others start as they do for a user: their subject is
+    the tree of processes, or what happens while PyTorch is imported."""
+    settings = environment.get("PROFILE_PROGRAM_SETTINGS", "")
+    return '"trial"' in settings or bool(settings and environment.get("WARM_PROGRAMS"))
 
 
 def searched(environment):
@@ -102,7 +104,7 @@ def searched(environment):
     folders = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     for folder in folders:
         known = os.path.realpath(folder) == os.path.join(PROJECT, "tests", "pretend_gpu")
-        if is_a_trial(environment) and os.path.exists(os.path.join(folder, "processes")):
+        if is_watched(environment) and os.path.exists(os.path.join(folder, "processes")):
             known = True
         if os.path.exists(os.path.join(folder, "sitecustomize.py")) and not known:
             return None

@@ -22,7 +22,7 @@ import types
 import warnings
 from typing import NoReturn
 
-from tests.warm_python.client import is_a_trial, read_at_import
+from tests.warm_python.client import is_watched, read_at_import
 
 # What commands and the programs of others import, some of it late.  Not DeepSpeed: it looks for a
 # GPU at once.
@@ -208,7 +208,7 @@ def pretend_a_card() -> None:
 
 
 def load_hooks(folder: str) -> None:
-    """What the sitecustomize.py of prove_changes.py does as a process starts, and once that has
+    """What the sitecustomize.py of profile_program.py does as a process starts, and once that has
     imported torch."""
     file = os.path.join(folder, "sitecustomize.py")
     with open(file) as source:
@@ -247,7 +247,7 @@ def run(asked: dict) -> None:
     importlib.invalidate_caches()
     if asked["environment"].get("PRETEND_GPU"):
         pretend_a_card()
-    if is_a_trial(asked["environment"]):
+    if is_watched(asked["environment"]):
         load_hooks(asked["folders"][0])
     if kind == "module":
         runpy._run_module_as_main(what)
