@@ -36,11 +36,10 @@ from harness.base.errors import UserError
 from harness.base.tables import column
 from harness.base.text import read_ini
 from harness.base.units import MB
-from harness.instruments.compilation import compile_in_place
-from harness.instruments.timing import NullMeter, StepMeter
 from harness.machine.clock import elapsed_ms, mark
-from harness.machine.devices import choose_device, set_numerics
+from harness.machine.devices import choose_device
 from harness.model.workload import Workload
+from harness.session.session import Preparation, Session
 
 WARMUP, STEPS, N = 5, 10, 8192
 COLUMNS = [
@@ -64,29 +63,21 @@ def workload_of(flags: str) -> Workload:
 
 def measured(flags: str, device: torch.device) -> dict:
     """Step time by events, and what the allocator took, from an empty one."""
-    workload = workload_of(flags)
-    set_numerics(workload.training.seed, workload.precision, deterministic=False)
-    with device:  # of billions of parameters, a CPU would take minutes to draw them
-        state, stream = workload.build(device), workload.batches(device)
-    gc.collect()
+    gc.collect()  # what the row before has left
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    if workload.compiled:
-        torch._dynamo.reset()
-        compile_in_place(state.model)
-    meter = StepMeter(device, 1, lambda step: False, lambda record: None)
-    workload.train(state, stream, WARMUP + STEPS, meter, NullMeter())
-    meter.read_finished(wait=True)
-    times = [record.total_ms for record in meter.records[WARMUP:]]
-    memory = {
-        "peak_mb": torch.cuda.max_memory_allocated() / MB,
-        "reserved_mb": torch.cuda.max_memory_reserved() / MB,
-    }
+    torch._dynamo.reset()
+    # Of billions of parameters, a CPU would take minutes to draw them.
+    session = Session(workload_of(flags), device, preparation=Preparation(draws_on_device=True))
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    times = session.times(WARMUP + STEPS)[WARMUP:]
     return {
         "ms": float(np.median(times)),
         "std_ms": float(np.std(times)),
         "times_ms": times,
-        **memory,
+        "peak_mb": torch.cuda.max_memory_allocated() / MB,
+        "reserved_mb": torch.cuda.max_memory_reserved() / MB,
     }
 
 

@@ -15,6 +15,7 @@ from helpers import SMALL_MODEL
 import tiny_llama_v1 as tiny_llama
 from analysis.prediction.memory import predicted_memory
 from harness.base.ranges import range_observers
+from harness.instruments.first_step import FirstStepAudit
 from harness.instruments.phases import PHASES
 from harness.instruments.recorder import Instruments
 from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
@@ -158,7 +159,10 @@ def without_instruments(
     meter = StepMeter(device, 1, lambda step: False, lambda record: None)
     profiling = ProfilerConfig()
     schedule = InstrumentSchedule(num_steps, profiling)
-    return meter, Instruments(schedule, profiling, state, device, folder=None, trace_folder=None)
+    audit = FirstStepAudit(state.model, state.scaler)
+    return meter, Instruments(
+        schedule, profiling, state, audit, device, folder=None, trace_folder=None
+    )
 
 
 def test_a_run_leaves_the_observers_of_others():

@@ -40,7 +40,7 @@ from harness.ranks.parallel import ParallelConfig
 IN_THE_FILE = {  # flags that a file takes the place of, by what it has instead of them
     "the file has a model of its own": (
         "size", "vocab_size", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "intermediate_dim",
-        "optimize", "validate_setup", *OUR_MODEL,
+        "validate_setup", *OUR_MODEL,
     ),
     "the file makes its own optimizer": ("learning_rate",),
     "the file has batches of its own": (

@@ -9,7 +9,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -285,19 +284,31 @@ class RunningPart:
 @contextlib.contextmanager
 def resizes_reported_to(observer: Callable[[torch.UntypedStorage], object]) -> Iterator[None]:
     """Calls observer(storage) after each resizing of a storage, of which PyTorch tells nobody.
-    Within another such block, or beside a program that replaces the method too,
-    each of them sees it."""
-    resize = torch.UntypedStorage.resize_
+
+    For that it replaces torch.UntypedStorage.resize_, by which FSDP frees and allocates gathered
+    parameters.  Within another such block, or beside a program that replaces the method too, each
+    of them sees it.  In a PyTorch without the method nothing is resized by it, and nothing is
+    replaced."""
+    storage_type = torch.UntypedStorage
+    resize = getattr(storage_type, "resize_", None)
+    if resize is None:
+        yield
+        return
+    is_inherited = "resize_" not in vars(storage_type)
 
     def reporting(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
         resize(storage, size)
         observer(storage)
         return storage
 
-    with mock.patch.object(
-        torch.UntypedStorage, "resize_", reporting
-    ):  # inherits the method, and does so again after
+    storage_type.resize_ = reporting
+    try:
         yield
+    finally:
+        if is_inherited:
+            del storage_type.resize_  # the inherited one is called again
+        else:
+            storage_type.resize_ = resize
 
 
 def local_part(tensor: Tensor) -> Tensor:

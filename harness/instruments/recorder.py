@@ -279,14 +279,16 @@ class Instruments:
         schedule: InstrumentSchedule,
         profiling: ProfilerConfig,
         state: TrainingState,
+        audit: FirstStepAudit,
         device: torch.device,
         folder: Path | None,
         trace_folder: Path | None,
         rank_suffix: str = "",
     ):
-        """folder is None on ranks that write only their trace."""
+        """state is that before graphs and other classes wrap its model.  folder is None on ranks
+        that write only their trace."""
         self.schedule, self.on_gpu = schedule, device.type == "cuda"
-        self.audit = FirstStepAudit(state.model, state.scaler)
+        self.audit = audit
         self.trace = self.memory = self.flops = self.snapshot = self.system_profiler = None
         if profiling.records_trace:
             self.trace = TraceRecorder(

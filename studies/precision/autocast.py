@@ -13,6 +13,7 @@ from harness.instruments.memory_timeline import Allocation
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import NullMeter
 from harness.model.workload import TrainingState
+from harness.session.session import Session
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, train
 
 AUTOCAST = ("fp16", "bf16")
@@ -89,30 +90,18 @@ def data_types(precision: str, device: torch.device) -> list[dict]:
     Always two layers of the default width: data types do not depend on the size.
     """
     training = TrainingConfig(batch_size=2, seq_len=16, num_steps=1, precision=precision)
-    workload = TinyLlamaWorkload(
-        TinyLlamaConfig(n_layers=2, max_seq_len=training.seq_len), training
-    )
-    with workload.step_settings():
-        return data_types_of(workload, device)
-
-
-def data_types_of(workload: TinyLlamaWorkload, device: torch.device) -> list[dict]:
-    """The same, under the settings of the process that the workload asks for."""
-    torch.manual_seed(workload.training.seed)
-    state = workload.build(device)
-    toy = ToyModel(20, 5).to(device)
-    toy_batch = torch.randn(8, 20, device=device), torch.randint(5, (8,), device=device)
-    toy_state = state._replace(model=toy, optimizer=torch.optim.AdamW(toy.parameters()))
-    cases = ((toy_state, itertools.repeat(toy_batch)), (state, workload.batches(device)))
-    found = [
-        (type(trained.model).__name__, types_in_a_step(trained, stream))
-        for trained, stream in cases
-    ]
-    return [
-        {"model": model, "autocast": workload.precision} | row
-        for model, rows in found
-        for row in rows
-    ]
+    config = TinyLlamaConfig(n_layers=2, max_seq_len=training.seq_len)
+    rows = []
+    with Session(TinyLlamaWorkload(config, training), device) as session:
+        toy = ToyModel(20, 5).to(device)
+        toy_batch = torch.randn(8, 20, device=device), torch.randint(5, (8,), device=device)
+        optimizer = torch.optim.AdamW(toy.parameters())
+        toy_state = session.state._replace(model=toy, optimizer=optimizer)
+        cases = ((toy_state, itertools.repeat(toy_batch)), (session.state, session.stream))
+        for state, stream in cases:
+            about = {"model": type(state.model).__name__, "autocast": session.workload.precision}
+            rows += [{**about, **row} for row in types_in_a_step(state, stream)]
+    return rows
 
 
 def types_in_a_step(state: TrainingState, stream) -> list[dict]:
