@@ -836,14 +836,8 @@ def resolve(args: argparse.Namespace) -> tuple[FlaggedWorkload, ProfilerConfig]:
     Raises UserError, exit code 2, for values that contradict each other."""
     given = {name: value for name, value in vars(args).items() if value is not None}
     size = SIZE_ALIASES.get(args.size, args.size)
-    row = SIZES[size] if size else {}
-    values = {**implied_by_switches(args), **row, **given, **parallel_settings(given)}
-    if not size and "n_heads" in given:
-        # So that --n-heads alone is a valid change: the default of 4 need not divide it.
-        half, odd = divmod(args.n_heads, 2)
-        values.setdefault("n_kv_heads", args.n_heads if odd else half)
-    if not size and "hidden_dim" in given:
-        values.setdefault("intermediate_dim", 2 * args.hidden_dim)
+    shape = SIZES[size] if size else shape_that_follows(given)
+    values = {**implied_by_switches(args), **shape, **given, **parallel_settings(given)}
     config = config_from(TinyLlamaConfig, values)
     training = config_from(TrainingConfig, values)
     profiling = config_from(ProfilerConfig, values)
@@ -858,6 +852,17 @@ def resolve(args: argparse.Namespace) -> tuple[FlaggedWorkload, ProfilerConfig]:
         return user_workload(args.workload, training, given), profiling
     config = replace(config, max_seq_len=training.seq_len)
     return TinyLlamaWorkload(config, training, size), profiling
+
+
+def shape_that_follows(given: dict) -> dict[str, int]:
+    """From flags, where no --size gives the shape."""
+    shape = {}
+    if "n_heads" in given:  # alone a valid change: the default of 4 need not divide it
+        half, odd = divmod(given["n_heads"], 2)
+        shape["n_kv_heads"] = given["n_heads"] if odd else half
+    if "hidden_dim" in given:
+        shape["intermediate_dim"] = 2 * given["hidden_dim"]
+    return shape
 
 
 def run_from_arguments(args: argparse.Namespace) -> None:
