@@ -98,14 +98,22 @@ def test_labels_are_the_next_tokens():
     assert torch.equal(labels, input_ids + 1)
 
 
-def test_deterministic_runs_repeat_to_the_last_digit(train, tmp_path):
+def test_deterministic_runs_repeat_to_the_last_digit(train, tmp_path, monkeypatch):
+    in_force, loop = [], tiny_llama.train
+
+    def watched(*arguments):
+        in_force.append(torch.are_deterministic_algorithms_enabled())
+        loop(*arguments)
+
+    monkeypatch.setattr(tiny_llama, "train", watched)
     for name in ("a", "b"):
         assert train("--deterministic", "--num-steps", "6", "--output-dir", name)[0] == 0
     first, second = (
         read(tmp_path / name / "performance_summary.json")["steps"]["loss"] for name in "ab"
     )
     assert first == second
-    assert torch.are_deterministic_algorithms_enabled()
+    assert in_force and all(in_force)
+    assert not torch.are_deterministic_algorithms_enabled()
     assert train("--deterministic", "--seed", "7", "--num-steps", "6", "--output-dir", "c")[0] == 0
     assert read(tmp_path / "c" / "performance_summary.json")["steps"]["loss"] != first
 
