@@ -205,13 +205,13 @@ def kernel_in(names: list[str]) -> str | None:
         "flash_attention_for_cpu",
         "_attention_math",
     ):
-        if fused := next((name for name in names if part in name and "backward" not in name), None):
-            return fused
+        for name in names:
+            if part in name and "backward" not in name:
+                return name
     if any("CompiledFxGraph" in name for name in names):
         return "generated code"
-    return next(
-        (name for name in names if name in ("aten::bmm", "aten::baddbmm", "aten::mm")), None
-    )
+    matmuls = [name for name in names if name in ("aten::bmm", "aten::baddbmm", "aten::mm")]
+    return matmuls[0] if matmuls else None
 
 
 def pass_times(

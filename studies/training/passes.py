@@ -107,13 +107,21 @@ def measure_passes(
 
 
 def measured_columns(answer: dict, warmup: int, repetitions: int, flops: int | None) -> dict:
-    """The columns of a row: the result of measure_passes() without the warm-up steps."""
-    columns = {name: answer[name] for name in ("compile_s", "peak_bytes", "workspace_bytes")}
-    columns["repetitions"] = repetitions
+    """The columns of a row: the result of measure_passes() without the warm-up steps.  flops: of
+    a step, None if they are not known."""
     counted = slice(warmup, warmup + repetitions)
+    times = {}
     for name in PASSES:
         phase_ms = [phases[name] for phases in answer["phases_ms"][counted] if name in phases]
-        columns |= time_statistics(name, phase_ms)
-    columns |= time_statistics("step", answer["step_ms"][counted])
-    columns |= {"first_loss": answer["losses"][0], "final_loss": answer["losses"][-1]}
-    return columns | {"achieved_tflops": flops and flops / (columns["step_ms"] / 1e3) / 1e12}
+        times.update(time_statistics(name, phase_ms))
+    times.update(time_statistics("step", answer["step_ms"][counted]))
+    return {
+        "compile_s": answer["compile_s"],
+        "peak_bytes": answer["peak_bytes"],
+        "workspace_bytes": answer["workspace_bytes"],
+        "repetitions": repetitions,
+        **times,
+        "first_loss": answer["losses"][0],
+        "final_loss": answer["losses"][-1],
+        "achieved_tflops": flops and flops / (times["step_ms"] / 1e3) / 1e12,
+    }
