@@ -98,14 +98,8 @@ def cpu_trains_in_fp16() -> bool:
     return output.dtype is torch.float16
 
 
-def set_numerics(seed: int, precision: str, deterministic: bool) -> None:
-    """Set the seed, determinism and the precision of float32 matmuls."""
-    torch.manual_seed(seed)
-    set_arithmetic(precision, deterministic)
-
-
 def set_arithmetic(precision: str, deterministic: bool) -> None:
-    """The same without the seed: random numbers go on where they were."""
+    """Set determinism and the precision of float32 matmuls."""
     set_matmul_precision(precision)
     if deterministic:
         os.environ.setdefault(
