@@ -53,7 +53,6 @@ from harness.base.console import say
 from harness.base.errors import UserError, ending_despite_signals
 from harness.base.ranges import trace_range
 from harness.base.text import BF16_TRUE, arithmetic
-from harness.documents.schema import unknown
 from harness.instruments.audit import findings_text
 from harness.instruments.compilation import Compilation
 from harness.instruments.no_sync import no_sync_steps
@@ -87,6 +86,8 @@ from harness.run.flag_combinations import (
     check_model,
 )
 from harness.run.run_report import RunReport
+from harness.run.run_summary import facts_of_rank
+from harness.schema import unknown
 from kernels.selection import norm_kernel, swiglu_kernel
 
 # ---- Configuration -------------------------------------------------------------------------------
@@ -885,7 +886,7 @@ def train_and_measure(
     measurements.meter.read_finished(wait=True)
     measurements.no_sync = no_sync_steps(workload, state, stream, device, profiling.no_sync_steps)
     # Waits for all: rank 0 reads the traces of all ranks.
-    measurements.ranks = facts_of_ranks(measurements.facts_of_rank())
+    measurements.ranks = facts_of_ranks(facts_of_rank(measurements))
 
 
 def validate_setup(workload: TinyLlamaWorkload, profiling: ProfilerConfig, verbose: bool) -> None:

@@ -16,7 +16,7 @@ from analysis.commands import stored_optimizations as fastest
 from analysis.prediction.memory import predicted_memory
 from analysis.work.flop_counts import reconciliation
 from harness.instruments.memory_timeline import kept_by_component
-from harness.machine.environment import describe_environment
+from harness.machine.environment import describe_device
 from harness.model import optimizations
 from harness.model.chunked_loss import chunk_size, chunked_loss
 from studies.timing.methods import Step
@@ -315,7 +315,7 @@ def test_cuda_graphs_give_the_losses_of_the_baseline(train, tmp_path, precision)
 
 @pytest.mark.slow
 def test_what_was_fastest_here_is_taken(train, tmp_path, monkeypatch):
-    name = describe_environment(CPU)["device"]["name"]
+    name = describe_device(CPU).name
     measured = {"size": "small", "precision": "fp32", "not_the_same": None}
     rows = [
         {"flags": flags, "ratio": ratio, "ratio_high": high, **measured}

@@ -24,8 +24,6 @@ from harness.base.sections import as_text
 from harness.base.tables import added_up, labeled, wrapped
 from harness.base.text import count_of
 from harness.base.units import MB
-from harness.documents.run import THEIRS, Disturbance, Performance, PerformanceSummary
-from harness.documents.schema import because, explained, fields_of, unknown
 from harness.instruments.audit import (
     FirstStep,
     audit_text,
@@ -34,11 +32,12 @@ from harness.instruments.audit import (
     without_findings,
 )
 from harness.instruments.phases import summary_stats
-from harness.machine.disturbance import disturbance_text, over_ranks
+from harness.machine.disturbance import Disturbance, disturbance_text, over_ranks
 from harness.machine.environment import describe_environment
 from harness.model.changes import CHANGES
 from harness.program.command import Ended
-from harness.run.run_summary import SHARES
+from harness.run.run_summary import THEIRS, Performance, PerformanceSummary
+from harness.schema import because, explained, fields_of, unknown
 
 NO_PHASE = 0.05  # of the step: worth a word
 FEWER = "--warmup-steps 1 --timed-steps 1 --profile-steps 1"
@@ -153,7 +152,10 @@ def summary_of(ranks: list[dict], command: Sequence[str], settings: dict) -> dic
     timed, profiled = first["times_ms"], first["recorded_ms"]
     begin, n, peak = first["first_timed"], len(timed), first["memory"]["peak_bytes"]
     reasons = [None] * n + ["profiler warm-up"] + ["profiled"] * (len(profiled) - 1)
-    stats, environment = summary_stats(timed), describe_environment(torch.device(first["device"]))
+    stats, environment = (
+        summary_stats(timed),
+        describe_environment(torch.device(first["device"])).as_json(),
+    )
     environment["packages"]["torch"], environment["command_line"] = (
         first["torch"],
         shlex.join(command),
@@ -196,7 +198,7 @@ def summary_of(ranks: list[dict], command: Sequence[str], settings: dict) -> dic
     steps |= {"time_ms": timed + profiled, "exclusion_reason": reasons}
     steps |= {
         name: [None] * len(reasons)
-        for name in (*(f"{share}_share" for share in SHARES), "disturbed")
+        for name in ("waited_share", "longest_wait_share", "lost_share", "disturbed")
     }
     summary = {"status": "completed", "error": None, "config": config, "environment": environment}
     summary |= {"training": training, "performance": performance, "memory": memory}

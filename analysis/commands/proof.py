@@ -45,10 +45,10 @@ from harness.base.sections import as_markdown, as_text
 from harness.base.tables import answer
 from harness.base.text import count_of
 from harness.base.units import MB
-from harness.documents.schema import because, unknown
 from harness.model.changes import EXACT, OTHER_DATA, PRECISION, ROUNDING, change_of
 from harness.program.hooks.trial import AUDIT_STEPS, SETTLE, TURN, UNTIMED
 from harness.program.trials import Trial, Trials
+from harness.schema import because, unknown
 
 # Two runs that repeat each other are less apart than this, relative: atomic additions of a GPU in
 # bfloat16 round by about that

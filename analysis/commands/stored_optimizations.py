@@ -10,7 +10,7 @@ from harness.base.command_line import OneLineParser
 from harness.base.console import say
 from harness.base.documents import read_document
 from harness.machine.devices import choose_device
-from harness.machine.environment import describe_environment
+from harness.machine.environment import describe_device
 
 RESULTS = PROJECT / "benchmarks" / "results"
 HOW_TO_MEASURE = (
@@ -33,7 +33,7 @@ def fastest_flags(device: torch.device, size: str, precision: str) -> tuple[list
     """The flags of the best set that was measured on a device of this name, at this size and in
     this precision if they were measured, [] if none was faster than the baseline beyond noise; and
     where that is from."""
-    name = describe_environment(device)["device"]["name"]
+    name = describe_device(device).name
     found = [
         row | {"where": f"--size {row['size']}, {row['precision']}, {file.relative_to(RESULTS)}"}
         for file in sorted(RESULTS.glob("*/optimization_study*.json"))

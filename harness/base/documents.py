@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from harness.base.errors import UserError
-from harness.documents.schema import Document, completed, misfit
+from harness.schema import Document, completed, misfit
 
 SCHEMA_VERSION = 3
 READABLE_VERSIONS = (

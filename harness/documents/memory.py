@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.documents.run import NO_RATES, Device, ExpectedTime
-from harness.documents.schema import Document, different_lengths, field
+from harness.machine.environment import Device
+from harness.run.run_summary import NO_RATES, ExpectedTime
+from harness.schema import Document, different_lengths, field
 
 ONE_RANK, ALONE = "one rank", "one rank has nobody to communicate with"
 NEVER = "the network needs less time than the computation, on any number of ranks"

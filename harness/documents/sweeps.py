@@ -7,8 +7,9 @@ from typing import Any
 from typing_extensions import NotRequired
 
 from harness.documents.memory import NO_PEAK, ONE_RANK, CollectiveRow
-from harness.documents.run import NO_CHECKOUT, NO_STEP, ONE_STEP, Environment
-from harness.documents.schema import Document, field
+from harness.machine.environment import NO_CHECKOUT, Environment
+from harness.run.run_summary import NO_STEP, ONE_STEP
+from harness.schema import Document, field
 
 NO_RATIO = "no step was completed, or the baseline took no time"
 NO_BOUND = (

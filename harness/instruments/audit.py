@@ -13,9 +13,11 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from typing_extensions import NotRequired
+
 from harness.base.layer_names import part_of
-from harness.documents.run import Audit
-from harness.documents.schema import explained
+from harness.schema import Document, explained
+from harness.schema import field as declared
 
 if TYPE_CHECKING:
     from harness.instruments.timing import StepRecord
@@ -27,6 +29,27 @@ LEAST_RATIO = (
 LEAST_STEPS = 3  # whose times are looked at: fewer may all have been held up in the forward pass
 FAILED = "FAILED: "  # before the findings
 NAMES_SHOWN = 20  # of the parameters of a finding
+
+
+class AuditFinding(Document):
+    check: str = declared(
+        "missing_, zero_ or non_finite_gradient, unmoved_ or unowned_parameter, first_loss,"
+        " backward_time, rate"
+    )
+    detail: str = declared("the finding with its figures")
+    parameters: NotRequired[list[str]] = declared("names, 20 at most; checks of parameters only")
+
+
+class Audit(Document):
+    ok: bool | None = declared("whether there is no finding", null="no step was done")
+    findings: list[AuditFinding] = declared("what is wrong; empty: nothing")
+    not_checked: list[dict[str, str]] = declared("check, as in a finding, and reason")
+    gradient_norms: dict[str, float] = declared(
+        "of the first step, by part of the model over all layers"
+    )
+    notes: NotRequired[list[str]] = declared(
+        "what the precision does to all updates, and is no finding"
+    )
 
 
 @dataclass

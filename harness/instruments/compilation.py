@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from harness.base.errors import UserError, innermost_cause
-from harness.instruments.phases import break_even_step
 from harness.machine.clock import time_synced
 from harness.model.module_ranges import called_first
 from harness.model.workload import TrainingState, Workload
@@ -149,17 +148,3 @@ class Compilation:
 
     def _median_pass_ms(self, batch) -> float:
         return statistics.median(self._pass_ms(batch) for _ in range(self.PASSES))
-
-    def document(self, micro_steps: int) -> dict:
-        """Median pass times, the time saved per step of `micro_steps` passes,
-        and the break-even step."""
-        saved_ms = micro_steps * (self.uncompiled_ms - self.compiled_ms)
-        return {
-            "compile_s": self.compile_s,
-            "from_cache": self.from_cache,
-            "uncompiled_pass_ms": self.uncompiled_ms,
-            "compiled_pass_ms": self.compiled_ms,
-            "passes": self.PASSES,
-            "saved_ms_per_step": saved_ms,
-            "break_even_step": break_even_step(self.compile_s, saved_ms),
-        }

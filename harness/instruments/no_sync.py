@@ -5,18 +5,33 @@ A measurement without a profiler, to compare with the exposed communication of a
 what the reduction costs a step, not how long it takes: what the backward pass hides costs nothing.
 """
 
+from __future__ import annotations
+
 import contextlib
 import statistics
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from harness.base.errors import UserError
 from harness.instruments.phases import median_interval
-from harness.instruments.timing import NullMeter, StepMeter
-from harness.model.workload import TrainingState, Workload
-from harness.ranks.parallel import ParallelConfig
+from harness.schema import Document, field
+
+if TYPE_CHECKING:
+    import torch
+
+    from harness.model.workload import TrainingState, Workload
+    from harness.ranks.parallel import ParallelConfig
+
+
+class NoSyncSteps(Document):
+    steps: int = field("of each kind, in turn, after training")
+    step_ms: float = field("median of steps as in training")
+    no_sync_step_ms: float = field("median of steps that do not reduce gradients")
+    difference_ms: float = field("median of pairs: what the reduction of gradients costs a step")
+    difference_95_ms: list[float] = field("its 95% interval, by bootstrap over the pairs")
+    share: float = field("of step_ms")
 
 
 def check_no_sync(parallel: ParallelConfig, pairs: int) -> None:
@@ -47,6 +62,9 @@ def no_sync_steps(
     """
     if not pairs:
         return None
+    # Not before: reading what a run wrote needs no PyTorch.
+    from harness.instruments.timing import NullMeter, StepMeter
+
     meter = StepMeter(device, workload.parallel.world_size, lambda step: True, lambda record: None)
     kinds = {"step": contextlib.nullcontext, "no_sync": state.model.no_sync}
     times: dict[str, list[float]] = {kind: [] for kind in kinds}

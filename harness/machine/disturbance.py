@@ -6,20 +6,29 @@ thread how long it ran, and how long it was ready to run but had no core.  Besid
 what helps to explain them, counts what others do to a GPU.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from harness.base.text import count_of
-from harness.documents.run import Disturbance
-from harness.documents.schema import because, explained
 from harness.machine.cpu_counters import Counters, Interval, Sample
-from harness.machine.gpu_watch import TAKE_TURNS, GpuWatch, gpu_reasons, may_be_shared
+from harness.machine.gpu_watch import (
+    TAKE_TURNS,
+    GpuDisturbance,
+    GpuWatch,
+    gpu_reasons,
+    may_be_shared,
+)
 from harness.machine.host_limits import least_quota, usable_cores
+from harness.schema import Document, because, explained, field
+
+if TYPE_CHECKING:
+    import torch
 
 # From these shares on, a measurement counts as disturbed.  benchmarks/README.md compares them with
 # what quiet runs showed, and runs that were slowed down on purpose.
@@ -37,6 +46,42 @@ STEAL = 0.03
 
 MOST_LOST = 0.75  # from this upper bound on, the bound tells nothing
 CURE = "close other programs or take a node of your own, then repeat"
+NOT_RUN = "nothing was measured"
+
+
+class Disturbance(Document):
+    """Of several ranks, that of the one that was disturbed most."""
+
+    disturbed: bool | None = field("whether something made it slower", null=NOT_RUN)
+    waited_share: float | None = field("of thread time, waiting for a core", null=NOT_RUN)
+    longest_wait_share: float | None = field(
+        "of the steps, for the thread that waited longest in each", null=NOT_RUN
+    )
+    steps_disturbed: int | None = field("that waited long enough to be longer", null=NOT_RUN)
+    threads: int = field("that PyTorch uses for one operator")
+    cores: int = field("that the affinity mask allows")
+    load_before: float | None = field(
+        "load average of the minute before", null="this system has no load average"
+    )
+    quota_cores: float | None = field("least CPU quota of the control groups", null="no quota")
+    throttled_share: float | None = field(
+        "of the quota's periods, those in which it was used up", null="no quota"
+    )
+    pressure_share: float | None = field(
+        "of the time, some process of the machine waited for a core", null=NOT_RUN
+    )
+    steal_share: float | None = field(
+        "of the cores' busy time, taken by other virtual machines", null=NOT_RUN
+    )
+    switches_per_sec: float | None = field("involuntary context switches", null=NOT_RUN)
+    sample_us: float | None = field(
+        "microseconds that a sample takes, median, two per step", null=NOT_RUN
+    )
+    gpu: GpuDisturbance | None = field("of the GPU in use", null="no GPU in use")
+    lost_share: float | None = field(
+        "of the steps' time, that is due to it at most, sum over ranks", null=NOT_RUN
+    )
+    reasons: list[str] = field("what disturbed it, with figures")
 
 
 def is_disturbed(step: Interval) -> bool | None:
@@ -51,6 +96,8 @@ class DisturbanceMeter:
     each in an interval(), or one long_interval()."""
 
     def __init__(self, device: torch.device, counters: Counters | None = None):
+        import torch  # not before: reading what a run wrote needs no PyTorch
+
         self.on_gpu, self.counters = device.type == "cuda", counters or Counters()
         self.threads, self.cores = torch.get_num_threads(), len(usable_cores())
         self.quota_cores = least_quota(self.counters.limited)

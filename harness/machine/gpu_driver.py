@@ -23,8 +23,11 @@ import re
 import struct
 from ctypes import c_uint, c_ulonglong
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
+
 
 COUNTERS = 2**32  # AMD's start again from 0 here
 
@@ -52,6 +55,8 @@ class Slowdowns(dict):
 
 def gpu_driver(device: torch.device, sysfs: Path = Path("/sys")) -> AmdDriver | NvidiaDriver:
     """The driver's reports about a GPU.  Raises OSError."""
+    import torch  # not before: reading what a run wrote needs no PyTorch
+
     return AmdDriver(device, sysfs) if torch.version.hip else NvidiaDriver(device)
 
 
@@ -89,6 +94,8 @@ class NvidiaDriver:
         self.nvml, self.handle = ctypes.CDLL(self.LIBRARY), ctypes.c_void_p()
         self._slowdowns = Slowdowns()
         self._call("nvmlInit_v2")
+        import torch  # not before: reading what a run wrote needs no PyTorch
+
         uuid = str(torch.cuda.get_device_properties(device).uuid)
         by_uuid = "nvmlDeviceGetHandleByUUID"
         if self._code(by_uuid, f"GPU-{uuid}".encode(), ctypes.byref(self.handle)) == self.NOT_FOUND:
@@ -258,6 +265,8 @@ class AmdDriver:
 
 def pci_folder(device: torch.device, sysfs: Path = Path("/sys")) -> Path:
     """The folder that Linux has for a GPU.  Raises FileNotFoundError."""
+    import torch  # not before: reading what a run wrote needs no PyTorch
+
     gpu, devices = torch.cuda.get_device_properties(device), sysfs / "bus/pci/devices"
     if hasattr(gpu, "pci_bus_id"):  # PyTorch 2.8 and later
         return devices / f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"

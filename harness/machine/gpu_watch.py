@@ -1,19 +1,22 @@
 """What else a GPU does during a measurement: other processes on it, memory in use, clocks and what
 lowers them."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-
-import torch
+from typing import TYPE_CHECKING
 
 from harness.base.errors import first_line
 from harness.base.units import MB
-from harness.documents.run import GpuDisturbance
-from harness.documents.schema import explained
 from harness.machine.gpu_driver import Slowdowns, gpu_driver
+from harness.schema import Document, explained, field
+
+if TYPE_CHECKING:
+    import torch
 
 # From these on, a measurement counts as disturbed.  Neither was measured, as that needs a GPU that
 # can be heated and shared.  Clocks lowered for a share of the time make a measurement longer by
@@ -26,6 +29,21 @@ MEMORY_OF_OTHERS = 2048 * MB  # bytes, before the run, where processes cannot be
 TAKE_TURNS = "on a shared GPU take turns: flock /tmp COMMAND"
 
 ASKED = ("other_processes", "clock_mhz", "max_clock_mhz", "lowered_by")  # of the driver
+NO_READING = "no reading was taken"
+
+
+class GpuDisturbance(Document):
+    other_processes: int | None = field(
+        "on the GPU, the most of before and after the run", null=NO_READING
+    )
+    memory_in_use_mb: float = field(
+        "MB before the run: other processes, and the context of this one"
+    )
+    clock_mhz: float | None = field("mean, read once a second", null=NO_READING)
+    max_clock_mhz: int | None = field("of the GPU's cores", null=NO_READING)
+    lowered_by: dict[str, float] | None = field(
+        "causes other than the power limit, share of the time", null=NO_READING
+    )
 
 
 class GpuWatch:
@@ -38,6 +56,8 @@ class GpuWatch:
     EVERY_S = 1.0  # seconds between two readings of the clocks
 
     def __init__(self, device: torch.device):
+        import torch  # not before: reading what a run wrote needs no PyTorch
+
         self.reasons: dict[str, str] = {}
         self.clocks_mhz: list[int] = []
         self._read_at = -self.EVERY_S

@@ -73,14 +73,14 @@ def identity(device: torch.device) -> list[str]:
     return [f"{gpu.name} {gpu.uuid}", str(partition)]
 
 
-def facts_of_ranks(own: dict) -> list[dict]:
+def facts_of_ranks(own: object) -> list:
     """What every rank passes here, in the order of ranks, once all of them have called this; [] for
     one rank.
 
     No collective follows: a rank cannot be stuck in one any more."""
     if world_size_of_run() == 1:
         return []
-    everyone: list[dict] = [{}] * world_size_of_run()
+    everyone: list = [None] * world_size_of_run()
     torch.distributed.all_gather_object(everyone, own)
     if watch := watch_of_run():
         watch.stop_ending_stuck()

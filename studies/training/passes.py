@@ -7,7 +7,6 @@ import torch
 
 from analysis.work.fake_step import FakeRunError, fake_forward
 from harness.base.files import make_folder
-from harness.documents.schema import unknown
 from harness.instruments.compilation import compile_in_place, compiler_options, compiling
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.recorder import Instruments
@@ -17,6 +16,7 @@ from harness.machine.devices import choose_device
 from harness.machine.workspaces import workspace_bytes
 from harness.model.cuda_graphs import captured
 from harness.model.workload import TrainingState
+from harness.schema import unknown
 from studies.engine.columns import predicted_peak, time_statistics
 from studies.engine.isolation import cold_compiler
 from tiny_llama_v1 import TinyLlamaWorkload
