@@ -10,10 +10,8 @@ from harness.base.errors import UserError
 from harness.documents.schema import Document, completed, misfit
 
 SCHEMA_VERSION = 3
-READABLE_VERSIONS = (
-    2,
-    3,
-)  # 3 adds fields to 2; a reader takes those that a document may lack with get()
+# 3 adds fields to 2; a reader takes those that a document may lack with get().
+READABLE_VERSIONS = (2, 3)
 
 
 def read_document(path: Path) -> dict | None:

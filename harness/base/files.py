@@ -49,8 +49,8 @@ def _registered(row: str) -> FileKind:
 
 
 def _of_sweep(document: type[SweepDocument]) -> tuple[FileKind, ...]:
-    """MemoryStudy is memory_study.json, which run_memory_study.py writes,
-    with its tables and its plot."""
+    """MemoryStudy is memory_study.json, which run_memory_study.py writes, with its tables and its
+    plot."""
     name = re.sub(r"\B(?=[A-Z])", "_", document.__name__).lower()
     writer = f"run_{name}.py"
     return (
@@ -82,15 +82,12 @@ def is_of_ours_but_no_trace(name: str) -> bool:
 
 def files_of_run(*folders: Path) -> list[Path]:
     """The files that a run has written to its folders, by name."""
-    return sorted(
-        {
-            f
-            for folder in folders
-            for kind in FILES
-            if not kind.is_folder
-            for f in folder.glob(kind.pattern)
-        }
-    )
+    patterns = [kind.pattern for kind in FILES if not kind.is_folder]
+    files: set[Path] = set()
+    for folder in folders:
+        for pattern in patterns:
+            files.update(folder.glob(pattern))
+    return sorted(files)
 
 
 # ---- Writing -------------------------------------------------------------------------------------
@@ -182,9 +179,8 @@ def prepare_folder(folder: Path) -> None:
     with writing(f"to folder {folder}"):
         earlier = _earlier_run(folder)
         if earlier:
-            stamp = datetime.fromtimestamp(max(f.stat().st_mtime for f in earlier)).strftime(
-                "%Y%m%d_%H%M%S"
-            )
+            ended = datetime.fromtimestamp(max(file.stat().st_mtime for file in earlier))
+            stamp = ended.strftime("%Y%m%d_%H%M%S")
             target = unused_folder(folder / f"earlier_{stamp}")
             target.mkdir()
             for file in earlier:
@@ -197,43 +193,42 @@ def _earlier_run(folder: Path) -> list[Path]:
     config = folder / "config.json"
     if config.exists() and b'"schema_version"' not in config.read_bytes():
         raise UserError(f"{config} was not written by this workshop; use another folder")
-    written = set()
-    if (
-        "TINY_LLAMA_LOG" in os.environ
-    ):  # then the launchers of the other ranks have theirs beside it
-        log = Path(os.environ["TINY_LLAMA_LOG"]).absolute()
-        written = {
-            log,
-            *(
-                log.with_name(f"{log.stem}_rank{rank}.log")
-                for rank in range(1, world_size_of_run())
-            ),
-        }
     # Without a config.json, only names that no other program would use are assumed to be ours.
-    patterns = (
-        [k.pattern for k in FILES if not k.is_folder]
-        if config.exists()
-        else [TRACE, "prediction.json"]
-    )
-    found = {
-        f
-        for pattern in patterns
-        for f in folder.glob(pattern)
-        if f.is_file() and f.absolute() not in written
-    }
-    folders = [
-        f
-        for kind in FILES
-        if kind.is_folder
-        for f in sorted(folder.glob(kind.pattern))
-        if f.is_dir()
-    ]
-    return sorted(found) + (folders if found else [])
+    patterns = [TRACE, "prediction.json"]
+    if config.exists():
+        patterns = [kind.pattern for kind in FILES if not kind.is_folder]
+    logs = _logs_of_this_run()
+    files: set[Path] = set()
+    for pattern in patterns:
+        for file in folder.glob(pattern):
+            if file.is_file() and file.absolute() not in logs:
+                files.add(file)
+    return sorted(files) + _folders_of_run(folder) if files else []
+
+
+def _logs_of_this_run() -> set[Path]:
+    """The log that its launcher is writing, and those of the other ranks' launchers beside it."""
+    if "TINY_LLAMA_LOG" not in os.environ:
+        return set()
+    log = Path(os.environ["TINY_LLAMA_LOG"]).absolute()
+    others = [f"{log.stem}_rank{rank}.log" for rank in range(1, world_size_of_run())]
+    return {log, *(log.with_name(name) for name in others)}
+
+
+def _folders_of_run(folder: Path) -> list[Path]:
+    """The folders in it that a run writes, in the order of the registry."""
+    folders = []
+    for kind in FILES:
+        if kind.is_folder:
+            folders += [path for path in sorted(folder.glob(kind.pattern)) if path.is_dir()]
+    return folders
 
 
 def unused_folder(wanted: Path) -> Path:
     """The path itself or, if it exists, <path>_2 and so on."""
-    names = (
-        wanted if n == 1 else wanted.with_name(f"{wanted.name}_{n}") for n in itertools.count(1)
-    )
-    return next(path for path in names if not path.exists())
+    path = wanted
+    for number in itertools.count(2):
+        if not path.exists():
+            break
+        path = wanted.with_name(f"{wanted.name}_{number}")
+    return path

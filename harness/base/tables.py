@@ -4,7 +4,6 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeVar
 
 from harness.base.text import printable, significant, told_apart
@@ -17,8 +16,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table: its title and the value that it shows for a row;
-    None is shown as `-`."""
+    """One column of a table: its title and the value that it shows for a row; None is shown as
+    `-`."""
 
     title: str
     value: Callable[[dict], object]
@@ -28,25 +27,31 @@ class Column:
 
     def text(self, row: dict) -> str:
         value = self.value(row)
-        if value is None or not self.form.startswith("~"):
-            return "-" if value is None else format(value, self.form)
-        return significant(value, most=int(self.form[1:]))
+        if value is None:
+            return "-"
+        if self.form.startswith("~"):
+            return significant(value, most=int(self.form[1:]))
+        return format(value, self.form)
 
 
 def column(title: str, key: str, form: str = "", scale: float = 1.0, left: bool = False) -> Column:
     """A column of row[key], a number divided by the scale if there is one."""
-    if scale == 1.0:
-        return Column(title, lambda row: row.get(key), form, left)
-    return Column(title, lambda row: None if row.get(key) is None else row[key] / scale, form, left)
+
+    def value(row: dict) -> object:
+        number = row.get(key)
+        return number if number is None or scale == 1.0 else number / scale
+
+    return Column(title, value, form, left)
 
 
 def sum_row(label: str, name: str, rows: Sequence[dict], keys: Sequence[str]) -> dict:
     """One row for all of these, with its name under the key `label`: sums, None where a row does
     not know the value."""
-    values = {key: [row.get(key) for row in rows] for key in keys}
-    return {label: name} | {
-        key: None if None in known else sum(known) for key, known in values.items()
-    }
+    total: dict[str, object] = {label: name}
+    for key in keys:
+        values = [row.get(key) for row in rows]
+        total[key] = None if None in values else sum(values)
+    return total
 
 
 def added_up(pairs: Iterable[tuple[Hashable, float]]) -> Counter:
@@ -66,8 +71,8 @@ def grouped(rows: Iterable[T], key: Callable[[T], object]) -> dict[object, list[
 
 
 def first_rows(label: str, rows: Sequence[dict], top: int, keys: Sequence[str]) -> list[dict]:
-    """The first rows, and one for all others, '5 more', so that columns still add up;
-    keys as in sum_row()."""
+    """The first rows, and one for all others, '5 more', so that columns still add up; keys as in
+    sum_row()."""
     if len(rows) <= top + 1:
         return [*rows]
     return [*rows[:top], sum_row(label, f"{len(rows) - top:,} more", rows[top:], keys)]
@@ -83,11 +88,10 @@ def text_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
     from tabulate import tabulate
 
     # The titles are a row, because tabulate makes columns with headers two characters wider.
-    cells = [
-        [one.title for one in columns],
-        *([printable(one.text(row)) for one in columns] for row in rows),
-    ]
-    align = ["left" if one.left else "right" for one in columns]
+    cells = [[column.title for column in columns]]
+    for row in rows:
+        cells.append([printable(column.text(row)) for column in columns])
+    align = ["left" if column.left else "right" for column in columns]
     text = tabulate(cells, tablefmt="plain", colalign=align, disable_numparse=True)
     return [line.rstrip() for line in text.splitlines()]
 
@@ -96,56 +100,66 @@ def narrow_table(columns: Sequence[Column], rows: Sequence[dict]) -> list[str]:
     """The table in at most COLUMNS columns: its longest texts and their titles are shortened until
     it fits."""
     widths = text_widths(columns, rows)
-    texts = [width for width, one in zip(widths, columns, strict=True) if one.left]
+    texts = [width for width, column in zip(widths, columns, strict=True) if column.left]
     room = COLUMNS - 2 * (len(columns) - 1) - sum(widths) + sum(texts)
-    fitting = (
-        n
-        for n in range(max(texts, default=0), 4, -1)
-        if sum(min(width, n) for width in texts) <= room
-    )
-    return text_table(clipped(columns, rows, next(fitting, 4)), rows)
+    length = max(4, max(texts, default=0))
+    while length > 4 and sum(min(width, length) for width in texts) > room:
+        length -= 1
+    return text_table(clipped(columns, rows, length), rows)
 
 
 def with_room(columns: Sequence[Column], rows: Sequence[dict]) -> tuple[list[Column], list[str]]:
     """The columns for which a screen has room, and the titles of the others: of the optional ones,
     the last are left out first, until texts need not be shorter than TEXT_WIDTH."""
     kept, left_out = list(columns), []
-    while least_width(kept, rows) > COLUMNS and any(one.optional for one in kept):
-        left_out.insert(0, kept.pop(max(i for i, one in enumerate(kept) if one.optional)).title)
+    for column in [column for column in reversed(columns) if column.optional]:
+        if least_width(kept, rows) <= COLUMNS:
+            break
+        kept.remove(column)
+        left_out.insert(0, column.title)
     return kept, left_out
 
 
 def least_width(columns: Sequence[Column], rows: Sequence[dict]) -> int:
     """Of a table whose texts are shortened to TEXT_WIDTH."""
-    widths = text_widths(columns, rows)
-    least = [
-        min(width, TEXT_WIDTH) if one.left else width
-        for width, one in zip(widths, columns, strict=True)
-    ]
-    return sum(least) + 2 * (len(columns) - 1)
+    total = 2 * (len(columns) - 1)
+    for width, column in zip(text_widths(columns, rows), columns, strict=True):
+        total += min(width, TEXT_WIDTH) if column.left else width
+    return total
 
 
 def text_widths(columns: Sequence[Column], rows: Sequence[dict]) -> list[int]:
-    return [max(len(text) for text in (one.title, *map(one.text, rows))) for one in columns]
+    """Characters of the longest text of each column, its title among them."""
+    widths = []
+    for column in columns:
+        texts = [column.title, *(column.text(row) for row in rows)]
+        widths.append(max(map(len, texts)))
+    return widths
 
 
 def clipped(columns: Sequence[Column], rows: Sequence[dict], length: int) -> list[Column]:
     """The columns with texts of at most this length, which differ where those of the rows do."""
-    titles = iter(told_apart([one.title for one in columns if one.left], length))
+    titles = iter(told_apart([column.title for column in columns if column.left], length))
 
-    def clip(one: Column) -> Column:
-        texts = list(dict.fromkeys(map(one.text, rows)))
+    def clip(column: Column) -> Column:
+        texts = list(dict.fromkeys(map(column.text, rows)))
         short = dict(zip(texts, told_apart(texts, length), strict=True))
-        return replace(one, title=next(titles), value=lambda row: short[one.text(row)], form="")
+        return replace(
+            column, title=next(titles), value=lambda row: short[column.text(row)], form=""
+        )
 
-    return [clip(one) if one.left else one for one in columns]
+    return [clip(column) if column.left else column for column in columns]
 
 
 def markdown_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
-    """The same table in markdown; not padded, so that a change of one row is a
-    change of one line."""
-    lines = [[one.title for one in columns], ["---" if one.left else "---:" for one in columns]]
-    lines += [[one.text(row).replace("|", "\\|") for one in columns] for row in rows]
+    """The same table in markdown; not padded, so that a change of one row is a change of one
+    line."""
+    lines = [
+        [column.title for column in columns],
+        ["---" if column.left else "---:" for column in columns],
+    ]
+    for row in rows:
+        lines.append([column.text(row).replace("|", "\\|") for column in columns])
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
@@ -157,13 +171,34 @@ def labeled(rows: dict[str, object]) -> list[str]:
 
 def wrapped(lines: Iterable[str]) -> list[str]:
     """The lines, broken at spaces where they are wider than COLUMNS."""
-    whole_words = {
-        "break_on_hyphens": False,
-        "break_long_words": False,
-        "subsequent_indent": "    ",
-    }
-    wrap = partial(textwrap.wrap, width=COLUMNS, **whole_words)
-    return [part for line in lines for part in (wrap(line) if len(line) > COLUMNS else [line])]
+    parts = []
+    for line in lines:
+        if len(line) <= COLUMNS:
+            parts.append(line)
+            continue
+        parts += textwrap.wrap(
+            line,
+            width=COLUMNS,
+            break_on_hyphens=False,
+            break_long_words=False,
+            subsequent_indent="    ",
+        )
+    return parts
+
+
+@dataclass
+class AnswerText:
+    """A text of an answer, wrapped."""
+
+    label: str
+    is_first: bool  # of its label: it shows the label
+    lines: list[str]
+
+    def cut(self, count: int, width: int) -> None:
+        """Leave so many lines; the last one ends with an ellipsis.  width: of a line."""
+        if len(self.lines) > count:
+            self.lines = self.lines[:count]
+            self.lines[-1] = f"{self.lines[-1][: width - 1]}…"
 
 
 def answer(
@@ -180,31 +215,42 @@ def answer(
     `optional` are left out, the first one first.  What is left goes to the others from the top.  A
     text that still has no room is cut, and ends with an ellipsis.
     """
-    width, before = max(map(len, rows)) + 2, [*dict.fromkeys((*whole, [*rows][-1]))]
-    wrap = partial(textwrap.wrap, width=COLUMNS - width, break_on_hyphens=False)
-    listed = {label: [texts] if isinstance(texts, str) else texts for label, texts in rows.items()}
-    lines_of = {label: [wrap(one) or [""] for one in texts] for label, texts in listed.items()}
+    label_width = max(map(len, rows)) + 2
+    width = COLUMNS - label_width
+    before = list(dict.fromkeys((*whole, list(rows)[-1])))  # labels of texts that get lines first
+    texts = wrapped_texts(rows, width)
     for label in optional:
-        if (
-            sum(
-                len(one) if row in before else 1 for row, texts in lines_of.items() for one in texts
-            )
-            > limit
-        ):
-            lines_of.pop(label, None)
-    texts = [
-        (label, i, lines) for label, several in lines_of.items() for i, lines in enumerate(several)
-    ][:limit]
+        if least_lines(texts, before) > limit:
+            texts = [text for text in texts if text.label != label]
+    texts = texts[:limit]
     spare = limit - len(texts)
-    for _, _, lines in sorted(
-        texts, key=lambda text: before.index(text[0]) if text[0] in before else len(before)
-    ):
-        if len(lines) > spare + 1:
-            lines[spare] = f"{lines[spare][: COLUMNS - width - 1]}…"
-            del lines[spare + 1 :]
-        spare -= len(lines) - 1
-    return [
-        f"{f'{label}:' if i == j == 0 else '':<{width}}{line}"
-        for label, i, lines in texts
-        for j, line in enumerate(lines)
-    ]
+    for text in sorted(texts, key=lambda text: place_among(before, text.label)):
+        text.cut(spare + 1, width)
+        spare -= len(text.lines) - 1
+    lines = []
+    for text in texts:
+        for number, line in enumerate(text.lines):
+            label = f"{text.label}:" if text.is_first and number == 0 else ""
+            lines.append(f"{label:<{label_width}}{line}")
+    return lines
+
+
+def wrapped_texts(rows: dict[str, str | list[str]], width: int) -> list[AnswerText]:
+    """The texts of an answer, in lines of at most this width."""
+    texts = []
+    for label, of_label in rows.items():
+        for number, text in enumerate([of_label] if isinstance(of_label, str) else of_label):
+            lines = textwrap.wrap(text, width=width, break_on_hyphens=False)
+            texts.append(AnswerText(label, number == 0, lines or [""]))
+    return texts
+
+
+def least_lines(texts: Iterable[AnswerText], before: Sequence[str]) -> int:
+    """How many lines there are if texts with labels in `before` get all that they need, and each
+    other one gets one."""
+    return sum(len(text.lines) if text.label in before else 1 for text in texts)
+
+
+def place_among(labels: Sequence[str], label: str) -> int:
+    """Its index; for one that is not among them, that behind the last."""
+    return labels.index(label) if label in labels else len(labels)

@@ -13,14 +13,15 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
-BF16_TRUE = (
-    "bf16-true"  # a precision: parameters in bf16 too, no autocast; Lightning's and litgpt's name
-)
+# A precision: parameters in bf16 too, no autocast; Lightning's and litgpt's name.
+BF16_TRUE = "bf16-true"
 
 
 def count_of(n: int, noun: str) -> str:
-    """'1 step', '3 steps'"""
-    return f"{n:,} {noun}{'' if n == 1 else 'es' if noun.endswith('s') else 's'}"
+    """'1 step', '3 steps', '2 processes'"""
+    if n == 1:
+        return f"1 {noun}"
+    return f"{n:,} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def significant(value: float, digits: int = 4, most: int = 9) -> str:
@@ -29,18 +30,17 @@ def significant(value: float, digits: int = 4, most: int = 9) -> str:
     if isinstance(value, int) or value == 0:
         return f"{value:,}"
     decimals = min(most, max(0, digits - 1 - math.floor(math.log10(abs(value)))))
-    return (
-        f"{value:,.{decimals}f}"
-        if decimals <= 8 and abs(value) < 1e9
-        else f"{value:.{digits - 1}e}"
-    )
+    if decimals <= 8 and abs(value) < 1e9:
+        return f"{value:,.{decimals}f}"
+    return f"{value:.{digits - 1}e}"
 
 
 def time_left(seconds: float) -> str:
     """' (about 4 min left)', in seconds below two minutes; '' for less than five."""
     if seconds < 5:
         return ""
-    return f" (about {f'{seconds / 60:.0f} min' if seconds >= 120 else f'{seconds:.0f} s'} left)"
+    text = f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+    return f" (about {text} left)"
 
 
 def slug(*words: object) -> str:
@@ -57,17 +57,23 @@ def told_apart(names: Sequence[str], length: int) -> list[str]:
     """The names shortened, from the end unless some would then look alike: those show the part in
     which they differ."""
     ends = [shortened(name, length) for name in names]
-    out = []
-    for name, text in zip(names, ends, strict=True):
-        alike = [
-            other for other, end in zip(names, ends, strict=True) if end == text and other != name
-        ]
+    texts = []
+    for name, end in zip(names, ends, strict=True):
+        alike = []
+        for other, end_of_other in zip(names, ends, strict=True):
+            if end_of_other == end and other != name:
+                alike.append(other)
         if alike:
-            differs = max(next(i for i in count() if name[:i] != other[:i]) for other in alike)
+            differs = max(first_difference(name, other) for other in alike)
             half = length // 2
-            text = f"{name[: half - 1]}…{shortened(name[max(half, differs - half // 2) :], half)}"
-        out.append(text)
-    return out
+            end = f"{name[: half - 1]}…{shortened(name[max(half, differs - half // 2) :], half)}"
+        texts.append(end)
+    return texts
+
+
+def first_difference(name: str, other: str) -> int:
+    """How many characters two different texts begin with alike, plus one."""
+    return next(length for length in count() if name[:length] != other[:length])
 
 
 def short_names(names: Sequence[str]) -> list[str]:
@@ -77,15 +83,20 @@ def short_names(names: Sequence[str]) -> list[str]:
     'tiny' and 'small' for performance_results_tiny_20261122_101112 and
     performance_results_small_20261122_101530.
     """
-    without = [re.sub(r"_\d{8}_\d{6}", "", name) for name in names]
-    kept = [
-        short if without.count(short) == 1 else name
-        for short, name in zip(without, names, strict=True)
-    ]
-    words = [re.findall(r"[^_/]*[_/]|[^_/]+", name) for name in kept]
-    while len({one[0] for one in words}) == 1 and all(len(one) > 1 for one in words):
-        words = [one[1:] for one in words]
-    return ["".join(one) for one in words]
+    without_times = [re.sub(r"_\d{8}_\d{6}", "", name) for name in names]
+    words_of_names = []
+    for short, name in zip(without_times, names, strict=True):
+        kept = short if without_times.count(short) == 1 else name
+        words_of_names.append(re.findall(r"[^_/]*[_/]|[^_/]+", kept))
+    while begin_alike(words_of_names):
+        words_of_names = [words[1:] for words in words_of_names]
+    return ["".join(words) for words in words_of_names]
+
+
+def begin_alike(words_of_names: Sequence[Sequence[str]]) -> bool:
+    """Whether all begin with the same word, and each has another one after it."""
+    first_words = {words[0] for words in words_of_names}
+    return len(first_words) == 1 and all(len(words) > 1 for words in words_of_names)
 
 
 def printable(line: str) -> str:
@@ -95,15 +106,15 @@ def printable(line: str) -> str:
 
 def read_on(report: object, page: str) -> str:
     """The last line of an answer: where the tables are, how to see them, and what explains them."""
-    where = [str(report)] * bool(report)
+    parts = [str(report)] if report else []
     if isinstance(report, Path) and report.name == "report.html":
-        where.append(tensorboard_command(report.parent))
-    return "; ".join([*where, page, "--verbose prints the tables"])
+        parts.append(tensorboard_command(report.parent))
+    return "; ".join([*parts, page, "--verbose prints the tables"])
 
 
 def tensorboard_command(folder: Path) -> str:
-    """As it works here: with the Python of this process,
-    by its path if it is not the first on PATH."""
+    """As it works here: with the Python of this process, by its path if it is not the first on
+    PATH."""
     first, python = shutil.which("python3"), Path(sys.executable)
     name = "python3" if first and Path(first).parent == python.parent else path_from_here(python)
     return f"{name} -m tensorboard.main --logdir {shlex.quote(str(folder))}"
@@ -130,31 +141,38 @@ def arithmetic(training: Mapping[str, object]) -> str:
 
 
 def batch_text(batch_size: int, seq_len: int) -> str:
-    """'batch 8 x 128 tokens'; 'batch of 8' of samples that are no sequences of tokens,
-    such as images."""
+    """'batch 8 x 128 tokens'; 'batch of 8' of samples that are no sequences of tokens, such as
+    images."""
     return f"batch {batch_size} x {seq_len:,} tokens" if seq_len > 1 else f"batch of {batch_size}"
 
 
 def title_of_run(
     parameters: int, batch_size: int, seq_len: int, precision: str, device: str, ranks: int = 1
 ) -> str:
-    """'2,873,600 parameters, batch 8 x 128 tokens,
-    fp32, on NVIDIA H200': what was run, for titles."""
-    tokens = batch_text(batch_size, seq_len) + f" on each of {ranks} ranks" * (ranks > 1)
-    return f"{parameters:,} parameters, {tokens}, {precision}, on {device}"
+    """'2,873,600 parameters, batch 8 x 128 tokens, fp32, on NVIDIA H200': what was run, for
+    titles."""
+    batch = batch_text(batch_size, seq_len)
+    if ranks > 1:
+        batch += f" on each of {ranks} ranks"
+    return f"{parameters:,} parameters, {batch}, {precision}, on {device}"
 
 
 def run_title(summary: dict) -> str:
     """The same from a performance_summary.json."""
-    training, config, device = (
-        summary["training"],
-        summary["config"],
-        summary["environment"]["device"]["name"],
+    training, config = summary["training"], summary["config"]
+    device = summary["environment"]["device"]["name"]
+    parameters = config["model"]["parameters"]
+    program = config["model"].get("program")
+    if program:
+        return f"{program}, {parameters:,} parameters, on {device}"
+    return title_of_run(
+        parameters,
+        training["batch_size"],
+        training["sequence_length"] or 1,
+        config["training"]["precision"],
+        device,
+        training["world_size"],
     )
-    if program := config["model"].get("program"):
-        return f"{program}, {config['model']['parameters']:,} parameters, on {device}"
-    step = training["batch_size"], training["sequence_length"] or 1, config["training"]["precision"]
-    return title_of_run(config["model"]["parameters"], *step, device, training["world_size"])
 
 
 def read_ini(path: Path) -> configparser.ConfigParser:
