@@ -197,13 +197,12 @@ def _earlier_run(folder: Path) -> list[Path]:
     patterns = [TRACE, "prediction.json"]
     if config.exists():
         patterns = [kind.pattern for kind in FILES if not kind.is_folder]
-    logs = _logs_of_this_run()
-    files: set[Path] = set()
+    paths: set[Path] = set()
     for pattern in patterns:
-        for file in folder.glob(pattern):
-            if file.is_file() and file.absolute() not in logs:
-                files.add(file)
-    return sorted(files) + _folders_of_run(folder) if files else []
+        paths.update(folder.glob(pattern))
+    logs = _logs_of_this_run()
+    files = [path for path in sorted(paths) if path.is_file() and path.absolute() not in logs]
+    return files + _folders_of_run(folder) if files else []
 
 
 def _logs_of_this_run() -> set[Path]:

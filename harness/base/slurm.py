@@ -23,12 +23,7 @@ def slurm_ranks(environ: Mapping[str, str]) -> dict[str, str]:
     Without MASTER_ADDR where nothing tells the names of the nodes: see problem_of_address().
     """
     tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", "1"))
-    if "RANK" in environ or tasks == "1":
-        return {}
-    numbers = [tasks]
-    for name in ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID"):
-        numbers.append(environ.get(name, ""))
-    if not all(number.isdecimal() for number in numbers):
+    if "RANK" in environ or tasks == "1" or not are_numbers(environ, tasks):
         return {}
     # Steps of a job may run at the same time.  The range is outside of the one for outgoing
     # connections.
@@ -40,12 +35,17 @@ def slurm_ranks(environ: Mapping[str, str]) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(tasks_of_node(environ, int(tasks))),
         "MASTER_PORT": str(15000 + step % 15000),
     }
-    if "MASTER_ADDR" not in environ:  # rank 0 runs on the first node
-        node_list = node_list_of(environ)
-        names = node_names(node_list) if node_list else ["127.0.0.1"]
+    if "MASTER_ADDR" not in environ:
+        names = node_names(node_list_of(environ) or "127.0.0.1")
         if names:
-            ranks["MASTER_ADDR"] = names[0]
+            ranks["MASTER_ADDR"] = names[0]  # where rank 0 runs
     return {name: value for name, value in ranks.items() if name not in environ}
+
+
+def are_numbers(environ: Mapping[str, str], tasks: str) -> bool:
+    """Whether the number of tasks and the variables of this one are numbers."""
+    names = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID")
+    return tasks.isdecimal() and all(environ.get(name, "").isdecimal() for name in names)
 
 
 def problem_of_address(environ: Mapping[str, str]) -> str | None:
