@@ -285,14 +285,14 @@ def binding_checks(facts: Sequence[RankPlacement]) -> list[Check]:
 
 
 def binding_check(rank: RankPlacement, ranks: Sequence[RankPlacement]) -> Check:
-    beside = [other for other in ranks if other.host == rank.host and other.cores & rank.cores]
-    available = len(set().union(*[other.cores for other in beside]))
-    wanted = sum([other.threads for other in beside])
     numa_nodes = numbers(rank.numa_nodes) or "unknown"
     text = f"{rank.host}, cores {numbers(rank.cores)}, NUMA node {numa_nodes}"
     if rank.gpu:
         text += f", {rank.gpu}"
     fix = None
+    beside = sharing_cores(rank, ranks)
+    available = len(frozenset().union(*(other.cores for other in beside)))
+    wanted = sum(other.threads for other in beside)
     if wanted > available:
         text += f"; shared: {wanted} threads of {len(beside)} ranks on {available} cores"
         fix = f"export OMP_NUM_THREADS={max(1, available // len(beside))}"
@@ -300,6 +300,11 @@ def binding_check(rank: RankPlacement, ranks: Sequence[RankPlacement]) -> Check:
         text += f"; its GPU is at NUMA node {rank.gpu_numa_node}"
         fix = BIND
     return Check(f"rank {rank.rank}", text, fix)
+
+
+def sharing_cores(rank: RankPlacement, ranks: Sequence[RankPlacement]) -> list[RankPlacement]:
+    """The ranks of its host, itself among them, that may run on a core of this rank's."""
+    return [other for other in ranks if other.host == rank.host and other.cores & rank.cores]
 
 
 # ---- Transport -----------------------------------------------------------------------------------
