@@ -40,7 +40,7 @@ TRACE = "trace_step_*.pt.trace.json*"
 
 
 def _registered(row: str) -> FileKind:
-    """That of a row of files.txt."""
+    """The kind that a row of files.txt tells of."""
     pattern, writer, of, contents = map(str.strip, row.split("|"))
     document = resolve_name(f"harness.documents.{of}") if of else None
     return FileKind(
@@ -201,7 +201,8 @@ def _earlier_run(folder: Path) -> list[Path]:
     for pattern in patterns:
         paths.update(folder.glob(pattern))
     logs = _logs_of_this_run()
-    files = [path for path in sorted(paths) if path.is_file() and path.absolute() not in logs]
+    written = [path for path in paths if path.absolute() not in logs]
+    files = sorted(filter(Path.is_file, written))
     return files + _folders_of_run(folder) if files else []
 
 

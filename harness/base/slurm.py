@@ -96,7 +96,7 @@ def tasks_by_node(environ: Mapping[str, str], tasks: int) -> list[int]:
 
 
 def tasks_of_node(environ: Mapping[str, str], tasks: int) -> int:
-    """On this node: the fourth of 4(x3),2 is 2."""
+    """How many tasks run on this node: the fourth of 4(x3),2 has 2."""
     counts = tasks_by_node(environ, tasks)
     return counts[min(int(environ.get("SLURM_NODEID", 0)), len(counts) - 1)]
 

@@ -121,7 +121,7 @@ def with_room(columns: Sequence[Column], rows: Sequence[dict]) -> tuple[list[Col
 
 
 def least_width(columns: Sequence[Column], rows: Sequence[dict]) -> int:
-    """Of a table whose texts are shortened to TEXT_WIDTH."""
+    """Characters of a row of the table if its texts are shortened to TEXT_WIDTH."""
     total = 2 * (len(columns) - 1)
     for width, column in zip(text_widths(columns, rows), columns, strict=True):
         total += min(width, TEXT_WIDTH) if column.left else width
@@ -152,7 +152,7 @@ def clipped(columns: Sequence[Column], rows: Sequence[dict], length: int) -> lis
 
 
 def markdown_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
-    """The same table in markdown; not padded, so that a change of one row is a change of one
+    """The table in markdown; not padded, so that a change of one row is a change of one
     line."""
     lines = [
         [column.title for column in columns],
@@ -252,5 +252,5 @@ def least_lines(texts: Iterable[AnswerText], before: Sequence[str]) -> int:
 
 
 def place_among(labels: Sequence[str], label: str) -> int:
-    """Its index; for one that is not among them, that behind the last."""
+    """The index of a label; of one that is not among them, that behind the last."""
     return labels.index(label) if label in labels else len(labels)
