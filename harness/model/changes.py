@@ -1,7 +1,7 @@
 """What can be changed in any training program, and its line of code: one record each, a section of
 changes.ini.
 
-A new one is a section there, a switch in harness/program/hooks/changes.py that makes it from
+A new one is a section there, a switch in harness/program/hooks/switches.py that makes it from
 outside, and a test.
 """
 
