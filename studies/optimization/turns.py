@@ -23,7 +23,7 @@ from harness.machine.devices import choose_device
 from harness.machine.environment import describe_environment
 from harness.model.cuda_graphs import captured
 from harness.model.workload import Workload
-from harness.program.hooks.changes import move
+from harness.program.hooks.switches import move
 from harness.program.hooks.trial import AUDIT_STEPS
 from studies.engine.isolation import cold_compiler, status_of, tell
 from studies.optimization.same_training import FirstSteps, may_of, same_training

@@ -248,11 +248,15 @@ def no_data(trial, on: bool, value: str | None) -> None:
 
 
 def nudge(trial, on: bool, value: str) -> None:
-    """What rounding alone makes of training: parameters are moved by a share of themselves.
-    value: share:seed."""
-    share, _, seed = value.partition(":")
     for model in trial.models:
-        generator = torch.Generator().manual_seed(int(seed))
-        for p in model.parameters():
-            noise = torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
-            p.data.mul_(1 + float(share) * noise)
+        move(model, value)
+
+
+def move(model: torch.nn.Module, nudge: str) -> None:
+    """What rounding alone makes of training: parameters are moved by a share of themselves.
+    nudge: share:seed."""
+    share, _, seed = nudge.partition(":")
+    generator = torch.Generator().manual_seed(int(seed))
+    for p in model.parameters():
+        noise = torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
+        p.data.mul_(1 + float(share) * noise)
