@@ -2,6 +2,7 @@
 __doc__ = """\
 Train one problem size and report throughput and memory.  Started by launch_performance_study.sh."""
 
+import argparse
 import time
 from pathlib import Path
 
@@ -11,13 +12,29 @@ WIDE_RULE = "=" * 80
 
 
 def main() -> None:
-    from analysis.commands.run_ending import ending, script
-    from harness.base.command_line import require, version_of
     from harness.base.console import is_first_rank, say
-    from harness.base.documents import read_document
-    from harness.base.text import tensorboard_command
-    from harness.run.run_text import trust_lines
-    from tiny_llama_v1 import SIZE_ALIASES, SIZES, build_parser, run_from_arguments
+
+    args = parsed()
+    folder = Path(args.output_dir)
+    if args.enable_profilers:
+        turn_profilers_on(args, folder)
+    say(WIDE_RULE, f"TINY LLAMA V1 - PERFORMANCE STUDY: {args.size.upper()}", WIDE_RULE)
+    started = time.monotonic()
+    from tiny_llama_v1 import run_from_arguments
+
+    run_from_arguments(args)
+    if args.dry_run or not is_first_rank():
+        return
+    if args.enable_profilers:
+        from analysis.report.html import write_report
+
+        write_report(folder)
+    report_results(args.size, folder, time.monotonic() - started)
+
+
+def parsed() -> argparse.Namespace:
+    """The flags; size and output_dir are those of the study."""
+    from tiny_llama_v1 import SIZE_ALIASES, SIZES, build_parser
 
     parser = build_parser("launch_performance_study.sh", __doc__.splitlines()[0])
     parser.add_argument("problem_size", metavar="SIZE", choices=[*SIZES, *SIZE_ALIASES])
@@ -31,26 +48,30 @@ def main() -> None:
     if args.size:
         parser.error(f"argument --size: the size is {args.problem_size} already; use one")
     args.size = args.problem_size
-    folder = Path(args.output_dir or f"performance_results_{args.size}")
-    args.output_dir = str(folder)
-    if args.enable_profilers:
-        args.enable_pytorch_profiler = args.profile_memory = True
-        args.enable_deepspeed_flops = version_of("deepspeed") is not None or None
-        args.profile_dir = args.profile_dir or str(folder / "pytorch_profiles")
-        require("--enable-profilers", ["msgspec", "pandas", "jinja2", "matplotlib", "plotly"])
-    say(WIDE_RULE, f"TINY LLAMA V1 - PERFORMANCE STUDY: {args.size.upper()}", WIDE_RULE)
-    started = time.monotonic()
-    run_from_arguments(args)
-    if args.dry_run or not is_first_rank():
-        return
-    report = folder / "report.html"
-    if args.enable_profilers:
-        from analysis.report.html import write_report
+    args.output_dir = str(Path(args.output_dir or f"performance_results_{args.size}"))
+    return args
 
-        write_report(folder)
+
+def turn_profilers_on(args: argparse.Namespace, folder: Path) -> None:
+    from harness.base.command_line import require, version_of
+
+    args.enable_pytorch_profiler = args.profile_memory = True
+    args.enable_deepspeed_flops = version_of("deepspeed") is not None or None
+    args.profile_dir = args.profile_dir or str(folder / "pytorch_profiles")
+    require("--enable-profilers", ["msgspec", "pandas", "jinja2", "matplotlib", "plotly"])
+
+
+def report_results(size: str, folder: Path, runtime_s: float) -> None:
+    """The result, and what to run next."""
+    from analysis.commands.run_ending import ending, script
+    from harness.base.console import say
+    from harness.base.documents import read_document
+    from harness.base.text import tensorboard_command
+    from harness.run.run_text import trust_lines
+
     summary = read_document(folder / "performance_summary.json")
     say("", WIDE_RULE, "PERFORMANCE STUDY COMPLETE", WIDE_RULE)
-    say(f"Total Runtime: {time.monotonic() - started:.0f}s")
+    say(f"Total Runtime: {runtime_s:.0f}s")
     say(f"Throughput: {summary['performance']['samples_per_sec']:.1f} samples/sec")
     say(
         f"Peak Memory: {summary['memory']['peak_mb']:.0f} MB ({summary['memory']['source']})",
@@ -59,13 +80,11 @@ def main() -> None:
     analysis = read_document(folder / "operator_analysis.json")
     if analysis is None:
         say(*trust_lines(summary))
-    other = "tiny" if args.size == "small" else "small"
-    command = (
-        f"{script('launch_performance_study.sh')} {other}; python3 {script('compare_runs.py')}"
-        f" {folder}"
-    )
-    to_open = f"{report}; {tensorboard_command(folder)}"
-    say(*ending(analysis, to_open, f"{command} performance_results_{other}_*"))
+    other = "tiny" if size == "small" else "small"
+    study = f"{script('launch_performance_study.sh')} {other}"
+    compare = f"python3 {script('compare_runs.py')} {folder} performance_results_{other}_*"
+    to_open = f"{folder / 'report.html'}; {tensorboard_command(folder)}"
+    say(*ending(analysis, to_open, f"{study}; {compare}"))
 
 
 if __name__ == "__main__":

@@ -27,26 +27,31 @@ TRAINING = (
 
 
 def main() -> None:
-    from analysis.commands.reading_flags import reading_of, reading_parser, require_packages
+    from analysis.commands.reading_flags import require_packages
 
-    if any(argument.partition("=")[0] == READ for argument in sys.argv[1:]) and not {
-        "-h",
-        "--help",
-    } & {*sys.argv}:
-        parser = reading_parser(NAME, __doc__)
-        parser.add_argument(READ, type=Path)
-        parser.add_argument("--profile-dir", type=Path)
-        args = parser.parse_args()
-        asked, printed = reading_of(args), (args.top_n, args.sort_by, args.verbose)
-        from analysis.commands.analyze_traces import analyze_existing
-
-        folder = args.output_dir or args.profile_dir
-        analyze_existing(args.analyze_existing, folder, bool(args.generate_report), *printed, asked)
+    names = [argument.partition("=")[0] for argument in sys.argv[1:]]
+    if READ in names and "-h" not in names and "--help" not in names:
+        read_and_explain()
         return
     args = parser_for_training().parse_args()
     report = args.generate_report is not False
     require_packages(report)
     train_and_explain(args, report)
+
+
+def read_and_explain() -> None:
+    """A trace, without training and without PyTorch."""
+    from analysis.commands.reading_flags import reading_of, reading_parser
+
+    parser = reading_parser(NAME, __doc__)
+    parser.add_argument(READ, type=Path)
+    parser.add_argument("--profile-dir", type=Path)
+    args = parser.parse_args()
+    asked, printed = reading_of(args), (args.top_n, args.sort_by, args.verbose)
+    from analysis.commands.analyze_traces import analyze_existing
+
+    folder = args.output_dir or args.profile_dir
+    analyze_existing(args.analyze_existing, folder, bool(args.generate_report), *printed, asked)
 
 
 def parser_for_training() -> argparse.ArgumentParser:
@@ -70,20 +75,27 @@ def parser_for_training() -> argparse.ArgumentParser:
     return parser
 
 
+def check_no_reading_flags(args: argparse.Namespace) -> None:
+    """Raise UserError, exit code 2, for a flag that needs a trace which is there already."""
+    from analysis.commands.reading_flags import Reading
+    from harness.base.errors import UserError
+    from harness.base.text import flag_of
+
+    for field in fields(Reading):
+        if getattr(args, field.name) is not None:
+            raise UserError(f"{flag_of(field.name)}: requires {READ}", 2)
+
+
 def train_and_explain(args: argparse.Namespace, report: bool) -> None:
     from analysis.commands.analyze_traces import PAGE, report_in
-    from analysis.commands.reading_flags import Reading
     from analysis.diagnosis.sections import profile_lines
     from analysis.diagnosis.text import profile_answer
     from harness.base.console import file_lines, is_first_rank, say
     from harness.base.documents import read_document
-    from harness.base.errors import UserError
-    from harness.base.text import flag_of, read_on
+    from harness.base.text import read_on
     from tiny_llama_v1 import run_from_arguments
 
-    for one in fields(Reading):
-        if getattr(args, one.name) is not None:
-            raise UserError(f"{flag_of(one.name)}: requires {READ}", 2)
+    check_no_reading_flags(args)
     args.num_steps = args.num_steps or 20
     args.profile_memory = args.profile_memory or args.include_memory or None
     args.enable_pytorch_profiler = True

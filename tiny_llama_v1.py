@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Tiny LLaMA V1: the PyTorch baseline of a profiling workshop.  Model, data, training loop and
-flags in one file.
+"""Tiny LLaMA V1, the PyTorch baseline of a profiling workshop: model, data, loop and flags.
 
 A LLaMA decoder (RMSNorm, rotary embedding, grouped-query attention, SwiGLU) and the loop that
 trains it, with every part of a step named, timed and accounted for.  It is deliberately not
@@ -9,12 +8,9 @@ baseline that every optimization is compared with.
 
     python3 tiny_llama_v1.py                                       50 steps of the default model
     python3 tiny_llama_v1.py --size small --output-dir runs/small  a larger one, files in a folder
-    python3 tiny_llama_v1.py --enable-pytorch-profiler             a trace for TensorBoard in
-                                                                   ./pytorch_profiles
-    python3 tiny_llama_v1.py --size large --dry-run                predict memory and a lower bound
-                                                                   on time
-    python3 tiny_llama_v1.py --validate-setup                      check the setup: versions, and
-                                                                   three steps
+    python3 tiny_llama_v1.py --enable-pytorch-profiler             a trace in ./pytorch_profiles
+    python3 tiny_llama_v1.py --size large --dry-run                predict memory and least time
+    python3 tiny_llama_v1.py --validate-setup                      check versions, train three steps
     torchrun --nproc-per-node 2 tiny_llama_v1.py                   data parallel, a process per GPU
     torchrun --nproc-per-node 2 tiny_llama_v1.py --parallel fsdp   parameters and optimizer sharded
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
@@ -38,47 +34,36 @@ if __name__ == "__main__":
     begin_command()  # before the imports below, which take seconds
 
 import argparse
-import itertools
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness.base.command_line import OneLineParser, flag, verbose_flag
+from harness.base.command_line import OneLineParser, flag
 from harness.base.console import say
 from harness.base.errors import UserError, ending_despite_signals
 from harness.base.ranges import trace_range
-from harness.base.text import BF16_TRUE, arithmetic
+from harness.base.text import BF16_TRUE
 from harness.instruments.audit import findings_text
-from harness.instruments.compilation import Compilation
-from harness.instruments.no_sync import no_sync_steps
 from harness.instruments.recorder import Instruments, check_profiling
 from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
 from harness.instruments.timing import StepMeter
 from harness.machine import setup_checks
-from harness.machine.devices import PRECISIONS, check_precision, choose_device, set_numerics
+from harness.machine.devices import PRECISIONS, check_precision, choose_device
 from harness.model.checkpointing import checkpointing_choice, run_block
 from harness.model.chunked_loss import chunked_loss
 from harness.model.corpus import synthetic_corpus, text_corpus
-from harness.model.cuda_graphs import captured
 from harness.model.decoder.formulas import DecoderFormulas
 from harness.model.grad_clip import clip_gradients
-from harness.model.optimizations import flags_in_use
-from harness.model.precision import autocast_of, cast_floats, parameter_dtype
-from harness.model.workload import (
-    StepFormulas,
-    TrainingState,
-    Workload,
-    check_shards,
-    sharded_state,
-)
+from harness.model.precision import autocast_of, cast_floats
+from harness.model.workload import FlaggedWorkload, StepFormulas, TrainingState, check_shards
 from harness.ranks.distributed import facts_of_ranks, first_failure, process_group, suffix_of_rank
 from harness.ranks.failures import exit_code_of, raise_if_interrupted
-from harness.ranks.parallel import ParallelConfig, gradient_sync, parallel_settings, replicated
+from harness.ranks.parallel import ParallelConfig, gradient_sync, parallel_settings
 from harness.run.flag_combinations import (
     PredictionConfig,
     check_combinations,
@@ -87,7 +72,15 @@ from harness.run.flag_combinations import (
 )
 from harness.run.run_report import RunReport
 from harness.run.run_summary import facts_of_rank
+from harness.run.training_flags import (
+    config_from,
+    default_log_interval,
+    implied_by_switches,
+    training_lines,
+    training_parser,
+)
 from harness.schema import unknown
+from harness.session.session import Preparation, Session
 from kernels.selection import norm_kernel, swiglu_kernel
 
 # ---- Configuration -------------------------------------------------------------------------------
@@ -105,9 +98,8 @@ class TinyLlamaConfig:
     intermediate_dim: int = flag(512, "feed-forward width", shown="2 x --hidden-dim")
     max_seq_len: int = 128  # tokens; set to --seq-len: positions beyond it would only cost memory
     norm_eps: float = 1e-6  # keeps a row of zeros finite
-    rope_theta: float = (
-        10000.0  # the slowest pair of dimensions rotates by nearly 1 / theta from token to token
-    )
+    # The slowest pair of dimensions rotates by nearly 1 / theta from token to token.
+    rope_theta: float = 10000.0
     init_std: float = 0.02  # of linear layers and embeddings, as GPT-2 and LLaMA
 
     @property
@@ -151,14 +143,11 @@ class TinyLlamaConfig:
         if options.attention == "sdpa":
             fused["attention.sdpa"] = ("attention.scores", "attention.weighted_sum")
         if options.fused_projections:
-            fused["attention.qkv_proj"] = (
-                "attention.q_proj",
-                "attention.k_proj",
-                "attention.v_proj",
-            )
+            parts = ("attention.q_proj", "attention.k_proj", "attention.v_proj")
+            fused["attention.qkv_proj"] = parts
             fused["mlp.gate_up_proj"] = ("mlp.gate_proj", "mlp.up_proj")
-        for one, parts in fused.items():
-            per_layer[one] = sum(per_layer.pop(part) for part in parts)
+        for matmul, parts in fused.items():
+            per_layer[matmul] = sum(per_layer.pop(part) for part in parts)
         flops = {component: self.n_layers * count for component, count in per_layer.items()}
         flops["lm_head"] = 2 * tokens * self.hidden_dim * self.vocab_size
         return flops
@@ -166,8 +155,7 @@ class TinyLlamaConfig:
 
 @dataclass(frozen=True)
 class OptimizationConfig:
-    """How the same step is computed: none of these changes the
-    result beyond rounding. docs/optimizations.md"""
+    """How the same step is computed, the same result but for rounding: docs/optimizations.md"""
 
     attention: str = flag(
         "eager", "eager writes the scores to memory; sdpa is fused", choices=["eager", "sdpa"]
@@ -256,11 +244,11 @@ class TrainingConfig(OptimizationConfig, ParallelConfig):
 
 # Other flags override a row of --size.  The feed-forward widths are chosen to match the parameter
 # counts in README.md.
-SHAPE = (
-    "hidden_dim n_layers n_heads n_kv_heads intermediate_dim seq_len batch_size num_steps"
-    " vocab_size".split()
-)
 # fmt: off
+SHAPE = (
+    "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "intermediate_dim",
+    "seq_len", "batch_size", "num_steps", "vocab_size",
+)
 ROWS = {
     # name       hidden layers heads kv  ff     seq  batch steps vocab: in the order of SHAPE
     "tiny":        (256,   4,  8,  4,   512,  128,  8,  50,  1000),
@@ -303,40 +291,33 @@ class RMSNorm(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotary position embedding, rotate-half convention:
-    dimension i is rotated together with i + E/2."""
+    """Rotary position embedding, rotate-half convention: dimensions i and i + E/2 together."""
 
     def __init__(self, head_dim: int, max_seq_len: int, theta: float, fused: bool = False):
         super().__init__()
         self.fused, sign = fused, torch.ones(head_dim)
         if fused:  # the minus of the rotation is in the table
             sign[: head_dim // 2] = -1
-        inverse_frequency = 1.0 / theta ** (
-            torch.arange(0, head_dim, 2).float() / head_dim
-        )  # [E/2]
+        exponents = torch.arange(0, head_dim, 2).float() / head_dim
+        inverse_frequency = 1.0 / theta**exponents  # [E/2]
         angles = torch.outer(torch.arange(max_seq_len).float(), inverse_frequency)  # [S, E/2]
-        angles = torch.cat(
-            (angles, angles), dim=-1
-        )  # [S, E]: i and i + E/2 rotate by the same angle
-        # Buffers move with the model; they follow from the configuration, so checkpoints leave them
-        # out.
+        # [S, E]: i and i + E/2 rotate by the same angle
+        angles = torch.cat((angles, angles), dim=-1)
+        # Buffers move with the model; they follow from the configuration: no checkpoint has them.
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", sign * angles.sin(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, H, S, E] -> [B, H, S, E], rotated by position."""
         cos, sin = self.cos[: x.shape[2]], self.sin[: x.shape[2]]  # [S, E]
-        if not torch.is_autocast_enabled(
-            x.device.type
-        ):  # which narrows what matmuls read: elsewhere x keeps its type
+        # Autocast narrows what matmuls read; without it x keeps its type.
+        if not torch.is_autocast_enabled(x.device.type):
             cos, sin = cos.to(x.dtype), sin.to(x.dtype)
         if self.fused:  # halves swapped by one copy; multiplied and added by one kernel
             swapped = x.roll(x.shape[3] // 2, dims=-1)  # [B, H, S, E]
             return torch.addcmul(x * cos, swapped, sin)
         first, second = x.chunk(2, dim=-1)  # [B, H, S, E/2] each
-        rotated = torch.cat(
-            (-second, first), dim=-1
-        )  # [B, H, S, E]: every pair rotated by 90 degrees
+        rotated = torch.cat((-second, first), dim=-1)  # [B, H, S, E]: pairs rotated by 90 degrees
         return x * cos + rotated * sin
 
 
@@ -356,9 +337,8 @@ def eager_attention(
     `part` is the prefix of its range names."""
     with trace_range(f"{part}.scores"):
         # Scaling q is cheaper than scaling the scores: E numbers per token and head instead of S.
-        scores = (q * q.shape[-1] ** -0.5) @ repeat_kv(k, q.shape[1]).transpose(
-            2, 3
-        )  # [B, H, S, S]
+        scores = q * q.shape[-1] ** -0.5  # [B, H, S, E]
+        scores = scores @ repeat_kv(k, q.shape[1]).transpose(2, 3)  # [B, H, S, S]
         scores = scores if mask is None else scores + mask
     with trace_range(f"{part}.softmax"):
         # A sum over S terms, so in float32.  The result is saved for the backward pass: memory
@@ -406,60 +386,45 @@ class Attention(nn.Module):
         layer: int,
     ):
         super().__init__()
-        self.n_heads, self.n_kv_heads, self.head_dim = (
-            config.n_heads,
-            config.n_kv_heads,
-            config.head_dim,
-        )
-        self.fused_projections = options.fused_projections
+        self.n_heads, self.n_kv_heads = config.n_heads, config.n_kv_heads
+        self.head_dim, self.fused_projections = config.head_dim, options.fused_projections
+        width, kv_width = config.hidden_dim, config.kv_dim
         if self.fused_projections:
-            self.qkv_proj = FusedLinear(
-                config.hidden_dim, config.hidden_dim, config.kv_dim, config.kv_dim
-            )
+            self.qkv_proj = FusedLinear(width, width, kv_width, kv_width)
         else:  # each of the three reads x
-            self.q_proj = nn.Linear(config.hidden_dim, config.hidden_dim, bias=False)
-            self.k_proj = nn.Linear(config.hidden_dim, config.kv_dim, bias=False)
-            self.v_proj = nn.Linear(config.hidden_dim, config.kv_dim, bias=False)
-        self.o_proj = nn.Linear(config.hidden_dim, config.hidden_dim, bias=False)
+            self.q_proj = nn.Linear(width, width, bias=False)
+            self.k_proj = nn.Linear(width, kv_width, bias=False)
+            self.v_proj = nn.Linear(width, kv_width, bias=False)
+        self.o_proj = nn.Linear(width, width, bias=False)
         self.rope = rope  # shared by all layers: its tables depend only on the positions
         self.range = f"layers.{layer}.attention"
 
     def forward(self, x: Tensor, causal_mask: Tensor | None) -> Tensor:
         """[B, S, D] -> [B, S, D]; fused if there is no mask to add."""
         batch_size, seq_len, hidden_dim = x.shape
+        by_head = (batch_size, seq_len, -1, self.head_dim)
         if self.fused_projections:
             with trace_range(f"{self.range}.qkv_proj"):
-                heads = (
-                    self.qkv_proj(x).view(batch_size, seq_len, -1, self.head_dim).transpose(1, 2)
-                )
-                q, k, v = heads.split(
-                    (self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=1
-                )  # views, shapes as below
+                heads = self.qkv_proj(x).view(by_head).transpose(1, 2)  # [B, H + 2 K, S, E]
+                # Views, shapes as below
+                q, k, v = heads.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=1)
         else:
             with trace_range(f"{self.range}.q_proj"):
-                q = (
-                    self.q_proj(x).view(batch_size, seq_len, -1, self.head_dim).transpose(1, 2)
-                )  # [B, H, S, E]
+                q = self.q_proj(x).view(by_head).transpose(1, 2)  # [B, H, S, E]
             with trace_range(f"{self.range}.k_proj"):
-                k = (
-                    self.k_proj(x).view(batch_size, seq_len, -1, self.head_dim).transpose(1, 2)
-                )  # [B, K, S, E]
+                k = self.k_proj(x).view(by_head).transpose(1, 2)  # [B, K, S, E]
             with trace_range(f"{self.range}.v_proj"):
-                v = (
-                    self.v_proj(x).view(batch_size, seq_len, -1, self.head_dim).transpose(1, 2)
-                )  # [B, K, S, E]
+                v = self.v_proj(x).view(by_head).transpose(1, 2)  # [B, K, S, E]
         with trace_range(f"{self.range}.rope"):
             q, k = self.rope(q), self.rope(k)
         if causal_mask is None:
             output = fused_attention(q, k, v, causal=True, part=self.range)  # [B, H, S, E]
         else:
-            output = eager_attention(
-                q, k, v, causal_mask[:seq_len, :seq_len], self.range
-            )  # [B, H, S, E]
+            mask = causal_mask[:seq_len, :seq_len]
+            output = eager_attention(q, k, v, mask, self.range)  # [B, H, S, E]
         with trace_range(f"{self.range}.o_proj"):
-            output = output.transpose(1, 2).reshape(
-                batch_size, seq_len, hidden_dim
-            )  # [B, S, D], a copy
+            # [B, S, D], a copy
+            output = output.transpose(1, 2).reshape(batch_size, seq_len, hidden_dim)
             return self.o_proj(output)  # [B, S, D]
 
 
@@ -469,14 +434,13 @@ class MLP(nn.Module):
     def __init__(self, config: TinyLlamaConfig, options: OptimizationConfig, layer: int):
         super().__init__()
         self.fused_projections, self.swiglu = options.fused_projections, swiglu_kernel(options)
+        width, inner_width = config.hidden_dim, config.intermediate_dim
         if self.fused_projections:
-            self.gate_up_proj = FusedLinear(
-                config.hidden_dim, config.intermediate_dim, config.intermediate_dim
-            )
+            self.gate_up_proj = FusedLinear(width, inner_width, inner_width)
         else:
-            self.gate_proj = nn.Linear(config.hidden_dim, config.intermediate_dim, bias=False)
-            self.up_proj = nn.Linear(config.hidden_dim, config.intermediate_dim, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_dim, config.hidden_dim, bias=False)
+            self.gate_proj = nn.Linear(width, inner_width, bias=False)
+            self.up_proj = nn.Linear(width, inner_width, bias=False)
+        self.down_proj = nn.Linear(inner_width, width, bias=False)
         self.range = f"layers.{layer}.mlp"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -549,12 +513,9 @@ class TinyLlamaModel(nn.Module):
         # A matrix of its own, as in LLaMA: GPT-2 would use the embedding's.
         self.lm_head = nn.Linear(config.hidden_dim, config.vocab_size, bias=False)
         mask = None  # fused attention has a flag for causal masking, and skips the masked part
-        if (
-            options.attention == "eager"
-        ):  # -inf above the diagonal, so that no token attends to a later one
-            mask = torch.full((config.max_seq_len, config.max_seq_len), float("-inf")).triu(
-                1
-            )  # [S, S]
+        if options.attention == "eager":
+            # [S, S]: -inf above the diagonal, so that no token attends to a later one
+            mask = torch.full((config.max_seq_len, config.max_seq_len), float("-inf")).triu(1)
         self.register_buffer("causal_mask", mask, persistent=False)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -565,9 +526,8 @@ class TinyLlamaModel(nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None):
         if input_ids.shape[1] > self.config.max_seq_len:
-            raise ValueError(
-                f"{input_ids.shape[1]} tokens, but max_seq_len is {self.config.max_seq_len}"
-            )
+            most = self.config.max_seq_len
+            raise ValueError(f"{input_ids.shape[1]} tokens, but max_seq_len is {most}")
         with trace_range("embedding"):
             x = self.embedding(input_ids)  # [B, S, D]
         for index, layer in enumerate(self.layers):
@@ -611,9 +571,8 @@ def batches(corpus: np.ndarray, training: TrainingConfig, device: torch.device, 
     window = np.arange(training.seq_len + 1)
     micro_batch_size = training.batch_size // training.gradient_accumulation_steps
     while True:
-        starts = rng.integers(
-            0, len(corpus) - training.seq_len, size=(training.world_size, micro_batch_size)
-        )[rank]
+        shape = training.world_size, micro_batch_size
+        starts = rng.integers(0, len(corpus) - training.seq_len, size=shape)[rank]
         tokens = torch.from_numpy(corpus[starts[:, None] + window].astype(np.int64))  # [B, S + 1]
         if device.type == "cuda":  # from pageable memory the copy would block the host
             tokens = tokens.pin_memory().to(device, non_blocking=True)
@@ -634,10 +593,10 @@ def build(
         model = place(model)
     elif device.type != "cpu":  # fake tensors cannot be moved
         model = model.to(device)
-    impl = (
-        {training.optimizer_impl: True} if training.optimizer_impl else {}
-    )  # else PyTorch chooses
-    optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, **impl)
+    implementation = {}  # PyTorch chooses
+    if training.optimizer_impl:
+        implementation[training.optimizer_impl] = True
+    optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, **implementation)
     # The range of fp16 is 6e-8 to 65,504: the loss is scaled up so that small gradients do not
     # underflow.  bf16 has the range of fp32 and needs no scaling.
     scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
@@ -670,9 +629,8 @@ def train(
                     input_ids, labels = next(stream)
                 with gradient_sync(model, last_micro_step=micro_step == micro_steps):
                     with meter.phase("forward"), instruments.forward(step), autocast:
-                        loss = model(input_ids, labels)[
-                            1
-                        ]  # no reference to the logits is kept: they can be freed
+                        # No reference to the logits is kept: they can be freed.
+                        loss = model(input_ids, labels)[1]
                     with meter.phase("backward"):
                         # Gradients accumulate over micro-batches: divided, their sum is the mean
                         # over the batch.
@@ -680,21 +638,18 @@ def train(
                 meter.add_loss(loss)  # an asynchronous copy: loss.item() would wait for the device
             with meter.phase("optimizer"):
                 if grad_clip is not None:
-                    scaler.unscale_(
-                        optimizer
-                    )  # so that it is the norm of the gradients, not of scaled ones
+                    scaler.unscale_(optimizer)  # the norm is that of the gradients as they are
                     meter.add_grad_norm(clip_gradients(optimizer, grad_clip))
                 scaler.step(optimizer)  # optimizer.step(), unless fp16 gradients are infinite
                 scaler.update()
-                optimizer.zero_grad(
-                    set_to_none=True
-                )  # frees the gradients before the next forward pass
+                # Frees the gradients before the next forward pass.
+                optimizer.zero_grad(set_to_none=True)
         # ---- The timed section ends: the meter reads the events of steps that the device has
         # finished. ----
 
 
 @dataclass(frozen=True)
-class TinyLlamaWorkload(Workload):
+class TinyLlamaWorkload(FlaggedWorkload):
     """This model and its training, as the harness and the analysis see them."""
 
     config: TinyLlamaConfig
@@ -702,13 +657,7 @@ class TinyLlamaWorkload(Workload):
     size: str | None = field(default=None, compare=False)  # the name given with --size
 
     title = "Tiny LLaMA V1 - PyTorch Baseline"
-    batch_size = property(lambda self: self.training.batch_size)
-    seq_len = property(lambda self: self.training.seq_len)
-    micro_steps = property(lambda self: self.training.gradient_accumulation_steps)
-    precision = property(lambda self: arithmetic(vars(self.training)))
-    parameter_dtype = property(lambda self: parameter_dtype(self.training.precision))
-    compiled = property(lambda self: self.training.compile)
-    parallel = property(lambda self: self.training)
+    can_be_captured = True
 
     def build(self, device: torch.device, place: Callable | None = None) -> TrainingState:
         return build(self.config, self.training, device, place)
@@ -718,10 +667,9 @@ class TinyLlamaWorkload(Workload):
 
     def fake_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """As in a run: inputs and labels are shifted copies of one tensor of tokens."""
+        shape = self.batch_size // self.micro_steps, self.seq_len + 1
         while True:
-            tokens = torch.zeros(
-                self.batch_size // self.micro_steps, self.seq_len + 1, dtype=torch.int64
-            )
+            tokens = torch.zeros(shape, dtype=torch.int64)
             yield tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -730,15 +678,13 @@ class TinyLlamaWorkload(Workload):
     def train(
         self, state: TrainingState, stream: Iterator, num_steps: int, meter, instruments
     ) -> None:
-        train(
-            state, stream, num_steps, self.micro_steps, self.training.grad_clip, meter, instruments
-        )
+        grad_clip = self.training.grad_clip
+        train(state, stream, num_steps, self.micro_steps, grad_clip, meter, instruments)
 
     def with_settings(self, **changes) -> TinyLlamaWorkload:
         training = replace(self.training, **changes)
-        return replace(
-            self, training=training, config=replace(self.config, max_seq_len=training.seq_len)
-        )
+        config = replace(self.config, max_seq_len=training.seq_len)
+        return replace(self, training=training, config=config)
 
     def parameter_count(self) -> int:
         return self.config.parameter_count()
@@ -749,51 +695,30 @@ class TinyLlamaWorkload(Workload):
 
     def settings(self) -> dict[str, dict]:
         size = {"size": self.size} if self.size else unknown("no --size was given", "size")
-        model = size | asdict(self.config)
-        return {
-            "model": model | {"parameters": self.parameter_count()},
-            "training": asdict(self.training),
-        }
+        model = {**size, **asdict(self.config), "parameters": self.parameter_count()}
+        return {"model": model, "training": asdict(self.training)}
 
     @classmethod
     def from_settings(cls, settings: dict[str, dict]) -> TinyLlamaWorkload:
         """The workload of a run, from its config.json."""
-        config, training = (
-            kind(
-                **{
-                    f.name: settings[section][f.name]
-                    for f in fields(kind)
-                    if f.name in settings[section]
-                }
-            )
-            for kind, section in ((TinyLlamaConfig, "model"), (TrainingConfig, "training"))
-        )
+        config = config_from(TinyLlamaConfig, settings["model"])
+        training = config_from(TrainingConfig, settings["training"])
         return cls(config, training, settings["model"]["size"])
 
     def settings_lines(self, device: torch.device) -> dict[str, object]:
-        c, t = self.config, self.training
-        default_impl = (
-            "foreach" if device.type == "cuda" else "one tensor after another"
-        )  # PyTorch's choice
+        model, training = self.config, self.training
         return {
-            "Batch Size": t.batch_size,
-            "Sequence Length": t.seq_len,
-            "Number of Steps": t.num_steps,
-            "Hidden Dim": c.hidden_dim,
-            "Num Layers": c.n_layers,
-            "Num Heads": c.n_heads,
-            "Intermediate Dim": c.intermediate_dim,
-            "Num KV Heads": c.n_kv_heads,
-            "Vocab Size": c.vocab_size,
-            "Learning Rate": t.learning_rate,
-            "Gradient Accumulation Steps": t.gradient_accumulation_steps,
-            **({"Gradient Clipping": f"norm {t.grad_clip:g}"} if t.grad_clip else {}),
-            "Optimizer": f"AdamW, {t.optimizer_impl or default_impl}",
-            "Optimizations": ", ".join(flags_in_use(vars(t))) or "none",
-            "Precision": t.precision,
-            "Data": t.data,
-            "Seed": t.seed,
-            "Deterministic": t.deterministic,
+            "Batch Size": training.batch_size,
+            "Sequence Length": training.seq_len,
+            "Number of Steps": training.num_steps,
+            "Hidden Dim": model.hidden_dim,
+            "Num Layers": model.n_layers,
+            "Num Heads": model.n_heads,
+            "Intermediate Dim": model.intermediate_dim,
+            "Num KV Heads": model.n_kv_heads,
+            "Vocab Size": model.vocab_size,
+            "Learning Rate": training.learning_rate,
+            **training_lines(training, device),
         }
 
 
@@ -801,7 +726,7 @@ class TinyLlamaWorkload(Workload):
 
 
 def run(
-    workload: TinyLlamaWorkload,
+    workload: FlaggedWorkload,
     profiling: ProfilerConfig,
     examine: Callable | None = None,
     verbose: bool = False,
@@ -813,36 +738,23 @@ def run(
     """
     training = workload.training
     device = choose_device(training.device)
-    check_precision(training.precision, device)
-    check_device_has(training, device)
-    check_profiling(profiling, device, training.output_dir)
-    if training.data != "synthetic":
-        corpus_of(
-            workload.config, training
-        )  # an unusable file is an error before anything is written
-    set_numerics(training.seed, training.precision, training.deterministic)
-    check_shards(workload)
+    check_can_be_trained(workload, profiling, device)
     schedule = InstrumentSchedule(training.num_steps, profiling)  # which steps are profiled
+    config = {**workload.settings(), "profiling": asdict(profiling)}
     from analysis.commands.run_ending import close_report
     from analysis.prediction.preflight import check_fits_in_memory
 
-    with process_group(device, workload.settings() | {"profiling": asdict(profiling)}) as (
-        rank,
-        world_size,
-    ):
+    with workload.step_settings(), process_group(device, config) as (rank, world_size):
         if examine:
             examine(device, rank, world_size)
-        shown = {
-            "log_interval": training.log_interval,
-            "output_dir": training.output_dir,
-            "verbose": verbose,
-        }
-        report = RunReport(workload, profiling, schedule, device, (rank, world_size), **shown)
+        shown = {"log_interval": training.log_interval, "verbose": verbose}
+        ranks, folder = (rank, world_size), training.output_dir
+        report = RunReport(workload, profiling, schedule, device, ranks, output_dir=folder, **shown)
         report.open()
         try:
             report.announce()
             check_fits_in_memory(workload, device, training.force)
-            train_and_measure(workload, profiling, schedule, device, report)
+            train_and_measure(workload, profiling, device, report)
         except BaseException as error:  # Ctrl-C too: the completed steps are summarized and written
             with ending_despite_signals():
                 from analysis.commands.run_explanations import with_prediction
@@ -856,48 +768,50 @@ def run(
 
 
 def train_and_measure(
-    workload: TinyLlamaWorkload, profiling, schedule, device, report: RunReport
+    workload: FlaggedWorkload, profiling: ProfilerConfig, device: torch.device, report: RunReport
 ) -> None:
-    """Build, compile if requested, and train with the instruments; what they measure is stored in
-    the report."""
-    rank, training, measurements = report.rank, workload.training, report.measurements
-    state, stream = sharded_state(workload, device), workload.batches(device, rank)
-    if workload.compiled:
-        say("Compiling the model...")
-        batch, traced = next(stream), profiling.records_trace
-        measurements.compilation = Compilation(
-            workload, state, batch, device, training.compile_mode, traced
+    """Make the step ready, and train with the instruments; what they measure is stored in the
+    report."""
+    measurements, num_steps = report.measurements, workload.training.num_steps
+    meter = measurements.meter
+    folders = report.folder.path if report.rank == 0 else None, report.folder.traces
+    suffix = suffix_of_rank(report.rank, report.world_size)
+    preparation = Preparation(tell=say, records_generated_code=profiling.records_trace)
+    with Session(workload, device, (report.rank, report.world_size), preparation) as session:
+        measurements.compilation = session.compilation
+        instruments = Instruments(
+            report.schedule, profiling, session.unwrapped, session.audit, device, *folders, suffix
         )
-        stream = itertools.chain(
-            [batch], stream
-        )  # compiling must not change which batches the training sees
-        del batch
-    if training.cuda_graphs:
-        say("Capturing CUDA graphs...")
-        state = captured(workload, state, workload.batches(device, rank))
-    folders = report.folder.path if rank == 0 else None, report.folder.traces
-    suffix = suffix_of_rank(rank, report.world_size)
-    instruments = Instruments(schedule, profiling, state, device, *folders, suffix)
-    measurements.instruments = instruments
-    # Wrapped after compiling, so that the backward pass stays a single graph.
-    state = state._replace(model=replicated(state.model, training, device))
-    with measurements.sampler, instruments.run(), workload.step_settings():
-        workload.train(state, stream, training.num_steps, measurements.meter, instruments)
-    measurements.meter.read_finished(wait=True)
-    measurements.no_sync = no_sync_steps(workload, state, stream, device, profiling.no_sync_steps)
+        measurements.instruments = instruments
+        with measurements.sampler, instruments.run():
+            workload.train(session.state, session.stream, num_steps, meter, instruments)
+        meter.read_finished(wait=True)
+        measurements.no_sync = session.no_sync(profiling.no_sync_steps)
     # Waits for all: rank 0 reads the traces of all ranks.
     measurements.ranks = facts_of_ranks(facts_of_rank(measurements))
+
+
+def check_can_be_trained(
+    workload: FlaggedWorkload, profiling: ProfilerConfig, device: torch.device
+) -> None:
+    """Raise UserError before anything is written."""
+    training = workload.training
+    check_precision(training.precision, device)
+    check_device_has(training, device)
+    check_profiling(profiling, device, training.output_dir)
+    if training.data != "synthetic":
+        corpus_of(workload.config, training)  # the file may be unusable
+    check_shards(workload)
 
 
 def validate_setup(workload: TinyLlamaWorkload, profiling: ProfilerConfig, verbose: bool) -> None:
     """The checks of this machine and its set-up, then three steps."""
     setup_checks.examine(workload.training.device)
-    short = replace(workload, training=replace(workload.training, num_steps=3))
+    short = workload.with_settings(num_steps=3)
     summary = run(short, profiling, setup_checks.examine_ranks, verbose)
     if summary and summary["audit"]["findings"]:
-        raise UserError(
-            f"three steps ran, but they do not train: {findings_text(summary['audit'])}"
-        )
+        findings = findings_text(summary["audit"])
+        raise UserError(f"three steps ran, but they do not train: {findings}")
     say("Setup is valid: three steps were trained.")
 
 
@@ -906,103 +820,58 @@ def validate_setup(workload: TinyLlamaWorkload, profiling: ProfilerConfig, verbo
 
 def build_parser(prog: str = "tiny_llama_v1.py", description: str | None = None) -> OneLineParser:
     """All flags, from the dataclasses; each is None if the user did not pass it."""
-    parser = OneLineParser(
-        prog=prog,
-        description=description or "Train Tiny LLaMA and show where time and memory went.",
-        epilog=(
-            "Defaults in parentheses. README.md lists the problem sizes, docs/files.md the files of"
-            " a run."
-        ),
-    )
-    group = parser.add_argument_group("presets and modes")
-    text = f"{', '.join(SIZES)}; other flags override it"
-    group.add_argument("--size", metavar="NAME", choices=[*SIZES, *SIZE_ALIASES], help=text)
-    text = (
-        "all: the flags that were fastest on this device in stored measurements, which are printed"
-    )
-    group.add_argument("--optimize", choices=["all", "none"], help=text)
-    text = "a training step of your own, from a function in a file; docs/your_own_model.md"
-    group.add_argument("--workload", metavar="FILE.py[:NAME]", help=text)
-    switches = {
-        "--use-amp": "the same as --precision bf16",
-        "--enable-all-profiling": (
-            "every profiler below except --memory-snapshot and --system-profiler"
-        ),
-        "--validate-setup": "report versions, devices and what is missing, and train three steps",
-        "--dry-run": (
-            "do not train: predict memory, largest batch and sequence that fit, lower bound on step"
-            " time"
-        ),
+    groups = {
+        "model": TinyLlamaConfig,
+        "training": TrainingConfig,
+        "optimizations": OptimizationConfig,
+        "several ranks": ParallelConfig,
+        "prediction": PredictionConfig,
+        "profiling": ProfilerConfig,
     }
-    for name, text in switches.items():
-        group.add_argument(name, action="store_true", default=None, help=text)
-    verbose_flag(group)
-    parser.add_dataclass_flags("model", TinyLlamaConfig)
-    parser.add_dataclass_flags("training", TrainingConfig)
-    parser.add_dataclass_flags("optimizations", OptimizationConfig)
-    parser.add_dataclass_flags("several ranks", ParallelConfig)
-    parser.add_dataclass_flags("prediction", PredictionConfig)
-    parser.add_dataclass_flags("profiling", ProfilerConfig)
-    return parser
+    description = description or "Train Tiny LLaMA and show where time and memory went."
+    return training_parser(prog, description, SIZES, SIZE_ALIASES, groups)
 
 
-def resolve(args: argparse.Namespace) -> tuple[TinyLlamaWorkload, ProfilerConfig]:
+def resolve(args: argparse.Namespace) -> tuple[FlaggedWorkload, ProfilerConfig]:
     """Flags to configurations: what the user passed, else the row of --size, else the defaults.
     Raises UserError, exit code 2, for values that contradict each other."""
     given = {name: value for name, value in vars(args).items() if value is not None}
     size = SIZE_ALIASES.get(args.size, args.size)
-    optimized = {}
-    if args.optimize == "all":
-        from analysis.commands.stored_optimizations import fastest_settings
-
-        precision = "bf16" if args.use_amp else args.precision or "fp32"
-        optimized = fastest_settings(
-            args.device or "auto", size or "tiny", precision, build_parser()
-        )
-    values = (SIZES[size] if size else {}) | optimized | given | parallel_settings(given)
-    if not size and "n_heads" in given:
-        # So that --n-heads alone is a valid change: the default of 4 need not divide it.
-        values.setdefault(
-            "n_kv_heads", args.n_heads // 2 if args.n_heads % 2 == 0 else args.n_heads
-        )
-    if not size and "hidden_dim" in given:
-        values.setdefault("intermediate_dim", 2 * args.hidden_dim)
-    if args.use_amp:
-        values.setdefault("precision", "bf16")
-    if args.enable_all_profiling:
-        values = dict.fromkeys(ProfilerConfig.ALL, True) | values
-    config, training, profiling = (
-        kind(**{f.name: values[f.name] for f in fields(kind) if f.name in values})
-        for kind in (TinyLlamaConfig, TrainingConfig, ProfilerConfig)
-    )
+    shape = SIZES[size] if size else shape_that_follows(given)
+    values = {**implied_by_switches(args), **shape, **given, **parallel_settings(given)}
+    config = config_from(TinyLlamaConfig, values)
+    training = config_from(TrainingConfig, values)
+    profiling = config_from(ProfilerConfig, values)
     if args.log_interval is None and not args.verbose:
-        lines = 20 if profiling.enabled else 50  # for the steps: a command prints 120 in all
-        training = replace(training, log_interval=1 + (training.num_steps - 1) // lines)
+        interval = default_log_interval(training.num_steps, profiling)
+        training = replace(training, log_interval=interval)
     check_model(config)
     check_combinations(training, profiling, given)
-    if args.use_amp and training.precision != "bf16":
-        raise UserError(
-            f"--use-amp: means bf16, but --precision is {training.precision}; use only one of"
-            " the two",
-            2,
-        )
     if args.workload:
         from analysis.work.user_workload import user_workload
 
         return user_workload(args.workload, training, given), profiling
-    return (
-        TinyLlamaWorkload(replace(config, max_seq_len=training.seq_len), training, size),
-        profiling,
-    )
+    config = replace(config, max_seq_len=training.seq_len)
+    return TinyLlamaWorkload(config, training, size), profiling
+
+
+def shape_that_follows(given: dict) -> dict[str, int]:
+    """From flags, where no --size gives the shape."""
+    shape = {}
+    if "n_heads" in given:  # alone a valid change: the default of 4 need not divide it
+        half, odd = divmod(given["n_heads"], 2)
+        shape["n_kv_heads"] = given["n_heads"] if odd else half
+    if "hidden_dim" in given:
+        shape["intermediate_dim"] = 2 * given["hidden_dim"]
+    return shape
 
 
 def run_from_arguments(args: argparse.Namespace) -> None:
     """What the flags ask for: a prediction, a setup check, or a run."""
     workload, profiling = resolve(args)
     if args.dry_run:
-        from analysis.prediction.dry_run import (
-            dry_run,
-        )  # imported late: it can take longer than a short run
+        # Imported late: it can take longer than a short run.
+        from analysis.prediction.dry_run import dry_run
 
         dry_run(workload, profiling, args)
     elif args.validate_setup:

@@ -36,11 +36,10 @@ from harness.base.errors import UserError
 from harness.base.tables import column
 from harness.base.text import read_ini
 from harness.base.units import MB
-from harness.instruments.compilation import compile_in_place
-from harness.instruments.timing import NullMeter, StepMeter
 from harness.machine.clock import elapsed_ms, mark
-from harness.machine.devices import choose_device, set_numerics
+from harness.machine.devices import choose_device
 from harness.model.workload import Workload
+from harness.session.session import Preparation, Session
 
 WARMUP, STEPS, N = 5, 10, 8192
 COLUMNS = [
@@ -64,29 +63,21 @@ def workload_of(flags: str) -> Workload:
 
 def measured(flags: str, device: torch.device) -> dict:
     """Step time by events, and what the allocator took, from an empty one."""
-    workload = workload_of(flags)
-    set_numerics(workload.training.seed, workload.precision, deterministic=False)
-    with device:  # of billions of parameters, a CPU would take minutes to draw them
-        state, stream = workload.build(device), workload.batches(device)
-    gc.collect()
+    gc.collect()  # what the row before has left
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    if workload.compiled:
-        torch._dynamo.reset()
-        compile_in_place(state.model)
-    meter = StepMeter(device, 1, lambda step: False, lambda record: None)
-    workload.train(state, stream, WARMUP + STEPS, meter, NullMeter())
-    meter.read_finished(wait=True)
-    times = [record.total_ms for record in meter.records[WARMUP:]]
-    memory = {
-        "peak_mb": torch.cuda.max_memory_allocated() / MB,
-        "reserved_mb": torch.cuda.max_memory_reserved() / MB,
-    }
+    torch._dynamo.reset()
+    # Of billions of parameters, a CPU would take minutes to draw them.
+    session = Session(workload_of(flags), device, preparation=Preparation(draws_on_device=True))
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    times = session.times(WARMUP + STEPS)[WARMUP:]
     return {
         "ms": float(np.median(times)),
         "std_ms": float(np.std(times)),
         "times_ms": times,
-        **memory,
+        "peak_mb": torch.cuda.max_memory_allocated() / MB,
+        "reserved_mb": torch.cuda.max_memory_reserved() / MB,
     }
 
 
@@ -105,34 +96,32 @@ def mean_ms(work: Callable[[], object], n: int) -> float:
 def host_us(work: Callable[[], object], n: int = 600) -> float:
     """Of a call, until it returns: median of five times n calls after n, too few for the queue to
     be full."""
-    found = []
+    times_us = []
     for _ in range(6):
         torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(n):
             work()
-        found.append(1e6 * (time.perf_counter() - start) / n)
-    return float(np.median(found[1:]))
+        times_us.append(1e6 * (time.perf_counter() - start) / n)
+    return float(np.median(times_us[1:]))
 
 
 def rates() -> dict[str, float]:
     """What achievable.ini says of an H100: bf16 matmuls of N x N, few and many, copies, and calls
     on the host."""
-    a, source = (
-        torch.randn(N, N, dtype=torch.bfloat16, device="cuda"),
-        torch.zeros(4 * N * N, device="cuda"),
-    )
+    matrix = torch.randn(N, N, dtype=torch.bfloat16, device="cuda")
+    source = torch.zeros(4 * N * N, device="cuda")
     small, target = torch.zeros(8, 8, device="cuda"), torch.empty_like(source)
-    found = {
-        f"tflops_of_{n}_matmuls": 2 * N**3 / mean_ms(lambda: a @ a, n) / 1e9 for n in (20, 1000)
+    matmul_ms = {n: mean_ms(lambda: matrix @ matrix, n) for n in (20, 1000)}
+    copy_ms = mean_ms(lambda: target.copy_(source), 20)
+    return {
+        "tflops_of_20_matmuls": 2 * N**3 / matmul_ms[20] / 1e9,
+        "tflops_of_1000_matmuls": 2 * N**3 / matmul_ms[1000] / 1e9,
+        "copy_gb_per_s": 2 * source.nbytes / copy_ms / 1e6,
+        "add_us": host_us(lambda: small.add_(1)),
+        "matmul_us": host_us(lambda: small @ small),
+        "view_us": host_us(lambda: small.view(-1)),
     }
-    found["copy_gb_per_s"] = 2 * source.nbytes / mean_ms(lambda: target.copy_(source), 20) / 1e6
-    calls = {
-        "add": lambda: small.add_(1),
-        "matmul": lambda: small @ small,
-        "view": lambda: small.view(-1),
-    }
-    return found | {f"{name}_us": host_us(call) for name, call in calls.items()}
 
 
 def measure(output: Path | None) -> tuple[dict, list[dict]]:
@@ -158,14 +147,16 @@ def beside(row: dict, device: str) -> dict:
         workload_of(f"{row['flags']} --dry-run"), torch.device("cpu"), targets=rows_named(device)
     )
     expected = document["expected_step_time_ms"] or {}
-    low, high, median = (expected.get(name) for name in ("low", "high", "median"))
-    found = {"expected": expected, "expected_ms": median, "bound": expected.get("bound")}
-    found |= {
+    median, inside = expected.get("median"), None
+    if median:
+        inside = "yes" if expected["low"] <= row["ms"] <= expected["high"] else "no"
+    return {
+        "expected": expected,
+        "expected_ms": median,
+        "bound": expected.get("bound"),
         "ratio": median and median / row["ms"],
         "least_ms": document["step_time_lower_bound_ms"],
-    }
-    found["inside"] = median and ("yes" if low <= row["ms"] <= high else "no")
-    return found | {
+        "inside": inside,
         "predicted_mb": document["peak_memory_mb"],
         "predicted_reserved_mb": document["reserved_memory_mb"],
     }

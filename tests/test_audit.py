@@ -20,7 +20,7 @@ from harness.instruments.first_step import FirstStepAudit
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import StepRecord
 from harness.program.hooks.audit import StepAudit
-from studies.timing.methods import Step
+from harness.session.session import Session
 from tiny_llama_v1 import (
     RMSNorm,
     TinyLlamaConfig,
@@ -196,14 +196,14 @@ def test_no_cpu_exceeds_its_limit():
 
 
 def test_a_memory_tracker_sees_nothing_of_it():
-    step = Step(WORKLOAD, CPU)
-    step()
+    session = Session(WORKLOAD, CPU)
+    session.step()
     sizes = []
     for audits in (False, True):
-        tracker = MemoryTracker(step.state.model, step.state.optimizer)
-        audit = FirstStepAudit(step.state.model, step.state.scaler)
+        tracker = MemoryTracker(session.state.model, session.state.optimizer)
+        audit = FirstStepAudit(session.state.model, session.state.scaler)
         with audit if audits else trace_range("nothing"), tracker:
-            step()
+            session.step()
         sizes.append(
             (
                 len(tracker.timeline.allocations),
@@ -327,12 +327,12 @@ class HalfOfTheTokens(TinyLlamaWorkload):
 
 
 def losses(workload, dtype=None) -> list[float]:
-    step = Step(workload, CPU)
+    session = Session(workload, CPU)
     if dtype:
-        step.state.model.to(dtype)
+        session.state.model.to(dtype)
     for _ in range(20):
-        step()
-    return [loss.item() for loss in step.meter.losses]
+        session.step()
+    return [loss.item() for loss in session.losses]
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ FLAGS = {  # every flag that users rely on; a change here is a change of what wa
     " --validate-setup --dry-run --device-memory --force --target-device --parallel --bucket-mb"
     " --gradient-as-bucket-view --no-gradient-as-bucket-view --param-precision --fsdp-reshard"
     " --no-fsdp-reshard --fsdp-wrap --reduce-precision --world-size --network --no-sync-steps"
-    " --verbose --optimize --fused-projections --fused-norm --fused-rope --kernels --fused-loss"
+    " --verbose --fused-projections --fused-norm --fused-rope --kernels --fused-loss"
     " --compile-mode --cuda-graphs --workload --grad-clip"
 }
 

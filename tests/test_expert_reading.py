@@ -21,7 +21,6 @@ from traces import (
 )
 
 from analysis.advice.efficiency import counters
-from analysis.commands.stored_optimizations import best_of
 from analysis.comparison.document import repeated
 from analysis.comparison.runs import read_run, runs_below
 from analysis.diagnosis.sections import trace_sections
@@ -32,6 +31,7 @@ from analysis.report.page import first_screen, trust_in
 from analysis.trace.redact import Redaction
 from analysis.work.operator_costs import cost
 from harness.base.sections import as_text
+from studies.optimization.results import best_of
 
 GEMM = "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_32x3_nn"
 NONE = {"summary": None, **dict.fromkeys(("memory", "flops", "intensity", "roofline"))}

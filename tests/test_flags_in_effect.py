@@ -31,7 +31,6 @@ from tiny_llama_v1 import TinyLlamaWorkload
 NOT_OF_A_STEP = {
     "help", "verbose", "validate_setup", "dry_run", "output_dir", "log_interval", "force",
     "enable_all_profiling",  # sets those of ProfilerConfig
-    "optimize",  # sets others, from stored measurements
     "workload",  # has a table of its own
     "world_size",  # of a prediction; of a run it is the number of its ranks
     *(one.name for one in fields(ProfilerConfig)),
@@ -290,8 +289,9 @@ def test_studies_hand_every_flag_on_in_both_arms(
 
 
 @pytest.mark.parametrize("flags", ["--deterministic", "--precision tf32"])
-def test_both_arms_of_a_timing_study_run_under_their_own_settings(steps, flags):
+def test_both_arms_of_a_timing_study_run_under_their_own_settings(steps, flags, monkeypatch):
     """Whoever ran before: the settings are those of the process."""
+    monkeypatch.setattr("harness.machine.devices.lacks_precision", lambda *precision: None)  # tf32
     settings = {"device": "cpu", "size": "tiny", "batch_size": 1, "seq_len": 8, "n_layers": 1}
     baseline, changed = workload_of(**settings), workload_of(flags.split(), **settings)
     methods.interleaved(baseline, changed, 2, 2, 1)

@@ -22,9 +22,9 @@ from analysis.work.flop_counts import reconciliation
 from harness.instruments.memory_timeline import kept_by_component
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import NullMeter
+from harness.session.session import Session
 from kernels.rms_norm import forward, rms_norm
 from kernels.swiglu import swiglu
-from studies.timing.methods import Step
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -174,13 +174,13 @@ def test_losses_are_those_of_the_baseline(precision, tolerance):
     """The tolerances are those of tests/test_optimizations.py."""
     losses = []
     for kernels in ("eager", "triton"):
-        step = Step(
+        session = Session(
             WORKLOAD.with_settings(kernels=kernels, precision=precision, fused_projections=True),
             DEVICE,
         )
         for _ in range(6):
-            step()
-        losses.append([loss.item() for loss in step.meter.losses])
+            session.step()
+        losses.append([loss.item() for loss in session.losses])
     assert losses[1] == pytest.approx(losses[0], abs=tolerance)
     assert losses[0][-1] < losses[0][0] - 0.01
 
@@ -228,10 +228,10 @@ def test_memory_is_what_was_predicted(settings, monkeypatch):
 
     monkeypatch.setattr(device_code, "explained_launch", collecting)
     workload = WORKLOAD.with_settings(**settings)
-    step = Step(workload, DEVICE)
-    step()
-    tracker = MemoryTracker(step.state.model, step.state.optimizer)
-    workload.train(step.state, step.stream, 1, NullMeter(), NullMeter(tracker))
+    session = Session(workload, DEVICE)
+    session.step()
+    tracker = MemoryTracker(session.state.model, session.state.optimizer)
+    workload.train(session.state, session.stream, 1, NullMeter(), NullMeter(tracker))
     measured, predicted = (
         tracker.timeline.document(),
         predicted_memory(workload, DEVICE.type == "cuda").document(),
@@ -242,11 +242,11 @@ def test_memory_is_what_was_predicted(settings, monkeypatch):
 
 @needs_triton
 def test_a_trace_has_both_passes_in_the_components(tmp_path):
-    step = Step(WORKLOAD, DEVICE)
-    step()
+    session = Session(WORKLOAD, DEVICE)
+    session.step()
     with torch.profiler.profile(record_shapes=True) as profile:
         with torch.profiler.record_function("ProfilerStep#1"):
-            step()
+            session.step()
     profile.export_chrome_trace(str(tmp_path / "trace.json"))
     analysis = operator_analysis(link(read_trace(tmp_path / "trace.json")), None)
     phases = {row["component"]: set(row["phases_ms"]) for row in analysis["components"]}

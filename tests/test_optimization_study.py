@@ -15,7 +15,6 @@ from pretended.cuda import make_graphed_callables
 from torch._inductor import cpu_vec_isa
 
 import run_optimization_study
-from analysis.commands.stored_optimizations import best_of
 from analysis.work.user_workload import UserWorkload, examined
 from harness.instruments.first_step import FirstStepAudit
 from harness.instruments.phases import median_interval
@@ -26,7 +25,7 @@ from studies.optimization import reference, rungs, turns
 from studies.optimization import study as optimization
 from studies.optimization.groups import Candidate, groups_that_fit, rows_of_group
 from studies.optimization.reference import ReferenceWorkload, reference_of
-from studies.optimization.results import columns_beside, finding
+from studies.optimization.results import best_of, columns_beside, finding
 from studies.optimization.rungs import NAMES, flag_sets, predicted_ratio
 from studies.optimization.study import OptimizationStudy
 from studies.optimization.turns import Turns, take_turns
@@ -695,10 +694,10 @@ def test_the_audit_of_the_first_step_is_no_compile_time(traced_graphs, monkeypat
     compiled = turns.Variant(SMALL.with_settings(compile=True), torch.device("cpu"))
     assert len(traced_graphs) > 0
     assert {*graphs_at_phases} == {len(traced_graphs)}
-    assert compiled.compilation.compile_s > 0
+    assert compiled.session.compile_seconds > 0
     assert [record.step for record in compiled.meter.records] == [1]
     plain = turns.Variant(SMALL, torch.device("cpu"))
-    assert plain.compilation is None
+    assert plain.session.compile_seconds is None
     same = compiled.meter.records[0].loss, plain.meter.records[0].loss
     assert same[0] == pytest.approx(same[1], abs=1e-6)  # compiling takes no batch from the steps
 
@@ -709,6 +708,6 @@ def test_gradients_of_a_graph_are_compared_by_the_names_of_the_model(monkeypatch
         turns.Variant(SMALL.with_settings(cuda_graphs=asked), torch.device("cpu"))
         for asked in (True, False)
     )
-    assert graphed.state.model.loss.replays == 1
+    assert graphed.session.state.model.loss.replays == 1
     assert graphed.first_steps.told["gradients"] == plain.first_steps.told["gradients"]
-    assert graphed.audit.norms.keys() == plain.audit.norms.keys()
+    assert graphed.session.first_step.norms.keys() == plain.session.first_step.norms.keys()

@@ -9,17 +9,15 @@ from unittest import mock
 
 import pytest
 import torch
-from helpers import SMALL_MODEL, write_part
+from helpers import SMALL_MODEL
 
 import tiny_llama_v1
-from analysis.commands import stored_optimizations as fastest
 from analysis.prediction.memory import predicted_memory
 from analysis.work.flop_counts import reconciliation
 from harness.instruments.memory_timeline import kept_by_component
-from harness.machine.environment import describe_device
 from harness.model import optimizations
 from harness.model.chunked_loss import chunk_size, chunked_loss
-from studies.timing.methods import Step
+from harness.session.session import Session
 from tiny_llama_v1 import (
     OptimizationConfig,
     TinyLlamaConfig,
@@ -58,11 +56,6 @@ def test_every_flag_that_optimizes_has_a_record_and_every_record_a_flag():
     } | {"precision"}
     names = [one.name for one in records]
     assert len(set(names)) == len(names)
-    keys = {key for row in optimizations._TABLE.values() if row.name != "DEFAULT" for key in row}
-    keys = {
-        key for key in keys if not key.startswith("excludes --")
-    } - optimizations._TABLE.defaults().keys()
-    assert keys <= {*optimizations.Optimization._fields, "change"}
     for one in records:
         assert getattr(parser.parse_args(one.flag.split()), one.setting) == one.value
         assert set(one.replaced_by) < set(names)
@@ -75,12 +68,12 @@ def test_every_flag_that_optimizes_has_a_record_and_every_record_a_flag():
 def losses(config=CONFIG, device=CPU, compiled=False, **options) -> list[float]:
     """Of 20 steps."""
     workload = TinyLlamaWorkload(config, replace(TRAINING, **options))
-    step = Step(workload, device)
+    session = Session(workload, device)
     if compiled:
-        step.state.model.compile(dynamic=False)
+        session.state.model.compile(dynamic=False)
     for _ in range(workload.training.num_steps):
-        step()
-    return [loss.item() for loss in step.meter.losses]
+        session.step()
+    return [loss.item() for loss in session.losses]
 
 
 @functools.cache
@@ -311,75 +304,6 @@ def test_cuda_graphs_give_the_losses_of_the_baseline(train, tmp_path, precision)
         baseline["steps"]["loss"], abs=TOLERANCE[precision]
     )
     assert graphs["audit"]["ok"]
-
-
-@pytest.mark.slow
-def test_what_was_fastest_here_is_taken(train, tmp_path, monkeypatch):
-    name = describe_device(CPU).name
-    measured = {"size": "small", "precision": "fp32", "not_the_same": None}
-    rows = [
-        {"flags": flags, "ratio": ratio, "ratio_high": high, **measured}
-        for flags, ratio, high in (
-            ("--fused-rope", 0.98, 1.02),
-            ("--attention sdpa", 0.95, 0.97),
-            ("--attention sdpa --fused-projections", 0.90, 0.94),
-            ("--precision bf16", 0.5, 0.6),
-            ("transformers, sdpa", 0.4, 0.5),
-        )
-    ]
-    monkeypatch.setattr(fastest, "RESULTS", tmp_path / "results")
-    code, out, _ = train("--optimize", "all", "--dry-run")
-    assert code == 0
-    assert (
-        f"--optimize all: no flags (nothing was measured on {name} yet: ./run_optimization_study.sh"
-        in out
-    )
-    apart = rows[0] | {
-        "flags": "--fused-loss",
-        "ratio": 0.1,
-        "ratio_high": 0.2,
-        "not_the_same": "no gradient",
-    }
-    document = {"environment": {"device": {"name": name}}, "rows": [*rows, apart]}
-    (tmp_path / "results" / "here").mkdir(parents=True)
-    write_part(tmp_path / "results" / "here" / "optimization_study.json", document)
-    code, out, _ = train("--optimize", "all", "--attention", "eager", "--num-steps", "2")
-    assert code == 0
-    assert (
-        "--optimize all: --attention sdpa --fused-projections (1.11x as fast as without; the best"
-        " of 3 sets" in out
-    )
-    assert "  Optimizations: --fused-projections\n" in out  # a flag that was given wins
-    other = rows[1] | {
-        "size": "medium",
-        "flags": "--fused-projections",
-        "ratio": 0.97,
-        "ratio_high": 0.98,
-    }
-    write_part(
-        tmp_path / "results" / "here" / "optimization_study.json",
-        document | {"rows": [*rows, other]},
-    )
-    out = train("--optimize", "all", "--size", "medium", "--dry-run", small=False)[
-        1
-    ]  # what was fastest at this size
-    assert (
-        "--optimize all: --fused-projections (1.03x as fast as without; the best of 1 sets" in out
-    )
-    other = rows[1] | {"precision": "bf16", "ratio": 0.1, "ratio_high": 0.2}
-    write_part(
-        tmp_path / "results" / "here" / "optimization_study.json",
-        document | {"rows": [*rows, other]},
-    )
-    assert "fused-projections (1.11x" in train("--optimize", "all", "--dry-run")[1]
-    assert "sdpa (10.00x" in train("--optimize", "all", "--dry-run", "--precision", "bf16")[1]
-    write_part(
-        tmp_path / "results" / "here" / "optimization_study.json", document | {"rows": rows[:1]}
-    )
-    assert (
-        "no flags (none of 1 sets was faster beyond noise"
-        in train("--optimize", "all", "--dry-run")[1]
-    )
 
 
 @pytest.mark.slow

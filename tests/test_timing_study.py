@@ -10,8 +10,9 @@ from helpers import run_command
 
 import run_timing_study
 from harness.machine.clock import time_synced
+from harness.session.session import Session
 from studies.engine.command_line import workload_of
-from studies.timing.methods import METHODS, RIGHT, Step, dispatch_ms
+from studies.timing.methods import METHODS, RIGHT, dispatch_ms
 from studies.timing.results import conclusion, reported, with_conclusions
 
 CPU = torch.device("cpu")
@@ -87,10 +88,10 @@ def test_without_the_right_method_nothing_is_concluded():
 
 
 def test_dispatched_steps_are_completed():
-    step = Step(workload_of(batch_size=1, seq_len=8, device="cpu"), CPU)
-    times = dispatch_ms(step, 3, CPU)
-    assert len(times) == len(step.meter.losses) == 3
-    assert time_synced(step, CPU) > max(times)
+    session = Session(workload_of(batch_size=1, seq_len=8, device="cpu"), CPU)
+    times = dispatch_ms(session, 3)
+    assert len(times) == len(session.losses) == 3
+    assert time_synced(session.step, CPU) > max(times)
 
 
 @pytest.mark.parametrize(

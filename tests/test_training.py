@@ -15,6 +15,7 @@ from helpers import SMALL_MODEL
 import tiny_llama_v1 as tiny_llama
 from analysis.prediction.memory import predicted_memory
 from harness.base.ranges import range_observers
+from harness.instruments.first_step import FirstStepAudit
 from harness.instruments.phases import PHASES
 from harness.instruments.recorder import Instruments
 from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
@@ -99,14 +100,22 @@ def test_labels_are_the_next_tokens():
     assert torch.equal(labels, input_ids + 1)
 
 
-def test_deterministic_runs_repeat_to_the_last_digit(train, tmp_path):
+def test_deterministic_runs_repeat_to_the_last_digit(train, tmp_path, monkeypatch):
+    in_force, loop = [], tiny_llama.train
+
+    def watched(*arguments):
+        in_force.append(torch.are_deterministic_algorithms_enabled())
+        loop(*arguments)
+
+    monkeypatch.setattr(tiny_llama, "train", watched)
     for name in ("a", "b"):
         assert train("--deterministic", "--num-steps", "6", "--output-dir", name)[0] == 0
     first, second = (
         read(tmp_path / name / "performance_summary.json")["steps"]["loss"] for name in "ab"
     )
     assert first == second
-    assert torch.are_deterministic_algorithms_enabled()
+    assert in_force and all(in_force)
+    assert not torch.are_deterministic_algorithms_enabled()
     assert train("--deterministic", "--seed", "7", "--num-steps", "6", "--output-dir", "c")[0] == 0
     assert read(tmp_path / "c" / "performance_summary.json")["steps"]["loss"] != first
 
@@ -160,7 +169,10 @@ def without_instruments(
     meter = StepMeter(device, 1, lambda step: False, lambda record: None)
     profiling = ProfilerConfig()
     schedule = InstrumentSchedule(num_steps, profiling)
-    return meter, Instruments(schedule, profiling, state, device, folder=None, trace_folder=None)
+    audit = FirstStepAudit(state.model, state.scaler)
+    return meter, Instruments(
+        schedule, profiling, state, audit, device, folder=None, trace_folder=None
+    )
 
 
 def test_a_run_leaves_the_observers_of_others():

@@ -469,7 +469,7 @@ def test_compiling_changes_no_average_of_a_norm(file, traced_graphs):
     workload = workload_of(file)
     state = workload.build(CPU)
     before = [buffer.clone() for buffer in state.model.buffers()]
-    Compilation(workload, state, next(workload.batches(CPU)), CPU, "default", False)
+    Compilation(workload, state, next(workload.batches(CPU)), CPU)
     torch.testing.assert_close([*state.model.buffers()], before, rtol=0, atol=0)
     assert before
 

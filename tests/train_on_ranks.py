@@ -18,9 +18,8 @@ import tiny_llama_v1 as tiny_llama
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import NullMeter
 from harness.model.grad_clip import clip_gradients
-from harness.model.workload import sharded_state
 from harness.ranks.distributed import process_group
-from harness.ranks.parallel import replicated
+from harness.session.session import Session
 
 CPU = torch.device("cpu")
 STEPS = 4
@@ -30,11 +29,8 @@ def trained(flags: str, rank: int) -> dict:
     """Losses and gradient norms of all steps, norms after clipping of all but the last, and the
     memory of that one."""
     workload, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(flags.split()))
-    torch.manual_seed(workload.training.seed)
-    state = sharded_state(workload, CPU)
-    model, optimizer = state.model, state.optimizer
-    state = state._replace(model=replicated(model, workload.training, CPU))
-    stream, meter = workload.batches(CPU, rank), NullMeter(world_size=workload.training.world_size)
+    world_size = workload.training.world_size
+    session, meter = Session(workload, CPU, (rank, world_size)), NullMeter(world_size=world_size)
     clipped = []
 
     def clip_and_measure(optimizer: torch.optim.Optimizer, max_norm: float) -> torch.Tensor:
@@ -43,9 +39,9 @@ def trained(flags: str, rank: int) -> dict:
         return norm
 
     with mock.patch.object(tiny_llama, "clip_gradients", clip_and_measure):
-        workload.train(state, stream, STEPS - 1, meter, NullMeter())
-    tracker = MemoryTracker(model, optimizer)
-    workload.train(state, stream, 1, meter, NullMeter(tracker))
+        session.run(STEPS - 1, meter)
+    tracker = MemoryTracker(session.model, session.optimizer)
+    session.step(meter, tracker)
     memory = tracker.timeline.document()
     losses = (
         torch.stack(meter.losses).view(STEPS, -1).mean(1).tolist()

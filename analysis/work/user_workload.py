@@ -33,14 +33,15 @@ from harness.model.module_ranges import ModuleRanges
 from harness.model.optimizations import ANY_MODEL, OUR_MODEL, flags_in_use
 from harness.model.precision import autocast_of, cast_floats
 from harness.model.user_file import Made, UserFile
-from harness.model.workload import TrainingState, Workload
+from harness.model.workload import FlaggedWorkload, TrainingState
 from harness.ranks.failures import raise_if_interrupted
 from harness.ranks.parallel import ParallelConfig
+from harness.run.training_flags import config_from
 
 IN_THE_FILE = {  # flags that a file takes the place of, by what it has instead of them
     "the file has a model of its own": (
         "size", "vocab_size", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "intermediate_dim",
-        "optimize", "validate_setup", *OUR_MODEL,
+        "validate_setup", *OUR_MODEL,
     ),
     "the file makes its own optimizer": ("learning_rate",),
     "the file has batches of its own": (
@@ -310,7 +311,7 @@ def counted_flops(workload: UserWorkload) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True)
-class UserWorkload(Workload):
+class UserWorkload(FlaggedWorkload):
     """The model and the training step of a file.  `scaled`: for a prediction, batches of another
     size than its own."""
 
@@ -321,18 +322,23 @@ class UserWorkload(Workload):
         default_factory=dict, init=False, compare=False, repr=False
     )  # what build() made last
 
-    batch_size = property(lambda self: self.training.batch_size)
-    seq_len = property(lambda self: self.training.seq_len)
-    compiled = property(lambda self: self.training.compile)
-    parallel = property(lambda self: self.training)
-    hides_tokens = property(lambda self: examined(self.file).hides_tokens)
-    lacks = property(lambda self: examined(self.file).lacks)
-    title = property(lambda self: f"{examined(self.file).model} of {self.file.path.name}")
     micro_steps = 1
     scales = ("batch_size",)  # many models take no longer sequences than those they were made for
 
     def __getstate__(self) -> dict:
         return vars(self) | {"latest": {}}  # models stay in their process
+
+    @property
+    def hides_tokens(self) -> bool:
+        return examined(self.file).hides_tokens
+
+    @property
+    def lacks(self) -> dict[str, str]:
+        return examined(self.file).lacks
+
+    @property
+    def title(self) -> str:
+        return f"{examined(self.file).model} of {self.file.path.name}"
 
     @property
     def precision(self) -> str:
@@ -513,27 +519,27 @@ class UserWorkload(Workload):
         Raises UserError if the file is no longer there."""
         model, kept = settings["model"], settings["training"]
         file = UserFile.of(f"{model['file']}:{model['function']}")
-        known = {one.name: kept[one.name] for one in fields(training) if one.name in kept}
         if kept["precision"] == examined(file).precision:
-            known["precision"] = "fp32"  # of autocast: that is the precision of the parameters
-        return cls(file, training(**known))
+            # Of autocast: that is the precision of the parameters.
+            kept = {**kept, "precision": "fp32"}
+        return cls(file, config_from(training, kept))
 
     def settings_lines(self, device: torch.device) -> dict[str, object]:
         found, training = examined(self.file), self.training
-        return {
+        lines: dict[str, object] = {
             "File": f"{self.file.path.name}, {self.file.name}()",
             "Batch": shapes_of(found.batch),
             "Number of Steps": training.num_steps,
             "Optimizer": f"{found.optimizer}, learning rate {found.learning_rate:g}",
-            **({"Gradient Clipping": f"norm {training.grad_clip:g}"} if training.grad_clip else {}),
-            "Precision": self.settings()["training"]["precision"],
-            **(
-                {"Optimizations": ", ".join(flags)}
-                if (flags := flags_in_use(vars(training)))
-                else {}
-            ),
-            "Seed": training.seed,
         }
+        if training.grad_clip:
+            lines["Gradient Clipping"] = f"norm {training.grad_clip:g}"
+        lines["Precision"] = self.settings()["training"]["precision"]
+        flags = flags_in_use(vars(training))
+        if flags:
+            lines["Optimizations"] = ", ".join(flags)
+        lines["Seed"] = training.seed
+        return lines
 
 
 def over_placed(

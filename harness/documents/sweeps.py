@@ -349,10 +349,6 @@ class ProofRow(RatioOfTurns):
         "what differs, the first six: losses, parameters in the order of the backward pass"
     )
     smallest_gain: NotRequired[float] = field("that its times would have told, share of the step")
-    module: NotRequired[str | None] = field(
-        "the innermost that differs by itself", null="it takes several"
-    )
-    reproduce: NotRequired[str] = field("file with the compiled graph whose gradients are wrong")
     peak_memory_difference_mb: float | None = field("of its audit, with it - without", null=UNTOLD)
     extra_start_s: float | None = field("of its audit, with it - without", null=UNTOLD)
     pays_after_steps: int | None = field(

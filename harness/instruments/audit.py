@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from harness.instruments.timing import StepRecord
     from harness.model.workload import Workload
 
-LEAST_RATIO = (
-    0.1  # backward / forward time; twice the matmuls at twenty times the rate of the forward pass
-)
+# Backward / forward time: twice the matmuls, at twenty times the rate of the forward pass.
+LEAST_RATIO = 0.1
 LEAST_STEPS = 3  # whose times are looked at: fewer may all have been held up in the forward pass
 FAILED = "FAILED: "  # before the findings
 NAMES_SHOWN = 20  # of the parameters of a finding
@@ -62,15 +61,12 @@ class FirstStep:
     trained_elements: int = 0  # of all parameters that ask for a gradient
     zero: list[str] = field(default_factory=list)  # gradients of zeros alone
     non_finite: list[str] = field(default_factory=list)  # with a NaN or an infinity
-    unmoved: list[str] = field(
-        default_factory=list
-    )  # not changed by the optimizer, though there is a gradient
-    rounded: dict[str, str] = field(
-        default_factory=dict
-    )  # not changed, as their type, by name, is too narrow for it
-    untold: dict[str, str] = field(
-        default_factory=dict
-    )  # not changed; what the optimizer adds is not known
+    # Not changed by the optimizer, though there is a gradient: it should have
+    unmoved: list[str] = field(default_factory=list)
+    # - as their type, by name, is too narrow for what it adds
+    rounded: dict[str, str] = field(default_factory=dict)
+    # - or it is not known what it adds
+    untold: dict[str, str] = field(default_factory=dict)
     skipped: bool = False  # the gradient scaler of fp16 skipped the update
 
     @property
@@ -99,37 +95,47 @@ def audit_document(
     first_loss: of the first step.
     """
     if first is None:
-        return explained(without_findings() | {"ok": None}, Audit)
-    not_checked: list[dict] = []
+        return explained({**without_findings(), "ok": None}, Audit)
     if first.frozen and first.trained_elements != workload.parameter_count():
         # The closed form counts them as trainable; a file of the user's own may freeze some on
         # purpose.
         first = replace(first, missing=first.missing + first.frozen)
     findings = parameter_findings(first, workload)
-    hidden, notes = moves_that_rounding_hides(first)
-    not_checked += hidden
+    not_checked, notes = moves_that_rounding_hides(first)
     if first.skipped:
         reason = (
             "the gradient scaler of fp16 skipped the first update, as it does until its scale fits"
         )
-        not_checked += [
-            {"check": check, "reason": reason}
-            for check in ("non_finite_gradient", "unmoved_parameter")
-        ]
-    if (expected := workload.formulas.first_loss()) is None:
-        not_checked.append(
-            {"check": "first_loss", "reason": "the workload does not say what it should be"}
-        )
-    elif first_loss is not None and abs(first_loss - expected[0]) > expected[1]:
-        detail = f"the first loss is {first_loss:.3f}, and random weights give {expected[0]:.2f}"
-        findings.append({"check": "first_loss", "detail": f"{detail} within {expected[1]:.2f}"})
+        not_checked += not_checked_for(reason, "non_finite_gradient", "unmoved_parameter")
+    expected_loss = workload.formulas.first_loss()
+    if expected_loss is None:
+        reason = "the workload does not say what it should be"
+        not_checked += not_checked_for(reason, "first_loss")
+    elif first_loss is not None:
+        findings += loss_findings(first_loss, *expected_loss)
     if len(averaged) < LEAST_STEPS:
         reason = f"fewer than {LEAST_STEPS} averaged steps"
-        not_checked += [{"check": check, "reason": reason} for check in ("backward_time", "rate")]
+        not_checked += not_checked_for(reason, "backward_time", "rate")
     else:
         findings += time_findings(averaged, workload, limit)
-    found = {"ok": not findings, "findings": findings, "not_checked": not_checked}
-    return found | {"gradient_norms": norms_by_part(first.norms), "notes": notes}
+    return {
+        "ok": not findings,
+        "findings": findings,
+        "not_checked": not_checked,
+        "gradient_norms": norms_by_part(first.norms),
+        "notes": notes,
+    }
+
+
+def not_checked_for(reason: str, *checks: str) -> list[dict]:
+    return [{"check": check, "reason": reason} for check in checks]
+
+
+def loss_findings(first_loss: float, expected: float, tolerance: float) -> list[dict]:
+    if abs(first_loss - expected) <= tolerance:
+        return []
+    detail = f"the first loss is {first_loss:.3f}, and random weights give {expected:.2f}"
+    return [{"check": "first_loss", "detail": f"{detail} within {tolerance:.2f}"}]
 
 
 def without_findings() -> dict:
@@ -157,24 +163,22 @@ def moves_that_rounding_hides(first: FirstStep) -> tuple[list[dict], list[str]]:
 
 
 def parameter_findings(first: FirstStep, workload: Workload) -> list[dict]:
+    # Attention over a single token has nothing to choose from, so its queries and keys learn
+    # nothing.
+    zero = first.zero if workload.seq_len > 1 else []
     kinds = {
         "missing_gradient": (first.missing, "no gradient"),
         "non_finite_gradient": (first.non_finite, "a gradient that is not finite"),
-        # Attention over a single token has nothing to choose from, so its queries and keys learn
-        # nothing.
-        "zero_gradient": (first.zero if workload.seq_len > 1 else [], "a gradient of zeros alone"),
+        "zero_gradient": (zero, "a gradient of zeros alone"),
         "unmoved_parameter": (first.unmoved, "a gradient, but the optimizer did not move them"),
     }
-    n = first.parameters
-    return [
-        {
-            "check": check,
-            "detail": f"{len(names)} of {n} parameters have {what}",
-            "parameters": names[:NAMES_SHOWN],
-        }
-        for check, (names, what) in kinds.items()
-        if names
-    ]
+    findings = []
+    for check, (names, what) in kinds.items():
+        if names:
+            detail = f"{len(names)} of {first.parameters} parameters have {what}"
+            shown = names[:NAMES_SHOWN]
+            findings.append({"check": check, "detail": detail, "parameters": shown})
+    return findings
 
 
 def time_findings(averaged: list[StepRecord], workload: Workload, limit: RateLimit) -> list[dict]:
@@ -197,10 +201,8 @@ def time_findings(averaged: list[StepRecord], workload: Workload, limit: RateLim
     }
     for name, (work, ms) in times.items():
         if ms > 0 and 1e3 * work / ms > limit.flops_per_s:
-            rate = (
-                f"{work / ms / 1e9:,.4g} TFLOP/s, more than {limit.flops_per_s / 1e12:,.4g}"
-                f" ({limit.source})"
-            )
+            rate = f"{work / ms / 1e9:,.4g} TFLOP/s"
+            rate += f", more than {limit.flops_per_s / 1e12:,.4g} ({limit.source})"
             findings.append({"check": "rate", "detail": f"the {name} would reach {rate}"})
             break
     return findings

@@ -6,7 +6,8 @@ import importlib
 import inspect
 import statistics
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -84,6 +85,50 @@ def compiling(what: str, instead: str = "") -> Iterator[None]:
         )
 
 
+class CompileTimes(NamedTuple):
+    """A call before and after it was compiled."""
+
+    uncompiled_ms: float  # medians
+    compiled_ms: float
+    compile_s: float  # of the first call, beyond the median of those after it
+    from_cache: bool  # all of the generated code
+    passes: int  # timed before and after
+
+
+PASSES = 3  # timed calls before and after compiling, each time after an untimed one
+
+
+def compile_and_time(
+    call: Callable[[], object],
+    compile_it: Callable[[], object],
+    device: torch.device,
+    what: str,
+    instead: str = "",
+) -> CompileTimes:
+    """The times of call(), before and after compile_it() has it call compiled code.
+
+    Libraries are set up and the compiler is imported before the clock starts: what remains is the
+    compiler's alone.  what, instead: of compiling(), whose errors are raised."""
+    from torch._dynamo import utils  # takes seconds
+
+    importlib.import_module("torch._inductor.compile_fx")  # takes seconds, too
+
+    def median_ms() -> float:
+        return statistics.median(time_synced(call, device) for _ in range(PASSES))
+
+    call()
+    uncompiled_ms = median_ms()
+    utils.counters.clear()
+    compile_it()
+    with compiling(what, instead):
+        first_ms = time_synced(call, device)
+    compiled_ms = median_ms()
+    counted = utils.counters["inductor"]
+    from_cache = bool(counted["fxgraph_cache_hit"]) and not counted["fxgraph_cache_miss"]
+    compile_s = max(0.0, first_ms - compiled_ms) / 1e3
+    return CompileTimes(uncompiled_ms, compiled_ms, compile_s, from_cache, PASSES)
+
+
 class Compilation:
     """torch.compile of a model before its first step: the compile time, and the time of a pass
     before and after.
@@ -92,59 +137,45 @@ class Compilation:
     with random numbers of their own, so that training is not affected.
     """
 
-    PASSES = 3  # timed passes before and after compiling, each time after an untimed one
-
     def __init__(
         self,
         workload: Workload,
         state: TrainingState,
         batch,
         device: torch.device,
-        mode: str,
-        traced: bool,
+        *,
+        records_kernels: bool = False,
+        trains: bool = True,
     ):
-        self.workload, self.state, self.device = workload, state, device
-        buffers = [
-            buffer.clone() for buffer in state.model.buffers()
-        ]  # a forward pass updates BatchNorm's averages
+        """records_kernels: a trace always shows GPU kernels, but generated CPU kernels only if the
+        generated code records them.  trains: whether a pass is forward and backward, or forward
+        alone."""
+        self.workload, self.state, self.batch, self.trains = workload, state, batch, trains
+        options = compiler_options(workload.training.compile_mode)
+        options["cpp.enable_kernel_profile"] = records_kernels and device.type == "cpu"
+        # A forward pass updates BatchNorm's averages.
+        buffers = [buffer.clone() for buffer in state.model.buffers()]
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            self._compile(batch, mode, traced)
+            self.times = compile_and_time(
+                self._pass,
+                lambda: compile_in_place(state.model, options=options),
+                device,
+                "--compile: this model",
+                "; leave it out",
+            )
         for buffer, before in zip(state.model.buffers(), buffers, strict=True):
             buffer.copy_(before)
+        del self.batch
 
-    def _compile(self, batch, mode: str, traced: bool) -> None:
-        from torch._dynamo import utils  # takes seconds
+    @property
+    def compile_s(self) -> float:
+        return self.times.compile_s
 
-        importlib.import_module(
-            "torch._inductor.compile_fx"
-        )  # takes seconds, and is no compile time
-        self._pass_ms(batch)
-        self.uncompiled_ms = self._median_pass_ms(batch)
-        utils.counters.clear()
-        # A trace always shows GPU kernels, but generated CPU kernels only if the generated code
-        # records them.
-        options = compiler_options(mode) | {
-            "cpp.enable_kernel_profile": traced and self.device.type == "cpu"
-        }
-        compile_in_place(self.state.model, options=options)
-        with compiling("--compile: this model", "; leave it out"):
-            first_ms = self._pass_ms(batch)
-        self.compiled_ms = self._median_pass_ms(batch)
-        self.compile_s = max(0.0, first_ms - self.compiled_ms) / 1e3
-        found = utils.counters["inductor"]
-        self.from_cache = bool(found["fxgraph_cache_hit"]) and not found["fxgraph_cache_miss"]
-
-    def _pass_ms(self, batch) -> float:
-        """Wall time of one forward and backward pass over a micro-batch, in ms."""
-
-        def forward_and_backward() -> None:
+    def _pass(self) -> None:
+        """Over the micro-batch; its gradients are discarded."""
+        with torch.set_grad_enabled(self.trains):
             with self.state.autocast:
-                loss = self.workload.loss(self.state.model, batch)
-            loss.backward()
-
-        elapsed_ms = time_synced(forward_and_backward, self.device)
+                loss = self.workload.loss(self.state.model, self.batch)
+            if self.trains:
+                loss.backward()
         self.state.model.zero_grad(set_to_none=True)
-        return elapsed_ms
-
-    def _median_pass_ms(self, batch) -> float:
-        return statistics.median(self._pass_ms(batch) for _ in range(self.PASSES))

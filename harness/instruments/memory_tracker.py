@@ -9,7 +9,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -63,10 +62,8 @@ class MemoryTracker(TorchDispatchMode):
         self._record_all(self._gradients(), "gradients")
         self._record_all(self._optimizer_state(), "optimizer")
         timeline = self.timeline
-        timeline.times_us, timeline.places = (
-            [0.0],
-            [self.part.where()],
-        )  # these count from the first event on
+        # These count from the first event on.
+        timeline.times_us, timeline.places = [0.0], [self.part.where()]
         for entry in timeline.allocations:
             entry.born = 0
         range_observers.append(self)
@@ -88,10 +85,10 @@ class MemoryTracker(TorchDispatchMode):
         return (p.grad for p in self.model.parameters() if p.grad is not None)
 
     def _optimizer_state(self) -> list[Tensor]:
-        states = getattr(
-            self.optimizer, "optim", self.optimizer
-        ).state  # ZeRO-1 wraps the optimizer of its rank
-        return [v for state in states.values() for v in state.values() if isinstance(v, Tensor)]
+        # ZeRO-1 wraps the optimizer of its rank.
+        optimizer = getattr(self.optimizer, "optim", self.optimizer)
+        values = [value for state in optimizer.state.values() for value in state.values()]
+        return [value for value in values if isinstance(value, Tensor)]
 
     # ---- Tensors ---------------------------------------------------------------------------------
 
@@ -103,9 +100,8 @@ class MemoryTracker(TorchDispatchMode):
         for tensor in tree_iter(out):
             if isinstance(tensor, Tensor) and self._is_on_device(tensor):
                 entry = self._record(tensor, existed=writes_in_place(func))
-                if (
-                    func is torch.ops.aten._unsafe_view.default
-                ):  # restores the shape of a flattened matmul
+                # It restores the shape of a flattened matmul.
+                if func is torch.ops.aten._unsafe_view.default:
                     entry.shape = list(tensor.shape)
         return out
 
@@ -131,10 +127,9 @@ class MemoryTracker(TorchDispatchMode):
         tensor = local_part(tensor)
         storage = tensor.untyped_storage()
         if storage._cdata not in self._live:
-            dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
-            if (
-                existed and tensor.numel() * tensor.itemsize < storage.nbytes()
-            ):  # one of the gradients in a bucket
+            dtype, shape = short_name(tensor.dtype), list(tensor.shape)
+            is_part = tensor.numel() * tensor.itemsize < storage.nbytes()
+            if existed and is_part:  # one of the gradients in a bucket
                 shape = [storage.nbytes() // tensor.itemsize]
             self._record_storage(storage, shape, dtype, existed)
         entry = self._live[storage._cdata][1]
@@ -150,7 +145,8 @@ class MemoryTracker(TorchDispatchMode):
         entry = Allocation(
             size, shape, dtype, self.timeline.places[born], phase, "temporaries", born
         )
-        if (stream := self._stream()) not in self._streams:
+        stream = self._stream()
+        if stream not in self._streams:
             self._streams.append(stream)
         entry.stream = self._streams.index(stream)
         self.timeline.allocations.append(entry)
@@ -193,10 +189,7 @@ class MemoryTracker(TorchDispatchMode):
         if func._schema.name == "fsdp::split_with_sizes_copy":
             for tensor in written:
                 entry = self._record(tensor, "gathered parameters")
-                entry.shape, entry.dtype = (
-                    list(tensor.shape),
-                    str(tensor.dtype).removeprefix("torch."),
-                )
+                entry.shape, entry.dtype = list(tensor.shape), short_name(tensor.dtype)
         elif func._schema.name == "fsdp::chunk_cat":
             self._record_all(args[0], "gradients")  # whole ones, before they are reduced
 
@@ -228,9 +221,8 @@ class MemoryTracker(TorchDispatchMode):
 
     def _categorize_gradients(self) -> None:
         self._record_all(self._gradients(), "gradients")
-        if hasattr(
-            self.model, "set_requires_gradient_sync"
-        ):  # FSDP: whole gradients of earlier micro-batches
+        if hasattr(self.model, "set_requires_gradient_sync"):
+            # FSDP: whole gradients of earlier micro-batches.
             for _, entry in self._live.values():
                 if entry.category == "temporaries" and entry.phase == "backward":
                     entry.category = "gradients"
@@ -285,19 +277,35 @@ class RunningPart:
 @contextlib.contextmanager
 def resizes_reported_to(observer: Callable[[torch.UntypedStorage], object]) -> Iterator[None]:
     """Calls observer(storage) after each resizing of a storage, of which PyTorch tells nobody.
-    Within another such block, or beside a program that replaces the method too,
-    each of them sees it."""
-    resize = torch.UntypedStorage.resize_
+
+    For that it replaces torch.UntypedStorage.resize_, by which FSDP frees and allocates gathered
+    parameters.  Within another such block, or beside a program that replaces the method too, each
+    of them sees it.  In a PyTorch without the method nothing is resized by it, and nothing is
+    replaced."""
+    storage_type = torch.UntypedStorage
+    resize = getattr(storage_type, "resize_", None)
+    if resize is None:
+        yield
+        return
+    is_inherited = "resize_" not in vars(storage_type)
 
     def reporting(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
         resize(storage, size)
         observer(storage)
         return storage
 
-    with mock.patch.object(
-        torch.UntypedStorage, "resize_", reporting
-    ):  # inherits the method, and does so again after
+    storage_type.resize_ = reporting
+    try:
         yield
+    finally:
+        if is_inherited:
+            del storage_type.resize_  # the inherited one is called again
+        else:
+            storage_type.resize_ = resize
+
+
+def short_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def local_part(tensor: Tensor) -> Tensor:

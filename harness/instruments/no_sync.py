@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,10 +18,11 @@ from harness.base.errors import UserError
 from harness.instruments.phases import median_interval
 from harness.schema import Document, field
 
+# Reading what a run wrote needs no PyTorch.
 if TYPE_CHECKING:
-    import torch
+    from torch import nn
 
-    from harness.model.workload import TrainingState, Workload
+    from harness.instruments.timing import StepMeter
     from harness.ranks.parallel import ParallelConfig
 
 
@@ -52,26 +53,27 @@ def check_no_sync(parallel: ParallelConfig, pairs: int) -> None:
 
 
 def no_sync_steps(
-    workload: Workload, state: TrainingState, stream: Iterator, device: torch.device, pairs: int
-) -> dict | None:
-    """`no_sync` of performance_summary.json, from `pairs` steps of each kind; None for 0 pairs.
+    model: nn.parallel.DistributedDataParallel,
+    train: Callable[[int, StepMeter], object],
+    meter: StepMeter,
+    pairs: int,
+) -> dict:
+    """`no_sync` of performance_summary.json, from `pairs` steps of each kind.
 
-    state.model is a DistributedDataParallel.  Called by all ranks after training: without
+    train(num_steps, meter) runs steps of the model.  Called by all ranks after training: without
     reduction, their parameters drift apart.  Every step still reduces its loss, so that no rank
     runs ahead; ZeRO-1's broadcasts are in both kinds.
     """
-    if not pairs:
-        return None
-    # Not before: reading what a run wrote needs no PyTorch.
-    from harness.instruments.timing import NullMeter, StepMeter
-
-    meter = StepMeter(device, workload.parallel.world_size, lambda step: True, lambda record: None)
-    kinds = {"step": contextlib.nullcontext, "no_sync": state.model.no_sync}
+    kinds = {"step": contextlib.nullcontext, "no_sync": model.no_sync}
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
     for pair in range(-1, pairs):  # the first pair is a warm-up
-        for kind in list(kinds)[:: -1 if pair % 2 else 1]:  # in turn which is first
+        in_turn = list(kinds)  # which is first
+        if pair % 2:
+            in_turn.reverse()
+        for kind in in_turn:
             with kinds[kind]():
-                workload.train(state, stream, 1, meter, NullMeter())
+                train(1, meter)
+            meter.read_finished(wait=True)
             if pair >= 0:
                 times[kind].append(meter.records[-1].total_ms)
     return document_of(**times)

@@ -16,17 +16,15 @@ RESAMPLES = 2000  # of the bootstrap
 def summary_stats(values: list[float]) -> dict[str, float | int | None]:
     """Mean, median, sample standard deviation (None for one value), 95th percentile, count; None
     for no values."""
-    names = ("mean", "median", "std", "p95")
     if not values:
-        return dict.fromkeys(names) | {"count": 0}
-    std = np.std(values, ddof=1).item() if len(values) > 1 else None
-    found = (
-        np.mean(values).item(),
-        np.median(values).item(),
-        std,
-        np.percentile(values, 95).item(),
-    )
-    return dict(zip(names, found, strict=True)) | {"count": len(values)}
+        return {"mean": None, "median": None, "std": None, "p95": None, "count": 0}
+    return {
+        "mean": np.mean(values).item(),
+        "median": np.median(values).item(),
+        "std": np.std(values, ddof=1).item() if len(values) > 1 else None,
+        "p95": np.percentile(values, 95).item(),
+        "count": len(values),
+    }
 
 
 def break_even_step(compile_s: float, saved_ms: float) -> int | None:
@@ -60,8 +58,8 @@ def median_interval(
     launches = min(map(len, series))
     chosen = rng.integers(0, launches, (RESAMPLES, launches, 1))
 
-    def medians(one: Sequence[Sequence[float]]) -> np.ndarray:
-        values = np.array(one[:launches], dtype=float)
+    def medians(one_series: Sequence[Sequence[float]]) -> np.ndarray:
+        values = np.array(one_series[:launches], dtype=float)  # [launches, steps]
         steps = rng.integers(0, values.shape[1], (RESAMPLES, launches, values.shape[1]))
         return np.median(values[chosen, steps], axis=(1, 2))
 

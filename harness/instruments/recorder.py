@@ -45,10 +45,9 @@ class TraceRecorder:
         suffix: str,
     ):
         make_folder(folder)  # every rank: nodes need not share it
-        self.folder, self.suffix = (
-            folder,
-            suffix + ".pt.trace.json" + (".gz" if profiling.gzip else ""),
-        )
+        self.folder, self.suffix = folder, f"{suffix}.pt.trace.json"
+        if profiling.gzip:
+            self.suffix += ".gz"
         self.first, self.last = window
         self.steps_seen = 0
         self.path: Path | None = None  # of the finished trace
@@ -70,9 +69,8 @@ class TraceRecorder:
             with_stack=profiling.profile_stacks,  # also records the calls of nn.Modules
             profile_memory=profiling.profile_memory,
         )
-        self.profile.step_num = (
-            1  # steps have the numbers in the trace that the run prints: the first is 1
-        )
+        # Steps have the numbers in the trace that the run prints: the first is 1.
+        self.profile.step_num = 1
         # Who compares the ranks has to know whether their clocks are one.
         self.profile.preset_metadata_json("hostInfo", json.dumps(host_info()))
 
@@ -84,9 +82,8 @@ class TraceRecorder:
         last = min(self.last, self.steps_seen)
         path = self.folder / f"trace_step_{self.first}_{last}{self.suffix}"
         partial = path.with_name(f".{path.name.removesuffix('.gz')}.partial")
-        profile.export_chrome_trace(
-            str(partial)
-        )  # does not report a file that it could not open, or a full disk
+        # Does not report a file that it could not open, or a full disk.
+        profile.export_chrome_trace(str(partial))
         if not partial.exists():
             raise UserError(
                 f"cannot write {path}: torch.profiler wrote no file; is the folder there and"
@@ -147,27 +144,31 @@ class SystemProfilerWindow:
     """
 
     def __init__(self, window: tuple[int, int], device: torch.device):
-        self.first, self.last, self.device = *window, device
+        self.first, self.last = window
+        self.device = device
         self.open, self.close, how = torch.cuda.profiler.start, torch.cuda.profiler.stop, "alone"
         if torch.version.hip:
-            self.open, self.close = roctx("roctxProfilerResume"), roctx("roctxProfilerPause")
-            begins_paused = (
-                os.environ.get("ROCPROF_SELECTED_REGIONS", "0") != "0"
-            )  # rocprofv3 sets it
-            if not self.close and (
-                begins_paused or not any(name.startswith("ROCP") for name in os.environ)
-            ):
-                raise UserError(
-                    "--system-profiler: not started by rocprofv3; use run_system_profiler.sh"
-                )
-            if not self.close or (not begins_paused and self.close()):
-                self.open = self.close = lambda: 0
-                how = "in a profile of the whole run, as this rocprofv3 cannot be paused"
-            elif not begins_paused:
-                how = "in a profile that begins with the program, paused from here until then"
+            how = self._find_roctx()
         cost = "there each operator is a range, which makes the host's times longer"
         say(f"System profiler: captures steps {self.first + 1} to {self.last} {how}; {cost}")
         self.operators = torch.autograd.profiler.emit_nvtx(record_shapes=True)
+
+    def _find_roctx(self) -> str:
+        """open() and close() of rocprofv3, paused from here on; in what profile the steps are."""
+        self.open, self.close = roctx("roctxProfilerResume"), roctx("roctxProfilerPause")
+        # rocprofv3 sets it.
+        begins_paused = os.environ.get("ROCPROF_SELECTED_REGIONS", "0") != "0"
+        by_rocprofv3 = any(name.startswith("ROCP") for name in os.environ)
+        if self.close is None and (begins_paused or not by_rocprofv3):
+            raise UserError(
+                "--system-profiler: not started by rocprofv3; use run_system_profiler.sh"
+            )
+        if self.close is None or (not begins_paused and self.close()):
+            self.open = self.close = lambda: 0
+            return "in a profile of the whole run, as this rocprofv3 cannot be paused"
+        if begins_paused:
+            return "alone"
+        return "in a profile that begins with the program, paused from here until then"
 
     @contextlib.contextmanager
     def step(self, step: int):
@@ -241,9 +242,8 @@ class DeepSpeedCounter:
         from deepspeed.profiling.flops_profiler import FlopsProfiler
 
         self.profiler = None if self.counts else FlopsProfiler(self.model)
-        self.not_compiled = torch.compiler.set_stance(
-            "force_eager"
-        )  # it counts calls to PyTorch's functions
+        # It counts calls to PyTorch's functions.
+        self.not_compiled = torch.compiler.set_stance("force_eager")
         self.not_compiled.__enter__()
         if self.profiler:
             self.profiler.start_profile()
@@ -254,16 +254,15 @@ class DeepSpeedCounter:
             return
         self.profiler.stop_profile()
         if error is None:
-            modules = self.model.named_modules()
+            macs_by_module = {}
+            for name, module in self.model.named_modules():
+                if name:
+                    macs_by_module[name] = int(sum(part.__macs__ for part in module.modules()))
             self.counts = {
                 "flops": int(self.profiler.get_total_flops()),
                 "macs": int(self.profiler.get_total_macs()),
                 "parameters": int(self.profiler.get_total_params()),
-                "macs_by_module": {
-                    name: int(sum(m.__macs__ for m in one.modules()))
-                    for name, one in modules
-                    if name
-                },
+                "macs_by_module": macs_by_module,
             }
             if self.folder:
                 report = str(self.folder / "flops_profile.txt")
@@ -279,14 +278,16 @@ class Instruments:
         schedule: InstrumentSchedule,
         profiling: ProfilerConfig,
         state: TrainingState,
+        audit: FirstStepAudit,
         device: torch.device,
         folder: Path | None,
         trace_folder: Path | None,
         rank_suffix: str = "",
     ):
-        """folder is None on ranks that write only their trace."""
+        """state is that before graphs and other classes wrap its model.  folder is None on ranks
+        that write only their trace."""
         self.schedule, self.on_gpu = schedule, device.type == "cuda"
-        self.audit = FirstStepAudit(state.model, state.scaler)
+        self.audit = audit
         self.trace = self.memory = self.flops = self.snapshot = self.system_profiler = None
         if profiling.records_trace:
             self.trace = TraceRecorder(
@@ -317,12 +318,15 @@ class Instruments:
 
     @contextlib.contextmanager
     def step(self, step: int):
-        with (
-            self.audit if step == 1 else contextlib.nullcontext(),
-            self.system_profiler.step(step) if self.system_profiler else contextlib.nullcontext(),
-            self.memory if step == self.schedule.memory_step else contextlib.nullcontext(),
-            self.snapshot if step == self.schedule.snapshot_step else contextlib.nullcontext(),
-        ):
+        with contextlib.ExitStack() as instruments:
+            if step == 1:
+                instruments.enter_context(self.audit)
+            if self.system_profiler:
+                instruments.enter_context(self.system_profiler.step(step))
+            if step == self.schedule.memory_step:
+                instruments.enter_context(self.memory)
+            if step == self.schedule.snapshot_step:
+                instruments.enter_context(self.snapshot)
             yield
         if self.trace:
             self.trace.step()
@@ -353,7 +357,8 @@ def check_profiling(
         )
     if device.type == "cpu" and profiling.system_profiler:
         raise UserError("--system-profiler: nsys and rocprofv3 profile a GPU, and none is in use")
-    if profiling.enable_deepspeed_flops and (problem := deepspeed_problem(device)):
+    problem = deepspeed_problem(device) if profiling.enable_deepspeed_flops else None
+    if problem:
         raise UserError(f"--enable-deepspeed-flops: {problem}")
 
 

@@ -20,12 +20,10 @@ class StepRecord:
     """One step: timestamps while it runs, times and loss once the device has finished it."""
 
     step: int
-    marks: list = field(
-        default_factory=list
-    )  # (name of the phase that ends here, CUDA event or seconds)
-    losses: list[Tensor] = field(
-        default_factory=list
-    )  # one 0-d tensor per micro-batch, on its way to the host
+    # (name of the phase that ends here, CUDA event or seconds)
+    marks: list = field(default_factory=list)
+    # One 0-d tensor per micro-batch, on its way to the host
+    losses: list[Tensor] = field(default_factory=list)
     phase_ms: dict[str, float] = field(default_factory=dict)
     total_ms: float = math.nan
     loss: float = math.nan

@@ -4,13 +4,13 @@ lowers them."""
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from harness.base.errors import first_line
+from harness.base.text import count_of
 from harness.base.units import MB
 from harness.machine.gpu_driver import Slowdowns, gpu_driver
 from harness.schema import Document, explained, field
@@ -84,21 +84,23 @@ class GpuWatch:
         pids = self.driver.processes()
         if not pids:  # this process uses the GPU, so it should be in the list
             raise OSError("the driver lists no process on this GPU, not even this one")
-        return len([pid for pid in pids if pid != os.getpid()]) - (
-            os.getpid() not in pids
-        )  # other ids in a container
+        return len(pids) - 1  # this one, which has another id in a container
 
     def _note_slowdowns(self) -> None:
-        found = self._ask("lowered_by", lambda: self.driver.slowdowns())
-        self._slowdowns = [*self._slowdowns[:1], *([] if found is None else [found])]
+        slowdowns = self._ask("lowered_by", lambda: self.driver.slowdowns())
+        if slowdowns is None:
+            self._slowdowns = self._slowdowns[:1]
+        else:
+            self._slowdowns = [*self._slowdowns[:1], slowdowns]
 
     def read(self) -> None:
         """While the GPU works, at most once a second."""
         if time.perf_counter() - self._read_at < self.EVERY_S:
             return
         self._read_at = time.perf_counter()
-        if clock := self._ask("clock_mhz", lambda: self.driver.clock_mhz()):
-            self.clocks_mhz.append(clock)
+        clock_mhz = self._ask("clock_mhz", lambda: self.driver.clock_mhz())
+        if clock_mhz:
+            self.clocks_mhz.append(clock_mhz)
         self._note_slowdowns()
 
     @contextlib.contextmanager
@@ -119,22 +121,21 @@ class GpuWatch:
             thread.join()
 
     def document(self) -> dict:
-        others = [
-            n
-            for n in (*self._others, self._ask("other_processes", self._count_others))
-            if n is not None
-        ]
-        first, *later = self._slowdowns or [None]
+        counts = [*self._others, self._ask("other_processes", self._count_others)]
+        others = [count for count in counts if count is not None]
+        lowered_by = None
+        if len(self._slowdowns) == 2:
+            lowered_by = self._slowdowns[1].since(self._slowdowns[0])
         values = {
             "other_processes": max(others, default=None),
             "memory_in_use_mb": self.memory_bytes / MB,
             "clock_mhz": sum(self.clocks_mhz) / len(self.clocks_mhz) if self.clocks_mhz else None,
             "max_clock_mhz": self.max_clock_mhz,
-            "lowered_by": later[0].since(first) if later else None,
+            "lowered_by": lowered_by,
         }
-        return explained(
-            values | {f"{name}_reason": why for name, why in self.reasons.items()}, GpuDisturbance
-        )
+        for name, why in self.reasons.items():
+            values[f"{name}_reason"] = why
+        return explained(values, GpuDisturbance)
 
 
 def may_be_shared(gpu: dict) -> bool:
@@ -146,26 +147,26 @@ def may_be_shared(gpu: dict) -> bool:
 
 def gpu_reasons(gpu: dict) -> list[str]:
     """What disturbed the GPU, each with its figure."""
-    found = []
-    if n := gpu["other_processes"]:
-        found.append(f"{n} other process{'es' * (n > 1)} on the GPU")
+    reasons = []
+    others = gpu["other_processes"]
+    if others:
+        reasons.append(f"{count_of(others, 'other process')} on the GPU")
     elif may_be_shared(gpu):
-        found.append(
+        reasons.append(
             f"{gpu['memory_in_use_mb']:,.0f} MB of the GPU in use before the run, own context"
             " included"
         )
     for cause, share in (gpu["lowered_by"] or {}).items():
         if share >= LOWERED_CLOCKS:
-            found.append(f"GPU clocks lowered by {cause} for {share:.0%} of the time")
-    return found
+            reasons.append(f"GPU clocks lowered by {cause} for {share:.0%} of the time")
+    return reasons
 
 
 def gpu_text(gpu: dict) -> str:
     """What disturbed the GPU, or 'none seen', or why that is unknown."""
-    unknown = [
-        gpu[f"{name}_reason"] for name in ("other_processes", "lowered_by") if gpu[name] is None
-    ]
-    return (
-        "; ".join(gpu_reasons(gpu) or [f"unknown: {why}" for why in dict.fromkeys(unknown)])
-        or "none seen"
-    )
+    reasons = gpu_reasons(gpu)
+    if reasons:
+        return "; ".join(reasons)
+    asked = ("other_processes", "lowered_by")
+    unknown = dict.fromkeys(gpu[f"{name}_reason"] for name in asked if gpu[name] is None)
+    return "; ".join(f"unknown: {why}" for why in unknown) or "none seen"

@@ -10,11 +10,8 @@ from harness.model.workload import TrainingState, Workload
 
 
 def captured(workload: Workload, state: TrainingState, stream: Iterator) -> TrainingState:
-    """With --cuda-graphs the state whose model replays its passes, captured with a batch of the
-    stream; without the flag the state as it is.  In workload.step_settings(): a graph keeps the
-    kernels that it was captured with."""
-    if not workload.training.cuda_graphs:
-        return state
+    """The state whose model replays its passes, captured with a batch of the stream.  In
+    workload.step_settings(): a graph keeps the kernels that it was captured with."""
     return state._replace(model=GraphedModel(workload, state, stream))
 
 

@@ -18,8 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness.base.console import world_size_of_run
 from harness.base.errors import UserError
-from harness.base.text import title_of_run
+from harness.base.text import arithmetic, title_of_run
 from harness.machine.devices import arithmetic_in_force
+from harness.model.precision import parameter_dtype
 from harness.ranks.parallel import SHARDING, ParallelConfig, shard_model, shard_optimizer
 
 Batch = Any  # whatever Workload.loss() takes
@@ -90,10 +91,9 @@ class Workload(ABC):
     compiled: bool  # with torch.compile
     training: Any  # the script's TrainingConfig: the flags of its training
     hides_tokens = False  # its batches have a mask that is not true everywhere
-    scales = (
-        "batch_size",
-        "seq_len",
-    )  # the settings whose largest value that fits is known to mean something
+    can_be_captured = False  # as CUDA graphs: model(*batch) returns the loss second
+    # The settings whose largest value that fits is known to mean something.
+    scales: tuple[str, ...] = ("batch_size", "seq_len")
 
     @property
     def parallel(self) -> ParallelConfig:
@@ -217,6 +217,39 @@ class Workload(ABC):
         )
 
 
+class FlaggedWorkload(Workload):
+    """A workload whose settings are those of its flags: `training` is the script's
+    TrainingConfig."""
+
+    @property
+    def batch_size(self) -> int:
+        return self.training.batch_size
+
+    @property
+    def seq_len(self) -> int:
+        return self.training.seq_len
+
+    @property
+    def micro_steps(self) -> int:
+        return self.training.gradient_accumulation_steps
+
+    @property
+    def precision(self) -> str:
+        return arithmetic(vars(self.training))
+
+    @property
+    def parameter_dtype(self) -> torch.dtype:
+        return parameter_dtype(self.training.precision)
+
+    @property
+    def compiled(self) -> bool:
+        return self.training.compile
+
+    @property
+    def parallel(self) -> ParallelConfig:
+        return self.training
+
+
 # ---- On several ranks ----------------------------------------------------------------------------
 
 
@@ -243,6 +276,9 @@ def most_ranks(workload: Workload) -> tuple[int, str]:
 def check_shards(workload: Workload) -> None:
     """Raise UserError, exit code 2, if some of the ranks would have nothing to keep."""
     mode, ranks = workload.parallel.parallel, workload.parallel.world_size
-    if mode in SHARDING and ranks > (found := most_ranks(workload))[0]:
-        line = f"--parallel {mode}: the {found[0]} {found[1]} cannot be shared by {ranks} ranks"
+    if mode not in SHARDING:
+        return
+    most, shared = most_ranks(workload)
+    if ranks > most:
+        line = f"--parallel {mode}: the {most} {shared} cannot be shared by {ranks} ranks"
         raise UserError(f"{line}; use fewer ranks, or a larger model", 2)

@@ -26,7 +26,7 @@ from harness.schema import Document, Unknown, different_lengths, field, known_or
 
 # Reading what a run wrote needs no PyTorch, so what measures is imported for its types alone.
 if TYPE_CHECKING:
-    from harness.instruments.compilation import Compilation
+    from harness.instruments.compilation import CompileTimes
     from harness.instruments.timing import StepRecord
     from harness.run.measurements import Measurements
 
@@ -342,21 +342,21 @@ def _performance(run: Measurements, averages: Averages) -> Performance:
 
 def _compilation(run: Measurements) -> CompilationTimes | Unknown | None:
     if run.compilation:
-        return compilation_times(run.compilation, run.workload.micro_steps)
+        return compilation_times(run.compilation.times, run.workload.micro_steps)
     return Unknown("the run ended before compilation") if run.workload.compiled else None
 
 
-def compilation_times(compilation: Compilation, micro_steps: int) -> CompilationTimes:
+def compilation_times(times: CompileTimes, micro_steps: int) -> CompilationTimes:
     """What compiling took and saves.  micro_steps: passes of a step."""
-    saved_ms = micro_steps * (compilation.uncompiled_ms - compilation.compiled_ms)
+    saved_ms = micro_steps * (times.uncompiled_ms - times.compiled_ms)
     return CompilationTimes(
-        compile_s=compilation.compile_s,
-        from_cache=compilation.from_cache,
-        uncompiled_pass_ms=compilation.uncompiled_ms,
-        compiled_pass_ms=compilation.compiled_ms,
-        passes=compilation.PASSES,
+        compile_s=times.compile_s,
+        from_cache=times.from_cache,
+        uncompiled_pass_ms=times.uncompiled_ms,
+        compiled_pass_ms=times.compiled_ms,
+        passes=times.passes,
         saved_ms_per_step=saved_ms,
-        break_even_step=break_even_step(compilation.compile_s, saved_ms),
+        break_even_step=break_even_step(times.compile_s, saved_ms),
     )
 
 

@@ -16,7 +16,7 @@ from pkgutil import resolve_name
 from typing import NoReturn
 
 from harness import PROJECT
-from harness.base.slurm import slurm_ranks
+from harness.base.slurm import problem_of_address, slurm_ranks
 
 HANDED_OVER = "TINY_LLAMA_HANDED_OVER"  # set by the interpreter that handed over: it happens once
 # By all commands that train, or plan to.
@@ -35,7 +35,8 @@ def begin_command(packages: Sequence[str] = IMPORTED_BY_ALL) -> None:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda received, frame: os._exit(128 + received))
     os.environ.update(slurm_ranks(os.environ))
-    if problem := problem_of_ranks(os.environ):
+    problem = problem_of_address(os.environ) or problem_of_ranks(os.environ)
+    if problem:
         print(f"{Path(sys.argv[0]).name}: error: {problem}", file=sys.stderr)
         sys.exit(2)
     os.environ.update(default_variables())

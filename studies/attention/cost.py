@@ -1,7 +1,6 @@
 """What does attention alone cost?  Memory by fake tensors, and in a new process time, memory and
 the kernel."""
 
-import statistics
 import warnings
 from collections.abc import Callable
 
@@ -12,9 +11,9 @@ from torch.profiler import ProfilerActivity, profile
 from analysis.work.interpreted_graphs import InterpretedGraphs
 from harness.base.errors import first_line
 from harness.base.ranges import trace_range
-from harness.instruments.compilation import compiling
+from harness.instruments.compilation import compile_and_time
 from harness.instruments.memory_tracker import MemoryTracker
-from harness.machine.clock import elapsed_ms, mark, time_synced
+from harness.machine.clock import elapsed_ms, mark
 from harness.machine.devices import choose_device, set_matmul_precision, synchronize
 from harness.machine.workspaces import workspace_bytes
 from harness.schema import unknown
@@ -134,30 +133,38 @@ def measure_attention(spec: dict, device_name: str, repetitions: int, warmup_ste
     torch.manual_seed(0)
     set_matmul_precision("fp32")
     workspace = workspace_bytes(device, spec["dtype"])
-    function = function_of(spec)
-    row: dict = {"workspace_bytes": workspace, "compile_s": None, "repetitions": repetitions}
+    function, compile_s = function_of(spec), None
     with selected_kernel(spec):
         if spec["implementation"] == "compiled":
-            function, first_ms = compile_attention(function, spec, device)
-        row |= memory_and_kernel(function, spec, device, workspace)
-        forward_ms, backward_ms = pass_times(
-            function, AttentionInputs(spec, device), repetitions, warmup_steps
-        )
-    if spec["implementation"] == "compiled":  # the first call includes one pass
-        pass_ms = statistics.median(forward_ms) + statistics.median(backward_ms)
-        row["compile_s"] = max(0.0, first_ms - pass_ms) / 1e3
-    return row | time_statistics("forward", forward_ms) | time_statistics("backward", backward_ms)
+            function, compile_s = compile_attention(function, spec, device)
+        memory = memory_and_kernel(function, spec, device, workspace)
+        inputs = AttentionInputs(spec, device)
+        forward_ms, backward_ms = pass_times(function, inputs, repetitions, warmup_steps)
+    return {
+        "workspace_bytes": workspace,
+        "compile_s": compile_s,
+        "repetitions": repetitions,
+        **memory,
+        **time_statistics("forward", forward_ms),
+        **time_statistics("backward", backward_ms),
+    }
 
 
 def compile_attention(
     function: Callable, spec: dict, device: torch.device
 ) -> tuple[Callable, float]:
-    """The compiled function, and the milliseconds of its first forward and backward pass."""
-    inputs = AttentionInputs(spec, device)
-    forward_and_backward(function, inputs)  # one-time initialization is not compile time
-    function = torch.compile(function, dynamic=False)
-    with cold_compiler(), compiling("attention"):
-        return function, time_synced(lambda: forward_and_backward(function, inputs), device)
+    """The compiled function, and the seconds that the compiler took."""
+    inputs, called = AttentionInputs(spec, device), function
+
+    def compile_it() -> None:
+        nonlocal called
+        called = torch.compile(function, dynamic=False)
+
+    with cold_compiler():
+        times = compile_and_time(
+            lambda: forward_and_backward(called, inputs), compile_it, device, "attention"
+        )
+    return called, times.compile_s
 
 
 def memory_and_kernel(function: Callable, spec: dict, device: torch.device, workspace: int) -> dict:
@@ -198,13 +205,13 @@ def kernel_in(names: list[str]) -> str | None:
         "flash_attention_for_cpu",
         "_attention_math",
     ):
-        if fused := next((name for name in names if part in name and "backward" not in name), None):
-            return fused
+        for name in names:
+            if part in name and "backward" not in name:
+                return name
     if any("CompiledFxGraph" in name for name in names):
         return "generated code"
-    return next(
-        (name for name in names if name in ("aten::bmm", "aten::baddbmm", "aten::mm")), None
-    )
+    matmuls = [name for name in names if name in ("aten::bmm", "aten::baddbmm", "aten::mm")]
+    return matmuls[0] if matmuls else None
 
 
 def pass_times(

@@ -1,9 +1,8 @@
 """What do the rows of the optimization study say?  Alone, beside each other, and on this device."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from analysis.commands.stored_optimizations import best_of, may_win
 from analysis.comparison.noise import AGAIN, as_fast, interval_in_turn, is_decided, judged
 from harness.base.sections import Section
 from harness.base.tables import Column, column, grouped, text_columns
@@ -147,6 +146,28 @@ def difference(row: dict, name: str = "ratio") -> str:
     """Of judged(); '' without a ratio.  The process of both was disturbed as the row says."""
     known = row[name] is not None
     return judged(row[name], interval_of(row, name), row, row, in_turn=True) if known else ""
+
+
+def may_win(row: dict) -> bool:
+    """Whether a row is a set of flags that was compared and trains the same.  A precision is not
+    chosen: it changes the arithmetic."""
+    is_set = row["flags"].startswith("--") and "--precision" not in row["flags"]
+    return is_set and row["ratio_high"] is not None and row["not_the_same"] is None
+
+
+def best_of(rows: Iterable[dict]) -> dict | None:
+    """The row of the set of flags with which a run of the default length is shortest, compiling
+    included, of those that train the same and are faster than the baseline beyond noise."""
+    faster = [row for row in rows if may_win(row) and row["ratio_high"] < 1]
+    return min(faster, key=ratio_with_compiling, default=None)
+
+
+def ratio_with_compiling(row: dict) -> float:
+    """The ratio of the steps, with each step's share of the time that compiling took."""
+    if not row.get("compile_s"):
+        return row["ratio"]
+    compile_ms = 1e3 * row["compile_s"] / (row["num_steps"] or 1)
+    return row["ratio"] * (1 + compile_ms / row["step_ms"])
 
 
 def in_time(row: dict) -> bool:

@@ -2,8 +2,6 @@
 
 import contextlib
 import gc
-import importlib
-import itertools
 import time
 from collections.abc import Callable, Sequence
 
@@ -14,25 +12,19 @@ from analysis.hardware import measuring
 from analysis.hardware.rate_limits import rate_limit
 from harness.base.text import time_left
 from harness.instruments.audit import audit_document, audit_text
-from harness.instruments.compilation import Compilation
-from harness.instruments.first_step import FirstStepAudit
-from harness.instruments.memory_tracker import MemoryTracker
-from harness.instruments.timing import NullMeter, StepMeter, StepRecord
+from harness.instruments.timing import StepMeter, StepRecord
 from harness.machine.devices import choose_device
 from harness.machine.environment import describe_device
-from harness.model.cuda_graphs import captured
 from harness.model.workload import Workload
-from harness.program.hooks.changes import move
+from harness.program.hooks.switches import move
 from harness.program.hooks.trial import AUDIT_STEPS
 from harness.schema import unknown
+from harness.session.session import NO_OPERATORS, Preparation, Session
 from studies.engine.isolation import cold_compiler, status_of, tell
 from studies.optimization.same_training import FirstSteps, may_of, same_training
 
-MATMUL_ROUNDS = (
-    2  # of all shapes: seconds, where the peak that is kept for a machine takes four times as long
-)
-
-
+# Of all shapes: seconds, where the peak that is kept for a machine takes four times as long.
+MATMUL_ROUNDS = 2
 TOLD_S = 15.0  # between two lines about the rounds
 
 
@@ -58,59 +50,46 @@ class RandomNumbers:
 
 
 class Variant:
-    """A training run that takes one step at a time, so that others can take theirs in between.
-
-    Built, compiled if its flags say so, and its first step audited.
-    """
+    """A training run that takes one step at a time, so that others can take theirs in between.  Its
+    first step is audited."""
 
     def __init__(self, workload: Workload, device: torch.device, nudge: str = ""):
         """nudge: share:seed, by which parameters are moved before the first step."""
-        self.workload, self.device = workload, device
-        self.meter = StepMeter(device, 1, lambda step: True, lambda record: None)
-        # Parameters of a user's file are counted by a look at it, which may draw random numbers
-        workload.parameter_count()
-        with workload.step_settings():
-            torch.manual_seed(workload.training.seed)
-            state, self.stream = workload.build(device), workload.batches(device)
-            model = state.model  # whose parameters have their own names, also within a graph
+
+        def move_parameters(model: torch.nn.Module) -> None:
             if nudge:
                 move(model, nudge)
-            self.state = captured(workload, state, workload.batches(device))
-            self.compilation = self._compiled() if workload.compiled else None
-        self.random_numbers = RandomNumbers(device)
-        audit = FirstStepAudit(model, state.scaler)
-        self.first_steps = FirstSteps(model, state.optimizer)
-        with self.first_steps:
-            self.step(audit)
-        self.audit = audit.result
 
-    def _compiled(self) -> Compilation:
-        """Compile the model, before the first step, so that no audit is in the compile time."""
-        batch, mode = next(self.stream), self.workload.training.compile_mode
-        with cold_compiler():
-            done = Compilation(self.workload, self.state, batch, self.device, mode, traced=False)
-        self.stream = itertools.chain([batch], self.stream)  # the first step trains on it
-        return done
+        preparation = Preparation(change_model=move_parameters, compile_within=cold_compiler)
+        self.workload = workload
+        self.session = Session(workload, device, preparation=preparation)
+        self.meter = StepMeter(device, 1, lambda step: True, lambda record: None)
+        self.random_numbers = RandomNumbers(device)
+        self.first_steps = FirstSteps(self.session.model, self.session.optimizer)
+        with self.first_steps:
+            self.step(self.session.audit)
 
     def step(self, watching: contextlib.AbstractContextManager | None = None) -> StepRecord:
         """One step, waited for.  Raises FloatingPointError if its loss is not finite."""
-        with self.workload.step_settings(), self.random_numbers:
-            self.workload.train(self.state, self.stream, 1, self.meter, NullMeter(watching))
-        self.first_steps.stepped(self.meter.records[-1].loss)
-        return self.meter.records[-1]
+        with self.random_numbers:
+            self.session.step(self.meter, watching)
+        return self._noted()
 
     def peak_memory(self) -> dict:
-        """`measured_memory_bytes`: live tensors at the peak of a step,
-        without those of other variants."""
-        if self.workload.compiled or self.workload.training.cuda_graphs:
-            reason = (
-                "a compiled model or a CUDA graph runs no separate operators, whose tensors could"
-                " be counted"
-            )
-            return unknown(reason, "measured_memory_bytes")
-        tracker = MemoryTracker(self.state.model, self.state.optimizer)
-        self.step(tracker)
-        return {"measured_memory_bytes": int(tracker.timeline.live_bytes_at_allocations().max())}
+        """`measured_memory_bytes`: live tensors at the peak of a step, which is taken, without
+        those of other variants."""
+        if not self.session.runs_operators:
+            return unknown(NO_OPERATORS, "measured_memory_bytes")
+        with self.random_numbers:
+            peak_bytes = self.session.peak_bytes(self.meter)
+        self._noted()
+        return {"measured_memory_bytes": peak_bytes}
+
+    def _noted(self) -> StepRecord:
+        """The last step, told to those that compare the first ones."""
+        record = self.meter.records[-1]
+        self.first_steps.stepped(record.loss)
+        return record
 
 
 class Turns:
@@ -135,15 +114,11 @@ class Turns:
         started, count = time.monotonic(), len(self.workloads)
         for i in range(count):
             if names:
-                each_s = (time.monotonic() - started) / max(1, i)
-                round_ms = sum(
-                    variant.meter.records[-1].total_ms for variant in self.variants.values()
-                )
-                left = (
-                    self.time_left(each_s * (count - i) + rounds * round_ms / 1e3 * count / i)
-                    if i
-                    else ""
-                )
+                left = ""
+                if i:
+                    each_s = (time.monotonic() - started) / i
+                    rounds_s = rounds * self._round_ms() / 1e3 * count / i
+                    left = self.time_left(each_s * (count - i) + rounds_s)
                 tell(f"{i + 1} of {count}: {names[i]}{left}")
             self._attempt(self._prepare, i, warmup_steps)
             if i == 0 and i in self.variants and count > 1:  # before the others are in memory
@@ -154,14 +129,19 @@ class Turns:
                     )
                 self._compare_with_itself(i)
 
+    def _round_ms(self) -> float:
+        """A step of each variant that there is."""
+        return sum(variant.meter.records[-1].total_ms for variant in self.variants.values())
+
     def _prepare(self, i: int, warmup_steps: int) -> None:
-        self.variants[i] = Variant(self.workloads[i], self.device)
-        self.answers[i] |= self.variants[i].peak_memory()
-        for _ in range(max(warmup_steps, AUDIT_STEPS - len(self.variants[i].meter.records))):
-            self.variants[i].step()
+        variant = Variant(self.workloads[i], self.device)
+        self.variants[i] = variant
+        self.answers[i].update(variant.peak_memory())
+        for _ in range(max(warmup_steps, AUDIT_STEPS - len(variant.meter.records))):
+            variant.step()
 
     def _compare_with_itself(self, i: int) -> None:
-        def told(nudge: str) -> dict:
+        def first_steps(nudge: str) -> dict:
             gc.collect()
             variant = Variant(self.workloads[i], self.device, nudge)
             while len(variant.meter.records) < AUDIT_STEPS:
@@ -171,8 +151,11 @@ class Turns:
         with contextlib.suppress(
             RuntimeError, FloatingPointError
         ):  # then it is not known who trains the same
-            nudged = [(kind, told(one)) for kind, ones in NUDGES.items() for one in ones]
-            self.yardsticks = yardsticks_of(self.variants[i].first_steps.told, told(""), nudged)
+            nudged = []
+            for kind, nudges in NUDGES.items():
+                nudged += [(kind, first_steps(nudge)) for nudge in nudges]
+            again = first_steps("")
+            self.yardsticks = yardsticks_of(self.variants[i].first_steps.told, again, nudged)
         gc.collect()
 
     def same_training(self, variant: Variant) -> dict:
@@ -211,31 +194,26 @@ def take_turns(
     its steps, round by round, its losses from the first step, its audit, whether it trains as the
     first does, memory, and the rate of matmuls measured here.  names: of the workloads, to tell
     which one is at work; without them nothing is told.  after: of Turns."""
-    if any(workload.compiled for workload in workloads):
-        importlib.import_module(
-            "torch._inductor.compile_fx"
-        )  # takes seconds, and is no compile time
     device = choose_device(workloads[0].training.device)
     # Before anything else is in memory.
-    rates = {
-        precision: matmul_rate(device, precision) for precision in {w.precision for w in workloads}
-    }
+    precisions = {workload.precision for workload in workloads}
+    rates = {precision: matmul_rate(device, precision) for precision in precisions}
     turns = Turns(workloads, device, after)
     turns.prepare(warmup_steps, repetitions, names)
-    started, told = time.monotonic(), 0.0
+    started, told_s = time.monotonic(), 0.0
     for n in range(repetitions):
         turns.round(backwards=n % 2 == 1)  # drift of the machine affects all alike
         elapsed_s = time.monotonic() - started
-        if names and elapsed_s - told >= TOLD_S:
-            told = elapsed_s
-            left = turns.time_left(told / (n + 1) * (repetitions - n - 1))
+        if names and elapsed_s - told_s >= TOLD_S:
+            told_s = elapsed_s
+            left = turns.time_left(told_s / (n + 1) * (repetitions - n - 1))
             tell(f"Round {n + 1} of {repetitions}, one step of each{left}")
     about = describe_device(device).as_json()
     for i, variant in turns.variants.items():
-        rate = {"measured_peak_tflops": rates[variant.workload.precision]}
-        turns.answers[i] |= (
-            results_of(variant, repetitions, about) | rate | turns.same_training(variant)
-        )
+        answer = turns.answers[i]
+        answer.update(results_of(variant, repetitions, about))
+        answer["measured_peak_tflops"] = rates[variant.workload.precision]
+        answer.update(turns.same_training(variant))
     return turns.answers
 
 
@@ -251,11 +229,12 @@ def results_of(variant: Variant, repetitions: int, device: dict) -> dict:
     workload, records = variant.workload, variant.meter.records
     rounds = records[-repetitions:]
     limit = rate_limit(device, workload.precision)
-    audit = audit_document(variant.audit, rounds, records[0].loss, workload, limit)
+    first = variant.session.first_step
+    audit = audit_document(first, rounds, records[0].loss, workload, limit)
     return {
         "step_times_ms": [record.total_ms for record in rounds],
         "losses": [record.loss for record in records],
-        "compile_s": variant.compilation and variant.compilation.compile_s,
+        "compile_s": variant.session.compile_seconds,
         "audit_ok": audit["ok"],
         "audit": audit_text(audit),
     }

@@ -13,10 +13,15 @@ from harness.instruments.memory_timeline import Allocation
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import NullMeter
 from harness.model.workload import TrainingState
+from harness.session.session import Session
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, train
 
 AUTOCAST = ("fp16", "bf16")
 KEPT = ("parameter", "gradient", "optimizer state")
+OF_PARTS = (
+    "All data types of the tensors that a part creates: results, and casts of its inputs and"
+    " weights."
+)
 
 
 def short_name(dtype: torch.dtype | str) -> str:
@@ -89,30 +94,18 @@ def data_types(precision: str, device: torch.device) -> list[dict]:
     Always two layers of the default width: data types do not depend on the size.
     """
     training = TrainingConfig(batch_size=2, seq_len=16, num_steps=1, precision=precision)
-    workload = TinyLlamaWorkload(
-        TinyLlamaConfig(n_layers=2, max_seq_len=training.seq_len), training
-    )
-    with workload.step_settings():
-        return data_types_of(workload, device)
-
-
-def data_types_of(workload: TinyLlamaWorkload, device: torch.device) -> list[dict]:
-    """The same, under the settings of the process that the workload asks for."""
-    torch.manual_seed(workload.training.seed)
-    state = workload.build(device)
-    toy = ToyModel(20, 5).to(device)
-    toy_batch = torch.randn(8, 20, device=device), torch.randint(5, (8,), device=device)
-    toy_state = state._replace(model=toy, optimizer=torch.optim.AdamW(toy.parameters()))
-    cases = ((toy_state, itertools.repeat(toy_batch)), (state, workload.batches(device)))
-    found = [
-        (type(trained.model).__name__, types_in_a_step(trained, stream))
-        for trained, stream in cases
-    ]
-    return [
-        {"model": model, "autocast": workload.precision} | row
-        for model, rows in found
-        for row in rows
-    ]
+    config = TinyLlamaConfig(n_layers=2, max_seq_len=training.seq_len)
+    rows = []
+    with Session(TinyLlamaWorkload(config, training), device) as session:
+        toy = ToyModel(20, 5).to(device)
+        toy_batch = torch.randn(8, 20, device=device), torch.randint(5, (8,), device=device)
+        optimizer = torch.optim.AdamW(toy.parameters())
+        toy_state = session.state._replace(model=toy, optimizer=optimizer)
+        cases = ((toy_state, itertools.repeat(toy_batch)), (session.state, session.stream))
+        for state, stream in cases:
+            about = {"model": type(state.model).__name__, "autocast": session.workload.precision}
+            rows += [{**about, **row} for row in types_in_a_step(state, stream)]
+    return rows
 
 
 def types_in_a_step(state: TrainingState, stream) -> list[dict]:
@@ -138,19 +131,28 @@ def types_in_a_step(state: TrainingState, stream) -> list[dict]:
 def side_by_side(rows: list[dict]) -> list[dict]:
     """A line for each tensor with its type under each autocast type.  Parameters, gradients and
     optimizer state are one line each if all have the same type."""
+    kinds: dict[tuple[str, str], list[dict]] = {}
+    for row in rows:
+        kinds.setdefault((row["autocast"], row["what"]), []).append(row)
     lines: dict[tuple[str, str], dict] = {}
-    for autocast, what in dict.fromkeys((row["autocast"], row["what"]) for row in rows):
-        kind = [row for row in rows if (row["autocast"], row["what"]) == (autocast, what)]
-        if what in KEPT and len({row["dtype"] for row in kind}) == 1:
-            kind = [kind[0] | {"name": "all", "count": sum(row["count"] for row in kind)}]
+    for (autocast, what), kind in kinds.items():
+        if what in KEPT:
+            kind = one_if_alike(kind)
         for row in kind:
-            line = lines.setdefault(
-                (what, row["name"]), {name: row[name] for name in ("what", "name", "count")}
-            )
-            line[autocast] = (
-                f"{line[autocast]}, {row['dtype']}" if autocast in line else row["dtype"]
-            )
+            new_line = {"what": what, "name": row["name"], "count": row["count"]}
+            line = lines.setdefault((what, row["name"]), new_line)
+            if autocast in line:
+                line[autocast] += f", {row['dtype']}"
+            else:
+                line[autocast] = row["dtype"]
     return list(lines.values())
+
+
+def one_if_alike(rows: list[dict]) -> list[dict]:
+    """A single row for all of them if they have the same type."""
+    if len({row["dtype"] for row in rows}) > 1:
+        return rows
+    return [{**rows[0], "name": "all", "count": sum(row["count"] for row in rows)}]
 
 
 def dtype_sections(
@@ -165,23 +167,16 @@ def dtype_sections(
         *(column(f"under {name}", name, left=True) for name in ran),
     )
     sections = []
-    for model in dict.fromkeys(row["model"] for row in rows):
-        of_model = grouped(
-            (row for row in rows if row["model"] == model), lambda row: row["what"] == "part"
-        )
-        hooked, parts = of_model[False], of_model.get(True, [])
+    for model, of_model in grouped(rows, lambda row: row["model"]).items():
+        hooked = [row for row in of_model if row["what"] != "part"]
+        parts = [row for row in of_model if row["what"] == "part"]
         title = f"Data types of {model} under autocast, on {device.type}"
         sections.append(Section(title, columns, side_by_side(hooked)))
         if parts:
-            text = [
-                "All data types of the tensors that a part creates: results, and casts of its"
-                " inputs and weights."
-            ]
-            sections.append(
-                Section(f"Parts of the forward pass of {model}", columns, side_by_side(parts), text)
-            )
+            title = f"Parts of the forward pass of {model}"
+            sections.append(Section(title, columns, side_by_side(parts), [OF_PARTS]))
     sections = sections or [Section("Data types under autocast")]
-    sections[-1].note += [
-        f"Not run under {name}: {reason}" for name, reason in lacking.items() if name in AUTOCAST
-    ]
+    for name, reason in lacking.items():
+        if name in AUTOCAST:
+            sections[-1].note.append(f"Not run under {name}: {reason}")
     return sections

@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from harness.instruments.timing import NullMeter
 from harness.machine.clock import time_synced
 from harness.machine.devices import choose_device, synchronize
-from harness.model.cuda_graphs import captured
+from harness.session.session import Session
 from tiny_llama_v1 import TinyLlamaWorkload
 
 RIGHT = "right"
@@ -28,35 +27,16 @@ MEANS = (NO_WARM_UP, "mean with an outlier")  # the others report a median
 PAUSE = 3.0  # median baseline steps; stands for writing a checkpoint, or another user's job
 
 
-class Step:
-    """Calling it runs one training step of the workload, without waiting for the device, under the
-    workload's settings of the process.  A clock begins within workload.step_settings(), so that it
-    does not time a change of them."""
-
-    def __init__(self, workload: TinyLlamaWorkload, device: torch.device):
-        self.workload, self.stream = workload, workload.batches(device)
-        self.meter = NullMeter()
-        with workload.step_settings():
-            torch.manual_seed(workload.training.seed)
-            state = workload.build(device)
-            self.state = captured(workload, state, workload.batches(device))
-
-    def __call__(self) -> None:
-        with self.workload.step_settings():
-            self.workload.train(self.state, self.stream, 1, self.meter, self.meter)
-
-
 def cold_steps(workload: TinyLlamaWorkload, steps: int) -> list[float]:
     """Milliseconds of the first steps of a new process, each synchronized."""
-    device = choose_device(workload.training.device)
-    step = Step(workload, device)
-    return steps_ms(step, steps, device)
+    return steps_ms(Session(workload, choose_device(workload.training.device)), steps)
 
 
-def steps_ms(step: Step, steps: int, device: torch.device) -> list[float]:
-    """Milliseconds of each of so many steps, synchronized."""
-    with step.workload.step_settings():
-        return [time_synced(step, device) for _ in range(steps)]
+def steps_ms(session: Session, steps: int) -> list[float]:
+    """Milliseconds of each of so many steps, synchronized.  The clock begins once the session's
+    settings of the process are in force, so that it does not time a change of them."""
+    with session:
+        return [time_synced(session.step, session.device) for _ in range(steps)]
 
 
 def interleaved(
@@ -69,43 +49,47 @@ def interleaved(
     """Milliseconds of (baseline, changed) steps by method:
     all but the one that needs a new process."""
     device = choose_device(baseline.training.device)
-    pair = [Step(workload, device) for workload in (baseline, changed)]
-    for step in pair:
-        steps_ms(step, warmup, device)
-    right = alternating(*pair, device, range(repetitions))
+    pair = [Session(workload, device) for workload in (baseline, changed)]
+    for session in pair:
+        steps_ms(session, warmup)
+    right = alternating(*pair, range(repetitions))
     pause_s = PAUSE * statistics.median(right[0]) / 1e3
     return {
         RIGHT: right,
         "one run": [times[:1] for times in right],
-        "no synchronization": [dispatch_ms(step, wrong_repetitions, device) for step in pair],
-        "profiler left on": [profiled_ms(step, wrong_repetitions, device) for step in pair],
+        "no synchronization": [dispatch_ms(session, wrong_repetitions) for session in pair],
+        "profiler left on": [profiled_ms(session, wrong_repetitions) for session in pair],
         "mean with an outlier": [
-            interrupted_ms(pair[0], wrong_repetitions, pause_s, device),
-            steps_ms(pair[1], wrong_repetitions, device),
+            interrupted_ms(pair[0], wrong_repetitions, pause_s),
+            steps_ms(pair[1], wrong_repetitions),
         ],
     }
 
 
-def alternating(a: Step, b: Step, device: torch.device, rounds: Iterable[int]) -> tuple[list, list]:
-    """Milliseconds of a() and b() in each round, in alternating order, so that drift of the machine
-    affects both."""
-    a_ms, b_ms = [], []
+def alternating(a: Session, b: Session, rounds: Iterable[int]) -> tuple[list, list]:
+    """Milliseconds of a step of a and of b in each round, in alternating order, so that drift of
+    the machine affects both."""
+    a_ms: list[float] = []
+    b_ms: list[float] = []
     for i in rounds:
-        for step, times in ((a, a_ms), (b, b_ms)) if i % 2 == 0 else ((b, b_ms), (a, a_ms)):
-            times += steps_ms(step, 1, device)
+        in_turn = [(a, a_ms), (b, b_ms)]
+        if i % 2:
+            in_turn.reverse()
+        for session, times in in_turn:
+            times += steps_ms(session, 1)
     return a_ms, b_ms
 
 
-def dispatch_ms(step: Step, steps: int, device: torch.device) -> list[float]:
+def dispatch_ms(session: Session, steps: int) -> list[float]:
     """Milliseconds until each call returns, while the device still works.  On a CPU a worker thread
     takes the role of the device, and dispatching to it is timed."""
-    if device.type == "cuda":
-        synchronize(device)
-        with step.workload.step_settings():
-            return [return_ms(step) for _ in range(steps)]
-    with step.workload.step_settings(), ThreadPoolExecutor(1) as worker:
+    if session.device.type == "cuda":
+        synchronize(session.device)
+        with session:
+            return [return_ms(session.step) for _ in range(steps)]
+    with session, ThreadPoolExecutor(1) as worker:
         worker.submit(int).result()  # the thread has started
-        return [return_ms(lambda: worker.submit(step)) for _ in range(steps)]
+        return [return_ms(lambda: worker.submit(session.step)) for _ in range(steps)]
 
 
 def return_ms(work: Callable[[], object]) -> float:
@@ -115,19 +99,24 @@ def return_ms(work: Callable[[], object]) -> float:
     return 1e3 * (time.perf_counter() - started)
 
 
-def profiled_ms(step: Step, steps: int, device: torch.device) -> list[float]:
-    activity = torch.profiler.ProfilerActivity
-    activities = [activity.CPU, activity.CUDA] if device.type == "cuda" else [activity.CPU]
+def profiled_ms(session: Session, steps: int) -> list[float]:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if session.device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities, record_shapes=True, with_stack=True):
-        return steps_ms(step, steps, device)
+        return steps_ms(session, steps)
 
 
-def interrupted_ms(step: Step, steps: int, pause_s: float, device: torch.device) -> list[float]:
+def interrupted_ms(session: Session, steps: int, pause_s: float) -> list[float]:
     """Milliseconds of each step; the one in the middle includes a pause."""
 
-    def interrupted() -> None:
-        step()
+    def interrupted_step() -> None:
+        session.step()
         time.sleep(pause_s)
 
-    with step.workload.step_settings():
-        return [time_synced(interrupted if i == steps // 2 else step, device) for i in range(steps)]
+    times = []
+    with session:
+        for i in range(steps):
+            work = interrupted_step if i == steps // 2 else session.step
+            times.append(time_synced(work, session.device))
+    return times

@@ -1,22 +1,20 @@
 """How long does each phase of a training step, or a forward pass alone, take in a new process?"""
 
-import importlib
 from pathlib import Path
 
 import torch
 
 from analysis.work.fake_step import FakeRunError, fake_forward
 from harness.base.files import make_folder
-from harness.instruments.compilation import compile_in_place, compiler_options, compiling
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.recorder import Instruments
 from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
-from harness.instruments.timing import NullMeter, StepMeter, StepRecord
+from harness.instruments.timing import NullMeter, StepRecord
 from harness.machine.devices import choose_device
 from harness.machine.workspaces import workspace_bytes
-from harness.model.cuda_graphs import captured
 from harness.model.workload import TrainingState
 from harness.schema import unknown
+from harness.session.session import Preparation, Session
 from studies.engine.columns import predicted_peak, time_statistics
 from studies.engine.isolation import cold_compiler
 from tiny_llama_v1 import TinyLlamaWorkload
@@ -36,52 +34,30 @@ def predicted_pass(workload: TinyLlamaWorkload, mode: str, on_gpu: bool) -> dict
     return {"predicted_peak_bytes": int(tracker.timeline.live_bytes_at_allocations().max())}
 
 
-class Runner:
-    """Runs and times training steps, or forward passes alone; a GPU's events are read after the
-    last one."""
+def timed(
+    session: Session, mode: str, steps: int, instruments: Instruments | NullMeter
+) -> list[StepRecord]:
+    """The records of so many training steps, or forward passes alone; a GPU's events are read
+    after the last one."""
+    meter, workload = session.step_meter(), session.workload
+    with session:
+        if mode == "train":
+            workload.train(session.state, session.stream, steps, meter, instruments)
+        else:
+            infer(workload, session.state, session.stream, steps, meter, instruments)
+        meter.read_finished(wait=True)
+    return meter.records
 
-    def __init__(self, workload: TinyLlamaWorkload, mode: str):
-        self.workload, self.mode, self.device = (
-            workload,
-            mode,
-            choose_device(workload.training.device),
-        )
-        with workload.step_settings():
-            torch.manual_seed(workload.training.seed)
-            state, self.stream = workload.build(self.device), workload.batches(self.device)
-            self.state = captured(workload, state, workload.batches(self.device))
 
-    def run(self, steps: int, snapshot_folder: Path | None = None) -> list[StepRecord]:
-        """snapshot_folder: for the allocation history of the first of the steps, which are not
-        timed then.
-
-        Steps that are timed have no instruments: the audit of a run's first step would be part of
-        its time."""
-        meter = StepMeter(self.device, 1, lambda step: False, lambda record: None)
-        instruments = NullMeter()
-        if snapshot_folder is not None:
-            profiling = ProfilerConfig(memory_snapshot=True)
-            schedule = InstrumentSchedule(steps, profiling)
-            folders = snapshot_folder, None
-            instruments = Instruments(schedule, profiling, self.state, self.device, *folders)
-        with self.workload.step_settings():
-            if self.mode == "train":
-                self.workload.train(self.state, self.stream, steps, meter, instruments)
-            else:
-                infer(self.workload, self.state, self.stream, steps, meter, instruments)
-            meter.read_finished(wait=True)
-        return meter.records
-
-    def compile(self) -> StepRecord:
-        """Compile the model.  Returns the record of the step that compiles."""
-        self.run(1)  # one-time initialization is not compile time
-        importlib.import_module(
-            "torch._inductor.compile_fx"
-        )  # takes seconds, and is no compile time
-        options = compiler_options(self.workload.training.compile_mode)
-        compile_in_place(self.state.model, options=options)
-        with cold_compiler(), compiling("the model"):
-            return self.run(1)[0]
+def record_snapshot(session: Session, mode: str, folder: Path) -> None:
+    """The allocation history of one step or forward pass, into the folder."""
+    make_folder(folder)
+    profiling = ProfilerConfig(memory_snapshot=True)
+    schedule = InstrumentSchedule(1, profiling)
+    instruments = Instruments(
+        schedule, profiling, session.unwrapped, session.audit, session.device, folder, None
+    )
+    timed(session, mode, 1, instruments)
 
 
 def infer(
@@ -105,42 +81,47 @@ def measure_passes(
     """Milliseconds of each phase in every step, from the first; seconds of compilation; on a GPU,
     peak bytes.
 
-    The step that compiles is not among them: compile_s is its time beyond their median.
+    snapshot_folder: for the allocation history of a step after them.  Steps that are timed have no
+    instruments: the audit of a run's first step would be part of its time.
     """
+    device = choose_device(workload.training.device)
+    on_gpu = device.type == "cuda"
     # Measured first: once the run has used the libraries, they allocate nothing more.
-    workspaces = workspace_bytes(choose_device(workload.training.device), workload.precision)
-    runner = Runner(workload, mode)
-    on_gpu = runner.device.type == "cuda"
-    compiling = runner.compile() if workload.compiled else None
+    workspaces = workspace_bytes(device, workload.precision)
+    preparation = Preparation(trains=mode == "train", compile_within=cold_compiler)
+    session = Session(workload, device, preparation=preparation)
     if on_gpu:
-        torch.cuda.reset_peak_memory_stats(runner.device)
-    records = runner.run(steps)
-    peak = torch.cuda.max_memory_allocated(runner.device) if on_gpu else None
+        torch.cuda.reset_peak_memory_stats(device)
+    records = timed(session, mode, steps, NullMeter())
+    peak = torch.cuda.max_memory_allocated(device) if on_gpu else None
     if snapshot_folder is not None:
-        make_folder(snapshot_folder)
-        runner.run(1, snapshot_folder)
-    step_ms = [record.total_ms for record in records]
-    compile_s = None
-    if compiling is not None:
-        compile_s = max(0.0, compiling.total_ms - time_statistics("step", step_ms)["step_ms"]) / 1e3
+        record_snapshot(session, mode, snapshot_folder)
     return {
         "phases_ms": [record.phase_ms for record in records],
-        "step_ms": step_ms,
+        "step_ms": [record.total_ms for record in records],
         "losses": [record.loss for record in records],
-        "compile_s": compile_s,
+        "compile_s": session.compile_seconds,
         "peak_bytes": peak,
         "workspace_bytes": workspaces,
     }
 
 
 def measured_columns(answer: dict, warmup: int, repetitions: int, flops: int | None) -> dict:
-    """The columns of a row: the result of measure_passes() without the warm-up steps."""
-    columns = {name: answer[name] for name in ("compile_s", "peak_bytes", "workspace_bytes")}
-    columns["repetitions"] = repetitions
+    """The columns of a row: the result of measure_passes() without the warm-up steps.  flops: of
+    a step, None if they are not known."""
     counted = slice(warmup, warmup + repetitions)
+    times = {}
     for name in PASSES:
         phase_ms = [phases[name] for phases in answer["phases_ms"][counted] if name in phases]
-        columns |= time_statistics(name, phase_ms)
-    columns |= time_statistics("step", answer["step_ms"][counted])
-    columns |= {"first_loss": answer["losses"][0], "final_loss": answer["losses"][-1]}
-    return columns | {"achieved_tflops": flops and flops / (columns["step_ms"] / 1e3) / 1e12}
+        times.update(time_statistics(name, phase_ms))
+    times.update(time_statistics("step", answer["step_ms"][counted]))
+    return {
+        "compile_s": answer["compile_s"],
+        "peak_bytes": answer["peak_bytes"],
+        "workspace_bytes": answer["workspace_bytes"],
+        "repetitions": repetitions,
+        **times,
+        "first_loss": answer["losses"][0],
+        "final_loss": answer["losses"][-1],
+        "achieved_tflops": flops and flops / (times["step_ms"] / 1e3) / 1e12,
+    }

@@ -1,0 +1,1 @@
+"""How is a training step made ready? Settings, model, shards, compiler, graphs: in one order."""
