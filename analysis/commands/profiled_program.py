@@ -25,11 +25,15 @@ from harness.base.tables import added_up, labeled, wrapped
 from harness.base.text import count_of
 from harness.base.units import MB
 from harness.instruments.audit import (
+    NAMES_SHOWN,
+    Audit,
+    AuditFinding,
     FirstStep,
+    audit_not_done,
     audit_text,
     moves_that_rounding_hides,
+    not_checked_for,
     parameter_findings,
-    without_findings,
 )
 from harness.instruments.phases import summary_stats
 from harness.machine.disturbance import Disturbance, disturbance_text, over_ranks
@@ -225,46 +229,46 @@ def process_name(result: dict) -> str:
     return f"rank {result['rank']}" if result["is_rank"] else f"process {result['pid']}"
 
 
-def audit_of(ranks: list[dict]) -> dict:
+def audit_of(ranks: list[dict]) -> Audit:
     """Of all ranks: in shards, a parameter has its gradient on some of them."""
-    found = [one["audit"] for one in ranks if one.get("audit")]
-    audit = without_findings()
-    if not found:
-        return (
-            audit
-            | {"ok": None}
-            | because("no optimizer stepped in the step that is looked at", "ok")
-        )
-    norms = {name: norm for one in found for name, norm in one["norms"].items()}
-    of_all = {
-        name: set.intersection(*(set(one[name]) for one in found))
-        for name in ("missing", "zero", "unmoved")
-    }
-    lists = {name: [each for each in found[0][name] if each in of_all[name]] for name in of_all}
-    first = FirstStep(
-        norms=norms, non_finite=[name for one in found for name in one["non_finite"]], **lists
-    )
-    for rank in found:
-        first.rounded.update(rank["rounded"])
-        first.untold.update(rank["untold"])
+    audits = [rank["audit"] for rank in ranks if rank.get("audit")]
+    if not audits:
+        return audit_not_done("no optimizer stepped in the step that is looked at")
+    first = first_step_of(audits)
     findings = parameter_findings(first, SimpleNamespace(seq_len=2))
-    if unowned := found[0]["unowned"]:
-        detail = (
-            f"in no optimizer, though it asks for a gradient: {count_of(len(unowned), 'parameter')}"
-        )
+    unowned = audits[0]["unowned"]
+    if unowned:
+        number = count_of(len(unowned), "parameter")
         findings.append(
-            {"check": "unowned_parameter", "detail": detail, "parameters": unowned[:20]}
+            AuditFinding(
+                check="unowned_parameter",
+                detail=f"in no optimizer, though it asks for a gradient: {number}",
+                parameters=unowned[:NAMES_SHOWN],
+            )
         )
-    not_checked = [
-        {"check": check, "reason": THEIRS} for check in ("first_loss", "backward_time", "rate")
-    ]
     hidden, notes = moves_that_rounding_hides(first)
-    return audit | {
-        "ok": not findings,
-        "findings": findings,
-        "not_checked": not_checked + hidden,
-        "notes": notes,
-    }
+    return Audit(
+        ok=not findings,
+        findings=findings,
+        not_checked=not_checked_for(THEIRS, "first_loss", "backward_time", "rate") + hidden,
+        gradient_norms={},
+        notes=notes,
+    )
+
+
+def first_step_of(audits: list[dict]) -> FirstStep:
+    """What the first step did, from what each rank saw of it."""
+    first = FirstStep()
+    for audit in audits:
+        first.norms.update(audit["norms"])
+        first.non_finite += audit["non_finite"]
+        first.rounded.update(audit["rounded"])
+        first.untold.update(audit["untold"])
+    for name in ("missing", "zero", "unmoved"):
+        on_all_ranks = set.intersection(*(set(audit[name]) for audit in audits))
+        parameters = [each for each in audits[0][name] if each in on_all_ranks]
+        setattr(first, name, parameters)
+    return first
 
 
 def count_flops(summary: dict, analysis: dict) -> None:

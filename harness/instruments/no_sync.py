@@ -57,7 +57,7 @@ def no_sync_steps(
     train: Callable[[int, StepMeter], object],
     meter: StepMeter,
     pairs: int,
-) -> dict:
+) -> NoSyncSteps:
     """`no_sync` of performance_summary.json, from `pairs` steps of each kind.
 
     train(num_steps, meter) runs steps of the model.  Called by all ranks after training: without
@@ -79,18 +79,18 @@ def no_sync_steps(
     return document_of(**times)
 
 
-def document_of(step: list[float], no_sync: list[float]) -> dict:
+def document_of(step: list[float], no_sync: list[float]) -> NoSyncSteps:
     """The document, from the times of both kinds of steps in ms, pair by pair."""
     differences = np.subtract(step, no_sync)
     difference = float(np.median(differences))
-    return {
-        "steps": len(step),
-        "step_ms": statistics.median(step),
-        "no_sync_step_ms": statistics.median(no_sync),
-        "difference_ms": difference,
-        "difference_95_ms": median_interval(np.asarray, [differences]),
-        "share": difference / statistics.median(step),
-    }
+    return NoSyncSteps(
+        steps=len(step),
+        step_ms=statistics.median(step),
+        no_sync_step_ms=statistics.median(no_sync),
+        difference_ms=difference,
+        difference_95_ms=median_interval(np.asarray, [differences]),
+        share=difference / statistics.median(step),
+    )
 
 
 def no_sync_text(found: dict) -> str:

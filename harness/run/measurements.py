@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from harness.instruments.audit import RateLimit, audit_document
+from harness.instruments.audit import Audit, RateLimit, audit_document
 from harness.instruments.compilation import Compilation
+from harness.instruments.no_sync import NoSyncSteps
 from harness.instruments.recorder import Instruments
 from harness.instruments.schedule import InstrumentSchedule
 from harness.instruments.timing import StepMeter, StepRecord
@@ -45,7 +46,7 @@ class Measurements:
         self.instruments: Instruments | None = None
         self.compilation: Compilation | None = None
         self.rate_limit = RateLimit(math.inf, "not known yet")  # of a step that has done its work
-        self.no_sync: dict | None = None  # communication by difference
+        self.no_sync: NoSyncSteps | None = None  # communication by difference
         self.ranks: list[Document] = []  # the RankFacts of each, once all have finished
 
     def disturbance(self) -> dict:
@@ -67,7 +68,7 @@ class Measurements:
                 included.append(record)
         return included
 
-    def audit(self) -> dict:
+    def audit(self) -> Audit:
         """Whether the run trains, as far as it got."""
         records = self.meter.records
         return audit_document(

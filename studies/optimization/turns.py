@@ -230,7 +230,7 @@ def results_of(variant: Variant, repetitions: int, device: dict) -> dict:
     rounds = records[-repetitions:]
     limit = rate_limit(device, workload.precision)
     first = variant.session.first_step
-    audit = audit_document(first, rounds, records[0].loss, workload, limit)
+    audit = audit_document(first, rounds, records[0].loss, workload, limit).as_json()
     return {
         "step_times_ms": [record.total_ms for record in rounds],
         "losses": [record.loss for record in records],
