@@ -6,7 +6,8 @@ from typing import Any
 
 from typing_extensions import NotRequired
 
-from harness.documents.memory import NO_PEAK, ONE_RANK, CollectiveRow
+from harness.documents.memory import NO_PEAK, ONE_RANK
+from harness.instruments.memory_timeline import CollectiveRow
 from harness.machine.environment import NO_CHECKOUT, Environment
 from harness.run.run_summary import NO_STEP, ONE_STEP
 from harness.schema import Document, field

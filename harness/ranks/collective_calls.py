@@ -45,13 +45,6 @@ def bytes_of_tensors(tree: object) -> int:
     """Of all tensors in an argument, which may be a list of them."""
     return sum(leaf.numel() * leaf.itemsize for leaf in tree_iter(tree) if isinstance(leaf, Tensor))
 
-    def rows(self) -> list[dict]:
-        """documents.CollectiveRow of each kind."""
-        return [
-            {"kind": kind, "calls": self.calls[kind], "bytes": self.bytes[kind]}
-            for kind in sorted(self.calls)
-        ]
-
 
 def held_by_gloo(func) -> bool:
     """Whether this is a collective of FSDP's on gloo: what DistributedDataParallel and ZeRO-1 send
