@@ -13,7 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from harness.base.text import count_of
 from harness.machine.cpu_counters import Counters, Interval, Sample
@@ -25,7 +25,7 @@ from harness.machine.gpu_watch import (
     may_be_shared,
 )
 from harness.machine.host_limits import least_quota, usable_cores
-from harness.schema import Document, because, explained, field
+from harness.schema import Document, explained, field, known_or
 
 if TYPE_CHECKING:
     import torch
@@ -43,8 +43,6 @@ STEPS = 0.10  # of the steps, those disturbed: fewer hardly change the median, b
 STEAL = 0.03
 
 
-# What is known only where the system counts the time of threads.
-OF_THREADS = ("disturbed", "waited_share", "longest_wait_share", "steps_disturbed", "lost_share")
 MOST_LOST = 0.75  # from this upper bound on, the bound tells nothing
 CURE = "close other programs or take a node of your own, then repeat"
 NOT_RUN = "nothing was measured"
@@ -92,6 +90,27 @@ def is_disturbed(step: Interval) -> bool | None:
     return step.longest_wait_share >= LONGEST_WAIT if step.run_s else None
 
 
+class Figures(NamedTuple):
+    """What tells whether a measurement was disturbed; fields as in Disturbance."""
+
+    waited_share: float | None
+    longest_wait_share: float | None
+    steps_disturbed: int | None
+    threads: int
+    cores: int
+    quota_cores: float | None
+    throttled_share: float | None
+    steal_share: float | None
+    gpu: dict | None
+
+
+class MachineShares(NamedTuple):
+    """Of the time, or of the cores' busy time; None where the system does not tell."""
+
+    pressure: float | None
+    steal: float | None
+
+
 class DisturbanceMeter:
     """Measures how far something was disturbed: the steps of a run, each in an interval(), or one
     long_interval()."""
@@ -137,42 +156,55 @@ class DisturbanceMeter:
     def document(self) -> dict:
         """The section `disturbance` of a document; ends the measurement."""
         total = sum(self.intervals, Interval())
-        values: dict = {"disturbed": None, **self._waiting(total)}
-        values["threads"], values["cores"] = self.threads, self.cores
-        values["load_before"] = self.load_before
-        values.update(self._quota(total))
-        values.update(self._machine())
-        values.update(self._sampling(total))
-        values["gpu"] = self.gpu and self.gpu.document()
+        pressure_share, steal_share = self._machine()
+        figures = Figures(
+            waited_share=total.waited_share,
+            longest_wait_share=total.longest_wait_share,
+            steps_disturbed=self._steps_disturbed(),
+            threads=self.threads,
+            cores=self.cores,
+            quota_cores=self.quota_cores,
+            throttled_share=total.throttled / total.periods if total.periods else None,
+            steal_share=steal_share,
+            gpu=self.gpu.document() if self.gpu else None,
+        )
         self.counters.close()
-        values["lost_share"] = most_lost(values, total.lost_share)
-        values["reasons"] = reasons_of(values, len(self.intervals), self.on_gpu)
-        if values["reasons"] or total.run_s > 0:
-            values["disturbed"] = bool(values["reasons"])
-        if self.intervals and self.counters.missing:
-            values.update(because(self.counters.missing, *OF_THREADS))
-        return explained(values, Disturbance)
+        reasons = reasons_of(figures, len(self.intervals), self.on_gpu)
+        is_known = bool(reasons) or total.run_s > 0
+        no_threads = no_pressure = no_steal = NOT_RUN  # why values are null
+        if self.intervals:
+            proc = self.counters.proc
+            no_threads = self.counters.missing or NOT_RUN
+            no_pressure = f"no {proc}/pressure/cpu on this system"
+            no_steal = f"no {proc}/stat on this system, or no clock tick passed"
+        no_quota = self.counters.no_quota_reason
+        no_period = no_quota if self.quota_cores is None else "shorter than a period of the quota"
+        return Disturbance(
+            disturbed=known_or(bool(reasons) if is_known else None, no_threads),
+            waited_share=known_or(figures.waited_share, no_threads),
+            longest_wait_share=known_or(figures.longest_wait_share, no_threads),
+            steps_disturbed=known_or(figures.steps_disturbed, no_threads),
+            threads=figures.threads,
+            cores=figures.cores,
+            load_before=self.load_before,
+            quota_cores=known_or(figures.quota_cores, no_quota),
+            throttled_share=known_or(figures.throttled_share, no_period),
+            pressure_share=known_or(pressure_share, no_pressure),
+            steal_share=known_or(figures.steal_share, no_steal),
+            switches_per_sec=total.switches / total.wall_s if total.wall_s else None,
+            sample_us=1e6 * statistics.median(self._sampling_s) if self._sampling_s else None,
+            gpu=figures.gpu,
+            lost_share=known_or(most_lost(figures, total.lost_share), no_threads),
+            reasons=reasons,
+        ).as_json()
 
-    def _waiting(self, total: Interval) -> dict:
+    def _steps_disturbed(self) -> int | None:
+        """Steps that may be longer for waiting; None if the system tells of none."""
         marks = [is_disturbed(interval) for interval in self.intervals]
         known = [mark for mark in marks if mark is not None]
-        return {
-            "waited_share": total.waited_share,
-            "longest_wait_share": total.longest_wait_share,
-            "steps_disturbed": known.count(True) if known else None,
-        }
+        return known.count(True) if known else None
 
-    def _quota(self, total: Interval) -> dict:
-        no_quota = self.counters.no_quota_reason
-        why = no_quota if self.quota_cores is None else "shorter than a period of the quota"
-        return {
-            "quota_cores": self.quota_cores,
-            "throttled_share": total.throttled / total.periods if total.periods else None,
-            **because(no_quota, "quota_cores"),
-            **because(why, "throttled_share"),
-        }
-
-    def _machine(self) -> dict:
+    def _machine(self) -> MachineShares:
         """What other processes and other virtual machines took of the machine's cores."""
         after, before = self.counters.machine(), self._before
         change = {name: after[name] - before[name] for name in after if name in before}
@@ -181,29 +213,18 @@ class DisturbanceMeter:
         # The kernel updates its sum only now and then.
         if change.get("at_s") and "pressure_s" in change:
             pressure = min(1.0, change["pressure_s"] / change["at_s"])
-        shares: dict = {"pressure_share": pressure, "steal_share": steal}
-        if self.intervals:
-            proc = self.counters.proc
-            no_steal = f"no {proc}/stat on this system, or no clock tick passed"
-            shares.update(because(f"no {proc}/pressure/cpu on this system", "pressure_share"))
-            shares.update(because(no_steal, "steal_share"))
-        return shares
-
-    def _sampling(self, total: Interval) -> dict:
-        switches = total.switches / total.wall_s if total.wall_s else None
-        sample_us = 1e6 * statistics.median(self._sampling_s) if self._sampling_s else None
-        return {"switches_per_sec": switches, "sample_us": sample_us}
+        return MachineShares(pressure, steal)
 
 
-def most_lost(values: dict, waiting: float | None) -> float | None:
+def most_lost(figures: Figures, waiting: float | None) -> float | None:
     """Upper bound of the share of the time lost to everything that disturbed the measurement:
     waiting, and what the other figures tell."""
-    gpu = values["gpu"]
+    gpu = figures.gpu
     if waiting is None:
         return None
     if gpu and may_be_shared(gpu):  # what others take of the GPU is unknown
         return 1.0
-    lost = waiting + (values["throttled_share"] or 0.0) + (values["steal_share"] or 0.0)
+    lost = waiting + (figures.throttled_share or 0.0) + (figures.steal_share or 0.0)
     if gpu and gpu["lowered_by"] and gpu["clock_mhz"] and gpu["max_clock_mhz"]:
         lost += max(0.0, 1 - gpu["clock_mhz"] / gpu["max_clock_mhz"])
     return min(1.0, lost)
@@ -226,33 +247,33 @@ def crowding(threads: int, cores: int, quota: float | None) -> list[str]:
     return [f"{count_of(threads, 'thread')}{each} on {limit}"]
 
 
-def reasons_of(values: dict, intervals: int, on_gpu: bool) -> list[str]:
+def reasons_of(figures: Figures, intervals: int, on_gpu: bool) -> list[str]:
     """What disturbed a measurement, each with its figure."""
-    reasons = reason_of_waits(values, intervals)
+    reasons = reason_of_waits(figures, intervals)
     if not on_gpu:
-        reasons += crowding(values["threads"], values["cores"], values["quota_cores"])
-    throttled, stolen = values["throttled_share"] or 0.0, values["steal_share"] or 0.0
+        reasons += crowding(figures.threads, figures.cores, figures.quota_cores)
+    throttled, stolen = figures.throttled_share or 0.0, figures.steal_share or 0.0
     if throttled >= THROTTLED:
         reasons.append(f"CPU quota used up in {throttled:.0%} of its periods")
     if stolen >= STEAL:
         reasons.append(f"{stolen:.0%} of core time stolen by other virtual machines")
-    if values["gpu"]:
-        reasons += gpu_reasons(values["gpu"])
+    if figures.gpu:
+        reasons += gpu_reasons(figures.gpu)
     return reasons
 
 
-def reason_of_waits(values: dict, intervals: int) -> list[str]:
+def reason_of_waits(figures: Figures, intervals: int) -> list[str]:
     """That threads waited for a core, if it made a thread wait for long, or many steps."""
-    waited, longest = values["waited_share"], values["longest_wait_share"]
+    waited, longest = figures.waited_share, figures.longest_wait_share
     if waited is not None and longest >= LONGEST_WAIT:
         reason = f"{waited:.0%} of thread time waited for a core"
         if longest > 2 * waited:
             reason += f", one thread for {longest:.0%} of the steps"
         return [reason]
-    steps = values["steps_disturbed"] or 0
+    steps = figures.steps_disturbed or 0
     if steps < max(2, STEPS * intervals):
         return []
-    quota = " or for the CPU quota" if values["throttled_share"] else ""
+    quota = " or for the CPU quota" if figures.throttled_share else ""
     return [f"{steps} of {intervals} steps waited for a core{quota}"]
 
 

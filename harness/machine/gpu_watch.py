@@ -13,7 +13,7 @@ from harness.base.errors import first_line
 from harness.base.text import count_of
 from harness.base.units import MB
 from harness.machine.gpu_driver import Slowdowns, gpu_driver
-from harness.schema import Document, explained, field
+from harness.schema import Document, field, known_or
 
 if TYPE_CHECKING:
     import torch
@@ -121,21 +121,26 @@ class GpuWatch:
             thread.join()
 
     def document(self) -> dict:
+        """The section `gpu` of a disturbance."""
         counts = [*self._others, self._ask("other_processes", self._count_others)]
         others = [count for count in counts if count is not None]
+        clock_mhz = None
+        if self.clocks_mhz:
+            clock_mhz = sum(self.clocks_mhz) / len(self.clocks_mhz)
         lowered_by = None
         if len(self._slowdowns) == 2:
             lowered_by = self._slowdowns[1].since(self._slowdowns[0])
-        values = {
-            "other_processes": max(others, default=None),
-            "memory_in_use_mb": self.memory_bytes / MB,
-            "clock_mhz": sum(self.clocks_mhz) / len(self.clocks_mhz) if self.clocks_mhz else None,
-            "max_clock_mhz": self.max_clock_mhz,
-            "lowered_by": lowered_by,
-        }
-        for name, why in self.reasons.items():
-            values[f"{name}_reason"] = why
-        return explained(values, GpuDisturbance)
+        return GpuDisturbance(
+            other_processes=self._told("other_processes", max(others, default=None)),
+            memory_in_use_mb=self.memory_bytes / MB,
+            clock_mhz=self._told("clock_mhz", clock_mhz),
+            max_clock_mhz=self._told("max_clock_mhz", self.max_clock_mhz),
+            lowered_by=self._told("lowered_by", lowered_by),
+        ).as_json()
+
+    def _told(self, name: str, value: object) -> object:
+        """The value; where it is None, why the driver did not tell it, if it was asked."""
+        return known_or(value, self.reasons.get(name, NO_READING))
 
 
 def may_be_shared(gpu: dict) -> bool:
