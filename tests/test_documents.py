@@ -1,4 +1,4 @@
-"""The JSON documents are what harness/documents declares, field by field, and strict JSON."""
+"""The JSON documents are what their types declare, field by field, and strict JSON."""
 
 import importlib
 import json
