@@ -73,11 +73,10 @@ def is_of_ours_but_no_trace(name: str) -> bool:
 
 def files_of_run(*folders: Path) -> list[Path]:
     """The files that a run has written to its folders, by name."""
+    patterns = [kind.pattern for kind in FILES if not kind.is_folder]
     files = set()
     for folder in folders:
-        for kind in FILES:
-            if not kind.is_folder:
-                files.update(folder.glob(kind.pattern))
+        files.update(_matching(folder, patterns))
     return sorted(files)
 
 
@@ -191,14 +190,21 @@ def _earlier_run(folder: Path) -> list[Path]:
     if config.exists():
         patterns = [kind.pattern for kind in FILES if not kind.is_folder]
     being_written = _launchers_logs()
-    files = set()
-    for pattern in patterns:
-        for file in folder.glob(pattern):
-            if file.is_file() and file.absolute() not in being_written:
-                files.add(file)
+    files = []
+    for file in _matching(folder, patterns):
+        if file.is_file() and file.absolute() not in being_written:
+            files.append(file)
     if not files:
         return []
-    return [*sorted(files), *_registered_folders(folder)]
+    return [*files, *_registered_folders(folder)]
+
+
+def _matching(folder: Path, patterns: list[str]) -> list[Path]:
+    """What any of the patterns takes in the folder, each once, by name."""
+    paths = set()
+    for pattern in patterns:
+        paths.update(folder.glob(pattern))
+    return sorted(paths)
 
 
 def _launchers_logs() -> set[Path]:

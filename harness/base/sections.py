@@ -97,7 +97,8 @@ def as_markdown(section: Section, top: int = 0, level: int = 2) -> list[str]:
     if section.warning:
         lines += ["", f"**Unreliable: {section.warning}**"]
     if section.facts:
-        lines += ["", *(f"- {label}: {value}" for label, value in section.facts.items())]
+        lines.append("")
+        lines += [f"- {label}: {value}" for label, value in section.facts.items()]
     if section.figure:
         lines += ["", f"![{section.title}]({section.figure}.png)"]
     rows = section.shown(top)
@@ -107,9 +108,8 @@ def as_markdown(section: Section, top: int = 0, level: int = 2) -> list[str]:
         lines += ["", *(f"{line}  " for line in section.note)]
     if section.code:
         lines += ["", "```python", section.code, "```"]
-    for part in section.parts:
-        if part:
-            lines += as_markdown(part, top, level + 1)
+    for part in filter(None, section.parts):
+        lines += as_markdown(part, top, level + 1)
     return lines
 
 
