@@ -97,6 +97,14 @@ def check_flags(parser: "OneLineParser", args: Namespace) -> None:
         parser.error(f"only {len(args.folders)} folders; give two runs or more")
 
 
+def check_packages(args: Namespace) -> None:
+    from harness.base.command_line import require
+
+    require("comparing", ["matplotlib", "jinja2"])
+    if any(path.is_file() for path in args.folders):
+        require("comparing traces", ["msgspec", "pandas"])
+
+
 def shown_history(folder: Path) -> Shown:
     from analysis.comparison.history import history, history_answer, history_section
     from analysis.report.comparison_figure import draw_history
@@ -126,14 +134,10 @@ def shown_comparison(folders: list[Path], fail_if_slower: float | None) -> Shown
 
 
 def main() -> None:
-    from harness.base.command_line import require
-
     parser = parser_of_flags()
     args = parser.parse_args()
     check_flags(parser, args)
-    require("comparing", ["matplotlib", "jinja2"])
-    if any(path.is_file() for path in args.folders):
-        require("comparing traces", ["msgspec", "pandas"])
+    check_packages(args)
     from analysis.comparison.gate import EXIT_SLOWER
     from analysis.report.axes import plain_text
     from harness.base.console import file_lines, say

@@ -99,6 +99,9 @@ def check_flags(parser: ArgumentParser, args: Namespace) -> None:
         if other not in GOES_WITH[first]:
             parser.error(f"{flag_of(other)}: does not go with {flag_of(first)}")
     check_exercise(parser, args)
+    if args.exercise == "all" and (args.hints or args.results):
+        name = "hints" if args.hints else "results"
+        parser.error(f"{flag_of(name)}: needs the number of one exercise instead of `all`")
 
 
 def check_exercise(parser: ArgumentParser, args: Namespace) -> None:
@@ -111,9 +114,6 @@ def check_exercise(parser: ArgumentParser, args: Namespace) -> None:
         )
     if args.exercise and args.exercise != "all" and not args.exercise.isdecimal():
         parser.error(f"{args.exercise}: is not the number of an exercise; give 1, or all")
-    of_one = "--hints" if args.hints else "--results" if args.results else None
-    if of_one and args.exercise == "all":
-        parser.error(f"{of_one}: needs the number of one exercise instead of `all`")
 
 
 if __name__ == "__main__":
