@@ -148,12 +148,14 @@ class Run:
             if self.then == "kill" and self.ended():  # it may have left processes behind
                 self.end_all()
         self.tree.close(process.pid)
+        received = self.received[-1] if self.received else None
+        return self.exit_code_of(process), received
+
+    def exit_code_of(self, process: subprocess.Popen) -> int:
         code = process.returncode
         if code == -signal.SIGKILL and self.over and self.ended():
-            code = 0
-        if code < 0:
-            code = 128 - code
-        return code, self.received[-1] if self.received else None
+            return 0
+        return 128 - code if code < 0 else code
 
     @contextlib.contextmanager
     def handlers(self) -> Iterator[None]:

@@ -91,32 +91,46 @@ class StepAudit:
         """Names by what was found of them; None if no optimizer stepped."""
         if not self.stepped:
             return None
+        result = self.gradients_found()
+        result.update(self.moves_found(result["norms"]))
+        result.update(self.owners_found())
+        return result
+
+    def gradients_found(self) -> dict:
         norms = {name: norm for name, norm in self.norms.items() if math.isfinite(norm)}
-        trained = [(name, owned) for name, p, owned in self.parameters if p.requires_grad]
-        owned_names = dict.fromkeys(name for name, owned in trained if owned)
+        return {
+            "norms": norms,
+            "zero": [name for name, norm in norms.items() if norm == 0],
+            "non_finite": [name for name in self.norms if name not in norms],
+        }
+
+    def moves_found(self, norms: dict[str, float]) -> dict:
+        """Of parameters that did not move, though their gradient is a number and not zero."""
         unmoved, rounded, untold = [], {}, {}
-        for name in self.still(norms):
+        for name, moved in self.moved.items():
+            if moved or not norms.get(name):
+                continue
             if name in self.rounded:
                 rounded[name] = self.rounded[name]
             elif name in self.untold:
                 untold[name] = self.untold[name]
             else:
                 unmoved.append(name)
-        return {
-            "norms": norms,
-            "missing": [name for name in owned_names if name not in self.norms],
-            "zero": [name for name, norm in norms.items() if norm == 0],
-            "non_finite": [name for name in self.norms if name not in norms],
-            "unmoved": unmoved,
-            "rounded": rounded,
-            "untold": untold,
-            "frozen": [name for name, p, _ in self.parameters if not p.requires_grad],
-            "unowned": [name for name, owned in trained if not owned],
-        }
+        return {"unmoved": unmoved, "rounded": rounded, "untold": untold}
 
-    def still(self, norms: dict[str, float]) -> list[str]:
-        """Parameters that did not move, though their gradient is a number and not zero."""
-        return [name for name, moved in self.moved.items() if not moved and norms.get(name)]
+    def owners_found(self) -> dict:
+        """Of parameters without an update: frozen, without an optimizer, or without a gradient."""
+        frozen, unowned = [], []
+        owned_names: dict[str, None] = {}  # each once
+        for name, p, owned in self.parameters:
+            if not p.requires_grad:
+                frozen.append(name)
+            elif owned:
+                owned_names[name] = None
+            else:
+                unowned.append(name)
+        missing = [name for name in owned_names if name not in self.norms]
+        return {"missing": missing, "frozen": frozen, "unowned": unowned}
 
 
 def norm_of(gradient: torch.Tensor) -> float:

@@ -97,11 +97,7 @@ def holdings_of(watch) -> Holdings:
         part_of[id(p)] = part
         holdings.add(p, "parameters" if owned and p.requires_grad else "frozen", part)
         holdings.add(p.grad, "gradients", part)
-    # Also optimizers that another one steps, as ZeRO does.
-    for optimizer in objects(torch.optim.Optimizer):
-        for p, state in getattr(optimizer, "state", {}).items():
-            for value in tree_leaves(state):
-                holdings.add(value, "optimizer", part_of.get(id(p), ""))
+    add_optimizers(holdings, part_of)
     for module, name in modules.names.items():
         for p in module._parameters.values():
             holdings.add(p, "frozen", name)
@@ -110,6 +106,15 @@ def holdings_of(watch) -> Holdings:
             holdings.add(value, "buffers", name)
     modules.forget()
     return holdings
+
+
+def add_optimizers(holdings: Holdings, part_of: dict[int, str]) -> None:
+    """What all optimizers keep of parameters, also those that another one steps, as ZeRO does.
+    part_of: parts by id of the parameter."""
+    for optimizer in objects(torch.optim.Optimizer):
+        for p, state in getattr(optimizer, "state", {}).items():
+            for value in tree_leaves(state):
+                holdings.add(value, "optimizer", part_of.get(id(p), ""))
 
 
 def largest_tensors() -> list[dict]:

@@ -49,16 +49,8 @@ class ModuleRanges:
         """Found among all objects, so that nothing need watch the program before.  Wrappers such as
         DDP leave no name; several models are told apart by the names of the
         variables that hold them."""
-        modules = [
-            module
-            for module in objects(nn.Module)
-            if not type(module).__module__.startswith(GENERATED)
-        ]
-        inner = {id(child) for module in modules for child in module._modules.values()}
-        roots = [module for module in modules if id(module) not in inner]
-        models = [root for root in roots if self.trains(root)]
-        if not models:
-            models = [root for root in roots if any(p.requires_grad for p in root.parameters())]
+        roots = outermost_modules()
+        models = self.models_of(roots)
         variables = variables_that_hold_modules()
         self.names, self.models = {}, []
         others = []
@@ -72,6 +64,13 @@ class ModuleRanges:
                 self.models.append((root, label))
         for root, label in self.models + others:
             self.name(root, label)
+
+    def models_of(self, roots: list[nn.Module]) -> list[nn.Module]:
+        """Those that are trained; if there are none, those that could be."""
+        trained = [root for root in roots if self.trains(root)]
+        if trained:
+            return trained
+        return [root for root in roots if any(p.requires_grad for p in root.parameters())]
 
     def name(self, root: nn.Module, label: str) -> None:
         """Name the module and all within it, in the order of their depth."""
@@ -227,6 +226,16 @@ def opened(name: str) -> torch.profiler.record_function:
     a_range = torch.profiler.record_function(name)
     a_range.__enter__()
     return a_range
+
+
+def outermost_modules() -> list[nn.Module]:
+    """Of all that are there, those that no other has, without what a compiler made."""
+    modules, inner = [], set()
+    for module in objects(nn.Module):
+        if not type(module).__module__.startswith(GENERATED):
+            modules.append(module)
+            inner.update(map(id, module._modules.values()))
+    return [module for module in modules if id(module) not in inner]
 
 
 def names_in_modules(function: object, holder: object) -> list[tuple[object, str]]:

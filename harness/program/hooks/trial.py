@@ -179,21 +179,36 @@ class TrialWatch(Watch):
     def prepare(self) -> None:
         """Before the other hooks are in place.  Programs that set no seed get one.
 
-        Wrapped are Optimizer.__init__, for the line that makes an optimizer; Module.__call__ in the
-        first steps, for the models; and autograd.backward, for the losses.  Without one of them the
-        trial fails, and the program goes on.
+        What is wrapped below is called by every program: without one of the functions, as in
+        another version of PyTorch, the program goes on, and the tool is told that the trial failed.
         """
         random.seed(0)
         torch.manual_seed(0)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(0)
+        self.signs.watch_calls()
+        self.hook_optimizers()
+        self.hook_models()
+        self.hook_losses()
+        if self.trial["audit"]:
+            without_dropout()
+        if any("no-checkpoint" in turn for turn in (self.trial["changes"], *self.trial["plan"])):
+            store_or_recompute(self)
+
+    def hook_optimizers(self) -> None:
+        """Wraps Optimizer.__init__, for the program's line that makes one."""
         make = torch.optim.Optimizer.__init__
-        call = torch.nn.Module.__call__
-        backward = torch.autograd.backward
 
         def making(optimizer, *args, **kwargs) -> None:
             self.made_at[optimizer] = self.place()
             make(optimizer, *args, **kwargs)
+
+        not_compiled(making.__code__)
+        torch.optim.Optimizer.__init__ = making
+
+    def hook_models(self) -> None:
+        """Wraps Module.__call__ in the first steps, for the models."""
+        call = torch.nn.Module.__call__
 
         def outermost(module, *args, **kwargs):
             torch.nn.Module.__call__ = call  # of those inside
@@ -204,6 +219,13 @@ class TrialWatch(Watch):
                 looks = self.steps < LOOKED_AT and not self.off
                 torch.nn.Module.__call__ = outermost if looks else call
 
+        not_compiled(outermost.__code__)
+        torch.nn.Module.__call__ = outermost
+
+    def hook_losses(self) -> None:
+        """Wraps autograd.backward, for the losses and the operators that lead to them."""
+        backward = torch.autograd.backward
+
         def with_loss(tensors, *args, **kwargs):
             loss = tensors if torch.is_tensor(tensors) else tensors[0]
             if self.depth["backward"] == 1:
@@ -213,16 +235,8 @@ class TrialWatch(Watch):
                     self.losses.append(loss.detach().clone())
             return backward(tensors, *args, **kwargs)
 
-        for function in (making, outermost, with_loss):
-            not_compiled(function.__code__)
-        self.signs.watch_calls()
-        torch.optim.Optimizer.__init__ = making
-        torch.nn.Module.__call__ = outermost
+        not_compiled(with_loss.__code__)
         torch.autograd.backward = with_loss
-        if self.trial["audit"]:
-            without_dropout()
-        if any("no-checkpoint" in turn for turn in (self.trial["changes"], *self.trial["plan"])):
-            store_or_recompute(self)
 
     def called(self, module: torch.nn.Module) -> None:
         """A module is called by the program: if it trains and is new, changes of modules begin now,

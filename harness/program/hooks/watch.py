@@ -105,13 +105,13 @@ class Watch:
         self.open -= 1
         if self.off or self.depth[phase]:
             return
+        ends_step = self.settings["steps"]
         if phase == "backward":
             self.passes += 1
-        ends_step = self.settings["steps"]
+            if ends_step == "backward":
+                self.due = True
         if stepping is not None and ends_step == "optimizer":
             self.stepped(stepping)
-        elif phase == "backward" and ends_step == "backward":
-            self.due = True
         if self.due and not self.open:
             self.guarded(self.boundary)
 
@@ -216,9 +216,7 @@ class Watch:
         # A step is slower under a profiler of the program's own, and two profilers at once crash.
         is_profiled = any(profile.kineto_results is None for profile in self.foreign)
         if not self.warm or is_profiled:
-            is_late = now - self.began_s > LONG_S
-            enough = self.steps >= max(1, self.settings["warmup"]) or is_late
-            self.warm = enough and not is_profiled
+            self.warm = not is_profiled and self.has_warmed_up(now)
             self.times_ms = []
             if self.warm:
                 self.time_anew()
@@ -226,14 +224,22 @@ class Watch:
         self.clock.end(now)
         self.times_ms = self.clock.times_ms()
         enough = len(self.clock.steps) >= self.settings["timed"]
-        if not enough and sum(self.times_ms) <= 1e3 * LONG_S:
-            return
+        if enough or sum(self.times_ms) > 1e3 * LONG_S:
+            self.end_timing()
+
+    def end_timing(self) -> None:
+        """After the timed steps: record, or time anew where the clock did not see their work."""
         if self.clock.misses_work():
             self.time_anew()
             return
         self.times_ms = self.clock.times_ms()
         self.disturbance.close()
         self.record()
+
+    def has_warmed_up(self, now: float) -> bool:
+        if now - self.began_s > LONG_S:
+            return True
+        return self.steps >= max(1, self.settings["warmup"])
 
     def time_anew(self) -> None:
         self.times_ms = []
