@@ -15,18 +15,37 @@ python3 compare_runs.py --history FOLDER                         all runs below 
 """
 
 import sys
-from argparse import RawDescriptionHelpFormatter
+from argparse import Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from harness.run.startup import run_command
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from harness.base.command_line import OneLineParser
+    from harness.base.sections import Section
 
 ROWS_OF_FILE = 50  # of each long table in the .md file
 
 
-def main() -> None:
-    from harness.base.command_line import OneLineParser, number_of, require, verbose_flag
+class Shown(NamedTuple):
+    """What is written and printed of a comparison, or of a history."""
+
+    name: str  # of its files
+    document: dict
+    section: "Section"  # of the .md file
+    section_on_screen: "Section"  # with short names
+    draw: Callable[[], "Figure"]
+    answer: Callable[[dict, str], list[str]]  # of the document, and where to read on
+
+
+def parser_of_flags() -> "OneLineParser":
+    from harness.base.command_line import OneLineParser, number_of, verbose_flag
 
     parser = OneLineParser(
         prog="compare_runs.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter
@@ -45,11 +64,13 @@ def main() -> None:
         type=Path,
         help="the runs below this folder by date, instead of a comparison",
     )
-    what = (
-        "end with exit code 3 if the second folder is slower by more than this, and by more than"
-        " noise"
+    add(
+        "--fail-if-slower",
+        metavar="PERCENT",
+        type=number_of(float, 0),
+        help="end with exit code 3 if the second folder is slower by more than this, and by more"
+        " than noise",
     )
-    add("--fail-if-slower", metavar="PERCENT", type=number_of(float, 0), help=what)
     add(
         "--output-dir",
         metavar="DIR",
@@ -64,56 +85,87 @@ def main() -> None:
         help="components and operators (12)",
     )
     verbose_flag(parser)
-    args = parser.parse_args()
+    return parser
+
+
+def check_flags(parser: "OneLineParser", args: Namespace) -> None:
     if args.history and (args.folders or args.fail_if_slower):
         parser.error("--history: takes one folder, and neither others nor --fail-if-slower")
     if args.fail_if_slower and len(args.folders) != 2:
         parser.error("--fail-if-slower: takes two folders, BASE and NEW")
     if not args.history and len(args.folders) < 2:
         parser.error(f"only {len(args.folders)} folders; give two runs or more")
+
+
+def check_packages(args: Namespace) -> None:
+    from harness.base.command_line import require
+
     require("comparing", ["matplotlib", "jinja2"])
     if any(path.is_file() for path in args.folders):
         require("comparing traces", ["msgspec", "pandas"])
+
+
+def shown_history(folder: Path) -> Shown:
+    from analysis.comparison.history import history, history_answer, history_section
+    from analysis.report.comparison_figure import draw_history
+
+    document = history(folder)
+    section = history_section(document)
+    draw = partial(draw_history, document)
+    return Shown("history", document, section, section, draw, history_answer)
+
+
+def shown_comparison(folders: list[Path], fail_if_slower: float | None) -> Shown:
     from analysis.comparison import text
     from analysis.comparison.document import compare
-    from analysis.comparison.gate import EXIT_SLOWER, compare_with_gate
-    from analysis.comparison.history import history, history_answer, history_section
+    from analysis.comparison.gate import compare_with_gate
+    from analysis.report.comparison_figure import draw_comparison
+
+    document = compare_with_gate(*folders, fail_if_slower) if fail_if_slower else compare(folders)
+    short = text.with_short_names(document)
+    return Shown(
+        "comparison",
+        document,
+        text.comparison_section(document),
+        text.comparison_section(short),
+        partial(draw_comparison, short),
+        text.comparison_answer,
+    )
+
+
+def main() -> None:
+    parser = parser_of_flags()
+    args = parser.parse_args()
+    check_flags(parser, args)
+    check_packages(args)
+    from analysis.comparison.gate import EXIT_SLOWER
     from analysis.report.axes import plain_text
-    from analysis.report.comparison_figure import draw_comparison, draw_history
     from harness.base.console import file_lines, say
     from harness.base.files import make_folder, write_bytes, write_figure, write_json
     from harness.base.sections import as_markdown, as_text
     from harness.base.text import read_on
 
     if args.history:
-        found = history(args.history)
-        whole = screen = history_section(found)
-        draw, answer = partial(draw_history, found), history_answer
+        shown = shown_history(args.history)
     else:
-        found = (
-            compare_with_gate(*args.folders, args.fail_if_slower)
-            if args.fail_if_slower
-            else compare(args.folders)
-        )
-        short = text.with_short_names(found)
-        whole, screen = text.comparison_section(found), text.comparison_section(short)
-        draw, answer = partial(draw_comparison, short), text.comparison_answer
-    say(*(as_text(screen, args.top_n)[1:] if args.verbose else []))
+        shown = shown_comparison(args.folders, args.fail_if_slower)
+    if args.verbose:
+        say(*as_text(shown.section_on_screen, args.top_n)[1:])
     folder = args.output_dir or Path(f"comparison_{datetime.now():%Y%m%d_%H%M%S}")
     make_folder(folder)
-    files = [
-        folder / f"{'history' if args.history else 'comparison'}.{kind}"
-        for kind in ("json", "md", "png")
-    ]
-    write_json(files[0], found)
-    write_bytes(files[1], "\n".join([*as_markdown(whole, ROWS_OF_FILE, level=1)[1:], ""]).encode())
+    json_file, md_file, png_file = (
+        folder / f"{shown.name}.{kind}" for kind in ("json", "md", "png")
+    )
+    write_json(json_file, shown.document)
+    markdown = as_markdown(shown.section, ROWS_OF_FILE, level=1)[1:]
+    write_bytes(md_file, "\n".join([*markdown, ""]).encode())
     with plain_text():
-        write_figure(files[2], draw())
-    if found.get("not_read"):
-        say("", "Not read:", *(f"  {line}" for line in found["not_read"]))
-    lines = answer(found, read_on(files[1], "docs/optimizations.md"))
-    say("", *file_lines(files, args.verbose), "", *lines)
-    if args.fail_if_slower and found["gate"]["failed"]:
+        write_figure(png_file, shown.draw())
+    if shown.document.get("not_read"):
+        say("", "Not read:", *(f"  {line}" for line in shown.document["not_read"]))
+    lines = shown.answer(shown.document, read_on(md_file, "docs/optimizations.md"))
+    say("", *file_lines([json_file, md_file, png_file], args.verbose), "", *lines)
+    if args.fail_if_slower and shown.document["gate"]["failed"]:
         sys.exit(EXIT_SLOWER)
 
 

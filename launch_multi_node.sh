@@ -5,7 +5,7 @@
 #   ./launch_multi_node.sh [flags of torchrun] train|profile [flags]    on every node, or on the only one
 # The flags at the end are those of tiny_llama_v1.py and run_pytorch_profiler.py.  Without flags of torchrun, all GPUs
 # of this node take part, or two processes where there is none.  Ranks that do not meet within a minute end the run.
-. "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/launcher_common.sh" || exit 1
+. "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/setup/launcher_common.sh" || exit 1
 
 run_as_rank() { # train|profile ARGUMENT...
     case $1 in

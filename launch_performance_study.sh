@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One problem size into performance_results_<size>_<timestamp>/.
 #   ./launch_performance_study.sh SIZE [--enable-profilers] [flags of tiny_llama_v1.py]
-. "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/launcher_common.sh" || exit 1
+. "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/setup/launcher_common.sh" || exit 1
 if ! wants_help "$@"; then
     case ${1:-} in
     "" | -* | */*) refuse "the first argument is the size: tiny, small, medium, large or very_large" ;;

@@ -57,14 +57,11 @@ def main() -> None:
     from workshop.worksheets import runner
     from workshop.worksheets.worksheet import exercise_of
 
-    chosen = None
-    if args.exercise:
-        number = args.exercise
-        chosen = (
-            list(exercises().values())
-            if number == "all"
-            else [exercise_of(int(number), f"exercise {number}")]
-        )
+    chosen = []
+    if args.exercise == "all":
+        chosen = list(exercises().values())
+    elif args.exercise:
+        chosen = [exercise_of(int(args.exercise), f"exercise {args.exercise}")]
     if args.check:
         sys.exit(not runner.check_worksheet(args.check, args.results))
     elif args.blank:
@@ -76,30 +73,39 @@ def main() -> None:
     elif args.results:
         runner.fill_from(chosen[0], args.results)
     else:
-        runner.run_one(
-            chosen[0], args.output_dir, args.long, stop=sys.stdin.isatty() and not args.no_stop
-        )
+        stop = sys.stdin.isatty() and not args.no_stop
+        runner.run_one(chosen[0], args.output_dir, args.long, stop)
+
+
+GOES_WITH = {  # which flags may follow another one, in this order
+    "check": {"results"},
+    "blank": set(),
+    "hints": {"results"},
+    "results": set(),
+    "long": {"output_dir", "no_stop"},
+    "no_stop": {"output_dir"},
+    "output_dir": set(),
+}
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def check_flags(parser: ArgumentParser, args: Namespace) -> None:
     """Refuse flags that do not go together."""
-    values = vars(args)
-    goes_with = {
-        "check": {"results"},
-        "hints": {"results"},
-        "long": {"output_dir", "no_stop"},
-        "no_stop": {"output_dir"},
-    }
-    given = [
-        name
-        for name in ("check", "blank", "hints", "results", "long", "no_stop", "output_dir")
-        if values[name]
-    ]
-    for other in given[1:]:
-        if other not in goes_with.get(given[0], ()):
-            parser.error(
-                f"--{other.replace('_', '-')}: does not go with --{given[0].replace('_', '-')}"
-            )
+    first, *others = [name for name in GOES_WITH if getattr(args, name)] or [None]
+    for other in others:
+        if other not in GOES_WITH[first]:
+            parser.error(f"{flag_of(other)}: does not go with {flag_of(first)}")
+    check_exercise(parser, args)
+    if args.exercise == "all" and (args.hints or args.results):
+        name = "hints" if args.hints else "results"
+        parser.error(f"{flag_of(name)}: needs the number of one exercise instead of `all`")
+
+
+def check_exercise(parser: ArgumentParser, args: Namespace) -> None:
+    """Refuse what is no exercise, and one where its number is not needed."""
     if args.exercise is None and args.check is None:
         parser.error("give the number of an exercise, `all`, or --check FILE")
     if args.exercise and args.check:
@@ -108,11 +114,6 @@ def check_flags(parser: ArgumentParser, args: Namespace) -> None:
         )
     if args.exercise and args.exercise != "all" and not args.exercise.isdecimal():
         parser.error(f"{args.exercise}: is not the number of an exercise; give 1, or all")
-    if (args.results or args.hints) and args.exercise == "all":
-        parser.error(
-            f"--{'hints' if args.hints else 'results'}: needs the number of one exercise instead of"
-            " `all`"
-        )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 #   ./run_system_profiler.sh [flags of tiny_llama_v1.py]
 #   ./run_system_profiler.sh --warmup-steps 10 --profile-steps 2     capture steps 11 and 12
 # shellcheck disable=SC2034,SC2317,SC2329 # WRAPPER is read by launch, which calls under_profiler
-. "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/launcher_common.sh" || exit 1
+. "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/setup/launcher_common.sh" || exit 1
 
 GET_ROCPROFV3="rocprofv3, of ROCm 6.2 or newer (apt install rocprofiler-sdk)"
 GET_NSYS="nsys, of NVIDIA Nsight Systems (apt install nsight-systems-cli)"
@@ -14,7 +14,8 @@ find_tool() { # rocprofv3 | nsys: its path, also where ROCm and CUDA leave it of
 }
 
 choose_tool() { # sets GPU, TOOL and TOOL_HELP; a tool sees the GPUs of its own vendor alone
-    read -r GPU _ <<<"$(accelerator)"
+    find_accelerator
+    read -r GPU _ <<<"$ACCELERATOR"
     case $GPU in
     rocm) TOOL=$(find_tool rocprofv3) || die "this AMD GPU needs $GET_ROCPROFV3, on PATH" ;;
     cuda) TOOL=$(find_tool nsys) || die "this NVIDIA GPU needs $GET_NSYS, on PATH" ;;
@@ -61,12 +62,6 @@ under_profiler() { # FOLDER COMMAND...
 # GPU (ROCm/rocprofiler-sdk#66, #93), ends with CONFIGURATION_LOCKED (ROCm/TheRock#6695) or waits forever.
 PROBE_SECONDS=${PROBE_SECONDS:-180}
 PROBE_SCRIPT='import torch; torch.ones(1, device="cuda").sum().item()'
-OWN_ROCM_SCRIPT='
-import glob, importlib.util, os
-folder = os.path.dirname(importlib.util.find_spec("torch").origin)
-own = importlib.util.find_spec("_rocm_sdk_core")
-print(*(glob.glob(folder + "/lib/libamdhip64.so*") or (own.submodule_search_locations if own else []))[:1])
-'
 
 probe() { # run one kernel under the tool, within PROBE_SECONDS; says what is wrong
     local scratch out cause own options=(profile --trace=cuda --sample=none --cpuctxsw=none)
@@ -86,7 +81,7 @@ probe() { # run one kernel under the tool, within PROBE_SECONDS; says what is wr
         return 1
     fi
     case $code in 124 | 137) out="no answer within $PROBE_SECONDS s (PROBE_SECONDS sets the limit)" ;; esac
-    own=$(case $GPU in rocm) "$PYTHON" -c "$OWN_ROCM_SCRIPT" ;; esac)
+    own=$(case $GPU in rocm) packages "$PYTHON" own_rocm ;; esac)
     cause="one operation on the GPU fails under ${TOOL##*/}: ${out:-exit code $code}"
     [ -z "$own" ] || cause+="; torch brings its own ROCm ($own), which clashes with that of $TOOL: run this in a \
 container whose torch uses the system's ROCm, such as rocm/pytorch (docs/gpu_nodes.md)"

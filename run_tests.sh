@@ -2,7 +2,7 @@
 # Set up what is missing, check format and lint, and run the tests.
 #   ./run_tests.sh [flags of pytest]            every module and every command: about three minutes on two cores
 #   ./run_tests.sh --all [flags of pytest]      everything: about twelve minutes
-. "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/launcher_common.sh" || exit 1
+. "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/setup/launcher_common.sh" || exit 1
 
 MARKED=(-m "not slow")
 case ${1:-} in
@@ -11,7 +11,7 @@ case ${1:-} in
 esac
 # shellcheck disable=SC2034 # read by use_python: without the GPU, its tests are skipped
 DEVICE=cpu
-use_python "$HERE/requirements.txt" "$HERE/requirements-dev.txt"
+use_python "$HERE/requirements.txt" "$HERE/setup/requirements-dev.txt"
 # In Triton's interpreter the kernels are tested where there is no GPU.
 if [ "$PYTHON" = "$VENV/bin/python" ] && ! "$PYTHON" -c 'import triton' 2>/dev/null; then
     pip_install "$PYTHON" "$TRITON" || echo "Triton cannot be installed here: tests of kernels/ are skipped" >&2

@@ -48,7 +48,6 @@ from harness.base.console import say
 from harness.base.errors import UserError, ending_despite_signals
 from harness.base.ranges import trace_range
 from harness.base.text import BF16_TRUE
-from harness.documents.schema import unknown
 from harness.instruments.audit import findings_text
 from harness.instruments.recorder import Instruments, check_profiling
 from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
@@ -72,6 +71,7 @@ from harness.run.flag_combinations import (
     check_model,
 )
 from harness.run.run_report import RunReport
+from harness.run.run_summary import facts_of_rank
 from harness.run.training_flags import (
     config_from,
     default_log_interval,
@@ -79,6 +79,7 @@ from harness.run.training_flags import (
     training_lines,
     training_parser,
 )
+from harness.schema import unknown
 from harness.session.session import Preparation, Session
 from kernels.selection import norm_kernel, swiglu_kernel
 
@@ -787,7 +788,7 @@ def train_and_measure(
         meter.read_finished(wait=True)
         measurements.no_sync = session.no_sync(profiling.no_sync_steps)
     # Waits for all: rank 0 reads the traces of all ranks.
-    measurements.ranks = facts_of_ranks(measurements.facts_of_rank())
+    measurements.ranks = facts_of_ranks(facts_of_rank(measurements))
 
 
 def check_can_be_trained(

@@ -33,7 +33,7 @@ def benchmark_parser(documentation: str, repetitions: int | None = None) -> argp
 
 def environment_of(device: torch.device) -> dict:
     """The environment, also printed; absolute paths in its command line become file names."""
-    environment = describe_environment(device)
+    environment = describe_environment(device).as_json()
     words = [Path(word).name if word.startswith("/") else word for word in sys.argv]
     environment["command_line"] = shlex.join(["python", *words])
     say(machine(environment))

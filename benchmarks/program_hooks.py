@@ -55,7 +55,7 @@ def row_of(watch, modules: int, turns: int) -> dict:
     times: dict[bool, list[float]] = {False: [], True: []}
     for turn in progress_bar(f"{modules} modules", range(2 * turns)):
         off = watch.off = turn % 2 == (turn // 2) % 2  # each is first in half of the pairs
-        watch.began = time.perf_counter()  # else it begins to record after a while
+        watch.began_s = time.perf_counter()  # else it begins to record after a while
         start = time.perf_counter()
         for _ in range(STEPS):
             loss = model(next(batches).expand(64, -1)).square().mean()

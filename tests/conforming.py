@@ -3,7 +3,7 @@
 import functools
 from typing import Any, get_args, get_origin
 
-from harness.documents.schema import fields_of, is_document, is_required, known
+from harness.schema import fields_of, is_document, is_required, known
 
 
 def mismatches(value, kind, where: str = "") -> list[str]:

@@ -84,9 +84,9 @@ def known_peaks(measured_peaks):
     """The rates of this machine, in the cache of all tests.  Commands that are processes of their
     own would measure them for seconds, and, disturbed by other tests, again in each command."""
     from analysis.hardware.ceilings import bandwidth_ceilings, compute_ceilings
-    from harness.machine.environment import describe_environment
+    from harness.machine.environment import describe_device
 
-    device = describe_environment(torch.device("cpu"))["device"]
+    device = describe_device(torch.device("cpu")).as_json()
     compute_ceilings(device, "fp32")
     bandwidth_ceilings(device)
 

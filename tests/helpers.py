@@ -3,10 +3,8 @@ of its own."""
 
 import contextlib
 import fnmatch
-import importlib
 import json
 import os
-import pkgutil
 import random
 import signal
 import socket
@@ -16,12 +14,11 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-import harness.documents
 from harness.base.documents import SCHEMA_VERSION
-from harness.base.files import FOLDERS, kind_of
+from harness.base.files import FILES, FOLDERS, kind_of
 from harness.base.tables import ANSWER_LINES, COLUMNS
-from harness.documents.schema import is_document
 from harness.ranks.failures import exit_code_of
+from harness.schema import with_parts
 
 PROJECT = Path(__file__).resolve().parent.parent
 REAL_PYTHON = (
@@ -29,12 +26,7 @@ REAL_PYTHON = (
 )  # in tests, sys.executable becomes one that starts warm, see tests/warm_python
 # The types of all documents by name, as documents.Prediction.
 documents = SimpleNamespace(
-    **{
-        name: kind
-        for part in pkgutil.iter_modules(harness.documents.__path__, "harness.documents.")
-        for name, kind in vars(importlib.import_module(part.name)).items()
-        if is_document(kind)
-    }
+    **{kind.__name__: kind for kind in with_parts(kind.document for kind in FILES if kind.document)}
 )
 SMALL_MODEL = (
     "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --seq-len 16 --batch-size 4".split()

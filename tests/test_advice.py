@@ -20,8 +20,8 @@ from traces import (
 )
 
 from analysis.advice.catalogue import CATALOGUE
-from analysis.advice.changes import WITH_FOREACH, WITH_FUSED
 from analysis.advice.evidence import WORTH_LISTING
+from analysis.advice.program_wide import WITH_FOREACH, WITH_FUSED
 from analysis.advice.who_reads import Reader, who_reads
 
 PROFILERS = ("ncu ", "perf stat", "rocprof", "with_stack", "YOUR_SCRIPT")

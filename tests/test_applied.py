@@ -20,7 +20,6 @@ from analysis.comparison.applied import (
     without_effect,
 )
 from harness.model.changes import CHANGES, change_of
-from harness.program.hooks.changes import SWITCHES, compiled, is_skipped
 from harness.program.hooks.signs import (
     ATTENTION,
     FORMAT,
@@ -31,7 +30,8 @@ from harness.program.hooks.signs import (
     THREADS,
     Signs,
 )
-from harness.program.trials import Trial
+from harness.program.hooks.switches import SWITCHES, compiled, is_skipped
+from harness.program.trials import TrialResult
 
 
 def signs_of(loss: torch.Tensor) -> dict:
@@ -213,7 +213,7 @@ def result_of(changes, gradient: float = 1.0, **signs: int) -> dict:
         "times_ms": [1.0] * 4,
         "steps": 4,
     }
-    same = {"settings": [], "in_training": 1, "trainer": "", "peak_bytes": None, "modules": {}}
+    same = {"settings": [], "in_training": 1, "trainer": "", "peak_bytes": None}
     return {"state": "recorded", "signs": signs, "notes": notes, **numbers, **same}
 
 
@@ -224,14 +224,14 @@ class CannedTrials:
     def __init__(self, ends: dict):
         self.ends = ends
 
-    def run(self, changes=(), plan=(), audit=False, **more) -> Trial:
+    def run(self, changes=(), plan=(), audit=False) -> TrialResult:
         end = self.ends.get("".join(changes))
         if isinstance(end, int):
             raise SystemExit(end)
         if end:
-            return Trial({}, 1.0, end)
+            return TrialResult({}, 1.0, end)
         moved = 1e-6 * any(change.startswith("nudge") for change in changes)
-        return Trial(
+        return TrialResult(
             result_of(
                 changes, 1.0 + moved, **{CHANGES[c].sign: 1 for c in changes if c in CHANGES}
             ),

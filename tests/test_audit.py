@@ -56,7 +56,7 @@ def audited(
 def details(
     first: FirstStep, records=(), first_loss=None, workload=WORKLOAD, limit=NO_LIMIT
 ) -> dict[str, str]:
-    document = audit_document(first, list(records), first_loss, workload, limit)
+    document = audit_document(first, list(records), first_loss, workload, limit).as_json()
     assert document["ok"] == (not document["findings"])
     return {finding["check"]: finding["detail"] for finding in document["findings"]}
 
@@ -87,7 +87,7 @@ def test_a_sound_step_has_no_finding():
     reference(*next(WORKLOAD.batches(CPU)))[1].backward()
     for name, parameter in reference.named_parameters():
         assert first.norms[name] == pytest.approx(parameter.grad.norm().item(), rel=1e-5)
-    document = audit_document(first, [], None, WORKLOAD, NO_LIMIT)
+    document = audit_document(first, [], None, WORKLOAD, NO_LIMIT).as_json()
     squares = [first.norms[f"layers.{layer}.mlp.up_proj.weight"] ** 2 for layer in range(2)]
     assert document["gradient_norms"]["mlp.up_proj"] == pytest.approx(sum(squares) ** 0.5)
     assert {row["check"] for row in document["not_checked"]} == {"backward_time", "rate"}
@@ -150,7 +150,7 @@ def test_a_skipped_update_of_fp16_is_no_fault():
     one = model()
     one.norm.weight.register_hook(lambda gradient: gradient * math.inf)
     first = audited(one, scaler=scaler)
-    document = audit_document(first, [], None, WORKLOAD, NO_LIMIT)
+    document = audit_document(first, [], None, WORKLOAD, NO_LIMIT).as_json()
     assert document["ok"]
     assert {"non_finite_gradient", "unmoved_parameter"} <= {
         row["check"] for row in document["not_checked"]
@@ -425,7 +425,7 @@ def test_an_update_that_the_type_rounds_away_is_a_property_of_the_precision(opti
         name for name, _ in narrow.named_parameters() if "norm" in name
     }
     assert set(first.rounded.values()) == {"bf16"}
-    document = audit_document(first, [], None, WORKLOAD, NO_LIMIT)
+    document = audit_document(first, [], None, WORKLOAD, NO_LIMIT).as_json()
     assert document["ok"]
     count = f"{len(first.rounded)} of {PARAMETERS} parameters"
     lost = f"bf16 rounds the updates of {count} away, which are below half a unit in the last place"
@@ -471,7 +471,7 @@ def test_what_an_unknown_optimizer_adds_is_not_judged_in_a_narrow_type():
     narrow = model().bfloat16()
     document = audit_document(
         audited(narrow, Unknown(narrow.parameters())), [], None, WORKLOAD, NO_LIMIT
-    )
+    ).as_json()
     assert document["ok"]
     assert (
         "in bf16 did not move, perhaps by rounding: what this optimizer adds to them is not"

@@ -14,6 +14,7 @@ from analysis.prediction.memory import predicted_memory
 from analysis.prediction.text import prediction_lines, what_fits
 from harness.machine import host_limits
 from harness.machine.devices import memory_of_a_rank
+from harness.machine.environment import Device
 from harness.ranks.failures import explain_error
 
 # --- what there is ---
@@ -32,8 +33,8 @@ def test_what_others_use_on_a_gpu_is_no_capacity(monkeypatch):
     Gpu(monkeypatch)
     assert memory_of_a_rank(torch.device("cuda")) == (64 * 2**30, 20 * 2**30)
     monkeypatch.setattr(
-        "analysis.prediction.capacity.describe_environment",
-        lambda device: {"device": {"name": "a GPU"}},
+        "analysis.prediction.capacity.describe_device",
+        lambda device: Device(type="cuda", name="a GPU"),
     )
     monkeypatch.setattr(
         "analysis.prediction.capacity.cache.measured", lambda *arguments, **options: None
@@ -46,8 +47,8 @@ def test_a_context_and_the_workspaces_count_once(monkeypatch):
     reserve."""
     Gpu(monkeypatch)
     monkeypatch.setattr(
-        "analysis.prediction.capacity.describe_environment",
-        lambda device: {"device": {"name": "a GPU"}},
+        "analysis.prediction.capacity.describe_device",
+        lambda device: Device(type="cuda", name="a GPU"),
     )
     known = {"bf16": types.SimpleNamespace(rate=64 * 2**20)}
     monkeypatch.setattr(

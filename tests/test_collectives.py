@@ -371,7 +371,7 @@ def test_prediction_beside_measurement():
 
 
 def test_communication_by_difference_is_the_median_of_pairs():
-    found = document_of(step=[10.0, 12.0, 40.0], no_sync=[8.0, 9.0, 10.0])
+    found = document_of(step=[10.0, 12.0, 40.0], no_sync=[8.0, 9.0, 10.0]).as_json()
     assert (found["step_ms"], found["no_sync_step_ms"], found["difference_ms"]) == (12.0, 9.0, 3.0)
     assert found["difference_95_ms"] == [2.0, 30.0]
     assert found["share"] == pytest.approx(0.25)

@@ -22,7 +22,7 @@ from harness.base.documents import SCHEMA_VERSION, read_or_leave_out
 from harness.base.errors import UserError
 from harness.base.files import kind_of
 from harness.base.sections import as_text
-from harness.documents.schema import completed, misfit
+from harness.schema import completed, misfit
 from studies.engine.sweep import Sweep
 from studies.memory.study import MemoryStudy
 

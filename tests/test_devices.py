@@ -1,6 +1,7 @@
 """Devices, ranks and hardware that PyTorch does not see, on machines that are not there."""
 
 import ctypes
+import json
 import os
 import sys
 import threading
@@ -14,7 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from analysis.commands import run_explanations
 from harness.base.errors import UserError
-from harness.base.slurm import first_node, hosts_of_tasks, node_names, slurm_ranks, tasks_of_node
+from harness.base.slurm import (
+    hosts_of_tasks,
+    node_names,
+    problem_of_address,
+    slurm_ranks,
+    tasks_of_node,
+)
 from harness.instruments.recorder import TraceRecorder
 from harness.instruments.schedule import ProfilerConfig
 from harness.machine import devices, hardware_seen
@@ -352,7 +359,27 @@ STEP = {
 }
 
 
-def test_ranks_of_a_job_step():
+@pytest.fixture
+def scontrol(tmp_path, monkeypatch):
+    """A command of this name, which knows the lists that are put here."""
+    answers: dict[str, list[str]] = {"node[01-02,07]": ["node01", "node02", "node07"]}
+    told = tmp_path / "answers.json"
+    command = tmp_path / "scontrol"
+    command.write_text(
+        f"#!{sys.executable}\nimport json, sys\nassert sys.argv[1:3] == ['show', 'hostnames']\n"
+        f"print(*json.load(open({str(told)!r}))[sys.argv[3]], sep='\\n')\n"
+    )
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def answer(**more: list[str]) -> None:
+        told.write_text(json.dumps(answers | more))
+
+    answer()
+    return answer
+
+
+def test_ranks_of_a_job_step(scontrol):
     ranks = slurm_ranks(STEP)
     port = int(ranks.pop("MASTER_PORT"))
     assert ranks == {
@@ -384,23 +411,33 @@ def test_no_ranks_of_slurm(changes):
     )
 
 
+def test_a_list_of_nodes_that_nothing_expands(monkeypatch):
+    """One line asks for the address, as the name of the first node is not known."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    ranks = slurm_ranks(STEP)
+    assert "MASTER_ADDR" not in ranks and ranks["RANK"] == "9"
+    line = problem_of_address(STEP | ranks)
+    assert line.startswith(
+        "MASTER_ADDR is not set, and Slurm's scontrol does not tell the nodes of"
+    )
+    assert "node[01-02,07]" in line and "export MASTER_ADDR=NODE" in line
+    assert problem_of_address(STEP | ranks | {"MASTER_ADDR": "node01"}) is None
+    assert problem_of_address(STEP | {"WORLD_SIZE": "1"}) is None
+    assert problem_of_address({"RANK": "0", "WORLD_SIZE": "2"}) is None  # no job of Slurm's
+    assert hosts_of_tasks(STEP | {"WORLD_SIZE": "11"}) == []
+
+
 @pytest.mark.parametrize(
-    ("nodes", "first"),
-    [
-        ("node07", "node07"),
-        ("a,b", "a"),
-        ("node[01-03,07]", "node01"),
-        ("rack[3-4]n[008,9].site,login1", "rack3n008.site"),
-        ("", ""),
-    ],
+    ("nodes", "address"), [("node07", "node07"), ("a,b", "a"), ("", "127.0.0.1")]
 )
-def test_first_node(nodes, first):
-    assert first_node(nodes) == first
+def test_a_list_of_names_needs_no_scontrol(monkeypatch, nodes, address):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert slurm_ranks(STEP | {"SLURM_STEP_NODELIST": nodes})["MASTER_ADDR"] == address
 
 
-def test_the_node_of_each_rank():
-    names = ["rack3n008.site", "rack3n9.site", "rack4n008.site", "rack4n9.site", "login1"]
-    assert node_names("rack[3-4]n[008,9].site,login1") == names
+def test_the_node_of_each_rank(scontrol):
+    scontrol(**{"n[09-10],m": ["n09", "n10", "m"]})
+    assert node_names("n[09-10],m") == ["n09", "n10", "m"]
     step = {"SLURM_STEP_NUM_TASKS": "5", "WORLD_SIZE": "5", "SLURM_STEP_NODELIST": "n[09-10],m"}
     step["SLURM_STEP_TASKS_PER_NODE"] = "2(x2),1"
     assert hosts_of_tasks(step) == ["n09", "n09", "n10", "n10", "m"]

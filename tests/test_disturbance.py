@@ -62,7 +62,7 @@ def system(tmp_path, monkeypatch):
     clock.advance = lambda seconds: setattr(clock, "now", clock.now + seconds)
     monkeypatch.setattr(disturbance.time, "perf_counter", lambda: clock.now)
     monkeypatch.setattr(disturbance, "usable_cores", lambda: range(2))
-    monkeypatch.setattr(disturbance.torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(disturbance.os, "getloadavg", lambda: (3.8, 1.0, 1.0))
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     made_up = MadeUpSystem(tmp_path)
@@ -134,7 +134,7 @@ def test_steps_are_marked_one_by_one(system):
 def test_one_thread_of_many_holds_up_the_step(system, monkeypatch):
     """Beside one busy process, 64 threads wait for less than 1% of their time, but every step for
     one of them."""
-    monkeypatch.setattr(disturbance.torch, "get_num_threads", lambda: 64)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
     monkeypatch.setattr(disturbance, "usable_cores", lambda: range(64))
     for i in range(64):
         system.thread(str(i), 1000, 0)

@@ -1,4 +1,4 @@
-"""The JSON documents are what harness/documents declares, field by field, and strict JSON."""
+"""The JSON documents are what their types declare, field by field, and strict JSON."""
 
 import importlib
 import json
@@ -18,7 +18,7 @@ import run_training_benchmark
 from harness.base.documents import SCHEMA_VERSION, read_document
 from harness.base.errors import UserError
 from harness.base.files import FILES, kind_of
-from harness.documents.schema import Document, explained, field, fields_of
+from harness.schema import Document, explained, field, fields_of
 from tools.texts.file_reference import document_types
 
 

@@ -395,9 +395,9 @@ def test_matmuls_and_copies_are_measured_for_real(monkeypatch):
 
 @pytest.mark.gpu
 def test_matmuls_reach_no_more_than_the_datasheet_says():
-    from harness.machine.environment import describe_environment
+    from harness.machine.environment import describe_device
 
-    device = describe_environment(torch.device("cuda"))["device"]
+    device = describe_device(torch.device("cuda")).as_json()
     for precision in ("fp32", "bf16"):
         ceilings = {one.kind: one.rate for one in compute_ceilings(device, precision)}
         assert ceilings["measured"] < 1.1 * ceilings.get("datasheet", ceilings["measured"])

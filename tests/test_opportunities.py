@@ -22,8 +22,8 @@ from traces import (
     trace_of,
 )
 
-from analysis.advice.changes import fused_optimizer
 from analysis.advice.evidence import Evidence
+from analysis.advice.program_wide import fused_optimizer
 from analysis.advice.text import best_three, gain_text, is_disturbed
 from analysis.hardware import measuring
 from analysis.hardware.measuring import Measurement

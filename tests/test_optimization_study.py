@@ -16,9 +16,9 @@ from torch._inductor import cpu_vec_isa
 
 import run_optimization_study
 from analysis.work.user_workload import UserWorkload, examined
-from harness.documents.schema import explained
 from harness.instruments.first_step import FirstStepAudit
 from harness.instruments.phases import median_interval
+from harness.schema import explained
 from studies.engine.command_line import workload_of
 from studies.engine.isolation import cold_compiler
 from studies.optimization import reference, rungs, turns

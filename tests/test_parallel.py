@@ -24,8 +24,8 @@ from analysis.prediction.search import (
 from analysis.prediction.text import how_to_fit
 from analysis.work.sent_bytes import sent_bytes
 from harness.documents.memory import Communication
-from harness.documents.schema import explained
 from harness.instruments.timing import NullMeter
+from harness.schema import explained
 
 BATCH = 8  # of all ranks
 MODES = (

@@ -14,10 +14,10 @@ from analysis.diagnosis.sections import profile_lines
 from analysis.diagnosis.text import profile_answer
 from analysis.diagnosis.traces import analyze_all
 from analysis.trace.readers.formats import find_traces
+from harness import schema
 from harness.base.errors import UserError
 from harness.base.files import write_json
 from harness.base.tables import COLUMNS, first_rows
-from harness.documents import schema
 
 
 def test_ranks_come_in_the_order_of_their_numbers(tmp_path):

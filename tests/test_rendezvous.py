@@ -66,7 +66,7 @@ def test_what_keeps_ranks_from_working_together(facts, failure):
         ),
         (
             (0,),
-            "n[1-2]",
+            "n1,n2",
             "ranks 1 on n1; 2, 3 on n2 did not come within 50 s; 1 of 4 ranks came, on node0",
         ),
     ],

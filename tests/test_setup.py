@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -106,9 +107,9 @@ class Machine:
         self.project.mkdir()
         self.log.touch()
         (self.project / "harness" / "machine").mkdir(parents=True)
-        copied = "launcher_common.sh requirements.txt requirements-dev.txt constraints.txt"
+        shutil.copytree(PROJECT / "setup", self.project / "setup")
         for name in (
-            *copied.split(),
+            "requirements.txt",
             *(f"harness/machine/{one}.txt" for one in ("gpu_architectures", "torch_indexes")),
         ):
             (self.project / name).write_bytes((PROJECT / name).read_bytes())
@@ -159,7 +160,7 @@ class Machine:
     def set_up(self, *files: str, device: str = "", **variables: str):
         needed = " ".join(f'"$HERE/{file}"' for file in files or ("requirements.txt",))
         script = (
-            f"CDPATH=/:/tmp; . {self.project}/launcher_common.sh; DEVICE={device}; use_python"
+            f"CDPATH=/:/tmp; . {self.project}/setup/launcher_common.sh; DEVICE={device}; use_python"
             f" {needed}"
         )
         return self.run("bash", "-c", f"{script}; echo PYTHON=$PYTHON", **variables)
@@ -251,7 +252,9 @@ NEAREST = {  # the newest published index at or below a driver or a ROCm
 def test_the_nearest_published_index(tmp_path):
     asked = [(kind, version) for kind in NEAREST for version in NEAREST[kind]]
     calls = "; ".join(f"nearest_index {kind} {version}" for kind, version in asked)
-    code, out = Machine(tmp_path).run("bash", "-c", f". {PROJECT}/launcher_common.sh; {calls}")
+    code, out = Machine(tmp_path).run(
+        "bash", "-c", f". {PROJECT}/setup/launcher_common.sh; {calls}"
+    )
     assert (code, out.split()) == (0, [NEAREST[kind][version] for kind, version in asked])
 
 
@@ -506,7 +509,7 @@ def test_an_environment_elsewhere_leaves_the_project_alone(tmp_path):
 def test_a_home_that_cannot_be_written(tmp_path):
     machine = Machine(tmp_path, torch="2.13.0", **HAS_ALL)
     scratch = tmp_path / "scratch"
-    script = f". {machine.project}/launcher_common.sh; use_python; env"
+    script = f". {machine.project}/setup/launcher_common.sh; use_python; env"
     code, out = machine.run(
         "bash", "-c", script, HOME="/proc/nobody", TMPDIR=str(scratch), TRITON_CACHE_DIR="/mine"
     )
@@ -527,8 +530,7 @@ def test_a_home_that_cannot_be_written(tmp_path):
 @pytest.mark.slow
 def test_a_wheelhouse_is_made_and_used(tmp_path):
     machine = Machine(tmp_path)
-    maker = machine.project / "make_wheelhouse.sh"
-    maker.write_bytes((PROJECT / "make_wheelhouse.sh").read_bytes())
+    maker = machine.project / "setup" / "make_wheelhouse.sh"
     wheels = tmp_path / "the wheels"
     code, out = machine.run(
         "bash", str(maker), str(wheels), TORCH_INDEX_URL="https://wheels.example/rocm6.4"
@@ -616,9 +618,11 @@ def test_a_torch_that_is_too_old_is_named(tmp_path):
 @pytest.mark.slow
 def test_a_second_call_installs_nothing_and_needs_no_network(tmp_path):
     machine = Machine(tmp_path)
-    machine.set_up("requirements.txt", "requirements-dev.txt")
+    machine.set_up("requirements.txt", "setup/requirements-dev.txt")
     calls = machine.pip_calls()
-    code, out = machine.set_up("requirements.txt", "requirements-dev.txt", STUB_NO_NETWORK="1")
+    code, out = machine.set_up(
+        "requirements.txt", "setup/requirements-dev.txt", STUB_NO_NETWORK="1"
+    )
     assert (code, machine.pip_calls()) == (0, calls)
     assert out.count("\n") == 1
 
@@ -627,7 +631,7 @@ def test_a_second_call_installs_nothing_and_needs_no_network(tmp_path):
 def test_the_tests_need_more(tmp_path):
     machine = Machine(tmp_path, torch="2.13.0", **HAS_ALL)
     assert machine.set_up()[1] == f"PYTHON={machine.bin / 'python3'}\n"
-    code, out = machine.set_up("requirements.txt", "requirements-dev.txt")
+    code, out = machine.set_up("requirements.txt", "setup/requirements-dev.txt")
     assert code == 0, out
     assert out.endswith("/.venv/bin/python\n")
     assert "pytest" in machine.pip_calls()[0]

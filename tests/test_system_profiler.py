@@ -155,8 +155,8 @@ class Machine:
         self.cwd = folder / "work dir"
         for made in (self.project, self.bin, self.cwd):
             made.mkdir()
-        for name in ("run_system_profiler.sh", "launcher_common.sh"):
-            shutil.copy(PROJECT / name, self.project)
+        shutil.copy(PROJECT / "run_system_profiler.sh", self.project)
+        shutil.copytree(PROJECT / "setup", self.project / "setup")
         (self.project / "requirements.txt").touch()  # nothing to set up
         self.settings = folder / "settings"
         for name, text in (("tiny_llama_v1.py", TRAINING), ("run_pytorch_profiler.py", ANALYSIS)):

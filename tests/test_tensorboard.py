@@ -21,9 +21,9 @@ from helpers import PROJECT, SMALL_MODEL, finish, free_port, start
 from traces import EIGHT_RANKS, H100, HOSTILE, REAL, event, write_trace
 
 from analysis.commands.analyze_traces import analyze_existing
-from harness.documents.run import PerformanceSummary
 from harness.documents.trace import MeasuredCollectiveRow, Ranks, StepCommunication
 from harness.ranks.failure_watch import wait_until
+from harness.run.run_summary import PerformanceSummary
 
 MARKUP = "<img src=x onerror=alert(1)>"
 LONG = "<b>" + "x" * 5000

@@ -204,9 +204,7 @@ def test_what_this_machine_cannot_run_is_skipped_with_a_reason():
 def test_the_folder_sees_the_project_and_is_left_clean(tmp_path):
     with linked_project(tmp_path):
         assert (tmp_path / "tiny_llama_v1.py").exists()
-        assert {"harness", "docs", "launcher_common.sh"} <= {
-            path.name for path in tmp_path.iterdir()
-        }
+        assert {"harness", "docs", "run_baseline.sh"} <= {path.name for path in tmp_path.iterdir()}
         assert not any(
             path.match(pattern) for path in tmp_path.iterdir() for pattern in (".*", *FOLDERS)
         )
@@ -221,7 +219,7 @@ def test_the_folder_sees_the_project_and_is_left_clean(tmp_path):
 def test_numbers_are_those_of_the_code(path, capsys):
     """What cog would write is what stands there: tables of parameters, FLOPs, memory, flags, sizes,
     results."""
-    pinned = re.search(r"^torch==(.+)$", (PROJECT / "constraints.txt").read_text(), re.M)[1]
+    pinned = re.search(r"^torch==(.+)$", (PROJECT / "setup/constraints.txt").read_text(), re.M)[1]
     if torch.__version__.split("+")[0] != pinned:
         pytest.skip(f"operators and their memory are those of torch {pinned}")
     code = Cog().main(["cog", "--check", "--diff", str(path)])

@@ -24,7 +24,9 @@ from harness.machine.devices import cpu_trains_in_fp16
 from harness.machine.workspaces import library_workspaces
 from harness.model.corpus import synthetic_corpus
 from harness.model.grad_clip import clip_gradients
-from harness.run.run_summary import Measurements, averaged_steps, summarize
+from harness.run.measurements import Measurements
+from harness.run.run_config import settings_of
+from harness.run.run_summary import averaged_steps, summarize
 from harness.run.run_text import compilation_facts, grad_norm_facts
 
 
@@ -285,7 +287,7 @@ def test_a_step_that_the_gradient_scaler_skips_is_not_clipped():
     schedule = InstrumentSchedule(2, ProfilerConfig())
     run = Measurements(
         workload,
-        workload.settings(),
+        settings_of(workload, ProfilerConfig()),
         schedule,
         device,
         (0, 1),
@@ -294,7 +296,7 @@ def test_a_step_that_the_gradient_scaler_skips_is_not_clipped():
     )
     run.meter = meter
     run.sampler.sample()
-    summary = summarize(run)
+    summary = summarize(run).as_json()
     skipped, norm = summary["steps"]["grad_norm"]
     expected = {
         "first": None,

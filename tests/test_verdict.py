@@ -289,7 +289,7 @@ def test_a_run_of_this_machine_is_known_where_the_metadata_of_torch_leave_out_it
 ):
     """2.13.0 for 2.13.0+cu130: measured peaks would not be used."""
     monkeypatch.setattr("harness.machine.environment.version_of", lambda package: "2.13.0")
-    assert ran_here({"environment": describe_environment(torch.device("cpu"))})
+    assert ran_here({"environment": describe_environment(torch.device("cpu")).as_json()})
 
 
 def test_a_kernel_that_no_rule_knows_is_unclassified(tmp_path):

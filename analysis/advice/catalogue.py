@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from analysis.advice import changes, efficiency, fusions, waits
+from analysis.advice import efficiency, fusions, program_wide, waits
 from analysis.advice.evidence import Evidence, Found
 from analysis.advice.who_reads import Words, the_same
 from analysis.limits.peaks import ran_here
@@ -148,21 +148,21 @@ CATALOGUE = (
     ),
     Advice(
         name="fused optimizer",
-        look=changes.fused_optimizer,
+        look=program_wide.fused_optimizer,
         words=LINE,
         is_cause=False,
         shortens=KERNELS_AND_LAUNCHES,
     ),
     Advice(
         name="mixed precision",
-        look=changes.mixed_precision,
+        look=program_wide.mixed_precision,
         words=LINE,
         is_cause=False,
         shortens=KERNELS,
     ),
     Advice(
         name="compile",
-        look=changes.compilation,
+        look=program_wide.compilation,
         words=LINE,
         applies=(has_torch_2, has_compiler),
         is_cause=False,
@@ -206,6 +206,8 @@ CATALOGUE = (
     Advice(name="keep memory", look=waits.allocation, words=LINE, said_if_absent=False),
     Advice(name="fewer transfers", look=waits.transfers, words=LINE, said_if_absent=False),
     Advice(name="reduce or overlap communication", look=waits.hidden_communication, is_cause=False),
-    Advice(name="activation checkpointing", look=changes.checkpointing, words=LINE, is_cause=False),
+    Advice(
+        name="activation checkpointing", look=program_wide.checkpointing, words=LINE, is_cause=False
+    ),
 )
 BY_NAME = {advice.name: advice for advice in CATALOGUE}

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from analysis.advice.catalogue import CATALOGUE, KERNELS, Advice
 from analysis.advice.evidence import WORTH_LISTING, Evidence, NotApplicable, Proposal
 from analysis.trace.links import AttributedLinks
-from harness.documents.schema import because
+from harness.schema import because
 
 WHOLE = 0.999  # of the step: a change to all of it has no bound
 ON_HOST = 0.005  # of a proposal's part that is not on the critical path: from here on it is told

@@ -27,8 +27,8 @@ from harness.base.sections import Section
 from harness.base.tables import Column, column, text_columns
 from harness.base.text import count_of, significant
 from harness.base.units import MB
-from harness.documents.schema import because, explained
 from harness.documents.trace import NO_BYTES, ONE_TRACE, MeasuredCollectiveRow
+from harness.schema import because, explained
 
 ROOT = "outside of units"  # what no inner module gathers
 OF_CALLS = "kind group group_size ranks component bytes".split()

@@ -17,7 +17,7 @@ from analysis.trace.links import AttributedLinks, Links
 from harness.base.sections import Section
 from harness.base.tables import Column, column
 from harness.base.text import significant
-from harness.documents.schema import because
+from harness.schema import because
 
 KEYS = ("total_ms", "computation_ms", "exposed_comm_ms", "exposed_memcpy_ms", "busy_ms", "idle_ms")
 

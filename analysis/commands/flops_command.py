@@ -26,10 +26,10 @@ from harness.base.layer_names import folded_names
 from harness.base.sections import as_text
 from harness.base.tables import added_up, answer
 from harness.base.text import count_of, read_on
-from harness.documents.run import PerformanceSummary
 from harness.documents.trace import OperatorAnalysis
 from harness.machine.disturbance import disturbance_text
 from harness.model.workload import Workload
+from harness.run.run_summary import PerformanceSummary
 
 LIMITS = {"intensity": "computational_intensity.json", "roofline": "roofline_data.json"}
 

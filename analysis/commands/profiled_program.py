@@ -24,21 +24,24 @@ from harness.base.sections import as_text
 from harness.base.tables import added_up, labeled, wrapped
 from harness.base.text import count_of
 from harness.base.units import MB
-from harness.documents.run import THEIRS, Disturbance, Performance, PerformanceSummary
-from harness.documents.schema import because, explained, fields_of, unknown
 from harness.instruments.audit import (
+    NAMES_SHOWN,
+    Audit,
+    AuditFinding,
     FirstStep,
+    audit_not_done,
     audit_text,
     moves_that_rounding_hides,
+    not_checked_for,
     parameter_findings,
-    without_findings,
 )
 from harness.instruments.phases import summary_stats
-from harness.machine.disturbance import disturbance_text, over_ranks
+from harness.machine.disturbance import Disturbance, disturbance_text, over_ranks
 from harness.machine.environment import describe_environment
 from harness.model.changes import CHANGES
 from harness.program.command import Ended
-from harness.run.run_summary import SHARES
+from harness.run.run_summary import THEIRS, Performance, PerformanceSummary
+from harness.schema import because, explained, fields_of, unknown
 
 NO_PHASE = 0.05  # of the step: worth a word
 FEWER = "--warmup-steps 1 --timed-steps 1 --profile-steps 1"
@@ -153,7 +156,10 @@ def summary_of(ranks: list[dict], command: Sequence[str], settings: dict) -> dic
     timed, profiled = first["times_ms"], first["recorded_ms"]
     begin, n, peak = first["first_timed"], len(timed), first["memory"]["peak_bytes"]
     reasons = [None] * n + ["profiler warm-up"] + ["profiled"] * (len(profiled) - 1)
-    stats, environment = summary_stats(timed), describe_environment(torch.device(first["device"]))
+    stats, environment = (
+        summary_stats(timed),
+        describe_environment(torch.device(first["device"])).as_json(),
+    )
     environment["packages"]["torch"], environment["command_line"] = (
         first["torch"],
         shlex.join(command),
@@ -196,7 +202,7 @@ def summary_of(ranks: list[dict], command: Sequence[str], settings: dict) -> dic
     steps |= {"time_ms": timed + profiled, "exclusion_reason": reasons}
     steps |= {
         name: [None] * len(reasons)
-        for name in (*(f"{share}_share" for share in SHARES), "disturbed")
+        for name in ("waited_share", "longest_wait_share", "lost_share", "disturbed")
     }
     summary = {"status": "completed", "error": None, "config": config, "environment": environment}
     summary |= {"training": training, "performance": performance, "memory": memory}
@@ -223,46 +229,46 @@ def process_name(result: dict) -> str:
     return f"rank {result['rank']}" if result["is_rank"] else f"process {result['pid']}"
 
 
-def audit_of(ranks: list[dict]) -> dict:
+def audit_of(ranks: list[dict]) -> Audit:
     """Of all ranks: in shards, a parameter has its gradient on some of them."""
-    found = [one["audit"] for one in ranks if one.get("audit")]
-    audit = without_findings()
-    if not found:
-        return (
-            audit
-            | {"ok": None}
-            | because("no optimizer stepped in the step that is looked at", "ok")
-        )
-    norms = {name: norm for one in found for name, norm in one["norms"].items()}
-    of_all = {
-        name: set.intersection(*(set(one[name]) for one in found))
-        for name in ("missing", "zero", "unmoved")
-    }
-    lists = {name: [each for each in found[0][name] if each in of_all[name]] for name in of_all}
-    first = FirstStep(
-        norms=norms, non_finite=[name for one in found for name in one["non_finite"]], **lists
-    )
-    for rank in found:
-        first.rounded.update(rank["rounded"])
-        first.untold.update(rank["untold"])
+    audits = [rank["audit"] for rank in ranks if rank.get("audit")]
+    if not audits:
+        return audit_not_done("no optimizer stepped in the step that is looked at")
+    first = first_step_of(audits)
     findings = parameter_findings(first, SimpleNamespace(seq_len=2))
-    if unowned := found[0]["unowned"]:
-        detail = (
-            f"in no optimizer, though it asks for a gradient: {count_of(len(unowned), 'parameter')}"
-        )
+    unowned = audits[0]["unowned"]
+    if unowned:
+        number = count_of(len(unowned), "parameter")
         findings.append(
-            {"check": "unowned_parameter", "detail": detail, "parameters": unowned[:20]}
+            AuditFinding(
+                check="unowned_parameter",
+                detail=f"in no optimizer, though it asks for a gradient: {number}",
+                parameters=unowned[:NAMES_SHOWN],
+            )
         )
-    not_checked = [
-        {"check": check, "reason": THEIRS} for check in ("first_loss", "backward_time", "rate")
-    ]
     hidden, notes = moves_that_rounding_hides(first)
-    return audit | {
-        "ok": not findings,
-        "findings": findings,
-        "not_checked": not_checked + hidden,
-        "notes": notes,
-    }
+    return Audit(
+        ok=not findings,
+        findings=findings,
+        not_checked=not_checked_for(THEIRS, "first_loss", "backward_time", "rate") + hidden,
+        gradient_norms={},
+        notes=notes,
+    )
+
+
+def first_step_of(audits: list[dict]) -> FirstStep:
+    """What the first step did, from what each rank saw of it."""
+    first = FirstStep()
+    for audit in audits:
+        first.norms.update(audit["norms"])
+        first.non_finite += audit["non_finite"]
+        first.rounded.update(audit["rounded"])
+        first.untold.update(audit["untold"])
+    for name in ("missing", "zero", "unmoved"):
+        on_all_ranks = set.intersection(*(set(audit[name]) for audit in audits))
+        parameters = [each for each in audits[0][name] if each in on_all_ranks]
+        setattr(first, name, parameters)
+    return first
 
 
 def count_flops(summary: dict, analysis: dict) -> None:

@@ -5,7 +5,6 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
@@ -23,7 +22,9 @@ from analysis.comparison.proof import (
     FAILS,
     FASTER,
     IN_ORDER,
+    MINIFIER,
     as_fast_text,
+    is_of_compiler,
     line_text,
     proof_section,
 )
@@ -45,10 +46,10 @@ from harness.base.sections import as_markdown, as_text
 from harness.base.tables import answer
 from harness.base.text import count_of
 from harness.base.units import MB
-from harness.documents.schema import because, unknown
 from harness.model.changes import EXACT, OTHER_DATA, PRECISION, ROUNDING, change_of
 from harness.program.hooks.trial import AUDIT_STEPS, SETTLE, TURN, UNTIMED
-from harness.program.trials import Trial, Trials
+from harness.program.trials import TrialResult, Trials
+from harness.schema import because, unknown
 
 # Two runs that repeat each other are less apart than this, relative: atomic additions of a GPU in
 # bfloat16 round by about that
@@ -94,12 +95,12 @@ class Proof:
         self.keep = keep
         self.began = time.monotonic()
         self.left = 1 + sum(map(len, NUDGES.values())) + len(changes)  # audits
-        self.alike: list[Trial] = []  # audits of the program, also nudged: each starts as it does
+        self.alike: list[TrialResult] = []  # audits of the program, also nudged
         self.exit_code = 0  # of a signal
         self.plain = self.alike_audit("the program as it is")
 
-    def audit(self, what: str, changes: Sequence[str], **more: object) -> Trial:
-        trial = self.trials.run(changes, audit=True, **more)
+    def audit(self, what: str, changes: Sequence[str]) -> TrialResult:
+        trial = self.trials.run(changes, audit=True)
         each = fmean(one.seconds for one in self.alike or [trial])
         left = f"; {count_of(self.left, 'audit')} left, about {self.left * each:,.0f} s" * (
             self.left > 0
@@ -110,7 +111,7 @@ class Proof:
         self.left -= 1
         return trial
 
-    def alike_audit(self, what: str, *changes: str) -> Trial:
+    def alike_audit(self, what: str, *changes: str) -> TrialResult:
         self.alike.append(trial := self.audit(what, changes))
         return trial
 
@@ -124,10 +125,6 @@ class Proof:
                 rows.append(self.row(change, self.audit(change, [change]), yardsticks))
                 document["plain"]["step_ms"] = self.step_ms
                 self.note(document)
-            for row in rows:
-                if row["verdict"] == DIFFERS and change_of(row["change"])[0].of == "modules":
-                    self.narrow(row, yardsticks)
-                    self.note(document)
             timed = [row for row in rows if row["verdict"] == "passes"]
             if not self.audit_only and timed:
                 self.time(document, timed, yardsticks)
@@ -181,7 +178,7 @@ class Proof:
             raise UserError(f"{why}; so no change can be judged; what may steady it: {STEADY}")
         return ROUNDING if noise.any else EXACT, of
 
-    def row(self, change: str, trial: Trial, yardsticks: dict[str, Apart]) -> dict:
+    def row(self, change: str, trial: TrialResult, yardsticks: dict[str, Apart]) -> dict:
         (record, value), plain = change_of(change), self.plain.found
         notes = [one for one in trial.found.get("notes", ()) if one["change"] == change]
         fresh = [one for one in notes if not one["already"]]
@@ -228,35 +225,6 @@ class Proof:
             f"within {spread:.1f} s, by which starts of the program differ", "extra_start_s"
         )
         return row | (within if cost <= spread else {"extra_start_s": cost})
-
-    def narrow(self, row: dict, yardsticks: dict[str, Apart]) -> None:
-        """Where it departs, by halving over modules; and the graph that shows it without the
-        program, of a compiler."""
-        change, parts = (
-            row["change"],
-            {path: one[1:] for path, one in self.plain.found["modules"].items()},
-        )
-        may = change_of(change)[0].may
-
-        @cache
-        def differs(*paths: str) -> bool:
-            trial = self.audit(f"{change} in {', '.join(paths)}", [change], inside=[*paths])
-            return (
-                not trial.error
-                and trains(apart(trial.found, self.plain.found), yardsticks, may)[0] == DIFFERS
-            )
-
-        models = [path for path in parts if path not in chain.from_iterable(parts.values())]
-        at = innermost(differs, models, parts)
-        row["module"] = at and f"{at} ({self.plain.found['modules'][at][0]})"
-        if at and change.startswith("compile"):
-            trial = self.audit(f"what is compiled of {at}", [change], inside=[at], captures=True)
-            graphs = [
-                one
-                for one in trial.found.get("graphs", ())
-                if self.trials.departs(trial.found["python"], one)
-            ]
-            row |= {"reproduce": graphs[0]} if graphs else {}
 
     # ---- Times -----------------------------------------------------------------------------------
 
@@ -347,25 +315,6 @@ class Proof:
         return row
 
 
-def innermost(
-    differs: Callable[..., bool], within: list[str], parts: dict[str, list[str]]
-) -> str | None:
-    """The path of the first module that differs by itself, and none of its parts does.  within:
-    models, which together differ."""
-    at = None
-    while within:
-        some = within
-        while len(some) > 1:
-            half = some[: len(some) // 2]
-            some = half if differs(*half) else some[len(half) :]
-        if len(within) > 1 and not differs(*some):  # it takes several of them
-            return at
-        at, within = some[0], parts[some[0]]
-        if not within or not differs(*within):
-            break
-    return at
-
-
 def judge(row: dict, interval: tuple[float, float, float], nothing: float, step_ms: float) -> None:
     row |= dict(zip(("ratio_low", "ratio", "ratio_high"), interval, strict=True))
     row["verdict"] = gain(interval, nothing)
@@ -376,7 +325,7 @@ def judge(row: dict, interval: tuple[float, float, float], nothing: float, step_
         )
 
 
-def check_plain(plain: Trial) -> None:
+def check_plain(plain: TrialResult) -> None:
     """Raises UserError if the program as it is cannot be judged."""
     found = plain.found
     if plain.error:
@@ -420,10 +369,6 @@ def tell(
     """Write the documents and print the answer; returns the exit code: of audits alone 3 if a
     change differs, else 1 if one fails; 1 if times were asked for, and there are none."""
     files = [folder / "proof.json", folder / "proof.md"]
-    for row in (row for row in document["rows"] if "reproduce" in row):
-        files += [folder / ("reproduce.py" if len(files) == 2 else f"reproduce_{row['change']}.py")]
-        write_bytes(files[-1], row["reproduce"].encode())
-        row["reproduce"] = files[-1].name
     keep_in(folder, command)(document)
     section = proof_section(document)
     write_bytes(folder / "proof.md", ("\n".join(as_markdown(section)) + "\n").encode())
@@ -444,9 +389,12 @@ def tell(
     if both := document["together"]:
         rows["Together"] = f"{both['verdict']} {as_fast_text(both)}, {both['audit']}"
     rows |= {word.capitalize(): names for word, names in others.items()}
+    if any(is_of_compiler(row) for row in of[DIFFERS]):
+        python = "python3 " if command[0] in ("-m", "-c") or command[0].endswith(".py") else ""
+        rows["Minify"] = f"{MINIFIER} {python}{shlex.join(command)}, once it has the change"
     rows |= {"No times": document["not_timed"]} if document["not_timed"] else {}
     rows["Read on"] = f"{folder}/proof.md; docs/your_own_model.md"
-    say(*answer(rows, whole=("Helps", "Differs", "No times")))
+    say(*answer(rows, whole=("Helps", "Differs", "No times", "Minify")))
     if audit_only and of[DIFFERS]:
         return 3
     return int(bool(document["not_timed"] or (audit_only and of[FAILS])))

@@ -33,7 +33,7 @@ def close_report(report: RunReport, error: BaseException | None) -> dict | None:
 
         return explanations(report, summary)
 
-    device = report.measurements.environment["device"]
+    device = report.measurements.environment.device.as_json()
     return report.close(
         error,
         explain,

@@ -23,11 +23,11 @@ from harness.base.sections import as_text
 from harness.base.tables import labeled, wrapped
 from harness.base.text import run_title
 from harness.base.units import rounded
-from harness.documents.run import PerformanceSummary
-from harness.documents.schema import explained, unknown
 from harness.model.workload import Workload
 from harness.ranks.failures import explain_error
 from harness.run.run_report import Explanation, RunReport
+from harness.run.run_summary import PerformanceSummary
+from harness.schema import explained, unknown
 
 SHARED_FOLDER_WAIT_S = (
     60.0  # NFS shows a new file of another node at latest after acdirmax, 60 s; nfs(5)
@@ -83,7 +83,7 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
 def expected_of_run(report: RunReport) -> dict:
     """`expected_step_time_ms` of what ran; one rank only,
     as the network between several is seldom known."""
-    device = report.measurements.environment["device"]
+    device = report.measurements.environment.device.as_json()
     try:
         return expected_step_time(report.workload, device, None)
     except FakeRunError as error:

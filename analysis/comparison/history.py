@@ -12,8 +12,8 @@ from harness.base.errors import UserError
 from harness.base.sections import Section
 from harness.base.tables import Column, answer, column
 from harness.base.text import count_of, short_names, significant
-from harness.documents.schema import explained
 from harness.documents.sweeps import RunHistory
+from harness.schema import explained
 
 FIRST = "first of its settings"
 RUNS_FOR_SPREAD = 6  # before a run, from which on their differences tell how large the noise is

@@ -20,6 +20,8 @@ IN_ORDER = (
     "already so",
     "does not apply",
 )
+# What torch/_dynamo/config.py calls repro_after and repro_level: 4 is for gradients that are wrong.
+MINIFIER = "TORCHDYNAMO_REPRO_AFTER=aot TORCHDYNAMO_REPRO_LEVEL=4"
 COLUMNS = [
     *text_columns("change", "verdict"),
     column("as fast", "as_fast", left=True),
@@ -37,6 +39,11 @@ def as_fast_text(row: dict) -> str:
         if row["ratio"] is None
         else as_fast(row["ratio"], (row["ratio_low"], row["ratio_high"]), short=True)
     )
+
+
+def is_of_compiler(row: dict) -> bool:
+    """Whether compilation trains differently, so that PyTorch's minifier has a graph to reduce."""
+    return row["verdict"] == DIFFERS and row["change"].startswith("compile")
 
 
 def line_text(row: dict) -> str:
@@ -59,22 +66,19 @@ def proof_section(document: dict) -> Section:
         if row["verdict"] == FAILS:
             facts[f"{row['change']} fails"] = row.get("audit_reason", "")
         if row["verdict"] == DIFFERS:
-            where = (
-                f"; the innermost module that differs by itself: {row['module']}"
-                if row.get("module")
-                else ""
-            )
-            where += (
-                f"; {row['reproduce']} shows it without the program" if "reproduce" in row else ""
-            )
-            where += f"; what differs: {', '.join(row['departs'])}" * bool(row["departs"])
             far = row["gradient_difference"]
             how = (
                 "a gradient is missing, or no number"
                 if far is None
                 else f"a gradient by {far:.2g} of itself"
             )
-            facts[f"{row['change']} differs"] = f"{how}{where}"
+            where = f"; what differs: {', '.join(row['departs'])}" if row["departs"] else ""
+            facts[f"{row['change']} differs"] = how + where
+            if is_of_compiler(row):
+                facts[f"The graph of {row['change']}"] = (
+                    "the program with this change, started with these variables, lets PyTorch's"
+                    f" accuracy minifier reduce it to repro.py: {MINIFIER}"
+                )
         if row["verdict"] in ("does not apply", "already so"):
             facts[f"{row['change']}: {row['verdict']}"] = row.get("applied_reason", "")
     if both := document["together"]:

@@ -30,9 +30,9 @@ from analysis.limits.shape_rates import kernel_durations, queue_over_step, shape
 from analysis.trace.links import Links
 from analysis.trust.integrity import MEASURABLE, integrity, overlap_us, profiler_overhead, step_rows
 from harness.base.text import shortened
-from harness.documents.schema import because, explained
 from harness.documents.trace import OperatorAnalysis
 from harness.instruments.phases import summary_stats
+from harness.schema import because, explained
 
 
 def operator_analysis(links: Links, summary: dict | None) -> dict:

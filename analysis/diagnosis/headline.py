@@ -16,7 +16,7 @@ from analysis.advice.who_reads import Reader, Words, the_same
 from analysis.diagnosis.verdict import MOST, OF_GPU, RULES, late_host
 from analysis.trust.integrity import profile_disturbance_text
 from harness.base.text import shortened, significant
-from harness.documents.schema import because
+from harness.schema import because
 
 # A kind of change comes before the best finding with a cause if it saves so many times as much
 FAR_MORE = 2.0

@@ -30,8 +30,8 @@ from analysis.trust.integrity import summary_beside
 from analysis.trust.missing_from_trace import lacking
 from harness.base.console import progress_bar
 from harness.base.errors import UserError
-from harness.documents.schema import because, explained
 from harness.documents.trace import Ranks, StepCommunication
+from harness.schema import because, explained
 
 MISSING_RANKS_NAMED = 1000  # at most
 

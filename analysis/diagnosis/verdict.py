@@ -19,7 +19,7 @@ from analysis.limits.slice_limits import BOUNDS, basis_shares, of_unknown_kind, 
 from analysis.trace.links import AttributedLinks
 from analysis.trust.integrity import UNDISTURBED
 from harness.base.sections import Section
-from harness.documents.schema import because
+from harness.schema import because
 
 BOUND_FROM = 0.40  # share of the step that makes a bound
 LEAD = 0.10  # by which it must be ahead of the next

@@ -4,7 +4,7 @@ the device."""
 from analysis.hardware.ceilings import NO_PEAK
 from harness.base.text import count_of
 from harness.documents.flops import NO_TRACE, RooflineData
-from harness.documents.schema import because, explained
+from harness.schema import because, explained
 
 
 def roofline(profile: dict, intensity: dict, trace: dict | None) -> dict:

@@ -10,7 +10,7 @@ from analysis.hardware import cache
 from analysis.hardware.datasheets import Datasheet, library_workspaces_of
 from harness.base.units import MB
 from harness.machine.devices import PRECISIONS, host_memory, memory_of_a_rank
-from harness.machine.environment import describe_environment
+from harness.machine.environment import describe_device
 
 
 class Overhead(NamedTuple):
@@ -84,7 +84,7 @@ def capacity_of(
     """Of this device, from what is free now.  measure: the workspaces in these precisions, if they
     are unknown.  after_failure: what just failed still fills the memory, and will be freed."""
     total, in_use = memory_of_a_rank(device)
-    about = describe_environment(device)["device"]
+    about = describe_device(device).as_json()
     if device.type == "cpu":
         in_use -= min(in_use, host_memory()[0]) if after_failure else 0
         return Capacity(total, in_use, "cpu", about["name"], dict.fromkeys(precisions, 0))

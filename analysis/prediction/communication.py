@@ -8,7 +8,7 @@ from harness.base.sections import Section
 from harness.base.tables import Column, column
 from harness.base.units import MB, memory_text
 from harness.documents.memory import NO_NETWORK
-from harness.documents.schema import because, unknown
+from harness.schema import because, unknown
 
 ONE_NODE = "the network between nodes is not known, and --network gives it"
 

@@ -28,9 +28,9 @@ from analysis.work.memory_tables import place_of_peak
 from analysis.work.sent_bytes import sent_bytes
 from harness.base.units import MB
 from harness.documents.memory import NO_NETWORK, Prediction
-from harness.documents.schema import because, explained
-from harness.machine.environment import describe_environment
+from harness.machine.environment import describe_device, describe_environment
 from harness.model.workload import Workload
+from harness.schema import because, explained
 
 
 def predict(
@@ -47,7 +47,7 @@ def predict(
     target, elsewhere = targets[0] if targets else None, bool(targets or device_memory)
     ranks, link = workload.parallel.world_size, None
     if ranks > 1:
-        environment = describe_environment(device)
+        environment = describe_environment(device).as_json()
         name = target.name if target else "" if elsewhere else environment["device"]["name"]
         link = network_of(network, environment, elsewhere) or links_inside_node(name, ranks)
     capacity = (
@@ -105,7 +105,7 @@ def memory_prediction(
     on_gpu, memory = capacity.kind == "cuda", predicted_memory(workload, capacity.kind == "cuda")
     tensors = memory.document()
     prediction = {
-        "device": describe_environment(device)["device"],
+        "device": describe_device(device).as_json(),
         "target_device": target and described(target),
     }
     prediction |= workload.settings() | fields_of_ranks(workload, tensors)

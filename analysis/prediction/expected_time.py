@@ -22,11 +22,11 @@ from analysis.work.bytes_moved import WorkCounter, accesses, masked_flops, tenso
 from analysis.work.fake_step import fake_step
 from analysis.work.flop_counts import flops_of_step
 from harness.documents.memory import NO_NETWORK
-from harness.documents.run import NO_RATES
-from harness.documents.schema import unknown
 from harness.instruments.memory_tracker import local_part
 from harness.model.workload import Workload
 from harness.ranks.collective_calls import CollectiveCounter, kind_of_collective
+from harness.run.run_summary import NO_RATES
+from harness.schema import unknown
 
 # Rows and columns of a tile of the output, and the share of the peak that it reaches, as a rough
 # rule: smaller tiles read more for each operation.

@@ -6,10 +6,10 @@ import torch
 
 from analysis.work.fake_step import FakeRunError, GpuMemoryTracker, fake_step
 from harness.base.units import MB
-from harness.documents.schema import unknown
 from harness.instruments.memory_timeline import StepMemory, kept_by_component
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.model.workload import Workload
+from harness.schema import unknown
 
 
 @functools.lru_cache(maxsize=8)

@@ -18,11 +18,11 @@ from analysis.work.fake_step import FakeRunError
 from harness.base.console import progress_bar
 from harness.base.text import flag_of
 from harness.base.units import MB
-from harness.documents.schema import because, unknown
 from harness.instruments.memory_timeline import StepMemory
 from harness.model.optimizations import OPTIMIZATIONS
 from harness.model.workload import Workload, most_ranks
 from harness.ranks.parallel import SHARDING
+from harness.schema import because, unknown
 
 MOST_TOKENS = 2**31  # or samples: no search goes further
 MOST_RANKS = 2**20

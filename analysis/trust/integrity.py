@@ -28,9 +28,9 @@ from analysis.vocabulary.annotations import NO_MARKS
 from harness.base.documents import documents_beside
 from harness.base.text import count_of, shortened
 from harness.documents.flops import FlopsProfile
-from harness.documents.run import PerformanceSummary
-from harness.documents.schema import unknown
 from harness.documents.trace import NO_SUMMARY
+from harness.run.run_summary import PerformanceSummary
+from harness.schema import unknown
 
 # A healthy trace has the kernel of every launch and the launch of every kernel that began in the
 # window.

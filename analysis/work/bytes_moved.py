@@ -21,9 +21,9 @@ from analysis.work.flop_counts import register_cpu_attention
 from analysis.work.operator_costs import unmasked_pairs
 from harness.base.ranges import range_observers
 from harness.documents.flops import ComputationalIntensity
-from harness.documents.schema import explained
 from harness.instruments.phases import PHASES
 from harness.model.workload import Workload
+from harness.schema import explained
 
 FLOP_CONVENTION = (
     "two per multiply-add, matmuls only, full S x S attention scores, recomputation counted"

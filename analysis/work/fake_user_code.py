@@ -1,10 +1,17 @@
 """Lets code of the user's, and of libraries, build a model and run a step on fake tensors, which
-have no values."""
+have no values.
+
+A few functions of PyTorch's and of transformers' cannot work without values.  Each is replaced
+while a block runs; which, why, and what happens when a version has no such function any more is
+said at its record.
+"""
+
+from __future__ import annotations
 
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from unittest import mock
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,30 +22,104 @@ def under_fake_mode() -> bool:
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
+# ---- Replacing a function ------------------------------------------------------------------------
+
+
+class Replacement(NamedTuple):
+    """A function of a library, and what stands in its place."""
+
+    owner: object  # a class or a module
+    name: str
+    by: Callable
+
+
 @contextlib.contextmanager
-def without_values() -> Iterator[None]:
-    """Fake tensors can be copied by copy.deepcopy(), which would copy their mode too; a gradient
-    scaler does not look for infinities before it calls the optimizer."""
-
-    def copied(tensor: Tensor, memo: dict) -> Tensor:
-        if id(tensor) not in memo:
-            new = tensor.detach().clone()
-            is_parameter = isinstance(tensor, nn.Parameter)
-            memo[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if is_parameter else new
-        return memo[id(tensor)]
-
-    def step(
-        scaler: torch.amp.GradScaler,
-        optimizer: torch.optim.Optimizer,
-        state: dict,
-        *rest,
-        **options,
-    ) -> object:
-        return optimizer.step(*rest, **options)
-
-    copying = mock.patch.object(FakeTensor, "__deepcopy__", copied)
-    with copying, mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", step):
+def replaced(*replacements: Replacement) -> Iterator[None]:
+    """Replace the functions while the block runs.  One that its owner does not have is left out:
+    what would have called it then fails, or works, by itself."""
+    present = [one for one in replacements if hasattr(one.owner, one.name)]
+    # What the owner inherits is not its own: it is taken away again, not written into it.
+    own = [one.name in vars(one.owner) for one in present]
+    originals = [vars(one.owner).get(one.name) for one in present]
+    for replacement in present:
+        setattr(replacement.owner, replacement.name, replacement.by)
+    try:
         yield
+    finally:
+        for replacement, is_own, original in zip(present, own, originals, strict=True):
+            if is_own:
+                setattr(replacement.owner, replacement.name, original)
+            else:
+                delattr(replacement.owner, replacement.name)
+
+
+# ---- What needs values ---------------------------------------------------------------------------
+
+
+def copied_without_mode(tensor: Tensor, memo: dict[int, Tensor]) -> Tensor:
+    """In place of FakeTensor.__deepcopy__: copy.deepcopy() would copy the mode of a fake tensor
+    too, and the copy would belong to none that is at work.  Were the method gone, copying a model
+    would do just that, and the step would end with an error that names two modes."""
+    if id(tensor) not in memo:
+        new = tensor.detach().clone()
+        if isinstance(tensor, nn.Parameter):
+            new = nn.Parameter(new, tensor.requires_grad)
+        memo[id(tensor)] = new
+    return memo[id(tensor)]
+
+
+def step_without_looking(
+    scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, state: dict, *rest, **options
+) -> object:
+    """In place of GradScaler._maybe_opt_step: it looks for infinities in the gradients before it
+    calls the optimizer.  Were the method gone, the step would end where a value is read."""
+    return optimizer.step(*rest, **options)
+
+
+def apply_by_new_tensors(
+    module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True
+) -> nn.Module:
+    """In place of nn.Module._apply, which .to(), .half() and their like call: it sets the data of a
+    parameter in place, which a fake tensor refuses.  Were the method gone, a conversion would
+    end with that error."""
+    changed: dict[int, nn.Parameter] = {}  # by id: tied ones stay tied
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            new = parameter if parameter is None else change(parameter)
+            if new is not parameter:
+                converted = nn.Parameter(new.detach(), parameter.requires_grad)
+                part._parameters[name] = changed.setdefault(id(parameter), converted)
+        for name, buffer in part._buffers.items():
+            part._buffers[name] = None if buffer is None else change(buffer)
+    return module
+
+
+def no_gpu() -> bool:
+    """In place of torch.cuda.is_available(): fake tensors are on the CPU, wherever the run is."""
+    return False
+
+
+def without_values() -> contextlib.AbstractContextManager[None]:
+    """Fake tensors can be copied by copy.deepcopy(), and a gradient scaler calls the optimizer."""
+    return replaced(
+        Replacement(FakeTensor, "__deepcopy__", copied_without_mode),
+        Replacement(torch.amp.GradScaler, "_maybe_opt_step", step_without_looking),
+    )
+
+
+@contextlib.contextmanager
+def on_fake_tensors() -> Iterator[None]:
+    """The same for building a model: its fake tensors cannot be converted in place, and are on the
+    CPU."""
+    building = replaced(
+        Replacement(nn.Module, "_apply", apply_by_new_tensors),
+        Replacement(torch.cuda, "is_available", no_gpu),
+    )
+    with building, without_values():
+        yield
+
+
+# ---- Masks of transformers -----------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -46,54 +127,42 @@ def attention_without_masks() -> Iterator[None]:
     """transformers builds no mask for attention where the positions [B, S] follow one another and
     no token of the padding mask [B, S] is hidden; it cannot look into fake tensors, and would build
     one.  Here it takes them for such.
+
+    A version without one of these functions decides in another way, and may count a mask.
     """
-    masking = sys.modules.get(
-        "transformers.masking_utils"
-    )  # None: nothing of the model's is transformers'
-
-    def real(tensor: Tensor | None) -> Tensor | None:
-        return None if isinstance(tensor, FakeTensor) else tensor
-
-    def told_of_no_padding(needs_no_mask: Callable[..., bool]) -> Callable[..., bool]:
-        return lambda padding, *rest, **options: needs_no_mask(real(padding), *rest, **options)
-
-    def told_of_no_packing(
-        sequences_of: Callable[[Tensor], Tensor | None],
-    ) -> Callable[[Tensor], Tensor | None]:
-        return lambda positions: None if real(positions) is None else sequences_of(positions)
-
-    answers = {
+    masking = sys.modules.get("transformers.masking_utils")
+    if masking is None:  # nothing of the model's is transformers'
+        yield
+        return
+    told_of = {
         "_ignore_causal_mask_sdpa": told_of_no_padding,
         "_ignore_bidirectional_mask_sdpa": told_of_no_padding,
         "find_packed_sequence_indices": told_of_no_packing,
     }
-    with contextlib.ExitStack() as stack:
-        for name, told in answers.items():
-            if hasattr(masking, name):  # not in every version
-                stack.enter_context(mock.patch.object(masking, name, told(getattr(masking, name))))
+    replacements = []
+    for name, told in told_of.items():
+        if hasattr(masking, name):
+            replacements.append(Replacement(masking, name, told(getattr(masking, name))))
+    with replaced(*replacements):
         yield
 
 
-@contextlib.contextmanager
-def on_fake_tensors() -> Iterator[None]:
-    """The same for building a model: its fake tensors cannot be converted in place,
-    and are on the CPU."""
+def known(tensor: Tensor | None) -> Tensor | None:
+    """The tensor, if it has values."""
+    return None if isinstance(tensor, FakeTensor) else tensor
 
-    def apply(
-        module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True
-    ) -> nn.Module:
-        changed: dict[int, nn.Parameter] = {}  # by id: tied ones stay tied
-        for one in module.modules():
-            for name, tensor in one._parameters.items():
-                if tensor is not None and (new := change(tensor)) is not tensor:
-                    new = changed.setdefault(
-                        id(tensor), nn.Parameter(new.detach(), tensor.requires_grad)
-                    )
-                    one._parameters[name] = new
-            for name, tensor in one._buffers.items():
-                one._buffers[name] = None if tensor is None else change(tensor)
-        return module
 
-    no_gpu = mock.patch.object(torch.cuda, "is_available", lambda: False)
-    with mock.patch.object(nn.Module, "_apply", apply), no_gpu, without_values():
-        yield
+def told_of_no_padding(needs_no_mask: Callable[..., bool]) -> Callable[..., bool]:
+    def answer(padding: Tensor | None, *rest, **options) -> bool:
+        return needs_no_mask(known(padding), *rest, **options)
+
+    return answer
+
+
+def told_of_no_packing(
+    sequences_of: Callable[[Tensor], Tensor | None],
+) -> Callable[[Tensor], Tensor | None]:
+    def answer(positions: Tensor) -> Tensor | None:
+        return None if known(positions) is None else sequences_of(positions)
+
+    return answer

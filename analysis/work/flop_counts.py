@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from analysis.work.fake_step import fake_tensors
 from analysis.work.sections import COUNTS, counters_in
 from harness.documents.flops import NO_COUNT
-from harness.documents.schema import because
 from harness.model.workload import Workload
+from harness.schema import because
 
 CONVENTION = (
     "two per multiply-add, matmuls only, full S x S attention scores, recomputation not counted"

@@ -12,9 +12,9 @@ from analysis.work.update_bytes import OF_ADAM
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.documents.flops import FlopsProfile
-from harness.documents.schema import because, explained
-from harness.machine.environment import describe_environment
+from harness.machine.environment import describe_device
 from harness.model.workload import Workload
+from harness.schema import because, explained
 
 STEP_TIMES = ("avg_step_time_ms", "std_step_time_ms", "steps_averaged", "steps_averaged_note")
 
@@ -53,7 +53,7 @@ def flops_profile(workload: Workload, summary: dict, deepspeed: dict | str) -> d
 def measure_peaks(device: torch.device, precision: str, choice: str | float | None) -> None:
     """Measure this machine's peaks if they are not known yet, so that everything in a run refers to
     the same."""
-    described = describe_environment(device)["device"]
+    described = describe_device(device).as_json()
     compute_ceilings(described, precision, choice or "auto")
     bandwidth_ceilings(described, choice or "auto")
 

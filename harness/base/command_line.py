@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import typing
 from collections.abc import Callable
-from dataclasses import field, fields
+from dataclasses import Field, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +21,22 @@ from harness.base.text import flag_of
 
 
 def flag(default, text: str, **options):
-    """A dataclass field that is also a command-line flag.  `options` go to argparse, except for
-    `minimum` (of a number), `alias` (a second name)
-    and `shown` (the default as shown in --help)."""
+    """A dataclass field that is also a command-line flag.
+
+    options go to argparse, except for `minimum` (of a number), `alias` (a second name) and `shown`
+    (the default as shown in --help)."""
     return field(default=default, metadata={"help": text, **options})
 
 
 def checked(
     convert: Callable[[str], Any], holds: Callable[[Any], bool], wanted: str
 ) -> Callable[[str], Any]:
-    """argparse type: what convert() makes of a text,
-    if it holds; wanted: what else would be right."""
+    """argparse type: what convert() makes of a text, if it holds; wanted: what would be right."""
 
     def parse(text: str):
         with contextlib.suppress(ValueError, OverflowError):
-            if holds(value := convert(text)):
+            value = convert(text)
+            if holds(value):
                 return value
         raise argparse.ArgumentTypeError(f"{text or 'nothing'} is not {wanted}")
 
@@ -70,9 +71,11 @@ network_choice = word_or_number(
 
 
 def bytes_of(text: str) -> int:
-    """Of a number with K, M or G of 2^10."""
-    number, unit = (text[:-1], text[-1]) if text[-1:] in "KMG" else (text, "")
-    return int(number) * 2 ** (10 * " KMG".index(unit or " "))
+    """A number of bytes; with K, M or G, of 2^10, 2^20 or 2^30 bytes."""
+    for letter, unit_bytes in (("K", 2**10), ("M", 2**20), ("G", 2**30)):
+        if text.endswith(letter):
+            return int(text[:-1]) * unit_bytes
+    return int(text)
 
 
 byte_count = checked(
@@ -87,8 +90,7 @@ def memory_size(text: str) -> int:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Errors are one line and exit code 2; an unknown flag is answered with
-    the nearest known one."""
+    """Errors are one line and exit code 2; an unknown flag is answered with the nearest known."""
 
     def __init__(self, **options):
         super().__init__(allow_abbrev=False, **options)
@@ -99,49 +101,55 @@ class OneLineParser(argparse.ArgumentParser):
     def parse_args(self, args=None, namespace=None):
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            nearest = difflib.get_close_matches(
-                unknown[0].split("=")[0], self._option_string_actions, n=1
-            )
+            flag = unknown[0].split("=")[0]
+            nearest = difflib.get_close_matches(flag, self._option_string_actions, n=1)
             advice = f"did you mean {nearest[0]}?" if nearest else "see --help"
             self.error(f"unknown argument {unknown[0]}; {advice}")
         return parsed
 
     def show_only(self, *titles: str) -> None:
         """Leave the flags of all other groups so far out of --help; they work all the same."""
-        for one in (
-            one
-            for group in self._action_groups
-            if group.title not in titles
-            for one in group._group_actions
-        ):
-            one.help = argparse.SUPPRESS
+        for group in self._action_groups:
+            if group.title not in titles:
+                for action in group._group_actions:
+                    action.help = argparse.SUPPRESS
 
     def add_dataclass_flags(self, title: str, config: type) -> None:
         """A group of flags, one for each field of this class (not of its bases) made by flag();
         each is None if the user did not pass it."""
-        group, kinds = self.add_argument_group(title), typing.get_type_hints(config)
-        for one in (
-            one for one in fields(config) if one.metadata and one.name in config.__annotations__
-        ):
-            options, kind = (
-                dict(one.metadata),
-                (*typing.get_args(kinds[one.name]), kinds[one.name])[0],
-            )
-            shown, text, minimum = (
-                options.pop("shown", one.default),
-                options.pop("help"),
-                options.pop("minimum", 1),
-            )
-            names = [flag_of(one.name), *([options.pop("alias")] if "alias" in options else [])]
-            if kind is bool:
-                options["action"] = argparse.BooleanOptionalAction if one.default else "store_true"
-            elif kind is int:
-                options = {"type": number_of(int, minimum), "metavar": "N"} | options
-            elif kind is float:
-                options = {"type": number_of(float, 0), "metavar": "X"} | options
-            if shown is not None and not isinstance(shown, bool):
-                text += f" ({shown})"
-            group.add_argument(*names, default=None, help=text, **options)
+        group = self.add_argument_group(title)
+        hints = typing.get_type_hints(config)
+        for field_of_flag in fields(config):
+            if field_of_flag.metadata and field_of_flag.name in config.__annotations__:
+                kind = kind_of_flag(hints[field_of_flag.name])
+                names, options = options_of_flag(field_of_flag, kind)
+                group.add_argument(*names, default=None, **options)
+
+
+def kind_of_flag(hint: Any) -> Any:
+    """int of `int` and of `int | None`."""
+    alternatives = typing.get_args(hint)
+    return alternatives[0] if alternatives else hint
+
+
+def options_of_flag(field_of_flag: Field, kind: Any) -> tuple[list[str], dict[str, Any]]:
+    """The names of a flag made by flag(), and what argparse is told of it."""
+    options = dict(field_of_flag.metadata)
+    default = field_of_flag.default
+    text, shown = options.pop("help"), options.pop("shown", default)
+    minimum, alias = options.pop("minimum", 1), options.pop("alias", None)
+    if shown is not None and not isinstance(shown, bool):
+        text += f" ({shown})"
+    if kind is bool:
+        options["action"] = argparse.BooleanOptionalAction if default else "store_true"
+    elif kind is int:
+        options = {"type": number_of(int, minimum), "metavar": "N", **options}
+    elif kind is float:
+        options = {"type": number_of(float, 0), "metavar": "X", **options}
+    names = [flag_of(field_of_flag.name)]
+    if alias is not None:
+        names.append(alias)
+    return names, {"help": text, **options}
 
 
 def verbose_flag(parser: argparse._ActionsContainer) -> None:
@@ -176,20 +184,30 @@ def compiler_problem(on_gpu: bool) -> str | None:
     For a CPU it writes C++ that includes Python.h; for a GPU it has Triton, which compiles its
     launchers from C.
     """
-    cpp = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    wanted = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
-    wanted, language = (wanted, "C") if on_gpu else ([cpp], "C++")
     if on_gpu and importlib.util.find_spec("triton") is None:
         return "it needs triton, which is missing: pip install triton"
-    if not any(shutil.which(command.split()[0]) for command in wanted if command.strip()):
-        return f"it needs a {language} compiler, and {' or '.join(wanted)} is not on PATH"
+    if on_gpu:
+        language = "C"
+        commands = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    else:
+        language = "C++"
+        commands = [os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")]
+    if not any(is_on_path(command) for command in commands):
+        return f"it needs a {language} compiler, and {' or '.join(commands)} is not on PATH"
     header = Path(sysconfig.get_path("include")) / "Python.h"
     return None if header.exists() else f"it needs {header}, of Python's development package"
 
 
+def is_on_path(command: str) -> bool:
+    """Whether the program of a command such as `ccache gcc` is there."""
+    words = command.split()
+    return bool(words) and shutil.which(words[0]) is not None
+
+
 def require_one_process(command: str) -> None:
     """Raise UserError if several ranks were started: each would write the same files."""
-    if (ranks := int(os.environ.get("WORLD_SIZE", 1))) > 1:
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    if ranks > 1:
         raise UserError(
             f"{command} is one process, and {ranks} were started: use srun --ntasks=1, and no"
             " torchrun"

@@ -35,8 +35,7 @@ def file_lines(files: Sequence[Path], verbose: bool) -> list[str]:
 def progress_bar(
     description: str, iterable: Iterable | None = None, total: int | None = None, unit: str = "it"
 ):
-    """tqdm on standard error, for work of more than ten seconds;
-    hidden if that is not a terminal."""
+    """tqdm on standard error, for work of more than ten seconds; hidden if that is no terminal."""
     from tqdm import tqdm
 
     shown = None if is_first_rank() else True  # tqdm: None hides the bar if there is no terminal

@@ -1,5 +1,5 @@
-"""Reading JSON documents of this project, and their schema version; harness/documents tells what
-stands in them."""
+"""Reading JSON documents of this project, and their schema version; their types tell what stands in
+them."""
 
 import json
 from collections.abc import Collection, Iterator
@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from harness.base.errors import UserError
-from harness.documents.schema import Document, completed, misfit
+from harness.schema import Document, completed, misfit
 
 SCHEMA_VERSION = 3
-READABLE_VERSIONS = (
-    2,
-    3,
-)  # 3 adds fields to 2; a reader takes those that a document may lack with get()
+# 3 adds fields to 2; a reader takes those that a document may lack with get().
+READABLE_VERSIONS = (2, 3)
 
 
 def read_document(path: Path) -> dict | None:

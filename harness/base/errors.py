@@ -33,17 +33,15 @@ class Interrupted(KeyboardInterrupt):
 # ---- Signals -------------------------------------------------------------------------------------
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_received: list[
-    int
-] = []  # signals; Python swallows exceptions raised in a finalizer, so they are recorded as well
+# Python swallows exceptions raised in a finalizer, so signals are recorded as well.
+_received: list[int] = []
 HOW_TO_END = b"writing what is known of the run; Ctrl-C again ends it without the rest\n"
 
 
 def is_interruption(error: BaseException) -> bool:
     """Whether a signal ended the run, that of this rank or of another."""
-    return isinstance(error, (UserError, Interrupted)) and error.exit_code in {
-        128 + signum for signum in SIGNALS
-    }
+    codes = [128 + signum for signum in SIGNALS]
+    return isinstance(error, (UserError, Interrupted)) and error.exit_code in codes
 
 
 def _raise_interrupted(signum: int, frame) -> None:
@@ -96,9 +94,9 @@ def deferred_signals() -> Iterator[None]:
 def ending_despite_signals() -> Iterator[None]:
     """For what a failed run still writes: a signal in the block changes nothing, as torchrun sends
     SIGTERM to the ranks that are left as soon as one has died, and passes on the Ctrl-C that they
-    have received themselves.  A second Ctrl-C raises Interrupted:
-    what is left to do may take minutes."""
-    interrupts = []
+    have received themselves.  A second Ctrl-C raises Interrupted: what is left to do may take
+    minutes."""
+    interrupts: list[int] = []
     # What has ended the run is known: a prediction of its steps must not end with it again
     _received.clear()
 
@@ -143,7 +141,8 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, UserError):
         return False
     signs = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
-    kinds = (torch.OutOfMemoryError, MemoryError) if (torch := imported_torch()) else MemoryError
+    torch = imported_torch()
+    kinds = (torch.OutOfMemoryError, MemoryError) if torch else MemoryError
     return isinstance(error, kinds) or any(sign in first_line(error) for sign in signs)
 
 

@@ -10,7 +10,6 @@ import io
 import itertools
 import json
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,8 +20,7 @@ from typing import BinaryIO
 from harness.base.console import say, world_size_of_run
 from harness.base.documents import SCHEMA_VERSION
 from harness.base.errors import UserError
-from harness.documents.schema import Document, explained
-from harness.documents.sweeps import SweepDocument
+from harness.schema import Document, explained
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,15 @@ class FileKind:
     pattern: str  # for glob
     writer: str  # command or flag
     contents: str  # for docs/files.md
-    document: type[Document] | None = None  # its type, of JSON documents
+    # Of a JSON document: its type, as module:class.  It is named and not imported, because who
+    # computes a document is above this package.
+    type_name: str = ""
     is_folder: bool = False
+
+    @property
+    def document(self) -> type[Document] | None:
+        """The type of a JSON document; None for other files."""
+        return resolve_name(self.type_name) if self.type_name else None
 
 
 TRACE = "trace_step_*.pt.trace.json*"
@@ -41,37 +46,23 @@ TRACE = "trace_step_*.pt.trace.json*"
 
 def _registered(row: str) -> FileKind:
     """That of a row of files.txt."""
-    pattern, writer, of, contents = map(str.strip, row.split("|"))
-    document = resolve_name(f"harness.documents.{of}") if of else None
-    return FileKind(
-        pattern.rstrip("/"), writer, contents, document, is_folder=pattern.endswith("/")
-    )
-
-
-def _of_sweep(document: type[SweepDocument]) -> tuple[FileKind, ...]:
-    """MemoryStudy is memory_study.json, which run_memory_study.py writes,
-    with its tables and its plot."""
-    name = re.sub(r"\B(?=[A-Z])", "_", document.__name__).lower()
-    writer = f"run_{name}.py"
-    return (
-        FileKind(f"{name}.json", writer, "one entry per row, rewritten after each row", document),
-        FileKind(f"{name}.md", writer, f"the tables of {name}.json"),
-        FileKind(f"{name}.png", writer, f"plot of {name}.json"),
-    )
+    pattern, writer, type_name, contents = map(str.strip, row.split("|"))
+    is_folder = pattern.endswith("/")
+    return FileKind(pattern.rstrip("/"), writer, contents, type_name, is_folder)
 
 
 _TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 _LINES = [line for line in _TEXT.splitlines() if not line.startswith("#")]
-FILES = (
-    *(_registered(line) for line in _LINES if "|" in line),
-    *itertools.chain.from_iterable(map(_of_sweep, SweepDocument.__subclasses__())),
-)
+FILES = tuple(_registered(line) for line in _LINES if "|" in line)
 FOLDERS = " ".join(line for line in _LINES if "|" not in line).split()
 
 
 def kind_of(name: str) -> FileKind | None:
     """The registered kind of a file of this name, or None."""
-    return next((kind for kind in FILES if fnmatch.fnmatch(name, kind.pattern)), None)
+    for kind in FILES:
+        if fnmatch.fnmatch(name, kind.pattern):
+            return kind
+    return None
 
 
 def is_of_ours_but_no_trace(name: str) -> bool:
@@ -82,15 +73,11 @@ def is_of_ours_but_no_trace(name: str) -> bool:
 
 def files_of_run(*folders: Path) -> list[Path]:
     """The files that a run has written to its folders, by name."""
-    return sorted(
-        {
-            f
-            for folder in folders
-            for kind in FILES
-            if not kind.is_folder
-            for f in folder.glob(kind.pattern)
-        }
-    )
+    patterns = [kind.pattern for kind in FILES if not kind.is_folder]
+    files = set()
+    for folder in folders:
+        files.update(_matching(folder, patterns))
+    return sorted(files)
 
 
 # ---- Writing -------------------------------------------------------------------------------------
@@ -137,15 +124,17 @@ def write_bytes(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def write_json(path: Path, document: dict, kind: type[Document] | None = None) -> None:
+def write_json(path: Path, document: dict | Document, kind: type[Document] | None = None) -> None:
     """Write a document with its schema version, atomically; each null gets the reason that its type
     gives.
 
-    kind: the type, where the name of the file does not tell it.
+    kind: the type of a dictionary, where the name of the file does not tell it.
     """
     registered = kind_of(path.name)
-    document = explained(document, kind or (registered and registered.document))
-    text = json.dumps({"schema_version": SCHEMA_VERSION} | document, indent=2, allow_nan=False)
+    if kind is None and registered:
+        kind = registered.document
+    content = {"schema_version": SCHEMA_VERSION, **explained(document, kind)}
+    text = json.dumps(content, indent=2, allow_nan=False)
     write_bytes(path, (text + "\n").encode())
 
 
@@ -181,15 +170,14 @@ def prepare_folder(folder: Path) -> None:
     make_folder(folder)
     with writing(f"to folder {folder}"):
         earlier = _earlier_run(folder)
-        if earlier:
-            stamp = datetime.fromtimestamp(max(f.stat().st_mtime for f in earlier)).strftime(
-                "%Y%m%d_%H%M%S"
-            )
-            target = unused_folder(folder / f"earlier_{stamp}")
-            target.mkdir()
-            for file in earlier:
-                file.rename(target / file.name)
-            say(f"The run that was in {folder} is now in {target}")
+        if not earlier:
+            return
+        ended_at = datetime.fromtimestamp(max(file.stat().st_mtime for file in earlier))
+        target = unused_folder(folder / f"earlier_{ended_at:%Y%m%d_%H%M%S}")
+        target.mkdir()
+        for file in earlier:
+            file.rename(target / file.name)
+        say(f"The run that was in {folder} is now in {target}")
 
 
 def _earlier_run(folder: Path) -> list[Path]:
@@ -197,43 +185,54 @@ def _earlier_run(folder: Path) -> list[Path]:
     config = folder / "config.json"
     if config.exists() and b'"schema_version"' not in config.read_bytes():
         raise UserError(f"{config} was not written by this workshop; use another folder")
-    written = set()
-    if (
-        "TINY_LLAMA_LOG" in os.environ
-    ):  # then the launchers of the other ranks have theirs beside it
-        log = Path(os.environ["TINY_LLAMA_LOG"]).absolute()
-        written = {
-            log,
-            *(
-                log.with_name(f"{log.stem}_rank{rank}.log")
-                for rank in range(1, world_size_of_run())
-            ),
-        }
     # Without a config.json, only names that no other program would use are assumed to be ours.
-    patterns = (
-        [k.pattern for k in FILES if not k.is_folder]
-        if config.exists()
-        else [TRACE, "prediction.json"]
-    )
-    found = {
-        f
-        for pattern in patterns
-        for f in folder.glob(pattern)
-        if f.is_file() and f.absolute() not in written
-    }
-    folders = [
-        f
-        for kind in FILES
-        if kind.is_folder
-        for f in sorted(folder.glob(kind.pattern))
-        if f.is_dir()
-    ]
-    return sorted(found) + (folders if found else [])
+    patterns = [TRACE, "prediction.json"]
+    if config.exists():
+        patterns = [kind.pattern for kind in FILES if not kind.is_folder]
+    being_written = _launchers_logs()
+    files = []
+    for file in _matching(folder, patterns):
+        if file.is_file() and file.absolute() not in being_written:
+            files.append(file)
+    if not files:
+        return []
+    return [*files, *_registered_folders(folder)]
+
+
+def _matching(folder: Path, patterns: list[str]) -> list[Path]:
+    """What any of the patterns takes in the folder, each once, by name."""
+    paths = set()
+    for pattern in patterns:
+        paths.update(folder.glob(pattern))
+    return sorted(paths)
+
+
+def _launchers_logs() -> set[Path]:
+    """The log that the launcher of this process writes, and those that the launchers of the other
+    ranks write beside it."""
+    if "TINY_LLAMA_LOG" not in os.environ:
+        return set()
+    log = Path(os.environ["TINY_LLAMA_LOG"]).absolute()
+    logs = {log}
+    for rank in range(1, world_size_of_run()):
+        logs.add(log.with_name(f"{log.stem}_rank{rank}.log"))
+    return logs
+
+
+def _registered_folders(folder: Path) -> list[Path]:
+    """The folders in this one that a run may have written."""
+    folders = []
+    for kind in FILES:
+        if kind.is_folder:
+            folders += [path for path in sorted(folder.glob(kind.pattern)) if path.is_dir()]
+    return folders
 
 
 def unused_folder(wanted: Path) -> Path:
     """The path itself or, if it exists, <path>_2 and so on."""
-    names = (
-        wanted if n == 1 else wanted.with_name(f"{wanted.name}_{n}") for n in itertools.count(1)
-    )
-    return next(path for path in names if not path.exists())
+    path = wanted
+    for number in itertools.count(2):
+        if not path.exists():
+            break
+        path = wanted.with_name(f"{wanted.name}_{number}")
+    return path

@@ -19,18 +19,20 @@ class Part(NamedTuple):
 def part_of(name: str) -> Part:
     """(3, 'attention.scores') for layers.3.attention.scores, (3, 'model.h.*.mlp') for
     model.h.3.mlp; (None, 'lm_head') for lm_head."""
-    found = FIRST_NUMBER.match(name)
-    if not found:
+    numbered = FIRST_NUMBER.match(name)
+    if not numbered:
         return Part(None, name)
-    return Part(
-        int(found[2]), found[3] if found[1] == "layers" else f"{found[1]}.*.{found[3]}".lstrip(".")
-    )
+    before, number, after = numbered.groups()
+    if before == "layers":
+        return Part(int(number), after)
+    return Part(int(number), f"{before}.*.{after}".lstrip("."))
 
 
 def starred(name: str, whole_layers: bool = False) -> str:
-    """'layers.*.mlp' for layers.3.mlp; whole_layers: a name may end with the number,
-    'layers.*' for layers.3."""
-    return re.sub(r"\.\d+(?=\.|$)" if whole_layers else r"\.\d+(?=\.)", ".*", name)
+    """'layers.*.mlp' for layers.3.mlp; whole_layers: a name may end with the number, 'layers.*' for
+    layers.3."""
+    number = r"\.\d+(?=\.|$)" if whole_layers else r"\.\d+(?=\.)"
+    return re.sub(number, ".*", name)
 
 
 def folded_names(names: Iterable[str]) -> dict[str, str]:
@@ -40,20 +42,38 @@ def folded_names(names: Iterable[str]) -> dict[str, str]:
     A number stands for a block if other names go on after it: the members of a plain nn.Sequential
     stay apart.
     """
-    names = [*names]
-    blocks = {
-        name[: at.end()] for name in names for at in NUMBER.finditer(name) if name[at.end() :]
-    }
+    names = list(names)
+    blocks = numbered_prefixes(names)
+    folded = {name: without_block_numbers(name, blocks) for name in names}
+    counts = Counter(folded[name] for name in names)
+    texts = {}
+    for name, common in folded.items():
+        if "*" not in common:
+            texts[name] = common
+        elif counts[common] > 1:
+            texts[name] = f"{counts[common]} x {common}"
+        else:
+            texts[name] = name
+    return texts
 
-    def folded(name: str) -> str:
-        if LAYER.match(name):
-            return LAYER.sub("", name)
-        return NUMBER.sub(lambda at: "*" if name[: at.end()] in blocks else at[0], name)
 
-    alike = Counter(folded(name) for name in names)
-    several = {one: f"{n} x {one}" for one, n in alike.items() if n > 1 and "*" in one}
-    return {
-        name: several.get(one, name if "*" in one else one)
-        for name in names
-        for one in [folded(name)]
-    }
+def numbered_prefixes(names: Iterable[str]) -> set[str]:
+    """What ends with a number in a name that goes on after it: h.0 of h.0.attn."""
+    prefixes = set()
+    for name in names:
+        for number in NUMBER.finditer(name):
+            if number.end() < len(name):
+                prefixes.add(name[: number.end()])
+    return prefixes
+
+
+def without_block_numbers(name: str, blocks: set[str]) -> str:
+    """attention.scores for layers.3.attention.scores; h.*.attn for h.0.attn, if h.0 is among the
+    blocks."""
+    if LAYER.match(name):
+        return LAYER.sub("", name)
+
+    def starred_if_block(number: re.Match[str]) -> str:
+        return "*" if name[: number.end()] in blocks else number[0]
+
+    return NUMBER.sub(starred_if_block, name)

@@ -32,28 +32,25 @@ class Section:
     title: str
     columns: Sequence[Column] = ()
     rows: list[dict] = field(default_factory=list)
-    note: list[str] = field(
-        default_factory=list
-    )  # what the figures mean and where they come from, a sentence each
+    # What the figures mean and where they come from, a sentence each.
+    note: list[str] = field(default_factory=list)
     facts: dict[str, object] = field(default_factory=dict)  # by label
     _: KW_ONLY
     code: str = ""  # lines to be copied, which are shown as they are
     lead: str = ""  # what it says in a line, where that is not its largest rows or its first fact
     figure: str = ""  # the name of the figure that a page draws of it
     warning: str = ""  # why it should not be relied on
-    label: str = (
-        ""  # of a long table: the key of its rows' names; a renderer shows the first, and "N more"
-    )
-    sums: Sequence[
-        str
-    ] = ()  # of a long table: the keys that add up, so that the last row completes the others
+    # Of a long table: the key of its rows' names; a renderer shows the first, and "N more".
+    label: str = ""
+    # Of a long table: the keys that add up, so that the last row completes the others.
+    sums: Sequence[str] = ()
     parts: list[Section] = field(default_factory=list)
 
     def shown(self, top: int) -> list[dict]:
         """The rows; of a long table the first, and one for all others."""
-        return (
-            first_rows(self.label, self.rows, top, self.sums) if self.label and top else self.rows
-        )
+        if self.label and top:
+            return first_rows(self.label, self.rows, top, self.sums)
+        return self.rows
 
     def __bool__(self) -> bool:
         """Whether there is anything below the title."""
@@ -72,52 +69,48 @@ def as_text(
     top: rows of a long table, 0 for all.  fold: what is the same in all rows is said once, above
     the table.
     """
-    rows = section.shown(top)
-    columns, told = folded(section.columns, rows) if fold else (list(section.columns), [])
+    rows, columns, above = section.shown(top), list(section.columns), [section.title]
+    if section.warning:
+        above.append(f"UNRELIABLE: {section.warning}")
+    above += labeled(section.facts)
+    if fold:
+        columns, same = folded(columns, rows)
+        above += same
     columns, left_out = with_room(columns, rows)
-    told += [f"Left out here, in the .md file: {', '.join(left_out)}"] if left_out else []
-    above = [
-        section.title,
-        *[f"UNRELIABLE: {section.warning}"] * bool(section.warning),
-        *labeled(section.facts),
-        *told,
-    ]
-    lines = ["", *wrapped(map(printable, above)), *(narrow_table(columns, rows) if rows else [])]
-    lines += wrapped(map(printable, section.note)) if notes else []
+    if left_out:
+        above.append(f"Left out here, in the .md file: {', '.join(left_out)}")
+    lines = ["", *wrapped(map(printable, above))]
+    if rows:
+        lines += narrow_table(columns, rows)
+    if notes:
+        lines += wrapped(map(printable, section.note))
     lines += section.code.splitlines()
-    return lines + [
-        line
-        for part in section.parts
-        if part
-        for line in as_text(part, top, fold=fold, notes=notes)
-    ]
+    for part in section.parts:
+        if part:
+            lines += as_text(part, top, fold=fold, notes=notes)
+    return lines
 
 
 def as_markdown(section: Section, top: int = 0, level: int = 2) -> list[str]:
     """Lines of markdown; top: rows of a long table, 0 for all."""
-    warning = ["", f"**Unreliable: {section.warning}**"] if section.warning else []
-    figure = ["", f"![{section.title}]({section.figure}.png)"] if section.figure else []
-    facts = (
-        ["", *(f"- {label}: {value}" for label, value in section.facts.items())]
-        if section.facts
-        else []
-    )
+    lines = ["", f"{'#' * level} {section.title}"]
+    if section.warning:
+        lines += ["", f"**Unreliable: {section.warning}**"]
+    if section.facts:
+        lines.append("")
+        lines += [f"- {label}: {value}" for label, value in section.facts.items()]
+    if section.figure:
+        lines += ["", f"![{section.title}]({section.figure}.png)"]
     rows = section.shown(top)
-    table = ["", *markdown_table(section.columns, rows)] if rows else []
-    note = ["", *(f"{line}  " for line in section.note)] if section.note else []
-    code = ["", "```python", section.code, "```"] if section.code else []
-    parts = [line for part in section.parts if part for line in as_markdown(part, top, level + 1)]
-    return [
-        "",
-        f"{'#' * level} {section.title}",
-        *warning,
-        *facts,
-        *figure,
-        *table,
-        *note,
-        *code,
-        *parts,
-    ]
+    if rows:
+        lines += ["", *markdown_table(section.columns, rows)]
+    if section.note:
+        lines += ["", *(f"{line}  " for line in section.note)]
+    if section.code:
+        lines += ["", "```python", section.code, "```"]
+    for part in filter(None, section.parts):
+        lines += as_markdown(part, top, level + 1)
+    return lines
 
 
 def folded(columns: Sequence[Column], rows: list[dict]) -> tuple[list[Column], list[str]]:
@@ -125,8 +118,12 @@ def folded(columns: Sequence[Column], rows: list[dict]) -> tuple[list[Column], l
     there are any."""
     kept, same = [], []
     for shown in columns:
-        text, *different = {shown.text(row) for row in rows} or {"-"}
-        if different or (text != "-" and len(rows) == 1):
+        texts = {shown.text(row) for row in rows}
+        if len(texts) > 1:
+            kept.append(shown)
+            continue
+        text = texts.pop() if texts else "-"
+        if text != "-" and len(rows) == 1:
             kept.append(shown)
         elif text not in ("-", ""):
             same.append(f"{shown.title} {text}")

@@ -6,9 +6,11 @@ Sources: the output environment variables of srun(1); torch.distributed's env://
 
 from __future__ import annotations
 
-import itertools
 import re
+import subprocess
 from collections.abc import Mapping
+
+SCONTROL_S = 20.0  # for scontrol to answer: it expands a list without asking Slurm's controller
 
 
 def slurm_ranks(environ: Mapping[str, str]) -> dict[str, str]:
@@ -18,71 +20,79 @@ def slurm_ranks(environ: Mapping[str, str]) -> dict[str, str]:
     Empty under torchrun, and where this process is not one of several tasks of a job step: in a
     batch script or an allocation without srun, SLURM_NTASKS counts tasks that nobody has started.
     Empty too where the variables of the step are incomplete or no numbers (SLURM_STEP_ID=batch).
+    Without MASTER_ADDR where nothing tells the names of the nodes: see problem_of_address().
     """
     tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", "1"))
-    told = all(
-        environ.get(name, "").isdecimal()
-        for name in ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID")
-    )
-    if "RANK" in environ or not told or not tasks.isdecimal() or tasks == "1":
+    if "RANK" in environ or tasks == "1" or not are_numbers(environ, tasks):
         return {}
-    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     # Steps of a job may run at the same time.  The range is outside of the one for outgoing
     # connections.
-    port = (
-        15000 + (16 * int(environ.get("SLURM_JOB_ID", 0)) + int(environ["SLURM_STEP_ID"])) % 15000
-    )
+    step = 16 * int(environ.get("SLURM_JOB_ID", 0)) + int(environ["SLURM_STEP_ID"])
     ranks = {
         "RANK": environ["SLURM_PROCID"],
         "WORLD_SIZE": tasks,
         "LOCAL_RANK": environ["SLURM_LOCALID"],
         "LOCAL_WORLD_SIZE": str(tasks_of_node(environ, int(tasks))),
-        "MASTER_ADDR": first_node(nodes) or "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(15000 + step % 15000),
     }
+    if "MASTER_ADDR" not in environ:
+        names = node_names(node_list_of(environ) or "127.0.0.1")
+        if names:
+            ranks["MASTER_ADDR"] = names[0]  # where rank 0 runs
     return {name: value for name, value in ranks.items() if name not in environ}
 
 
-def first_node(nodes: str) -> str:
-    """node01 of node[01-03,07],login1; rank 0 runs on the first node."""
-    return next(iter(node_names(nodes)), "")
+def are_numbers(environ: Mapping[str, str], tasks: str) -> bool:
+    """Whether the number of tasks and the variables of this one are numbers."""
+    names = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID")
+    return tasks.isdecimal() and all(environ.get(name, "").isdecimal() for name in names)
 
 
-def node_names(nodes: str) -> list[str]:
-    """node01, node02, node07, login1 of node[01-02,07],login1."""
-    names = []
-    for pattern in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
-        parts = [
-            [part] if i % 2 == 0 else indices(part)
-            for i, part in enumerate(re.split(r"\[([^\]]*)\]", pattern))
-        ]
-        names += ["".join(chosen) for chosen in itertools.product(*parts)]
-    return names
+def problem_of_address(environ: Mapping[str, str]) -> str | None:
+    """The line that asks for MASTER_ADDR, where slurm_ranks() could not tell it; else None."""
+    node_list = node_list_of(environ)
+    is_alone = environ.get("WORLD_SIZE", "1") == "1"
+    if "MASTER_ADDR" in environ or is_alone or "[" not in node_list:
+        return None
+    return (
+        f"MASTER_ADDR is not set, and Slurm's scontrol does not tell the nodes of {node_list};"
+        " export MASTER_ADDR=NODE, the name of the first of them"
+    )
 
 
-def indices(ranges: str) -> list[str]:
-    """01, 02, 07 of 01-02,07."""
-    found = []
-    for one in ranges.split(","):
-        first, _, last = one.partition("-")
-        found += (
-            [f"{n:0{len(first)}}" for n in range(int(first), int(last) + 1)] if last else [first]
+# ---- Nodes ---------------------------------------------------------------------------------------
+
+
+def node_list_of(environ: Mapping[str, str]) -> str:
+    """The nodes of the job step as Slurm writes them: node[01-02,07],login1; '': unknown."""
+    return environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+
+
+def node_names(node_list: str) -> list[str]:
+    """node01, node02, node07, login1 of node[01-02,07],login1, by `scontrol show hostnames`; none
+    where it is missing or fails."""
+    if "[" not in node_list:  # the names themselves: a container need not have scontrol
+        return [name for name in node_list.split(",") if name]
+    command = ["scontrol", "show", "hostnames", node_list]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=SCONTROL_S, check=True
         )
-    return found
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return answer.stdout.split()
+
+
+# ---- Tasks of nodes ------------------------------------------------------------------------------
 
 
 def tasks_by_node(environ: Mapping[str, str], tasks: int) -> list[int]:
     """4, 4, 4, 2 of 4(x3),2."""
-    listed = (
-        environ.get("SLURM_STEP_TASKS_PER_NODE")
-        or environ.get("SLURM_NTASKS_PER_NODE")
-        or str(tasks)
-    )
-    return [
-        int(n)
-        for n, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", listed)
-        for _ in range(int(times or 1))
-    ]
+    listed = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_NTASKS_PER_NODE")
+    counts = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", listed or str(tasks)):
+        counts += [int(count)] * int(times or 1)
+    return counts
 
 
 def tasks_of_node(environ: Mapping[str, str], tasks: int) -> int:
@@ -93,12 +103,13 @@ def tasks_of_node(environ: Mapping[str, str], tasks: int) -> int:
 
 def hosts_of_tasks(environ: Mapping[str, str]) -> list[str]:
     """The node of each rank, if srun deals them out in blocks, its default; empty if the ranks are
-    not its tasks."""
+    not its tasks, or nothing tells the names of the nodes."""
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
-    if tasks != environ.get("WORLD_SIZE") or not environ.get(
-        "SLURM_DISTRIBUTION", "block"
-    ).startswith("block"):
+    in_blocks = environ.get("SLURM_DISTRIBUTION", "block").startswith("block")
+    if tasks != environ.get("WORLD_SIZE") or not in_blocks:
         return []
     names = node_names(environ.get("SLURM_STEP_NODELIST", ""))
-    counts = tasks_by_node(environ, int(tasks))
-    return [name for name, count in zip(names, counts, strict=False) for _ in range(count)]
+    hosts = []
+    for name, count in zip(names, tasks_by_node(environ, int(tasks)), strict=False):
+        hosts += [name] * count
+    return hosts

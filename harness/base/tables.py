@@ -4,13 +4,14 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeVar
 
 from harness.base.text import printable, significant, told_apart
 
 COLUMNS = 120  # of the widest line that a command prints
 TEXT_WIDTH = 40  # to which a text is shortened before a column is left out
+LEAST_TEXT = 4  # characters of a text in a table at least
+SPACE = 2  # characters between two columns
 ANSWER_LINES = 14  # that a command ends with, at most
 T = TypeVar("T")
 
@@ -27,26 +28,34 @@ class Column:
     optional: bool = False  # left out on a screen that has no room for it
 
     def text(self, row: dict) -> str:
+        """What the column shows for a row."""
         value = self.value(row)
-        if value is None or not self.form.startswith("~"):
-            return "-" if value is None else format(value, self.form)
-        return significant(value, most=int(self.form[1:]))
+        if value is None:
+            return "-"
+        if self.form.startswith("~"):
+            return significant(value, most=int(self.form[1:]))
+        return format(value, self.form)
 
 
 def column(title: str, key: str, form: str = "", scale: float = 1.0, left: bool = False) -> Column:
     """A column of row[key], a number divided by the scale if there is one."""
     if scale == 1.0:
         return Column(title, lambda row: row.get(key), form, left)
-    return Column(title, lambda row: None if row.get(key) is None else row[key] / scale, form, left)
+
+    def scaled(row: dict) -> float | None:
+        return None if row.get(key) is None else row[key] / scale
+
+    return Column(title, scaled, form, left)
 
 
 def sum_row(label: str, name: str, rows: Sequence[dict], keys: Sequence[str]) -> dict:
     """One row for all of these, with its name under the key `label`: sums, None where a row does
     not know the value."""
-    values = {key: [row.get(key) for row in rows] for key in keys}
-    return {label: name} | {
-        key: None if None in known else sum(known) for key, known in values.items()
-    }
+    total = {label: name}
+    for key in keys:
+        values = [row.get(key) for row in rows]
+        total[key] = None if None in values else sum(values)
+    return total
 
 
 def added_up(pairs: Iterable[tuple[Hashable, float]]) -> Counter:
@@ -83,11 +92,9 @@ def text_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
     from tabulate import tabulate
 
     # The titles are a row, because tabulate makes columns with headers two characters wider.
-    cells = [
-        [one.title for one in columns],
-        *([printable(one.text(row)) for one in columns] for row in rows),
-    ]
-    align = ["left" if one.left else "right" for one in columns]
+    cells = [[shown.title for shown in columns]]
+    cells += [[printable(shown.text(row)) for shown in columns] for row in rows]
+    align = ["left" if shown.left else "right" for shown in columns]
     text = tabulate(cells, tablefmt="plain", colalign=align, disable_numparse=True)
     return [line.rstrip() for line in text.splitlines()]
 
@@ -95,58 +102,68 @@ def text_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
 def narrow_table(columns: Sequence[Column], rows: Sequence[dict]) -> list[str]:
     """The table in at most COLUMNS columns: its longest texts and their titles are shortened until
     it fits."""
-    widths = text_widths(columns, rows)
-    texts = [width for width, one in zip(widths, columns, strict=True) if one.left]
-    room = COLUMNS - 2 * (len(columns) - 1) - sum(widths) + sum(texts)
-    fitting = (
-        n
-        for n in range(max(texts, default=0), 4, -1)
-        if sum(min(width, n) for width in texts) <= room
-    )
-    return text_table(clipped(columns, rows, next(fitting, 4)), rows)
+    text_widths, number_widths = [], []
+    for width, shown in zip(column_widths(columns, rows), columns, strict=True):
+        (text_widths if shown.left else number_widths).append(width)
+    room = COLUMNS - SPACE * (len(columns) - 1) - sum(number_widths)
+    length = max(text_widths, default=LEAST_TEXT)
+    while length > LEAST_TEXT and sum(min(width, length) for width in text_widths) > room:
+        length -= 1
+    return text_table(clipped(columns, rows, max(length, LEAST_TEXT)), rows)
 
 
 def with_room(columns: Sequence[Column], rows: Sequence[dict]) -> tuple[list[Column], list[str]]:
     """The columns for which a screen has room, and the titles of the others: of the optional ones,
     the last are left out first, until texts need not be shorter than TEXT_WIDTH."""
     kept, left_out = list(columns), []
-    while least_width(kept, rows) > COLUMNS and any(one.optional for one in kept):
-        left_out.insert(0, kept.pop(max(i for i, one in enumerate(kept) if one.optional)).title)
+    optional = [shown for shown in columns if shown.optional]
+    while optional and least_width(kept, rows) > COLUMNS:
+        last = optional.pop()
+        kept.remove(last)
+        left_out.insert(0, last.title)
     return kept, left_out
 
 
 def least_width(columns: Sequence[Column], rows: Sequence[dict]) -> int:
-    """Of a table whose texts are shortened to TEXT_WIDTH."""
-    widths = text_widths(columns, rows)
-    least = [
-        min(width, TEXT_WIDTH) if one.left else width
-        for width, one in zip(widths, columns, strict=True)
-    ]
-    return sum(least) + 2 * (len(columns) - 1)
+    """Characters of the lines of a table whose texts are shortened to TEXT_WIDTH."""
+    total = SPACE * (len(columns) - 1)
+    for width, shown in zip(column_widths(columns, rows), columns, strict=True):
+        total += min(width, TEXT_WIDTH) if shown.left else width
+    return total
 
 
-def text_widths(columns: Sequence[Column], rows: Sequence[dict]) -> list[int]:
-    return [max(len(text) for text in (one.title, *map(one.text, rows))) for one in columns]
+def column_widths(columns: Sequence[Column], rows: Sequence[dict]) -> list[int]:
+    """Characters of the widest text of each column, its title included."""
+    widths = []
+    for shown in columns:
+        texts = [shown.title, *map(shown.text, rows)]
+        widths.append(max(map(len, texts)))
+    return widths
 
 
 def clipped(columns: Sequence[Column], rows: Sequence[dict], length: int) -> list[Column]:
     """The columns with texts of at most this length, which differ where those of the rows do."""
-    titles = iter(told_apart([one.title for one in columns if one.left], length))
+    titles = iter(told_apart([shown.title for shown in columns if shown.left], length))
+    return [
+        _clipped_column(shown, rows, length, next(titles)) if shown.left else shown
+        for shown in columns
+    ]
 
-    def clip(one: Column) -> Column:
-        texts = list(dict.fromkeys(map(one.text, rows)))
-        short = dict(zip(texts, told_apart(texts, length), strict=True))
-        return replace(one, title=next(titles), value=lambda row: short[one.text(row)], form="")
 
-    return [clip(one) if one.left else one for one in columns]
+def _clipped_column(shown: Column, rows: Sequence[dict], length: int, title: str) -> Column:
+    texts = list(dict.fromkeys(map(shown.text, rows)))
+    short = dict(zip(texts, told_apart(texts, length), strict=True))
+    return replace(shown, title=title, value=lambda row: short[shown.text(row)], form="")
 
 
 def markdown_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
     """The same table in markdown; not padded, so that a change of one row is a
     change of one line."""
-    lines = [[one.title for one in columns], ["---" if one.left else "---:" for one in columns]]
-    lines += [[one.text(row).replace("|", "\\|") for one in columns] for row in rows]
-    return ["| " + " | ".join(line) + " |" for line in lines]
+    lines = [[shown.title for shown in columns]]
+    lines.append(["---" if shown.left else "---:" for shown in columns])
+    for row in rows:
+        lines.append([shown.text(row).replace("|", "\\|") for shown in columns])
+    return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
 def labeled(rows: dict[str, object]) -> list[str]:
@@ -157,13 +174,31 @@ def labeled(rows: dict[str, object]) -> list[str]:
 
 def wrapped(lines: Iterable[str]) -> list[str]:
     """The lines, broken at spaces where they are wider than COLUMNS."""
-    whole_words = {
-        "break_on_hyphens": False,
-        "break_long_words": False,
-        "subsequent_indent": "    ",
-    }
-    wrap = partial(textwrap.wrap, width=COLUMNS, **whole_words)
-    return [part for line in lines for part in (wrap(line) if len(line) > COLUMNS else [line])]
+    wrap = textwrap.TextWrapper(
+        width=COLUMNS, break_on_hyphens=False, break_long_words=False, subsequent_indent="    "
+    ).wrap
+    parts = []
+    for line in lines:
+        parts += wrap(line) if len(line) > COLUMNS else [line]
+    return parts
+
+
+# ---- The answer that a command ends with ---------------------------------------------------------
+
+
+@dataclass
+class AnswerText:
+    """One text of an answer: its label, and its lines, of which it may get fewer."""
+
+    label: str
+    lines: list[str]
+    is_first: bool  # of its label, which is printed before it
+
+    def cut(self, lines: int, width: int) -> None:
+        """Leave this many lines at most, the last one with an ellipsis if there were more."""
+        if len(self.lines) > lines:
+            self.lines[lines - 1] = f"{self.lines[lines - 1][: width - 1]}…"
+            del self.lines[lines:]
 
 
 def answer(
@@ -180,31 +215,46 @@ def answer(
     `optional` are left out, the first one first.  What is left goes to the others from the top.  A
     text that still has no room is cut, and ends with an ellipsis.
     """
-    width, before = max(map(len, rows)) + 2, [*dict.fromkeys((*whole, [*rows][-1]))]
-    wrap = partial(textwrap.wrap, width=COLUMNS - width, break_on_hyphens=False)
-    listed = {label: [texts] if isinstance(texts, str) else texts for label, texts in rows.items()}
-    lines_of = {label: [wrap(one) or [""] for one in texts] for label, texts in listed.items()}
+    indent = max(map(len, rows)) + 2
+    width = COLUMNS - indent
+    texts = _answer_texts(rows, width)
+    in_full = list(dict.fromkeys([*whole, list(rows)[-1]]))
     for label in optional:
-        if (
-            sum(
-                len(one) if row in before else 1 for row, texts in lines_of.items() for one in texts
-            )
-            > limit
-        ):
-            lines_of.pop(label, None)
-    texts = [
-        (label, i, lines) for label, several in lines_of.items() for i, lines in enumerate(several)
-    ][:limit]
-    spare = limit - len(texts)
-    for _, _, lines in sorted(
-        texts, key=lambda text: before.index(text[0]) if text[0] in before else len(before)
-    ):
-        if len(lines) > spare + 1:
-            lines[spare] = f"{lines[spare][: COLUMNS - width - 1]}…"
-            del lines[spare + 1 :]
-        spare -= len(lines) - 1
-    return [
-        f"{f'{label}:' if i == j == 0 else '':<{width}}{line}"
-        for label, i, lines in texts
-        for j, line in enumerate(lines)
-    ]
+        if _least_lines(texts, in_full) > limit:
+            texts = [text for text in texts if text.label != label]
+    texts = texts[:limit]
+    spare = limit - len(texts)  # lines beyond the one that each text has
+    for text in _by_precedence(texts, in_full):
+        text.cut(spare + 1, width)
+        spare -= len(text.lines) - 1
+    lines = []
+    for text in texts:
+        label = f"{text.label}:" if text.is_first else ""
+        for line in text.lines:
+            lines.append(f"{label:<{indent}}{line}")
+            label = ""
+    return lines
+
+
+def _answer_texts(rows: dict[str, str | list[str]], width: int) -> list[AnswerText]:
+    """The texts in their order, wrapped; an empty one has one empty line."""
+    texts = []
+    for label, row in rows.items():
+        row_texts = [row] if isinstance(row, str) else row
+        for number, text in enumerate(row_texts):
+            lines = textwrap.wrap(text, width=width, break_on_hyphens=False) or [""]
+            texts.append(AnswerText(label, lines, is_first=number == 0))
+    return texts
+
+
+def _least_lines(texts: Sequence[AnswerText], in_full: Sequence[str]) -> int:
+    """Lines of an answer in which the texts with these labels are whole."""
+    return sum(len(text.lines) if text.label in in_full else 1 for text in texts)
+
+
+def _by_precedence(texts: Sequence[AnswerText], in_full: Sequence[str]) -> list[AnswerText]:
+    """Those with these labels first, label by label, then the others from the top."""
+    first = []
+    for label in in_full:
+        first += [text for text in texts if text.label == label]
+    return first + [text for text in texts if text.label not in in_full]

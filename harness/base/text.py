@@ -10,17 +10,18 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import count
 from pathlib import Path
 
-BF16_TRUE = (
-    "bf16-true"  # a precision: parameters in bf16 too, no autocast; Lightning's and litgpt's name
-)
+# A precision: parameters in bf16 too, and no autocast.  Lightning and litgpt call it so.
+BF16_TRUE = "bf16-true"
 
 
 def count_of(n: int, noun: str) -> str:
     """'1 step', '3 steps'"""
-    return f"{n:,} {noun}{'' if n == 1 else 'es' if noun.endswith('s') else 's'}"
+    if n == 1:
+        return f"{n:,} {noun}"
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{n:,} {noun}{ending}"
 
 
 def significant(value: float, digits: int = 4, most: int = 9) -> str:
@@ -29,18 +30,18 @@ def significant(value: float, digits: int = 4, most: int = 9) -> str:
     if isinstance(value, int) or value == 0:
         return f"{value:,}"
     decimals = min(most, max(0, digits - 1 - math.floor(math.log10(abs(value)))))
-    return (
-        f"{value:,.{decimals}f}"
-        if decimals <= 8 and abs(value) < 1e9
-        else f"{value:.{digits - 1}e}"
-    )
+    if decimals <= 8 and abs(value) < 1e9:
+        return f"{value:,.{decimals}f}"
+    return f"{value:.{digits - 1}e}"
 
 
 def time_left(seconds: float) -> str:
     """' (about 4 min left)', in seconds below two minutes; '' for less than five."""
     if seconds < 5:
         return ""
-    return f" (about {f'{seconds / 60:.0f} min' if seconds >= 120 else f'{seconds:.0f} s'} left)"
+    if seconds < 120:
+        return f" (about {seconds:.0f} s left)"
+    return f" (about {seconds / 60:.0f} min left)"
 
 
 def slug(*words: object) -> str:
@@ -50,6 +51,7 @@ def slug(*words: object) -> str:
 
 
 def shortened(name: str, length: int = 44) -> str:
+    """The name, in at most this many characters."""
     return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
@@ -58,16 +60,29 @@ def told_apart(names: Sequence[str], length: int) -> list[str]:
     which they differ."""
     ends = [shortened(name, length) for name in names]
     out = []
-    for name, text in zip(names, ends, strict=True):
-        alike = [
-            other for other, end in zip(names, ends, strict=True) if end == text and other != name
-        ]
-        if alike:
-            differs = max(next(i for i in count() if name[:i] != other[:i]) for other in alike)
-            half = length // 2
-            text = f"{name[: half - 1]}…{shortened(name[max(half, differs - half // 2) :], half)}"
-        out.append(text)
+    for name, end in zip(names, ends, strict=True):
+        alike = []
+        for other, other_end in zip(names, ends, strict=True):
+            if other_end == end and other != name:
+                alike.append(other)
+        out.append(_with_difference(name, alike, length) if alike else end)
     return out
+
+
+def _with_difference(name: str, alike: Sequence[str], length: int) -> str:
+    """The name's beginning, and the part after which it is none of the others."""
+    differs = max(_first_difference(name, other) for other in alike)
+    half = length // 2
+    rest = name[max(half, differs - half // 2) :]
+    return f"{name[: half - 1]}…{shortened(rest, half)}"
+
+
+def _first_difference(name: str, other: str) -> int:
+    """How many characters of both show that they differ."""
+    shown = 0
+    while name[:shown] == other[:shown]:
+        shown += 1
+    return shown
 
 
 def short_names(names: Sequence[str]) -> list[str]:
@@ -77,35 +92,47 @@ def short_names(names: Sequence[str]) -> list[str]:
     'tiny' and 'small' for performance_results_tiny_20261122_101112 and
     performance_results_small_20261122_101530.
     """
-    without = [re.sub(r"_\d{8}_\d{6}", "", name) for name in names]
-    kept = [
-        short if without.count(short) == 1 else name
-        for short, name in zip(without, names, strict=True)
-    ]
-    words = [re.findall(r"[^_/]*[_/]|[^_/]+", name) for name in kept]
-    while len({one[0] for one in words}) == 1 and all(len(one) > 1 for one in words):
-        words = [one[1:] for one in words]
-    return ["".join(one) for one in words]
+    without_time = [re.sub(r"_\d{8}_\d{6}", "", name) for name in names]
+    words = []  # of each name, with what ends them
+    for short, name in zip(without_time, names, strict=True):
+        kept = short if without_time.count(short) == 1 else name
+        words.append(re.findall(r"[^_/]*[_/]|[^_/]+", kept))
+    while _begin_alike(words):
+        for words_of_name in words:
+            del words_of_name[0]
+    return ["".join(words_of_name) for words_of_name in words]
+
+
+def _begin_alike(words: Sequence[Sequence[str]]) -> bool:
+    """Whether all names begin with one word, and each has others after it."""
+    first_words = {words_of_name[0] for words_of_name in words}
+    return len(first_words) == 1 and all(len(words_of_name) > 1 for words_of_name in words)
 
 
 def printable(line: str) -> str:
     """Without line breaks and control characters: names in a trace come from any program."""
-    return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
+    if line.isprintable():
+        return line
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 def read_on(report: object, page: str) -> str:
     """The last line of an answer: where the tables are, how to see them, and what explains them."""
-    where = [str(report)] * bool(report)
+    places = []
+    if report:
+        places.append(str(report))
     if isinstance(report, Path) and report.name == "report.html":
-        where.append(tensorboard_command(report.parent))
-    return "; ".join([*where, page, "--verbose prints the tables"])
+        places.append(tensorboard_command(report.parent))
+    return "; ".join([*places, page, "--verbose prints the tables"])
 
 
 def tensorboard_command(folder: Path) -> str:
     """As it works here: with the Python of this process,
     by its path if it is not the first on PATH."""
-    first, python = shutil.which("python3"), Path(sys.executable)
-    name = "python3" if first and Path(first).parent == python.parent else path_from_here(python)
+    first_on_path, python = shutil.which("python3"), Path(sys.executable)
+    name = path_from_here(python)
+    if first_on_path and Path(first_on_path).parent == python.parent:
+        name = "python3"
     return f"{name} -m tensorboard.main --logdir {shlex.quote(str(folder))}"
 
 
@@ -125,8 +152,9 @@ def flag_of(name: str, value: object = True) -> str:
 
 def arithmetic(training: Mapping[str, object]) -> str:
     """The precision in which matmuls compute.  training: the section of config.json."""
-    cast = training.get("param_precision", "fp32") != "fp32" or training["precision"] == BF16_TRUE
-    return "bf16" if cast else training["precision"]
+    if training.get("param_precision", "fp32") != "fp32" or training["precision"] == BF16_TRUE:
+        return "bf16"
+    return training["precision"]
 
 
 def batch_text(batch_size: int, seq_len: int) -> str:
@@ -140,21 +168,27 @@ def title_of_run(
 ) -> str:
     """'2,873,600 parameters, batch 8 x 128 tokens,
     fp32, on NVIDIA H200': what was run, for titles."""
-    tokens = batch_text(batch_size, seq_len) + f" on each of {ranks} ranks" * (ranks > 1)
-    return f"{parameters:,} parameters, {tokens}, {precision}, on {device}"
+    batch = batch_text(batch_size, seq_len)
+    if ranks > 1:
+        batch += f" on each of {ranks} ranks"
+    return f"{parameters:,} parameters, {batch}, {precision}, on {device}"
 
 
 def run_title(summary: dict) -> str:
     """The same from a performance_summary.json."""
-    training, config, device = (
-        summary["training"],
-        summary["config"],
-        summary["environment"]["device"]["name"],
+    training, config = summary["training"], summary["config"]
+    device, parameters = summary["environment"]["device"]["name"], config["model"]["parameters"]
+    program = config["model"].get("program")
+    if program:
+        return f"{program}, {parameters:,} parameters, on {device}"
+    return title_of_run(
+        parameters,
+        training["batch_size"],
+        training["sequence_length"] or 1,
+        config["training"]["precision"],
+        device,
+        training["world_size"],
     )
-    if program := config["model"].get("program"):
-        return f"{program}, {config['model']['parameters']:,} parameters, on {device}"
-    step = training["batch_size"], training["sequence_length"] or 1, config["training"]["precision"]
-    return title_of_run(config["model"]["parameters"], *step, device, training["world_size"])
 
 
 def read_ini(path: Path) -> configparser.ConfigParser:

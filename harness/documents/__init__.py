@@ -1,2 +1,2 @@
-"""What stands in each JSON document?  Its fields, their units, and when they are null; \
-docs/files.md is made of it."""
+"""What stands in the documents of analyses, sweeps and exercises?  Fields, units, and reasons for \
+null."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.documents.schema import Document, field
+from harness.schema import Document, field
 
 
 class ExerciseCommand(Document):

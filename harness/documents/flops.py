@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing_extensions import NotRequired
 
 from harness.documents.memory import NO_PEAK
-from harness.documents.run import ONE_STEP, Environment, Settings
-from harness.documents.schema import Document, field
 from harness.documents.trace import ClassRow
+from harness.machine.environment import Environment
+from harness.run.run_config import Settings
+from harness.run.run_summary import ONE_STEP
+from harness.schema import Document, field
 
 NO_COUNT = "it counts one forward pass"
 NO_DATASHEET = "no datasheet row for this device and precision"

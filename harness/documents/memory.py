@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.documents.run import NO_RATES, Device, ExpectedTime
-from harness.documents.schema import Document, different_lengths, field
+from harness.instruments.memory_timeline import CollectiveRow, StepTimeline, TensorRow
+from harness.machine.environment import Device
+from harness.run.run_summary import NO_RATES, ExpectedTime
+from harness.schema import Document, field
 
 ONE_RANK, ALONE = "one rank", "one rank has nobody to communicate with"
 NEVER = "the network needs less time than the computation, on any number of ranks"
@@ -15,52 +17,6 @@ NO_PEAK = "no peak of this device is known"
 NO_WORKSPACES = "neither measured nor known of the architecture; the reserve stands for them"
 NO_FORMULA = "the workload has no formula"
 NO_CACHING = "a CPU has no caching allocator and no context"
-
-
-class TensorRow(Document):
-    bytes: int = field("of its storage")
-    shape: list[int] = field("of the tensor")
-    dtype: str = field("data type")
-    where: str = field("part of the model that allocated it, or whose gradient it is used for")
-    phase: str | None = field("of the step", null="allocated before the step")
-    category: str = field(
-        "parameters, gradients, optimizer, activations, temporaries, buffers, ..."
-    )
-    born: int = field("event that allocated it")
-    died: int | None = field("event that freed it", null="it outlives the step")
-    stream: int = field("of the GPU that allocated it; 0: the default one")
-
-
-class MemoryPhase(Document):
-    name: str = field("data, forward, backward, optimizer")
-    start_us: float = field("microseconds after the step began")
-    end_us: float = field("microseconds after the step began")
-    peak_bytes: int = field("of live tensors")
-
-
-class MemoryPeak(Document):
-    time_us: float = field("microseconds after the step began")
-    phase: str | None = field("in which it is", null="between phases")
-    where: str = field("part of the model")
-    bytes_by_category: dict[str, int] = field("of live tensors")
-    largest_tensors: list[TensorRow] = field("ten at most")
-
-
-class CollectiveRow(Document):
-    kind: str = field("all_reduce, all_gather, reduce_scatter, broadcast")
-    calls: int = field("of a step and rank")
-    bytes: int = field("of the larger of input and output, summed over calls")
-
-
-class SavedTensors(Document):
-    component: str = field("part of the model")
-    layer: int | None = field("its number, from 0", null="in none")
-    bytes: int = field("of its tensors")
-
-
-class AllocatorRow(Document):
-    what: str = field("from live tensors to what the driver reports")
-    bytes: int = field("of these")
 
 
 class KeptBeside(Document):
@@ -79,37 +35,10 @@ class PredictedMemory(Document):
     kept_for_backward: list[KeptBeside] = field("measured, beside the formula")
 
 
-class MemoryTimeline(Document):
-    step: int = field("number of the tracked step")
-    source: str = field("what was counted")
-    peak_bytes: int = field("of live tensors")
-    average_bytes: float = field("over the time of the step")
-    allocations: int = field("during the step")
-    collectives: list[CollectiveRow] = field(
-        "of the step, that of the loss included; empty: one rank"
-    )
-    kept_for_backward: list[SavedTensors] = field("saved tensors")
-    allocator: list[AllocatorRow] | None = field(
-        "of a GPU's memory, at the peak", null="no GPU in use"
-    )
-    largest_tensor: TensorRow | None = field("of the step", null="the step allocated none")
-    phases: list[MemoryPhase] = field("in order")
-    peak: MemoryPeak = field("when live tensors are the most")
-    timeline: dict[str, list] = field(
-        "columns by event: time_us, total_bytes, bytes of each category, layer"
-    )
+class MemoryTimeline(StepTimeline):
     predicted: PredictedMemory | None = field(
         "by a run on fake tensors", null="cannot run on fake tensors"
     )
-
-    @staticmethod
-    def contradiction(value: dict) -> str | None:
-        """Every column of the timeline has an entry for every event."""
-        for name in ("time_us", "total_bytes", "layer"):
-            if name not in value["timeline"]:
-                return f"timeline.{name}: is missing"
-        found = different_lengths(value["timeline"], "time_us")
-        return f"timeline.{found}" if found else None
 
 
 class PredictedCollectiveRow(CollectiveRow):

@@ -6,9 +6,11 @@ from typing import Any
 
 from typing_extensions import NotRequired
 
-from harness.documents.memory import NO_PEAK, ONE_RANK, CollectiveRow
-from harness.documents.run import NO_CHECKOUT, NO_STEP, ONE_STEP, Environment
-from harness.documents.schema import Document, field
+from harness.documents.memory import NO_PEAK, ONE_RANK
+from harness.instruments.memory_timeline import CollectiveRow
+from harness.machine.environment import NO_CHECKOUT, Environment
+from harness.run.run_summary import NO_STEP, ONE_STEP
+from harness.schema import Document, field
 
 NO_RATIO = "no step was completed, or the baseline took no time"
 NO_BOUND = (
@@ -348,10 +350,6 @@ class ProofRow(RatioOfTurns):
         "what differs, the first six: losses, parameters in the order of the backward pass"
     )
     smallest_gain: NotRequired[float] = field("that its times would have told, share of the step")
-    module: NotRequired[str | None] = field(
-        "the innermost that differs by itself", null="it takes several"
-    )
-    reproduce: NotRequired[str] = field("file with the compiled graph whose gradients are wrong")
     peak_memory_difference_mb: float | None = field("of its audit, with it - without", null=UNTOLD)
     extra_start_s: float | None = field("of its audit, with it - without", null=UNTOLD)
     pays_after_steps: int | None = field(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing_extensions import NotRequired
 
-from harness.documents.run import ONE_STEP, NoSyncSteps
-from harness.documents.schema import Document, different_lengths, field, fields_of
+from harness.instruments.no_sync import NoSyncSteps
+from harness.run.run_summary import ONE_STEP
+from harness.schema import Document, different_lengths, field, fields_of
 
 NO_GPU, NO_LAUNCH = "the trace has no GPU events", "the trace has no launch call of any kernel"
 NO_MARKS = "the trace has no ProfilerStep marks"

@@ -13,9 +13,11 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from typing_extensions import NotRequired
+
 from harness.base.layer_names import part_of
-from harness.documents.run import Audit
-from harness.documents.schema import explained
+from harness.schema import Document, Unknown
+from harness.schema import field as declared
 
 if TYPE_CHECKING:
     from harness.instruments.timing import StepRecord
@@ -26,6 +28,27 @@ LEAST_RATIO = 0.1
 LEAST_STEPS = 3  # whose times are looked at: fewer may all have been held up in the forward pass
 FAILED = "FAILED: "  # before the findings
 NAMES_SHOWN = 20  # of the parameters of a finding
+
+
+class AuditFinding(Document):
+    check: str = declared(
+        "missing_, zero_ or non_finite_gradient, unmoved_ or unowned_parameter, first_loss,"
+        " backward_time, rate"
+    )
+    detail: str = declared("the finding with its figures")
+    parameters: NotRequired[list[str]] = declared("names, 20 at most; checks of parameters only")
+
+
+class Audit(Document):
+    ok: bool | None = declared("whether there is no finding", null="no step was done")
+    findings: list[AuditFinding] = declared("what is wrong; empty: nothing")
+    not_checked: list[dict[str, str]] = declared("check, as in a finding, and reason")
+    gradient_norms: dict[str, float] = declared(
+        "of the first step, by part of the model over all layers"
+    )
+    notes: NotRequired[list[str]] = declared(
+        "what the precision does to all updates, and is no finding"
+    )
 
 
 @dataclass
@@ -65,14 +88,14 @@ def audit_document(
     first_loss: float | None,
     workload: Workload,
     limit: RateLimit,
-) -> dict:
+) -> Audit:
     """The section `audit` of performance_summary.json.
 
     averaged: the steps that averages include, none of them the first;
     first_loss: of the first step.
     """
     if first is None:
-        return explained({**without_findings(), "ok": None}, Audit)
+        return audit_not_done()
     if first.frozen and first.trained_elements != workload.parameter_count():
         # The closed form counts them as trainable; a file of the user's own may freeze some on
         # purpose.
@@ -95,28 +118,30 @@ def audit_document(
         not_checked += not_checked_for(reason, "backward_time", "rate")
     else:
         findings += time_findings(averaged, workload, limit)
-    return {
-        "ok": not findings,
-        "findings": findings,
-        "not_checked": not_checked,
-        "gradient_norms": norms_by_part(first.norms),
-        "notes": notes,
-    }
+    return Audit(
+        ok=not findings,
+        findings=findings,
+        not_checked=not_checked,
+        gradient_norms=norms_by_part(first.norms),
+        notes=notes,
+    )
 
 
 def not_checked_for(reason: str, *checks: str) -> list[dict]:
     return [{"check": check, "reason": reason} for check in checks]
 
 
-def loss_findings(first_loss: float, expected: float, tolerance: float) -> list[dict]:
+def loss_findings(first_loss: float, expected: float, tolerance: float) -> list[AuditFinding]:
     if abs(first_loss - expected) <= tolerance:
         return []
     detail = f"the first loss is {first_loss:.3f}, and random weights give {expected:.2f}"
-    return [{"check": "first_loss", "detail": f"{detail} within {tolerance:.2f}"}]
+    return [AuditFinding(check="first_loss", detail=f"{detail} within {tolerance:.2f}")]
 
 
-def without_findings() -> dict:
-    return {"ok": True, "findings": [], "not_checked": [], "gradient_norms": {}, "notes": []}
+def audit_not_done(why: str | None = None) -> Audit:
+    """Of a run whose first step was not looked at; why: where it is not that there was none."""
+    ok = Unknown(why) if why else None
+    return Audit(ok=ok, findings=[], not_checked=[], gradient_norms={}, notes=[])
 
 
 def moves_that_rounding_hides(first: FirstStep) -> tuple[list[dict], list[str]]:
@@ -139,7 +164,7 @@ def moves_that_rounding_hides(first: FirstStep) -> tuple[list[dict], list[str]]:
     return not_checked, notes
 
 
-def parameter_findings(first: FirstStep, workload: Workload) -> list[dict]:
+def parameter_findings(first: FirstStep, workload: Workload) -> list[AuditFinding]:
     # Attention over a single token has nothing to choose from, so its queries and keys learn
     # nothing.
     zero = first.zero if workload.seq_len > 1 else []
@@ -154,11 +179,13 @@ def parameter_findings(first: FirstStep, workload: Workload) -> list[dict]:
         if names:
             detail = f"{len(names)} of {first.parameters} parameters have {what}"
             shown = names[:NAMES_SHOWN]
-            findings.append({"check": check, "detail": detail, "parameters": shown})
+            findings.append(AuditFinding(check=check, detail=detail, parameters=shown))
     return findings
 
 
-def time_findings(averaged: list[StepRecord], workload: Workload, limit: RateLimit) -> list[dict]:
+def time_findings(
+    averaged: list[StepRecord], workload: Workload, limit: RateLimit
+) -> list[AuditFinding]:
     """Times that arithmetic does not allow.  A step that was held up is longer, never shorter: of
     the forward pass the shortest counts, of all others the median."""
     findings = []
@@ -166,7 +193,8 @@ def time_findings(averaged: list[StepRecord], workload: Workload, limit: RateLim
     forward = min(record.phase_ms.get("forward", math.nan) for record in averaged)
     if backward < LEAST_RATIO * forward:
         times = f"the backward pass takes {backward:.2f} ms, the forward pass {forward:.2f} ms"
-        findings.append({"check": "backward_time", "detail": f"{times}, for half of its matmuls"})
+        detail = f"{times}, for half of its matmuls"
+        findings.append(AuditFinding(check="backward_time", detail=detail))
     flops = workload.formulas.least_forward_flops()
     if flops is None:
         return findings
@@ -180,7 +208,7 @@ def time_findings(averaged: list[StepRecord], workload: Workload, limit: RateLim
         if ms > 0 and 1e3 * work / ms > limit.flops_per_s:
             rate = f"{work / ms / 1e9:,.4g} TFLOP/s"
             rate += f", more than {limit.flops_per_s / 1e12:,.4g} ({limit.source})"
-            findings.append({"check": "rate", "detail": f"the {name} would reach {rate}"})
+            findings.append(AuditFinding(check="rate", detail=f"the {name} would reach {rate}"))
             break
     return findings
 

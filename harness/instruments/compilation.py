@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from harness.base.errors import UserError, innermost_cause
-from harness.instruments.phases import break_even_step
 from harness.machine.clock import time_synced
 from harness.model.module_ranges import called_first
 from harness.model.workload import TrainingState, Workload
@@ -93,6 +92,7 @@ class CompileTimes(NamedTuple):
     compiled_ms: float
     compile_s: float  # of the first call, beyond the median of those after it
     from_cache: bool  # all of the generated code
+    passes: int  # timed before and after
 
 
 PASSES = 3  # timed calls before and after compiling, each time after an untimed one
@@ -126,7 +126,7 @@ def compile_and_time(
     counted = utils.counters["inductor"]
     from_cache = bool(counted["fxgraph_cache_hit"]) and not counted["fxgraph_cache_miss"]
     compile_s = max(0.0, first_ms - compiled_ms) / 1e3
-    return CompileTimes(uncompiled_ms, compiled_ms, compile_s, from_cache)
+    return CompileTimes(uncompiled_ms, compiled_ms, compile_s, from_cache, PASSES)
 
 
 class Compilation:
@@ -179,18 +179,3 @@ class Compilation:
             if self.trains:
                 loss.backward()
         self.state.model.zero_grad(set_to_none=True)
-
-    def document(self, micro_steps: int) -> dict:
-        """Median pass times, the time saved per step of `micro_steps` passes,
-        and the break-even step."""
-        times = self.times
-        saved_ms = micro_steps * (times.uncompiled_ms - times.compiled_ms)
-        return {
-            "compile_s": times.compile_s,
-            "from_cache": times.from_cache,
-            "uncompiled_pass_ms": times.uncompiled_ms,
-            "compiled_pass_ms": times.compiled_ms,
-            "passes": PASSES,
-            "saved_ms_per_step": saved_ms,
-            "break_even_step": break_even_step(times.compile_s, saved_ms),
-        }

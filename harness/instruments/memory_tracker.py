@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_iter
 from harness.base.ranges import range_observers
 from harness.instruments.memory_timeline import Allocation, Phase, StepMemory
 from harness.instruments.phases import PHASES
-from harness.ranks.collective_calls import held_by_gloo, on_copies
+from harness.ranks.collective_calls import CollectiveCounter, held_by_gloo, on_copies
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -40,7 +40,7 @@ class MemoryTracker(TorchDispatchMode):
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int = 1):
         super().__init__()
         self.model, self.optimizer = model, optimizer
-        self.timeline = StepMemory(step)
+        self.timeline = StepMemory(step, collectives=CollectiveCounter())
         self.part = RunningPart(model)
         self.finished = False
         self._device = next(model.parameters()).device

@@ -5,17 +5,34 @@ A measurement without a profiler, to compare with the exposed communication of a
 what the reduction costs a step, not how long it takes: what the backward pass hides costs nothing.
 """
 
+from __future__ import annotations
+
 import contextlib
 import statistics
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import nn
 
 from harness.base.errors import UserError
 from harness.instruments.phases import median_interval
-from harness.instruments.timing import StepMeter
-from harness.ranks.parallel import ParallelConfig
+from harness.schema import Document, field
+
+# Reading what a run wrote needs no PyTorch.
+if TYPE_CHECKING:
+    from torch import nn
+
+    from harness.instruments.timing import StepMeter
+    from harness.ranks.parallel import ParallelConfig
+
+
+class NoSyncSteps(Document):
+    steps: int = field("of each kind, in turn, after training")
+    step_ms: float = field("median of steps as in training")
+    no_sync_step_ms: float = field("median of steps that do not reduce gradients")
+    difference_ms: float = field("median of pairs: what the reduction of gradients costs a step")
+    difference_95_ms: list[float] = field("its 95% interval, by bootstrap over the pairs")
+    share: float = field("of step_ms")
 
 
 def check_no_sync(parallel: ParallelConfig, pairs: int) -> None:
@@ -40,7 +57,7 @@ def no_sync_steps(
     train: Callable[[int, StepMeter], object],
     meter: StepMeter,
     pairs: int,
-) -> dict:
+) -> NoSyncSteps:
     """`no_sync` of performance_summary.json, from `pairs` steps of each kind.
 
     train(num_steps, meter) runs steps of the model.  Called by all ranks after training: without
@@ -62,18 +79,18 @@ def no_sync_steps(
     return document_of(**times)
 
 
-def document_of(step: list[float], no_sync: list[float]) -> dict:
+def document_of(step: list[float], no_sync: list[float]) -> NoSyncSteps:
     """The document, from the times of both kinds of steps in ms, pair by pair."""
     differences = np.subtract(step, no_sync)
     difference = float(np.median(differences))
-    return {
-        "steps": len(step),
-        "step_ms": statistics.median(step),
-        "no_sync_step_ms": statistics.median(no_sync),
-        "difference_ms": difference,
-        "difference_95_ms": median_interval(np.asarray, [differences]),
-        "share": difference / statistics.median(step),
-    }
+    return NoSyncSteps(
+        steps=len(step),
+        step_ms=statistics.median(step),
+        no_sync_step_ms=statistics.median(no_sync),
+        difference_ms=difference,
+        difference_95_ms=median_interval(np.asarray, [differences]),
+        share=difference / statistics.median(step),
+    )
 
 
 def no_sync_text(found: dict) -> str:

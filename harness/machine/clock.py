@@ -21,8 +21,8 @@ def mark(on_gpu: bool) -> Mark:
 
 
 def elapsed_ms(start: Mark, end: Mark) -> float:
-    """Milliseconds between two marks; a GPU must have reached both
-    (torch.cuda.Event.synchronize)."""
+    """Milliseconds between two marks, both of which a GPU must have reached: see
+    torch.cuda.Event.synchronize()."""
     return 1e3 * (end - start) if isinstance(start, float) else start.elapsed_time(end)
 
 

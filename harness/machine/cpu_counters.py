@@ -58,21 +58,27 @@ class Sample:
     switches: int
 
     def until(self, later: Sample) -> Interval:
-        """A thread that ended in between counts as far as it was seen:
-        a step samples at both ends."""
+        """A thread that ended in between counts as far as it was seen: a step samples at both
+        ends."""
         run_ns, waits_ns = 0, [0]
         for thread, (ran, waited) in later.threads.items():
             ran_before, waited_before = self.threads.get(thread, (0, 0))
             run_ns += ran - ran_before
             waits_ns.append(waited - waited_before)
-        threads_s = (ns / 1e9 for ns in (run_ns, sum(waits_ns), max(waits_ns)))
-        quota = later.throttled - self.throttled, later.periods - self.periods
-        return Interval(later.at_s - self.at_s, *threads_s, *quota, later.switches - self.switches)
+        return Interval(
+            wall_s=later.at_s - self.at_s,
+            run_s=run_ns / 1e9,
+            waited_s=sum(waits_ns) / 1e9,
+            longest_wait_s=max(waits_ns) / 1e9,
+            throttled=later.throttled - self.throttled,
+            periods=later.periods - self.periods,
+            switches=later.switches - self.switches,
+        )
 
 
 class Counters:
-    """Reads the counters of this process.  Files stay open: reading one again takes 1 to 2 us
-    instead of 15.
+    """Reads the counters of this process.  Files stay open: reading one again takes 1 to 2 us, and
+    15 with opening it.
 
     proc and cgroups are where /proc and the control groups are mounted.
     """
@@ -83,30 +89,29 @@ class Counters:
         self.limited = [folder for folder in folders if quota_cores(folder)]
         self.no_quota_reason = unknown_quota(folders, proc, cgroups) or "no quota"
         self.missing = None  # why the threads' times are unknown
-        if not any(
-            ran for ran, _ in self._threads().values()
-        ):  # zeros: a kernel without this accounting
+        # Zeros: a kernel without this accounting.
+        if not any(ran for ran, _ in self._threads().values()):
             self.missing = f"{proc}/self/task/*/schedstat is missing or empty on this system"
 
     def _threads(self) -> dict[str, tuple[int, int]]:
-        found, tasks = {}, f"{self.proc}/self/task"
+        """(ns run, ns waited) by thread."""
+        times, tasks = {}, f"{self.proc}/self/task"
         with contextlib.suppress(FileNotFoundError):
             for thread in os.listdir(tasks):
                 with contextlib.suppress(OSError):  # it ended just now
                     if thread not in self._files:
                         self._files[thread] = os.open(f"{tasks}/{thread}/schedstat", os.O_RDONLY)
                     ran, waited, _ = os.pread(self._files[thread], 100, 0).split()
-                    found[thread] = int(ran), int(waited)
-        for thread in self._files.keys() - found.keys():
+                    times[thread] = int(ran), int(waited)
+        for thread in [thread for thread in self._files if thread not in times]:
             os.close(self._files.pop(thread))
-        return found
+        return times
 
     def sample(self) -> Sample:
         threads = {} if self.missing else self._threads()
         quotas = [kernel_counters(folder / "cpu.stat") for folder in self.limited]
-        throttled, periods = (
-            sum(one.get(name, 0) for one in quotas) for name in ("nr_throttled", "nr_periods")
-        )
+        throttled = sum(quota.get("nr_throttled", 0) for quota in quotas)
+        periods = sum(quota.get("nr_periods", 0) for quota in quotas)
         switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
         return Sample(time.perf_counter(), threads, throttled, periods, switches)
 
@@ -118,16 +123,17 @@ class Counters:
 
     def machine(self) -> dict[str, float]:
         """Of the entire machine: clock ticks that its cores were busy and those stolen from it;
-        seconds in which some process waited for a core.
-        What the system does not report is left out."""
-        found = {"at_s": time.perf_counter()}
+        seconds in which some process waited for a core.  What the system does not report is left
+        out."""
+        counts = {"at_s": time.perf_counter()}
         with contextlib.suppress(OSError, ValueError), (self.proc / "stat").open() as file:
             user, nice, system, _, _, irq, softirq, stolen = map(int, file.readline().split()[1:9])
-            found |= {"busy": user + nice + system + irq + softirq + stolen, "stolen": stolen}
+            counts["busy"] = user + nice + system + irq + softirq + stolen
+            counts["stolen"] = stolen
         with contextlib.suppress(OSError, AttributeError):
             pressure = (self.proc / "pressure/cpu").read_text()
-            found["pressure_s"] = int(re.search(r"^some .*total=(\d+)", pressure).group(1)) / 1e6
-        return found
+            counts["pressure_s"] = int(re.search(r"^some .*total=(\d+)", pressure).group(1)) / 1e6
+        return counts
 
 
 def kernel_counters(path: Path) -> dict[str, int]:

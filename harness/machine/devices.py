@@ -52,7 +52,8 @@ def architecture(gpu) -> str:
 
 def check_precision(precision: str, device: torch.device) -> None:
     """Raise UserError for a precision that the device does not support or only emulates."""
-    if refusal := lacks_precision(precision, device):
+    refusal = lacks_precision(precision, device)
+    if refusal:
         raise UserError(f"--precision {precision}: {refusal}", exit_code=2)
 
 
@@ -71,14 +72,13 @@ def lacks_precision(precision: str, device: torch.device) -> str | None:
 
 
 def missing_arithmetic(precision: str, name: str, arch: str) -> str | None:
-    """What a GPU lacks for a precision, as far as its architecture tells
-    (gfx942, sm_80); None if nothing."""
+    """What a GPU lacks for a precision, as far as its architecture tells (gfx942, sm_80); None if
+    nothing."""
     is_early = arch.startswith("sm_") and int(arch[3:-1]) < 8  # before Ampere
+    has_no_tf32 = is_early or (arch.startswith("gfx") and not arch.startswith("gfx94"))
     if precision in ("bf16", BF16_TRUE) and is_early:
         return f"{name} has no bfloat16 arithmetic; use fp16 or fp32"
-    if precision == "tf32" and (
-        is_early or (arch.startswith("gfx") and not arch.startswith("gfx94"))
-    ):
+    if precision == "tf32" and has_no_tf32:
         return f"{name} has no TF32 arithmetic; use fp32, bf16 or fp16"
     return None
 
@@ -102,9 +102,8 @@ def set_arithmetic(precision: str, deterministic: bool) -> None:
     """Set determinism and the precision of float32 matmuls."""
     set_matmul_precision(precision)
     if deterministic:
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # read when cuBLAS is initialized
+        # Read when cuBLAS is initialized.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
 
 
@@ -129,8 +128,8 @@ def arithmetic_in_force(precision: str, deterministic: bool) -> Iterator[None]:
 
 
 def float32_matmuls(precision: str) -> str:
-    """What torch.set_float32_matmul_precision() calls the arithmetic of
-    float32 matmuls under --precision."""
+    """What torch.set_float32_matmul_precision() calls the arithmetic of float32 matmuls under
+    --precision."""
     return "high" if precision == "tf32" else "highest"
 
 
@@ -180,18 +179,16 @@ def memory_of_a_rank(device: torch.device) -> tuple[int, int]:
 
 
 def host_memory() -> tuple[int, int]:
-    """Resident set size of this process in bytes: current and peak.
-    Without /proc only the peak is known."""
+    """Resident set size of this process in bytes: current and peak.  Without /proc only the peak is
+    known."""
     try:
-        lines = dict(
-            line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines()
-        )
-        return int(lines["VmRSS"].split()[0]) * 1024, int(lines["VmHWM"].split()[0]) * 1024
+        text = Path("/proc/self/status").read_text()
     except FileNotFoundError:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-            1 if sys.platform == "darwin" else 1024
-        )
+        unit_bytes = 1 if sys.platform == "darwin" else 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
         return peak, peak
+    lines = dict(line.split(":", 1) for line in text.splitlines())
+    return int(lines["VmRSS"].split()[0]) * 1024, int(lines["VmHWM"].split()[0]) * 1024
 
 
 # ---- Utilization ---------------------------------------------------------------------------------
@@ -217,17 +214,16 @@ class DeviceSampler(threading.Thread):
         self._stop_requested = threading.Event()
 
     def sample(self) -> None:
-        self.memory_bytes.append(
-            torch.cuda.memory_allocated(self.device) if self.on_gpu else host_memory()[0]
-        )
-        if self.utilization_reason is None:
-            try:
-                self._read_utilization = (
-                    self._read_utilization or gpu_driver(self.device).utilization_percent
-                )
-                self.utilization_percent.append(self._read_utilization())
-            except (OSError, ValueError) as error:
-                self.utilization_reason = f"the driver does not tell: {first_line(error)}"
+        in_use = torch.cuda.memory_allocated(self.device) if self.on_gpu else host_memory()[0]
+        self.memory_bytes.append(in_use)
+        if self.utilization_reason is not None:
+            return
+        try:
+            if self._read_utilization is None:
+                self._read_utilization = gpu_driver(self.device).utilization_percent
+            self.utilization_percent.append(self._read_utilization())
+        except (OSError, ValueError) as error:
+            self.utilization_reason = f"the driver does not tell: {first_line(error)}"
 
     def run(self) -> None:
         while not self._stop_requested.wait(0.1):

@@ -6,26 +6,34 @@ thread how long it ran, and how long it was ready to run but had no core.  Besid
 what helps to explain them, counts what others do to a GPU.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple
 
 from harness.base.text import count_of
-from harness.documents.run import Disturbance
-from harness.documents.schema import because, explained
 from harness.machine.cpu_counters import Counters, Interval, Sample
-from harness.machine.gpu_watch import TAKE_TURNS, GpuWatch, gpu_reasons, may_be_shared
+from harness.machine.gpu_watch import (
+    TAKE_TURNS,
+    GpuDisturbance,
+    GpuWatch,
+    gpu_reasons,
+    may_be_shared,
+)
 from harness.machine.host_limits import least_quota, usable_cores
+from harness.schema import Document, explained, field, known_or
+
+if TYPE_CHECKING:
+    import torch
 
 # From these shares on, a measurement counts as disturbed.  benchmarks/README.md compares them with
 # what quiet runs showed, and runs that were slowed down on purpose.
-LONGEST_WAIT = (
-    0.05  # of a step, for the thread that waited longest: the step may be longer by as much
-)
+# Of a step, for the thread that waited longest: the step may be longer by as much.
+LONGEST_WAIT = 0.05
 # Share of the periods of a CPU quota in which it was used up: each makes the process wait
 THROTTLED = 0.05
 STEPS = 0.10  # of the steps, those disturbed: fewer hardly change the median, by its definition
@@ -37,6 +45,42 @@ STEAL = 0.03
 
 MOST_LOST = 0.75  # from this upper bound on, the bound tells nothing
 CURE = "close other programs or take a node of your own, then repeat"
+NOT_RUN = "nothing was measured"
+
+
+class Disturbance(Document):
+    """Of several ranks, that of the one that was disturbed most."""
+
+    disturbed: bool | None = field("whether something made it slower", null=NOT_RUN)
+    waited_share: float | None = field("of thread time, waiting for a core", null=NOT_RUN)
+    longest_wait_share: float | None = field(
+        "of the steps, for the thread that waited longest in each", null=NOT_RUN
+    )
+    steps_disturbed: int | None = field("that waited long enough to be longer", null=NOT_RUN)
+    threads: int = field("that PyTorch uses for one operator")
+    cores: int = field("that the affinity mask allows")
+    load_before: float | None = field(
+        "load average of the minute before", null="this system has no load average"
+    )
+    quota_cores: float | None = field("least CPU quota of the control groups", null="no quota")
+    throttled_share: float | None = field(
+        "of the quota's periods, those in which it was used up", null="no quota"
+    )
+    pressure_share: float | None = field(
+        "of the time, some process of the machine waited for a core", null=NOT_RUN
+    )
+    steal_share: float | None = field(
+        "of the cores' busy time, taken by other virtual machines", null=NOT_RUN
+    )
+    switches_per_sec: float | None = field("involuntary context switches", null=NOT_RUN)
+    sample_us: float | None = field(
+        "microseconds that a sample takes, median, two per step", null=NOT_RUN
+    )
+    gpu: GpuDisturbance | None = field("of the GPU in use", null="no GPU in use")
+    lost_share: float | None = field(
+        "of the steps' time, that is due to it at most, sum over ranks", null=NOT_RUN
+    )
+    reasons: list[str] = field("what disturbed it, with figures")
 
 
 def is_disturbed(step: Interval) -> bool | None:
@@ -46,11 +90,34 @@ def is_disturbed(step: Interval) -> bool | None:
     return step.longest_wait_share >= LONGEST_WAIT if step.run_s else None
 
 
+class Figures(NamedTuple):
+    """What tells whether a measurement was disturbed; fields as in Disturbance."""
+
+    waited_share: float | None
+    longest_wait_share: float | None
+    steps_disturbed: int | None
+    threads: int
+    cores: int
+    quota_cores: float | None
+    throttled_share: float | None
+    steal_share: float | None
+    gpu: dict | None
+
+
+class MachineShares(NamedTuple):
+    """Of the time, or of the cores' busy time; None where the system does not tell."""
+
+    pressure: float | None
+    steal: float | None
+
+
 class DisturbanceMeter:
-    """Measures how far something was disturbed: the steps of a run,
-    each in an interval(), or one long_interval()."""
+    """Measures how far something was disturbed: the steps of a run, each in an interval(), or one
+    long_interval()."""
 
     def __init__(self, device: torch.device, counters: Counters | None = None):
+        import torch  # not before: reading what a run wrote needs no PyTorch
+
         self.on_gpu, self.counters = device.type == "cuda", counters or Counters()
         self.threads, self.cores = torch.get_num_threads(), len(usable_cores())
         self.quota_cores = least_quota(self.counters.limited)
@@ -89,76 +156,75 @@ class DisturbanceMeter:
     def document(self) -> dict:
         """The section `disturbance` of a document; ends the measurement."""
         total = sum(self.intervals, Interval())
-        found = self._waiting(total) | {
-            "threads": self.threads,
-            "cores": self.cores,
-            "load_before": self.load_before,
-        }
-        found |= self._quota(total) | self._machine()
-        found |= self._sampling(total) | {"gpu": self.gpu and self.gpu.document()}
-        self.counters.close()
-        found["lost_share"] = most_lost(found, total.lost_share)
-        reasons = reasons_of(found, len(self.intervals), self.on_gpu)
-        known = bool(reasons) or total.run_s > 0
-        if self.intervals and (why := self.counters.missing):
-            names = (
-                "disturbed",
-                "waited_share",
-                "longest_wait_share",
-                "steps_disturbed",
-                "lost_share",
-            )
-            found |= because(why, *names)
-        return explained(
-            {"disturbed": bool(reasons) if known else None, **found, "reasons": reasons},
-            Disturbance,
+        pressure_share, steal_share = self._machine()
+        figures = Figures(
+            waited_share=total.waited_share,
+            longest_wait_share=total.longest_wait_share,
+            steps_disturbed=self._steps_disturbed(),
+            threads=self.threads,
+            cores=self.cores,
+            quota_cores=self.quota_cores,
+            throttled_share=total.throttled / total.periods if total.periods else None,
+            steal_share=steal_share,
+            gpu=self.gpu.document() if self.gpu else None,
         )
-
-    def _waiting(self, total: Interval) -> dict:
-        marks = [mark for mark in map(is_disturbed, self.intervals) if mark is not None]
-        shares = {
-            "waited_share": total.waited_share,
-            "longest_wait_share": total.longest_wait_share,
-        }
-        return shares | {"steps_disturbed": sum(marks) if marks else None}
-
-    def _quota(self, total: Interval) -> dict:
+        self.counters.close()
+        reasons = reasons_of(figures, len(self.intervals), self.on_gpu)
+        is_known = bool(reasons) or total.run_s > 0
+        no_threads = no_pressure = no_steal = NOT_RUN  # why values are null
+        if self.intervals:
+            proc = self.counters.proc
+            no_threads = self.counters.missing or NOT_RUN
+            no_pressure = f"no {proc}/pressure/cpu on this system"
+            no_steal = f"no {proc}/stat on this system, or no clock tick passed"
         no_quota = self.counters.no_quota_reason
-        throttled = total.throttled / total.periods if total.periods else None
-        why = no_quota if self.quota_cores is None else "shorter than a period of the quota"
-        values = {"quota_cores": self.quota_cores, "throttled_share": throttled}
-        return values | because(no_quota, "quota_cores") | because(why, "throttled_share")
+        no_period = no_quota if self.quota_cores is None else "shorter than a period of the quota"
+        return Disturbance(
+            disturbed=known_or(bool(reasons) if is_known else None, no_threads),
+            waited_share=known_or(figures.waited_share, no_threads),
+            longest_wait_share=known_or(figures.longest_wait_share, no_threads),
+            steps_disturbed=known_or(figures.steps_disturbed, no_threads),
+            threads=figures.threads,
+            cores=figures.cores,
+            load_before=self.load_before,
+            quota_cores=known_or(figures.quota_cores, no_quota),
+            throttled_share=known_or(figures.throttled_share, no_period),
+            pressure_share=known_or(pressure_share, no_pressure),
+            steal_share=known_or(figures.steal_share, no_steal),
+            switches_per_sec=total.switches / total.wall_s if total.wall_s else None,
+            sample_us=1e6 * statistics.median(self._sampling_s) if self._sampling_s else None,
+            gpu=figures.gpu,
+            lost_share=known_or(most_lost(figures, total.lost_share), no_threads),
+            reasons=reasons,
+        ).as_json()
 
-    def _machine(self) -> dict:
+    def _steps_disturbed(self) -> int | None:
+        """Steps that may be longer for waiting; None if the system tells of none."""
+        marks = [is_disturbed(interval) for interval in self.intervals]
+        known = [mark for mark in marks if mark is not None]
+        return known.count(True) if known else None
+
+    def _machine(self) -> MachineShares:
         """What other processes and other virtual machines took of the machine's cores."""
         after, before = self.counters.machine(), self._before
-        change = {name: after[name] - before[name] for name in after.keys() & before.keys()}
+        change = {name: after[name] - before[name] for name in after if name in before}
         steal = change["stolen"] / change["busy"] if change.get("busy") else None
         pressure = None
-        if (
-            change.get("at_s") and "pressure_s" in change
-        ):  # the kernel updates its sum only now and then
+        # The kernel updates its sum only now and then.
+        if change.get("at_s") and "pressure_s" in change:
             pressure = min(1.0, change["pressure_s"] / change["at_s"])
-        shares = {"pressure_share": pressure, "steal_share": steal}
-        if not self.intervals:
-            return shares
-        no_steal = f"no {self.counters.proc}/stat on this system, or no clock tick passed"
-        no_pressure = f"no {self.counters.proc}/pressure/cpu on this system"
-        return shares | because(no_pressure, "pressure_share") | because(no_steal, "steal_share")
-
-    def _sampling(self, total: Interval) -> dict:
-        switches = total.switches / total.wall_s if total.wall_s else None
-        sample_us = 1e6 * statistics.median(self._sampling_s) if self._sampling_s else None
-        return {"switches_per_sec": switches, "sample_us": sample_us}
+        return MachineShares(pressure, steal)
 
 
-def most_lost(values: dict, waiting: float | None) -> float | None:
+def most_lost(figures: Figures, waiting: float | None) -> float | None:
     """Upper bound of the share of the time lost to everything that disturbed the measurement:
     waiting, and what the other figures tell."""
-    gpu = values["gpu"]
-    if waiting is None or (gpu and may_be_shared(gpu)):  # what they take of the GPU is unknown
-        return None if waiting is None else 1.0
-    lost = waiting + (values["throttled_share"] or 0.0) + (values["steal_share"] or 0.0)
+    gpu = figures.gpu
+    if waiting is None:
+        return None
+    if gpu and may_be_shared(gpu):  # what others take of the GPU is unknown
+        return 1.0
+    lost = waiting + (figures.throttled_share or 0.0) + (figures.steal_share or 0.0)
     if gpu and gpu["lowered_by"] and gpu["clock_mhz"] and gpu["max_clock_mhz"]:
         lost += max(0.0, 1 - gpu["clock_mhz"] / gpu["max_clock_mhz"])
     return min(1.0, lost)
@@ -181,23 +247,34 @@ def crowding(threads: int, cores: int, quota: float | None) -> list[str]:
     return [f"{count_of(threads, 'thread')}{each} on {limit}"]
 
 
-def reasons_of(values: dict, intervals: int, on_gpu: bool) -> list[str]:
+def reasons_of(figures: Figures, intervals: int, on_gpu: bool) -> list[str]:
     """What disturbed a measurement, each with its figure."""
-    found = []
-    waited, longest = values["waited_share"], values["longest_wait_share"]
-    if waited is not None and longest >= LONGEST_WAIT:
-        one = f", one thread for {longest:.0%} of the steps" if longest > 2 * waited else ""
-        found.append(f"{waited:.0%} of thread time waited for a core{one}")
-    elif (values["steps_disturbed"] or 0) >= max(2, STEPS * intervals):
-        quota = " or for the CPU quota" if values["throttled_share"] else ""
-        found.append(f"{values['steps_disturbed']} of {intervals} steps waited for a core{quota}")
+    reasons = reason_of_waits(figures, intervals)
     if not on_gpu:
-        found += crowding(values["threads"], values["cores"], values["quota_cores"])
-    if (values["throttled_share"] or 0) >= THROTTLED:
-        found.append(f"CPU quota used up in {values['throttled_share']:.0%} of its periods")
-    if (values["steal_share"] or 0) >= STEAL:
-        found.append(f"{values['steal_share']:.0%} of core time stolen by other virtual machines")
-    return found + (gpu_reasons(values["gpu"]) if values["gpu"] else [])
+        reasons += crowding(figures.threads, figures.cores, figures.quota_cores)
+    throttled, stolen = figures.throttled_share or 0.0, figures.steal_share or 0.0
+    if throttled >= THROTTLED:
+        reasons.append(f"CPU quota used up in {throttled:.0%} of its periods")
+    if stolen >= STEAL:
+        reasons.append(f"{stolen:.0%} of core time stolen by other virtual machines")
+    if figures.gpu:
+        reasons += gpu_reasons(figures.gpu)
+    return reasons
+
+
+def reason_of_waits(figures: Figures, intervals: int) -> list[str]:
+    """That threads waited for a core, if it made a thread wait for long, or many steps."""
+    waited, longest = figures.waited_share, figures.longest_wait_share
+    if waited is not None and longest >= LONGEST_WAIT:
+        reason = f"{waited:.0%} of thread time waited for a core"
+        if longest > 2 * waited:
+            reason += f", one thread for {longest:.0%} of the steps"
+        return [reason]
+    steps = figures.steps_disturbed or 0
+    if steps < max(2, STEPS * intervals):
+        return []
+    quota = " or for the CPU quota" if figures.throttled_share else ""
+    return [f"{steps} of {intervals} steps waited for a core{quota}"]
 
 
 def over_ranks(documents: list[dict], names: Sequence[str] | None = None) -> dict:
@@ -206,33 +283,51 @@ def over_ranks(documents: list[dict], names: Sequence[str] | None = None) -> dic
 
     lost_share is the sum: the ranks may have been disturbed one after the other.
     """
-    lost = [one["lost_share"] for one in documents]
-    worst = max(
-        range(len(documents)),
-        key=lambda rank: (bool(documents[rank]["disturbed"]), lost[rank] or 0.0),
-    )
-    found, disturbed = documents[worst], sum(bool(one["disturbed"]) for one in documents)
-    if not disturbed:  # "unknown" is said of any rank
-        return next((one for one in documents if one["disturbed"] is None), found)
     if len(documents) == 1:
-        return found
-    more = f" (of {disturbed} disturbed)" if disturbed > 1 else ""
-    name = names[worst] if names else f"rank {worst}"
-    reasons = [f"{name}{more}: {found['reasons'][0]}", *found["reasons"][1:]]
-    unknown = next((one["lost_share_reason"] for one in documents if one["lost_share"] is None), "")
-    total = {"lost_share": None if unknown else min(1.0, sum(lost)), "lost_share_reason": unknown}
-    return explained(found | {"reasons": reasons} | total, Disturbance)
+        return documents[0]
+    disturbed = [document for document in documents if document["disturbed"]]
+    if not disturbed:  # "unknown" is said of any rank
+        unknown = [document for document in documents if document["disturbed"] is None]
+        return unknown[0] if unknown else most_disturbed(documents)
+    worst = most_disturbed(disturbed)
+    rank = documents.index(worst)
+    name = names[rank] if names else f"rank {rank}"
+    if len(disturbed) > 1:
+        name += f" (of {len(disturbed)} disturbed)"
+    return summed_up(worst, name, documents)
+
+
+def most_disturbed(documents: list[dict]) -> dict:
+    """Of several ranks, that of the one that lost most."""
+    return max(documents, key=lambda document: document["lost_share"] or 0.0)
+
+
+def summed_up(worst: dict, name: str, documents: list[dict]) -> dict:
+    """The document of the rank of this name, with what all of them have lost."""
+    document = dict(worst)
+    first, *others = document["reasons"]
+    document["reasons"] = [f"{name}: {first}", *others]
+    unknown = [of_rank for of_rank in documents if of_rank["lost_share"] is None]
+    if unknown:
+        document["lost_share"] = None
+        document["lost_share_reason"] = unknown[0]["lost_share_reason"]
+    else:
+        document["lost_share"] = min(1.0, sum(of_rank["lost_share"] for of_rank in documents))
+        document["lost_share_reason"] = ""
+    return explained(document, Disturbance)
 
 
 def disturbance_text(document: dict) -> str:
     """What follows 'Disturbance: ' in a summary."""
     if document["disturbed"] is None:
         return f"unknown: {document['disturbed_reason']}"
+    gpu = document.get("gpu")
     if not document["disturbed"]:
-        gpu = document["gpu"]
-        silent = gpu and gpu["other_processes"] is None and gpu["lowered_by"] is None
-        return "none seen" + "; GPU: not known here" * bool(silent)
-    turns = [TAKE_TURNS] if (gpu := document.get("gpu")) and may_be_shared(gpu) else []
+        is_silent = gpu and gpu["other_processes"] is None and gpu["lowered_by"] is None
+        return "none seen; GPU: not known here" if is_silent else "none seen"
     lost = document["lost_share"]
     most = "far" if lost is None or lost >= MOST_LOST else f"up to {lost / (1 - lost):.0%}"
-    return "; ".join([*document["reasons"], f"times may be {most} too long; {CURE}", *turns])
+    parts = [*document["reasons"], f"times may be {most} too long; {CURE}"]
+    if gpu and may_be_shared(gpu):
+        parts.append(TAKE_TURNS)
+    return "; ".join(parts)

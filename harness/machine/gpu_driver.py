@@ -23,8 +23,11 @@ import re
 import struct
 from ctypes import c_uint, c_ulonglong
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
+
 
 COUNTERS = 2**32  # AMD's start again from 0 here
 
@@ -38,20 +41,26 @@ class Slowdowns(dict):
     def since(self, before: Slowdowns) -> dict[str, float]:
         """Share of the readings in between, by cause; without those that lowered nothing."""
         readings = max(1, (self.readings - before.readings) % COUNTERS)
-        changes = {cause: (n - before.get(cause, 0)) % COUNTERS for cause, n in self.items()}
-        return {cause: min(1.0, n / readings) for cause, n in changes.items() if n}
+        shares = {}
+        for cause, count in self.items():
+            more = (count - before.get(cause, 0)) % COUNTERS
+            if more:
+                shares[cause] = min(1.0, more / readings)
+        return shares
 
     def plus(self, causes: dict[str, int], bits: int) -> Slowdowns:
         """With one more reading, in which these bits were set."""
-        total = Slowdowns(
-            {words: self.get(words, 0) + bool(bits & mask) for words, mask in causes.items()}
-        )
+        total = Slowdowns()
+        for cause, mask in causes.items():
+            total[cause] = self.get(cause, 0) + (1 if bits & mask else 0)
         total.readings = self.readings + 1
         return total
 
 
 def gpu_driver(device: torch.device, sysfs: Path = Path("/sys")) -> AmdDriver | NvidiaDriver:
     """The driver's reports about a GPU.  Raises OSError."""
+    import torch  # not before: reading what a run wrote needs no PyTorch
+
     return AmdDriver(device, sysfs) if torch.version.hip else NvidiaDriver(device)
 
 
@@ -89,16 +98,15 @@ class NvidiaDriver:
         self.nvml, self.handle = ctypes.CDLL(self.LIBRARY), ctypes.c_void_p()
         self._slowdowns = Slowdowns()
         self._call("nvmlInit_v2")
+        import torch  # not before: reading what a run wrote needs no PyTorch
+
         uuid = str(torch.cuda.get_device_properties(device).uuid)
-        by_uuid = "nvmlDeviceGetHandleByUUID"
-        if self._code(by_uuid, f"GPU-{uuid}".encode(), ctypes.byref(self.handle)) == self.NOT_FOUND:
-            self._call(
-                by_uuid, f"MIG-{uuid}".encode(), ctypes.byref(self.handle)
-            )  # a part of a GPU (MIG)
+        by_uuid, handle = "nvmlDeviceGetHandleByUUID", ctypes.byref(self.handle)
+        if self._code(by_uuid, f"GPU-{uuid}".encode(), handle) == self.NOT_FOUND:
+            self._call(by_uuid, f"MIG-{uuid}".encode(), handle)  # a part of a GPU (MIG)
         self.card = ctypes.c_void_p()  # it has the clocks
-        if self._code(
-            "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", self.handle, ctypes.byref(self.card)
-        ):
+        card_of_part = "nvmlDeviceGetDeviceHandleFromMigDeviceHandle"
+        if self._code(card_of_part, self.handle, ctypes.byref(self.card)):
             self.card = self.handle
 
     def _code(self, function: str, *arguments) -> int:
@@ -107,7 +115,8 @@ class NvidiaDriver:
         return getattr(self.nvml, function)(*arguments)
 
     def _call(self, function: str, *arguments) -> None:
-        if code := self._code(function, *arguments):
+        code = self._code(function, *arguments)
+        if code:
             raise OSError(f"{function} returned {code}")
 
     def _number(self, function: str, *arguments, kind=ctypes.c_uint) -> int:
@@ -123,13 +132,18 @@ class NvidiaDriver:
 
     def processes(self) -> list[int]:
         """Process ids on the GPU or, with MIG, on the part of it that is in use."""
-        found, n = (_Process * self.MOST_PROCESSES)(), ctypes.c_uint(self.MOST_PROCESSES)
+        processes = (_Process * self.MOST_PROCESSES)()
+        count = ctypes.c_uint(self.MOST_PROCESSES)
         # Of version 3 the structure differs between drivers (github.com/XuehaiPan/nvitop/pull/79).
-        self._call("nvmlDeviceGetComputeRunningProcesses_v2", self.handle, ctypes.byref(n), found)
-        part_of = {process.pid: process.gpu_instance for process in found[: n.value]}
-        if len({*part_of.values()}) > 1 and os.getpid() not in part_of:
+        list_processes = "nvmlDeviceGetComputeRunningProcesses_v2"
+        self._call(list_processes, self.handle, ctypes.byref(count), processes)
+        parts = {process.pid: process.gpu_instance for process in processes[: count.value]}
+        own = os.getpid()
+        if own in parts:
+            return [pid for pid, part in parts.items() if part == parts[own]]
+        if len(set(parts.values())) > 1:
             raise OSError("the driver does not tell which part of the GPU (MIG) this process uses")
-        return [pid for pid, part in part_of.items() if part == part_of.get(os.getpid(), part)]
+        return list(parts)
 
     def clock_mhz(self) -> int:
         return self._number("nvmlDeviceGetClockInfo", self.SM_CLOCK)
@@ -166,15 +180,9 @@ AMD_BITS = {
 AMD_CAUSES = {words: sum(1 << bit for bit in bits) for words, bits in AMD_BITS.items()}
 INDEP_THROTTLE_STATUS = 112  # bytes before it
 # Where 1.6 to 1.8 have the number of readings and, behind it, how often each of these limited the
-# clocks.
+# clocks; None: power.
 ACCUMULATION_COUNTER = {6: 32, 7: 40, 8: 40}
-COUNTED = (
-    "heat (processor hot)",
-    None,
-    "heat (socket)",
-    "heat (voltage regulator)",
-    "heat (HBM)",
-)  # None: power
+COUNTED = ("heat (processor hot)", None, "heat (socket)", "heat (voltage regulator)", "heat (HBM)")
 
 
 class AmdDriver:
@@ -188,28 +196,25 @@ class AmdDriver:
 
     def processes(self) -> list[int]:
         """Process ids with a queue on the card; its partitions share address and power."""
-        ids, found = self._ids(), set()
+        ids, pids = self._ids(), set()
         for file in self.kfd.glob("proc/*/queues/*/gpuid"):
             with contextlib.suppress(FileNotFoundError):  # it ended just now
                 if file.read_text().strip() in ids:
-                    found.add(int(file.parents[2].name))
-        return sorted(found)
+                    pids.add(int(file.parents[2].name))
+        return sorted(pids)
 
     def _ids(self) -> set[str]:
         """What the compute driver calls the card."""
         domain, bus, slot = (int(part, 16) for part in re.split("[:.]", self.folder.name)[:3])
-        found = set()
+        place = (domain, bus << 5 | slot)
+        ids = set()
         for node in self.kfd.glob("topology/nodes/*"):
             with contextlib.suppress(PermissionError):  # a card that this job may not use
-                values = dict(
-                    line.split() for line in (node / "properties").read_text().splitlines()
-                )
-                if (int(values["domain"]), int(values["location_id"]) >> 3) == (
-                    domain,
-                    bus << 5 | slot,
-                ):
-                    found.add((node / "gpu_id").read_text().strip())
-        return found
+                text = (node / "properties").read_text()
+                values = dict(line.split() for line in text.splitlines())
+                if (int(values["domain"]), int(values["location_id"]) >> 3) == place:
+                    ids.add((node / "gpu_id").read_text().strip())
+        return ids
 
     def _clocks(self) -> list[tuple[str, str]]:
         """MHz, and '*' if it is the current one."""
@@ -226,18 +231,18 @@ class AmdDriver:
 
     def power_limits_w(self) -> tuple[float, ...]:
         """As above; none for the second half of a card."""
-        files = [
-            file
-            for name in ("cap", "cap_default")
-            for file in self.folder.glob(f"hwmon/*/power1_{name}")
-        ]
-        return tuple(watts for file in files if (watts := int(file.read_text()) / 1e6))
+        limits_w = []
+        for name in ("power1_cap", "power1_cap_default"):
+            for file in self.folder.glob(f"hwmon/*/{name}"):
+                watts = int(file.read_text()) / 1e6
+                if watts:
+                    limits_w.append(watts)
+        return tuple(limits_w)
 
     def slowdowns(self) -> Slowdowns:
         """Takes a reading, where the driver does not count itself."""
-        table = (
-            (self.folder / "gpu_metrics").read_bytes().ljust(128, b"\xff")
-        )  # all bits set: not known
+        # Behind its end all bits are set, which means that a value is not known.
+        table = (self.folder / "gpu_metrics").read_bytes().ljust(128, b"\xff")
         revision, content = table[2], table[3]
         if (revision, content) == (1, 3):
             (bits,) = struct.unpack_from("=Q", table, INDEP_THROTTLE_STATUS)
@@ -251,19 +256,23 @@ class AmdDriver:
                 " known"
             )
         readings, *counts = struct.unpack_from("=6I", table, ACCUMULATION_COUNTER[content])
-        found = Slowdowns({words: n for words, n in zip(COUNTED, counts, strict=True) if words})
-        found.readings = readings
-        return found
+        slowdowns = Slowdowns()
+        for cause, count in zip(COUNTED, counts, strict=True):
+            if cause is not None:
+                slowdowns[cause] = count
+        slowdowns.readings = readings
+        return slowdowns
 
 
 def pci_folder(device: torch.device, sysfs: Path = Path("/sys")) -> Path:
     """The folder that Linux has for a GPU.  Raises FileNotFoundError."""
+    import torch  # not before: reading what a run wrote needs no PyTorch
+
     gpu, devices = torch.cuda.get_device_properties(device), sysfs / "bus/pci/devices"
     if hasattr(gpu, "pci_bus_id"):  # PyTorch 2.8 and later
         return devices / f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
-    serial = bytes.fromhex(str(gpu.uuid).replace("-", "")).decode(
-        "ascii", "replace"
-    )  # what HIP's UUID spells
+    spelled = bytes.fromhex(str(gpu.uuid).replace("-", ""))  # HIP's UUID is the card's serial
+    serial = spelled.decode("ascii", "replace")
     for file in devices.glob("*/unique_id"):
         if file.read_text().strip() == serial:
             return file.parent

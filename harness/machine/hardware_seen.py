@@ -6,8 +6,8 @@ python3 -m harness.machine.hardware_seen access        the same if this process 
                                                        device files
 python3 -m harness.machine.hardware_seen accelerator   what the launchers choose a build of PyTorch
                                                        for
-The last two need no PyTorch.  Drivers are asked by their files,
-as their tools are often not on PATH.
+The last two need no PyTorch.  Drivers are asked by their files, as their tools are often not on
+PATH.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 BUILT_FOR = Path(__file__).with_name("gpu_architectures.txt")
 # First driver for each major version of CUDA; docs.nvidia.com/deploy/cuda-compatibility, minor
@@ -57,7 +58,8 @@ def unreachable_hardware(root: Path = Path("/")) -> str | None:
     """The GPU whose device files this process cannot use, and why; None if there is none.  PyTorch
     is not needed."""
     for platform, gpu in _gpus(root).items():
-        if cause := _no_access(root, platform, gpu):
+        cause = _no_access(root, platform, gpu)
+        if cause:
             return f"this machine has {gpu}, but {cause}"
     return None
 
@@ -68,18 +70,22 @@ def unreachable_hardware(root: Path = Path("/")) -> str | None:
 def accelerator(root: Path = Path("/")) -> str:
     """`cuda` and the version of NVIDIA's driver, or `rocm` and the architecture, or `cpu` and the
     architectures of AMD's GPUs that no published build is for."""
-    if driver := _nvidia_driver(root):
+    driver = _nvidia_driver(root)
+    if driver:
         return f"cuda {driver}"
-    if arch := _usable(_amd_architectures(root)):
+    arch = _usable(_amd_architectures(root))
+    if arch:
         return f"rocm {arch}"
-    return " ".join(["cpu", *sorted(set(_kernel_architectures(root)[0]))])
+    return " ".join(["cpu", *sorted(set(_kernel_architectures(root).names))])
 
 
 def _gpus(root: Path) -> dict[str, str]:
     """By platform, CUDA or ROCm; the first is the one that the launchers install PyTorch for."""
     gpus = {"CUDA": "an NVIDIA GPU"} if _has_nvidia_gpu(root) else {}
-    of_another_job = OF_ANOTHER_JOB if _kernel_architectures(root)[1] else None
-    if arch := _usable(_amd_architectures(root)) or of_another_job:
+    arch = _usable(_amd_architectures(root))
+    if arch is None and _kernel_architectures(root).withheld:
+        arch = OF_ANOTHER_JOB
+    if arch:
         gpus["ROCm"] = f"an AMD GPU ({arch})"
     return gpus
 
@@ -92,28 +98,31 @@ def _usable(architectures: list[str]) -> str | None:
 
 def _amd_architectures(root: Path) -> list[str]:
     """By the kernel; else by rocminfo, which knows HSA_OVERRIDE_GFX_VERSION."""
-    found, _ = _kernel_architectures(root)
-    return found if _usable(found) else _rocm_architectures(root)
+    names = _kernel_architectures(root).names
+    return names if _usable(names) else _rocm_architectures(root)
 
 
-def _kernel_architectures(root: Path) -> tuple[list[str], bool]:
-    """By the driver's topology, which a container without the devices shows as well; and whether
-    some of it is withheld, as a batch system does with GPUs of other jobs."""
-    found, withheld = [], False
+class Architectures(NamedTuple):
+    """Of AMD's GPUs, by the driver."""
+
+    names: list[str]  # such as gfx942, one for each GPU
+    withheld: bool  # some of them are not shown, as a batch system does with GPUs of other jobs
+
+
+def _kernel_architectures(root: Path) -> Architectures:
+    """By the driver's topology, which a container without the devices shows as well."""
+    names, withheld = [], False
     for file in sorted(root.glob("sys/class/kfd/kfd/topology/nodes/*/properties")):
         try:
             version = re.search(r"^gfx_target_version (\d+)", file.read_text(), re.M)
         except OSError:
             withheld = True
             continue
-        if version and int(version[1]):  # 0: a CPU
-            major, minor, step = (
-                int(version[1]) // 10000,
-                int(version[1]) // 100 % 100,
-                int(version[1]) % 100,
-            )
-            found.append(f"gfx{major}{minor:x}{step:x}")
-    return found, withheld
+        number = int(version[1]) if version else 0  # 90402 of gfx942; 0 of a CPU
+        if number:
+            major, minor, step = number // 10000, number // 100 % 100, number % 100
+            names.append(f"gfx{major}{minor:x}{step:x}")
+    return Architectures(names, withheld)
 
 
 def _rocm_architectures(root: Path) -> list[str]:
@@ -123,20 +132,24 @@ def _rocm_architectures(root: Path) -> list[str]:
         f"{root}/opt/rocm/bin",
     ]
     rocminfo = shutil.which("rocminfo", path=os.pathsep.join(folders))
-    return re.findall(r"^\s*Name:\s*(gfx\w+)", _output_of(rocminfo) if rocminfo else "", re.M)
+    if rocminfo is None:
+        return []
+    return re.findall(r"^\s*Name:\s*(gfx\w+)", _output_of(rocminfo), re.M)
 
 
 def _has_nvidia_gpu(root: Path) -> bool:
-    found = any(root.glob("proc/driver/nvidia/gpus/*"))  # in WSL there are no such files
-    return found or bool(re.search(r"^GPU ", _output_of("nvidia-smi", "-L"), re.M))
+    if any(root.glob("proc/driver/nvidia/gpus/*")):
+        return True
+    # In WSL there are no such files.
+    return re.search(r"^GPU ", _output_of("nvidia-smi", "-L"), re.M) is not None
 
 
 def _nvidia_driver(root: Path) -> str | None:
     """Its version."""
     with contextlib.suppress(OSError):
-        if version := re.search(
-            r" (\d+\.[\d.]+) ", (root / "proc/driver/nvidia/version").read_text()
-        ):
+        text = (root / "proc/driver/nvidia/version").read_text()
+        version = re.search(r" (\d+\.[\d.]+) ", text)
+        if version:
             return version[1]
     told = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     version = re.search(r"^[\d.]+$", told, re.M)
@@ -157,15 +170,17 @@ def _output_of(*command: str) -> str:
 
 def _cause(root: Path, platform: str, built_for: str, gpu: str, torch) -> str:
     """platform: ROCm or CUDA, whichever the GPU needs."""
-    found = (
-        _no_access(root, platform, gpu)
-        or (_wrong_build(platform, built_for) if built_for != platform else None)
-        or _hidden_by_variable(platform)
-        or (_driver_too_old(root, torch) if platform == "CUDA" else None)
-        or _job_without_gpu()
-    )
-    if found:
-        return found
+    cause = _no_access(root, platform, gpu)
+    if cause is None and built_for != platform:
+        cause = _wrong_build(platform, built_for)
+    cause = cause or _hidden_by_variable(platform)
+    if cause is None and platform == "CUDA":
+        cause = _driver_too_old(root, torch)
+    return cause or _job_without_gpu() or _what_pytorch_says(platform, torch)
+
+
+def _what_pytorch_says(platform: str, torch) -> str:
+    """The error that it raises when it is to use a GPU, which has no cause that is known here."""
     try:
         torch.cuda.init()
         said = "PyTorch gives no reason"
@@ -193,16 +208,17 @@ def _hidden_by_variable(platform: str) -> str | None:
 def numbered_twice() -> str | None:
     """AMD's driver leaves the GPUs of ROCR_VISIBLE_DEVICES, and the other variables number those
     from 0 again."""
-    left = [one for one in os.environ.get("ROCR_VISIBLE_DEVICES", "").split(",") if one.strip()]
+    visible = os.environ.get("ROCR_VISIBLE_DEVICES", "")
+    gpus_left = [gpu for gpu in visible.split(",") if gpu.strip()]
+    if not gpus_left:
+        return None
     for name in VISIBLE[:2]:
         asked = os.environ.get(name, "")
-        if left and any(
-            int(number) >= len(left) for number in re.findall(r"(?<!\w)\d+(?!\w)", asked)
-        ):
-            there = f"ROCR_VISIBLE_DEVICES={os.environ['ROCR_VISIBLE_DEVICES']}"
+        numbers = [int(number) for number in re.findall(r"(?<!\w)\d+(?!\w)", asked)]
+        if max(numbers, default=0) >= len(gpus_left):
             return (
-                f"{name}={asked} hides GPUs, as it counts from 0 among those of {there}; unset one"
-                " of the two"
+                f"{name}={asked} hides GPUs, as it counts from 0 among those of"
+                f" ROCR_VISIBLE_DEVICES={visible}; unset one of the two"
             )
     return None
 
@@ -224,25 +240,51 @@ def _no_access(root: Path, platform: str, gpu: str) -> str | None:
     the user lacks."""
     if OF_ANOTHER_JOB in gpu:
         return "it was not given to this job; ask the batch system for a GPU, with Slurm --gpus=1"
-    control = root / ("dev/kfd" if platform == "ROCm" else "dev/nvidiactl")
-    driver = root / ("sys/class/kfd" if platform == "ROCm" else "proc/driver/nvidia")
-    if not control.exists():
-        flags = "--device=/dev/kfd --device=/dev/dri" if platform == "ROCm" else "--gpus all"
-        apptainer = "--rocm" if platform == "ROCm" else "--nv"
-        missing = (
-            f"/dev/{control.name} is missing; start a container with {flags}, or apptainer with"
-            f" {apptainer}"
-        )
-        return missing if driver.exists() else None  # in WSL a GPU has neither
-    render = sorted(root.glob("dev/dri/renderD*")) if platform == "ROCm" else []
-    for needed in ([control], render):
-        if needed and not any(os.access(file, os.R_OK | os.W_OK) for file in needed):
-            group = needed[0].stat().st_gid
-            with contextlib.suppress(KeyError):
-                group = grp.getgrgid(group).gr_name
-            how = f"usermod -aG {group} $USER, a new login; a container: --group-add {group}"
-            return f"no access to /{needed[0].relative_to(root)}; join the group {group} ({how})"
-    return None
+    files = FILES_OF_ROCM if platform == "ROCm" else FILES_OF_CUDA
+    if (root / files.control).exists():
+        refused = _refused([root / files.control])
+        if refused is None and files.render:
+            refused = _refused(sorted(root.glob(files.render)))
+        return refused and _how_to_join_group(refused, root)
+    if not (root / files.driver).exists():  # in WSL a GPU has neither
+        return None
+    return (
+        f"/{files.control} is missing; start a container with {files.docker}, or apptainer with"
+        f" {files.apptainer}"
+    )
+
+
+class DeviceFiles(NamedTuple):
+    """Of a platform, below the root of the file system, and the flags with which containers have
+    them."""
+
+    control: str  # what every process that uses a GPU opens
+    render: str  # a pattern of what it opens for each GPU; '': the permissions of one tell
+    driver: str  # there where the driver is loaded
+    docker: str
+    apptainer: str
+
+
+FILES_OF_ROCM = DeviceFiles(
+    "dev/kfd", "dev/dri/renderD*", "sys/class/kfd", "--device=/dev/kfd --device=/dev/dri", "--rocm"
+)
+FILES_OF_CUDA = DeviceFiles("dev/nvidiactl", "", "proc/driver/nvidia", "--gpus all", "--nv")
+
+
+def _refused(files: list[Path]) -> Path | None:
+    """The first of the files, if this process may use none of them."""
+    if not files or any(os.access(file, os.R_OK | os.W_OK) for file in files):
+        return None
+    return files[0]
+
+
+def _how_to_join_group(file: Path, root: Path) -> str:
+    """The line for a device file of a group that the user lacks."""
+    group = file.stat().st_gid
+    with contextlib.suppress(KeyError):
+        group = grp.getgrgid(group).gr_name
+    how = f"usermod -aG {group} $USER, a new login; a container: --group-add {group}"
+    return f"no access to /{file.relative_to(root)}; join the group {group} ({how})"
 
 
 def _job_without_gpu() -> str | None:
@@ -258,5 +300,8 @@ if __name__ == "__main__":
     here = Path(os.environ.get("TINY_LLAMA_ROOT") or "/")
     if sys.argv[1:] == ["accelerator"]:
         print(accelerator(here))
-    elif found := (unreachable_hardware if sys.argv[1:] == ["access"] else unseen_hardware)(here):
-        sys.exit(f"error: {found}")
+    else:
+        look = unreachable_hardware if sys.argv[1:] == ["access"] else unseen_hardware
+        problem = look(here)
+        if problem:
+            sys.exit(f"error: {problem}")

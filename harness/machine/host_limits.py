@@ -1,5 +1,5 @@
-"""What this process may use of its host: cores and memory,
-by its control groups of version 1 or 2."""
+"""What this process may use of its host: cores and memory, by its control groups of version 1 or
+2."""
 
 import contextlib
 import os
@@ -21,29 +21,29 @@ def cgroup_folders(
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    found = []
-    for _, controllers, path in (line.split(":", 2) for line in lines):
+    groups = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
         mount = cgroups / controllers  # version 1; version 2 names no controllers
         folder = mount / path.strip("/")
         # In a container the path may be that of the host; its own group is then the mount itself.
-        every = (one for one in (folder, *folder.parents) if one.is_relative_to(mount))
-        found += [one for one in every if (one / f"{controller}.stat").exists()]
-    return found
+        for group in (folder, *folder.parents):
+            if group.is_relative_to(mount) and (group / f"{controller}.stat").exists():
+                groups.append(group)
+    return groups
 
 
 # ---- Cores ---------------------------------------------------------------------------------------
 
 
 def usable_cores() -> set[int]:
-    """Cores that this process may run on: those of its affinity mask,
-    where there is one (macOS has none)."""
-    return (
-        os.sched_getaffinity(0)
-        if hasattr(os, "sched_getaffinity")
-        else set(range(os.cpu_count() or 1))
-    )
+    """Cores that this process may run on: those of its affinity mask, where there is one (macOS has
+    none)."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
 def unknown_quota(folders: list[Path], proc: Path, cgroups: Path) -> str | None:
@@ -52,13 +52,14 @@ def unknown_quota(folders: list[Path], proc: Path, cgroups: Path) -> str | None:
         return f"no {proc}/self/cgroup on this system"
     if not folders:
         return f"{cgroups} does not have the control group of this process"
-    for file in (folder / name for folder in folders for name in ("cpu.max", "cpu.cfs_quota_us")):
-        try:
-            file.read_text()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            return f"{file}: {error.strerror}"
+    for folder in folders:
+        for file in (folder / "cpu.max", folder / "cpu.cfs_quota_us"):
+            try:
+                file.read_text()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                return f"{file}: {error.strerror}"
     return None
 
 
@@ -68,16 +69,16 @@ def quota_cores(folder: Path) -> float | None:
         if (folder / "cpu.max").exists():
             quota, period = (folder / "cpu.max").read_text().split()
         else:
-            quota, period = (
-                (folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
-            )
+            quota = (folder / "cpu.cfs_quota_us").read_text()
+            period = (folder / "cpu.cfs_period_us").read_text()
         return int(quota) / int(period) if int(quota) > 0 else None  # "max" is no number
     return None
 
 
 def least_quota(folders: Iterable[Path]) -> float | None:
     """Of these control groups: each limits the process."""
-    return min(filter(None, map(quota_cores, folders)), default=None)
+    quotas = [quota_cores(folder) for folder in folders]
+    return min([quota for quota in quotas if quota], default=None)
 
 
 # ---- Memory --------------------------------------------------------------------------------------
@@ -93,9 +94,8 @@ def available_host_memory() -> int | None:
     """Bytes that can still be allocated here without swapping; None where the system does not
     report it (no /proc)."""
     with contextlib.suppress(OSError, KeyError):
-        lines = dict(
-            line.split(":", 1) for line in (ROOT / "proc/meminfo").read_text().splitlines()
-        )
+        text = (ROOT / "proc/meminfo").read_text()
+        lines = dict(line.split(":", 1) for line in text.splitlines())
         available = int(lines["MemAvailable"].split()[0]) * 1024
         return max(0, min([available, *(limit - used for limit, used in cgroup_limits())]))
     return None
@@ -107,9 +107,16 @@ def cgroup_limits() -> list[tuple[int, int]]:
     limits = []
     for folder in cgroup_folders("memory", ROOT / "proc", ROOT / "sys/fs/cgroup"):
         with contextlib.suppress(OSError, ValueError, KeyError):  # no limit is written as "max"
-            is_first = (folder / "memory.limit_in_bytes").exists()  # version
-            names = ("limit_in_bytes", "usage_in_bytes") if is_first else ("max", "current")
-            limit, current = (int((folder / f"memory.{name}").read_text()) for name in names)
+            if (folder / "memory.limit_in_bytes").exists():  # version 1
+                limit_name, usage_name, cache_name = (
+                    "limit_in_bytes",
+                    "usage_in_bytes",
+                    "total_cache",
+                )
+            else:
+                limit_name, usage_name, cache_name = "max", "current", "file"
+            limit_bytes = int((folder / f"memory.{limit_name}").read_text())
+            used_bytes = int((folder / f"memory.{usage_name}").read_text())
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            limits.append((limit, current - int(stat["total_cache" if is_first else "file"])))
+            limits.append((limit_bytes, used_bytes - int(stat[cache_name])))
     return limits

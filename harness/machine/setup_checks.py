@@ -40,8 +40,8 @@ TAB = "tensorboard-step-profile"  # the distribution of tensorboard_plugin/
 
 @dataclass(frozen=True)
 class Check:
-    """What was checked, the result, and a fix if something is wrong.
-    A fatal one makes the setup invalid."""
+    """What was checked, the result, and a fix if something is wrong.  A fatal one makes the setup
+    invalid."""
 
     what: str
     result: str
@@ -50,7 +50,9 @@ class Check:
 
 
 def result(check: dict) -> str:
-    return ("ERROR: " if check["fatal"] else "warning: " if check["fix"] else "") + check["result"]
+    if check["fatal"]:
+        return f"ERROR: {check['result']}"
+    return f"warning: {check['result']}" if check["fix"] else check["result"]
 
 
 COLUMNS = (column("Check", "what", left=True), Column("Result", result, left=True))
@@ -58,33 +60,27 @@ COLUMNS = (column("Check", "what", left=True), Column("Result", result, left=Tru
 
 def report(title: str, checks: Sequence[Check]) -> None:
     """Print the checks and their fixes.  Raises UserError for the first fatal one."""
+    lines = [RULE, title, RULE, *text_table(COLUMNS, map(vars, checks))]
     fixes = [f"  {check.what}: {check.fix}" for check in checks if check.fix]
-    say(
-        RULE,
-        title,
-        RULE,
-        *text_table(COLUMNS, map(vars, checks)),
-        *(["", "What to do:", *fixes] if fixes else []),
-        "",
-    )
+    if fixes:
+        lines += ["", "What to do:", *fixes]
+    say(*lines, "")
     for check in checks:
         if check.fatal:
-            raise UserError(
-                f"{check.what}: {check.result}" + (f"; {check.fix}" if check.fix else "")
-            )
+            fix = f"; {check.fix}" if check.fix else ""
+            raise UserError(f"{check.what}: {check.result}{fix}")
 
 
 def examine(asked_device: str) -> None:
     """Print what this process sees.  Raises UserError for what will certainly fail."""
     device = choose_device("cpu" if asked_device == "cpu" else "auto")
+    granted = least_quota(cgroup_folders("cpu"))
     checks = [
         *package_checks({name: version_of(name) for name in PACKAGES}),
         tab_check(version_of(TAB)),
-    ]
-    checks += [build_check(unseen_hardware(), asked_device), *gpu_checks(device)]
-    granted = least_quota(cgroup_folders("cpu"))
-    checks += [thread_check(torch.get_num_threads(), usable_cores(), granted, os.environ)]
-    checks += [
+        build_check(unseen_hardware(), asked_device),
+        *gpu_checks(device),
+        thread_check(torch.get_num_threads(), usable_cores(), granted, os.environ),
         *cache_checks(os.environ, Path.home()),
         *known_issue_checks(Versions.here(device), os.environ),
     ]
@@ -117,15 +113,13 @@ def package_checks(versions: Mapping[str, str | None]) -> list[Check]:
 
 
 def tab_check(version: str | None) -> Check:
-    """TensorBoard's tab of this checkout: set-up installs it in .venv,
-    and nobody else's environment."""
+    """TensorBoard's tab of this checkout: set-up installs it in .venv, and nobody else's
+    environment."""
+    if version:
+        return Check(TAB, version)
     folder = PROJECT / "tensorboard_plugin"
-    fix = (
-        None
-        if version
-        else f"pip install --editable {folder}, needed for TensorBoard's tab STEP PROFILE"
-    )
-    return Check(TAB, version or "missing", fix)
+    fix = f"pip install --editable {folder}, needed for TensorBoard's tab STEP PROFILE"
+    return Check(TAB, "missing", fix)
 
 
 def build_check(unseen: str | None, asked_device: str) -> Check:
@@ -137,8 +131,8 @@ def build_check(unseen: str | None, asked_device: str) -> Check:
     return Check(
         "PyTorch build",
         f"{build}; {unseen}",
-        "fix it, or train with --device cpu",
-        asked_device != "cpu",
+        fix="fix it, or train with --device cpu",
+        fatal=asked_device != "cpu",
     )
 
 
@@ -164,8 +158,8 @@ def gpu_checks(device: torch.device) -> list[Check]:
 
 
 def power_check(limit: float, usual: float) -> Check:
-    """Watts.  A lower limit lowers the clocks under load,
-    for all alike: it disturbs no comparison here."""
+    """Watts.  A lower limit lowers the clocks under load, for all alike: it disturbs no comparison
+    here."""
     if limit >= usual:
         return Check("GPU power", f"up to {limit:.0f} W")
     told = (
@@ -180,16 +174,16 @@ def architecture_check(arch: str, built_for: Sequence[str]) -> Check:
     be compiled."""
 
     def runs(name: str) -> bool:
-        found = re.fullmatch(r"(sm|compute)_(\d+)[af]?", name)
-        if not found or not arch.startswith("sm_"):
+        nvidia = re.fullmatch(r"(sm|compute)_(\d+)[af]?", name)
+        if not nvidia or not arch.startswith("sm_"):
             return name == arch
-        wanted, has = int(arch[3:]), int(found[2])
-        return has <= wanted and (found[1] == "compute" or has // 10 == wanted // 10)
+        wanted, has = int(arch[3:]), int(nvidia[2])
+        return has <= wanted and (nvidia[1] == "compute" or has // 10 == wanted // 10)
 
-    if not built_for or any(map(runs, built_for)):
-        return Check(
-            "Kernels", f"for {arch}" if built_for else "unknown: PyTorch lists no architectures"
-        )
+    if not built_for:
+        return Check("Kernels", "unknown: PyTorch lists no architectures")
+    if any(map(runs, built_for)):
+        return Check("Kernels", f"for {arch}")
     lacks = f"this PyTorch has none for {arch}, only for {' '.join(built_for)}"
     return Check("Kernels", lacks, "install a build of PyTorch for this GPU", fatal=True)
 
@@ -211,22 +205,19 @@ def thread_check(
     """PyTorch's threads against the cores of this process and what its cgroup grants."""
     most = len(cores) if granted is None else min(len(cores), max(1, int(granted)))
     text = f"PyTorch uses {threads}, on {count_of(len(cores), 'core')} of {os.cpu_count()}"
-    text += f"; the cgroup grants {granted:g}" if granted is not None else ""
+    if granted is not None:
+        text += f"; the cgroup grants {granted:g}"
     # torchrun sets OMP_NUM_THREADS=1 for several ranks; for one process, 1 is a leftover.
-    too_few = (
-        threads < most / 2
-        and "OMP_NUM_THREADS" in environ
-        and environ.get("WORLD_SIZE", "1") == "1"
-    )
-    return Check(
-        "Threads", text, f"export OMP_NUM_THREADS={most}" if threads > most or too_few else None
-    )
+    is_leftover = "OMP_NUM_THREADS" in environ and environ.get("WORLD_SIZE", "1") == "1"
+    if threads > most or (threads < most / 2 and is_leftover):
+        return Check("Threads", text, f"export OMP_NUM_THREADS={most}")
+    return Check("Threads", text)
 
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """Where a rank runs.  The NUMA nodes are those of its cores;
-    that of its GPU is None where unknown."""
+    """Where a rank runs.  The NUMA nodes are those of its cores; that of its GPU is None where
+    unknown."""
 
     rank: int
     host: str
@@ -238,30 +229,39 @@ class RankPlacement:
 
     @classmethod
     def here(cls, device: torch.device, rank: int, sysfs: Path = Path("/sys")) -> RankPlacement:
-        cores, gpu, gpu_numa_node = usable_cores(), None, None
-        lists = sysfs.glob("devices/system/node/node*/cpulist")
-        numa_nodes = {
-            int(file.parent.name[4:]) for file in lists if cores & cores_of(file.read_text())
-        }
+        cores = usable_cores()
+        numa_nodes = set()
+        for file in sysfs.glob("devices/system/node/node*/cpulist"):
+            if cores & cores_of(file.read_text()):
+                numa_nodes.add(int(file.parent.name.removeprefix("node")))
+        gpu, gpu_numa_node = None, None
         if device.type == "cuda":
             gpu = f"{device} {torch.cuda.get_device_properties(device).name}"
             with contextlib.suppress(OSError):
                 folder = pci_folder(device, sysfs)
                 gpu = f"{gpu} at {folder.name}"
                 gpu_numa_node = int((folder / "numa_node").read_text())
-        threads = torch.get_num_threads()
-        known = (
-            None if gpu_numa_node in (None, -1) else gpu_numa_node
-        )  # -1: the firmware does not report it
+        if gpu_numa_node == -1:  # the firmware does not report it
+            gpu_numa_node = None
         return cls(
-            rank, socket.gethostname(), threads, frozenset(cores), frozenset(numa_nodes), gpu, known
+            rank,
+            socket.gethostname(),
+            torch.get_num_threads(),
+            frozenset(cores),
+            frozenset(numa_nodes),
+            gpu,
+            gpu_numa_node,
         )
 
 
 def cores_of(cpulist: str) -> set[int]:
     """{0, 1, 2, 8} of 0-2,8."""
-    ranges = [part.split("-") for part in cpulist.strip().split(",") if part]
-    return {core for one in ranges for core in range(int(one[0]), int(one[-1]) + 1)}
+    cores: set[int] = set()
+    for part in cpulist.strip().split(","):
+        if part:
+            first, _, last = part.partition("-")
+            cores.update(range(int(first), int(last or first) + 1))
+    return cores
 
 
 def numbers(values: Iterable[int]) -> str:
@@ -281,25 +281,30 @@ BIND = "bind ranks: srun --cpu-bind=cores --gpu-bind=closest, or torchrun --numa
 def binding_checks(facts: Sequence[RankPlacement]) -> list[Check]:
     """A row for each rank; warnings where ranks share cores that do not suffice, or are far from
     their GPUs."""
-    checks = []
-    for fact in facts:
-        beside = [other for other in facts if other.host == fact.host and other.cores & fact.cores]
-        available = len(frozenset().union(*(other.cores for other in beside)))
-        wanted = sum(other.threads for other in beside)
-        text = (
-            f"{fact.host}, cores {numbers(fact.cores)}, NUMA node"
-            f" {numbers(fact.numa_nodes) or 'unknown'}"
-        )
-        text += f", {fact.gpu}" if fact.gpu else ""
-        fix = None
-        if wanted > available:
-            text += f"; shared: {wanted} threads of {len(beside)} ranks on {available} cores"
-            fix = f"export OMP_NUM_THREADS={max(1, available // len(beside))}"
-        if fact.gpu_numa_node is not None and fact.numa_nodes - {fact.gpu_numa_node}:
-            text += f"; its GPU is at NUMA node {fact.gpu_numa_node}"
-            fix = BIND
-        checks.append(Check(f"rank {fact.rank}", text, fix))
-    return checks
+    return [binding_check(rank, facts) for rank in facts]
+
+
+def binding_check(rank: RankPlacement, ranks: Sequence[RankPlacement]) -> Check:
+    numa_nodes = numbers(rank.numa_nodes) or "unknown"
+    text = f"{rank.host}, cores {numbers(rank.cores)}, NUMA node {numa_nodes}"
+    if rank.gpu:
+        text += f", {rank.gpu}"
+    fix = None
+    beside = sharing_cores(rank, ranks)
+    available = len(frozenset().union(*(other.cores for other in beside)))
+    wanted = sum(other.threads for other in beside)
+    if wanted > available:
+        text += f"; shared: {wanted} threads of {len(beside)} ranks on {available} cores"
+        fix = f"export OMP_NUM_THREADS={max(1, available // len(beside))}"
+    if rank.gpu_numa_node is not None and rank.numa_nodes - {rank.gpu_numa_node}:
+        text += f"; its GPU is at NUMA node {rank.gpu_numa_node}"
+        fix = BIND
+    return Check(f"rank {rank.rank}", text, fix)
+
+
+def sharing_cores(rank: RankPlacement, ranks: Sequence[RankPlacement]) -> list[RankPlacement]:
+    """The ranks of its host, itself among them, that may run on a core of this rank's."""
+    return [other for other in ranks if other.host == rank.host and other.cores & rank.cores]
 
 
 # ---- Transport -----------------------------------------------------------------------------------
@@ -315,23 +320,23 @@ class NetworkHardware:
 
     @classmethod
     def here(cls, sysfs: Path = Path("/sys"), library_path: str | None = None) -> NetworkHardware:
-        library_path = (
-            os.environ.get("LD_LIBRARY_PATH", "") if library_path is None else library_path
+        if library_path is None:
+            library_path = os.environ.get("LD_LIBRARY_PATH", "")
+        plugins: set[str] = set()
+        for folder in filter(None, library_path.split(os.pathsep)):
+            plugins.update(file.name for file in Path(folder).glob("lib*ccl-net*.so*"))
+        return cls(
+            interfaces=tuple(sorted(path.name for path in sysfs.glob("class/net/*"))),
+            infiniband=tuple(sorted(path.name for path in sysfs.glob("class/infiniband/*"))),
+            plugins=tuple(sorted(plugins)),
         )
-        folders = [Path(folder) for folder in library_path.split(os.pathsep) if folder]
-        plugins = {file.name for folder in folders for file in folder.glob("lib*ccl-net*.so*")}
-        names = ("class/net", "class/infiniband")
-        interfaces, infiniband = (
-            tuple(sorted(path.name for path in sysfs.glob(f"{name}/*"))) for name in names
-        )
-        return cls(interfaces, infiniband, tuple(sorted(plugins)))
 
 
 def transport_check(
     device: str, nodes: int, network: NetworkHardware, environ: Mapping[str, str]
 ) -> Check:
-    """How ranks communicate.  On Slingshot without its plugin,
-    NCCL and RCCL fall back to TCP silently."""
+    """How ranks communicate.  On Slingshot without its plugin, NCCL and RCCL fall back to TCP
+    silently."""
     if device == "cpu":
         used = environ.get("GLOO_SOCKET_IFNAME", "the interface that the host name resolves to")
         return Check("Transport", f"gloo, TCP over {used}")
@@ -340,45 +345,49 @@ def transport_check(
         library += " " + ".".join(map(str, torch.cuda.nccl.version()))
     if nodes == 1:
         return Check("Transport", f"{library} within the node")
+    return check_between_nodes(library, network, environ)
+
+
+def check_between_nodes(
+    library: str, network: NetworkHardware, environ: Mapping[str, str]
+) -> Check:
+    """library: NCCL or RCCL with its version."""
     wanted = [name for name in (environ.get("NCCL_NET"), environ.get("NCCL_NET_PLUGIN")) if name]
-    slingshot = [name for name in network.interfaces if name.startswith("hsn")]
-    if network.plugins or wanted:
-        return Check(
-            "Transport", f"{library}, network plugin {' '.join([*wanted, *network.plugins])}"
-        )
+    plugins = [*wanted, *network.plugins]
+    if plugins:
+        return Check("Transport", f"{library}, network plugin {' '.join(plugins)}")
+    slingshot = ",".join(name for name in network.interfaces if name.startswith("hsn"))
     if slingshot:
-        fast = ",".join(slingshot)
         lacks = "no plugin libnccl-net*.so or librccl-net*.so is on LD_LIBRARY_PATH"
-        fix = (
-            f"load the site's aws-ofi-nccl or aws-ofi-rccl module; NCCL_SOCKET_IFNAME={fast}"
-            " NCCL_NET_GDR_LEVEL=PHB"
-        )
         return Check(
-            "Transport", f"{library}, TCP: Slingshot is present ({fast}), but {lacks}", fix
+            "Transport",
+            f"{library}, TCP: Slingshot is present ({slingshot}), but {lacks}",
+            f"load the site's aws-ofi-nccl or aws-ofi-rccl module; NCCL_SOCKET_IFNAME={slingshot}"
+            " NCCL_NET_GDR_LEVEL=PHB",
         )
-    used = f"InfiniBand or RoCE ({' '.join(network.infiniband)})" if network.infiniband else None
-    tcp = f"TCP over {environ.get('NCCL_SOCKET_IFNAME', 'an interface that it chooses')}"
-    return Check("Transport", f"{library}, {used or tcp}; NCCL_DEBUG=INFO shows what it uses")
+    if network.infiniband:
+        used = f"InfiniBand or RoCE ({' '.join(network.infiniband)})"
+    else:
+        used = f"TCP over {environ.get('NCCL_SOCKET_IFNAME', 'an interface that it chooses')}"
+    return Check("Transport", f"{library}, {used}; NCCL_DEBUG=INFO shows what it uses")
 
 
 # ---- Caches --------------------------------------------------------------------------------------
 
 
 def cache_folders(environ: Mapping[str, str], home: Path) -> dict[str, Path]:
-    """Where PyTorch and its libraries keep what they compile and tune,
-    by the variable that moves it."""
+    """Where PyTorch and its libraries keep what they compile and tune, by the variable that moves
+    it."""
     cache = Path(environ.get("XDG_CACHE_HOME", home / ".cache"))
     defaults = {
         "XDG_CACHE_HOME": cache,
         "TMPDIR": Path("/tmp"),
         "TRITON_CACHE_DIR": home / ".triton",
+        "TORCHINDUCTOR_CACHE_DIR": Path(environ.get("TMPDIR", "/tmp")),
     }
-    defaults["TORCHINDUCTOR_CACHE_DIR"] = Path(environ.get("TMPDIR", "/tmp"))
     if torch.version.hip:
-        defaults |= {
-            "MIOPEN_USER_DB_PATH": home / ".config/miopen",
-            "MIOPEN_CUSTOM_CACHE_DIR": cache / "miopen",
-        }
+        defaults["MIOPEN_USER_DB_PATH"] = home / ".config/miopen"
+        defaults["MIOPEN_CUSTOM_CACHE_DIR"] = cache / "miopen"
     return {name: Path(environ.get(name, default)) for name, default in defaults.items()}
 
 
@@ -390,26 +399,22 @@ def cache_checks(environ: Mapping[str, str], home: Path) -> list[Check]:
     refused, full = {}, {}
     for name, folder in cache_folders(environ, home).items():
         exists = next(place for place in (folder, *folder.parents) if place.exists())
+        free_bytes = shutil.disk_usage(exists).free
         if not os.access(exists, os.W_OK | os.X_OK):
             refused[name] = folder
-        elif (free := shutil.disk_usage(exists).free) < LEAST_FREE:
-            full[name] = f"{folder} ({megabytes(free, 0)} free)"
+        elif free_bytes < LEAST_FREE:
+            full[name] = f"{folder} ({megabytes(free_bytes, 0)} free)"
+    if not refused:
+        checks = [Check("Caches", "writable")]
+    else:
+        moved = " ".join(f"{name}=/tmp/$USER" for name in refused)
+        folders = ", ".join(map(str, refused.values()))
+        fix = f"set each to a folder on a local disk: {moved}"
+        checks = [Check("Caches", f"not writable: {folders}", fix)]
     if full:
         fix = "set each to a folder with space: " + " ".join(f"{name}=$SCRATCH" for name in full)
-        return [
-            *cache_rows(refused),
-            Check("Space", f"little in {', '.join(dict.fromkeys(full.values()))}", fix),
-        ]
-    return cache_rows(refused)
-
-
-def cache_rows(refused: Mapping[str, Path]) -> list[Check]:
-    if not refused:
-        return [Check("Caches", "writable")]
-    fix = "set each to a folder on a local disk: " + " ".join(
-        f"{name}=/tmp/$USER" for name in refused
-    )
-    return [Check("Caches", f"not writable: {', '.join(map(str, refused.values()))}", fix)]
+        checks.append(Check("Space", f"little in {', '.join(dict.fromkeys(full.values()))}", fix))
+    return checks
 
 
 # ---- Versions that hang, are slow or lose events -------------------------------------------------
@@ -419,51 +424,48 @@ def cache_rows(refused: Mapping[str, Path]) -> list[Check]:
 class Versions:
     """What a known problem depends on."""
 
-    rocm: tuple[
-        int, ...
-    ] = ()  # () on other builds; of two numbers where PyTorch does not tell the third
+    # () on other builds; of two numbers where PyTorch does not tell the third.
+    rocm: tuple[int, ...] = ()
     arch: str = ""  # such as gfx942
-    modules: frozenset[str] = frozenset()  # those that known problems name and that can be imported
+    # Those that known problems name and that can be imported.
+    modules: frozenset[str] = frozenset()
 
     @classmethod
     def here(cls, device: torch.device) -> Versions:
-        told = getattr(
-            torch.version, "rocm", None
-        )  # older PyTorch has only that of HIP, whose third number is a build
-        numbers = re.findall(r"\d+", told or torch.version.hip or "")[: 3 if told else 2]
-        rocm = tuple(map(int, numbers))
-        on_rocm = rocm and device.type == "cuda"
-        arch = (
-            architecture(torch.cuda.get_device_properties(device)).split(":")[0] if on_rocm else ""
-        )
-        return cls(rocm, arch, frozenset({"amdsmi"} if importlib.util.find_spec("amdsmi") else ()))
+        # Older PyTorch has only the version of HIP, whose third number is a build.
+        told = getattr(torch.version, "rocm", None)
+        numbers_told = re.findall(r"\d+", told or torch.version.hip or "")
+        rocm = tuple(map(int, numbers_told[: 3 if told else 2]))
+        arch = ""
+        if rocm and device.type == "cuda":
+            arch = architecture(torch.cuda.get_device_properties(device)).split(":")[0]
+        has_amdsmi = importlib.util.find_spec("amdsmi") is not None
+        return cls(rocm, arch, frozenset({"amdsmi"}) if has_amdsmi else frozenset())
 
 
 def known_issue_checks(versions: Versions, environ: Mapping[str, str]) -> list[Check]:
     """Problems that known_issues.ini lists for these versions, which others reported."""
-    unless = (
-        ""
-        if len(versions.rocm) > 2
-        else ", unless this is one: PyTorch does not tell which 7.2 it was built for"
-    )
-    issues = (
-        one
-        for one in map(KNOWN_ISSUES.__getitem__, KNOWN_ISSUES.sections())
-        if concerns(one, versions, environ)
-    )
-    found = [
-        Check("Version", issue["what"], issue["fix"].format(unless=unless)) for issue in issues
-    ]
-    return found or [Check("Versions", "none has a known problem")]
+    unless = ", unless this is one: PyTorch does not tell which 7.2 it was built for"
+    if len(versions.rocm) > 2:
+        unless = ""
+    checks = []
+    for name in KNOWN_ISSUES.sections():
+        issue = KNOWN_ISSUES[name]
+        if concerns(issue, versions, environ):
+            checks.append(Check("Version", issue["what"], issue["fix"].format(unless=unless)))
+    return checks or [Check("Versions", "none has a known problem")]
 
 
 def concerns(issue: Mapping[str, str], versions: Versions, environ: Mapping[str, str]) -> bool:
-    first, end = (tuple(map(int, issue[key].split("."))) for key in ("from", "before"))
+    """Whether these versions have the problem, and nothing in the environment avoids it."""
+    first = tuple(map(int, issue["from"].split(".")))
+    before = tuple(map(int, issue["before"].split(".")))
+    if not first <= versions.rocm < before:
+        return False
+    architectures, modules = issue["arch"].split(), issue["module"].split()
+    if architectures and versions.arch not in architectures:
+        return False
+    if not versions.modules.issuperset(modules):
+        return False
     variable, _, avoids = issue["unless"].partition("=")
-    at_hand = (
-        versions.arch in (issue["arch"].split() or [versions.arch])
-        and environ.get(variable) != avoids
-    )
-    return (
-        at_hand and first <= versions.rocm < end and versions.modules >= {*issue["module"].split()}
-    )
+    return environ.get(variable) != avoids

@@ -13,9 +13,8 @@ from torch.utils.checkpoint import (
 
 from harness.base.command_line import checked
 
-Choice = (
-    str | int | bool
-)  # True: every block; N: every N-th; op: every block, which keeps what is dear to compute
+# True: every block; N: every N-th; op: every block, which keeps what is dear to compute.
+Choice = str | int | bool
 ATTENTION = (
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_efficient_attention",
@@ -45,8 +44,8 @@ def checkpointed_layers(choice: Choice, n_layers: int) -> int:
 def run_block(
     block: Callable, index: int, choice: Choice, *inputs, preserve_rng_state: bool = False, **named
 ):
-    """The output of block number `index`, which runs again in the backward pass
-    if it is checkpointed."""
+    """The output of block number `index`, which runs again in the backward pass if it is
+    checkpointed."""
     if checkpointed_layers(choice, index + 1) == checkpointed_layers(choice, index):
         return block(*inputs, **named)
     options = {"use_reentrant": False, "preserve_rng_state": preserve_rng_state}

@@ -35,24 +35,26 @@ def chunked_loss(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     with trace_range("lm_head"):
         parts = weight.split(size)  # views [C, D]
     again = {"use_reentrant": False, "preserve_rng_state": False}
-    chunks = [
-        checkpoint(loss_of_chunk, x, part, labels, i * size, **again)
-        for i, part in enumerate(parts)
-    ]
-    sums, at_labels = zip(*chunks, strict=True)
+    logs, at_labels = [], []  # of chunks, [B, S] each
+    for number, part in enumerate(parts):
+        log, at_label = checkpoint(loss_of_chunk, x, part, labels, number * size, **again)
+        logs.append(log)
+        at_labels.append(at_label)
     with trace_range("loss"):
-        return (
-            torch.stack(sums).logsumexp(0) - torch.stack(at_labels).sum(0)
-        ).mean()  # of [chunks, B, S]
+        log_of_sum = torch.stack(logs).logsumexp(0)  # [B, S] of [chunks, B, S]
+        return (log_of_sum - torch.stack(at_labels).sum(0)).mean()
 
 
 def loss_of_chunk(x: Tensor, weight: Tensor, labels: Tensor, first: int) -> tuple[Tensor, Tensor]:
     """Of the logits x [B, S, D] times weight [C, D], those of the tokens from `first` on: the
     logarithm of the sum of their exponentials [B, S], and the logit of the label [B, S], 0 where
-    the label is in another chunk."""
+    the label is in another chunk.  labels are [B, S].
+
+    A plain tuple, which the compiler takes as the output of a checkpointed function."""
     with trace_range("lm_head"):
         logits = F.linear(x, weight).float()  # [B, S, C]
     with trace_range("loss"):
         position, last = labels - first, len(weight) - 1  # of the label in the chunk
         at_label = logits.gather(-1, position.clamp(0, last).unsqueeze(-1)).squeeze(-1)  # [B, S]
-        return logits.logsumexp(-1), at_label.masked_fill((position < 0) | (position > last), 0.0)
+        elsewhere = (position < 0) | (position > last)
+        return logits.logsumexp(-1), at_label.masked_fill(elsewhere, 0.0)

@@ -16,9 +16,8 @@ def synthetic_corpus(vocab_size: int, length: int, seed: int) -> np.ndarray:
     them most likely; otherwise it is drawn from the frequencies.
     """
     rng = np.random.default_rng(seed)
-    frequency = 1.0 / (
-        2.7 + rng.permutation(vocab_size)
-    )  # permuted, so that a token's id does not reveal its rank
+    # Permuted, so that a token's id does not reveal its rank.
+    frequency = 1.0 / (2.7 + rng.permutation(vocab_size))
     frequency /= frequency.sum()
     successors = rng.choice(vocab_size, size=(vocab_size, 8), p=frequency)
     preference = 1.0 / np.arange(1, 9)
@@ -26,9 +25,8 @@ def synthetic_corpus(vocab_size: int, length: int, seed: int) -> np.ndarray:
     steps = math.ceil(length / chains)
     fresh = rng.choice(vocab_size, size=(steps, chains), p=frequency)
     choice = rng.choice(8, size=(steps, chains), p=preference / preference.sum())
-    follows = (
-        rng.random((steps, chains)) < 0.8
-    )  # the rest is unpredictable: the loss cannot fall to 0
+    # The rest is unpredictable: the loss cannot fall to 0.
+    follows = rng.random((steps, chains)) < 0.8
     tokens = np.empty((steps, chains), dtype=np.int32)
     tokens[0] = fresh[0]
     for i in range(1, steps):
@@ -37,13 +35,16 @@ def synthetic_corpus(vocab_size: int, length: int, seed: int) -> np.ndarray:
 
 
 def text_corpus(path: str, vocab_size: int, seq_len: int) -> np.ndarray:
-    """The bytes of a text file as tokens.  Memory-mapped,
-    because a corpus may be larger than the memory."""
+    """The bytes of a text file as tokens.  Memory-mapped, because a corpus may be larger than the
+    memory."""
     try:
-        size = os.path.getsize(path)
-        if size < seq_len + 1:
-            has = f"{size} bytes, but one sample of --seq-len {seq_len} needs {seq_len + 1}"
-            raise UserError(f"--data {path}: {has}; use a longer file or a shorter --seq-len", 2)
+        size_bytes = os.path.getsize(path)
+        if size_bytes < seq_len + 1:
+            raise UserError(
+                f"--data {path}: {size_bytes} bytes, but one sample of --seq-len {seq_len} needs"
+                f" {seq_len + 1}; use a longer file or a shorter --seq-len",
+                2,
+            )
         tokens = np.memmap(path, dtype=np.uint8, mode="r")
     except OSError as error:
         raise UserError(f"--data {path}: {error.strerror}; use a text file", exit_code=2) from error
@@ -51,10 +52,12 @@ def text_corpus(path: str, vocab_size: int, seq_len: int) -> np.ndarray:
         raise UserError(
             f"--data {path}: contains NUL bytes, so it is not text; use a text file", exit_code=2
         )
-    if vocab_size < 256 and (largest := int(tokens.max())) >= vocab_size:
-        raise UserError(
-            f"--vocab-size {vocab_size}: {path} has the byte {largest}; use 256 or more with"
-            " --data",
-            2,
-        )
+    if vocab_size < 256:  # else there is a token for any byte
+        largest = int(tokens.max())
+        if largest >= vocab_size:
+            raise UserError(
+                f"--vocab-size {vocab_size}: {path} has the byte {largest}; use 256 or more with"
+                " --data",
+                2,
+            )
     return tokens

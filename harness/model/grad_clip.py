@@ -20,9 +20,8 @@ def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return torch.zeros(())
-    mesh = getattr(
-        gradients[0], "device_mesh", None
-    )  # of FSDP's gradients, of which every rank has its own rows
+    # Of FSDP's gradients, of which every rank has its own rows.
+    mesh = getattr(gradients[0], "device_mesh", None)
     parts = [gradient.to_local() for gradient in gradients] if mesh else gradients
     norm = torch.nn.utils.get_total_norm(parts)
     if mesh:

@@ -1,5 +1,5 @@
-"""Named ranges for any model: each nn.Module's forward pass by its path,
-such as transformer.h.3.attn."""
+"""Named ranges for any model: each nn.Module's forward pass by its path, such as
+transformer.h.3.attn."""
 
 from collections.abc import Iterator
 
@@ -9,15 +9,17 @@ from harness.base.ranges import trace_range
 
 
 class ModuleRanges:
-    """Hooks that name the modules of a model for whatever observes a step;
-    there are none in other steps."""
+    """Hooks that name the modules of a model for whatever observes a step; there are none in other
+    steps."""
 
     def __init__(self, model: nn.Module):
-        self.model, self._hooks, self._open = model, [], []
+        self.model = model
+        self._hooks: list = []
+        self._open: list = []  # ranges that are entered, the innermost one last
 
     def follow(self, observed: bool) -> None:
-        """Put the hooks in place before a step that is observed,
-        and remove them before one that is not."""
+        """Put the hooks in place before a step that is observed, and remove them before one that is
+        not."""
         if observed == bool(self._hooks):
             return
         if not observed:
@@ -36,9 +38,9 @@ class ModuleRanges:
 
     def _entering(self, name: str):
         def enter(module: nn.Module, arguments: tuple) -> None:
-            one = trace_range(name)
-            one.__enter__()
-            self._open.append(one)
+            opened = trace_range(name)
+            opened.__enter__()
+            self._open.append(opened)
 
         return enter
 
@@ -48,8 +50,8 @@ class ModuleRanges:
 
 
 def called_first(model: nn.Module) -> Iterator[nn.Module]:
-    """The model; if it cannot be called itself, as an nn.ModuleDict of two
-    networks, those in it."""
+    """The model; if it cannot be called itself, as an nn.ModuleDict of two networks, those in
+    it."""
     if type(model).forward is not nn.Module.forward:
         yield model
         return

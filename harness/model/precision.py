@@ -25,12 +25,10 @@ def cast_floats(model: nn.Module, dtype: torch.dtype) -> None:
     in place."""
     changed: dict[int, nn.Parameter] = {}  # by id: tied ones stay tied
     for module in model.modules():
-        for name, one in module._parameters.items():
-            if one is not None and one.is_floating_point():
-                new = changed.setdefault(
-                    id(one), nn.Parameter(one.detach().to(dtype), one.requires_grad)
-                )
-                module._parameters[name] = new
-        for name, one in module._buffers.items():
-            if one is not None and one.is_floating_point():
-                module._buffers[name] = one.to(dtype)
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_floating_point():
+                cast = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
+                module._parameters[name] = changed.setdefault(id(parameter), cast)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                module._buffers[name] = buffer.to(dtype)

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +35,7 @@ ON_ITS_DEVICE = (
     "leave out .cuda() and .to(device): model and batches are moved to the device of the run"
 )
 NO_GPU = re.compile("CUDA|HIP|NVIDIA driver")  # in what PyTorch raises where there is none
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 AS_IT_IS = "a program is profiled as it is by: python3 profile_program.py -- {}"
 
 
@@ -75,10 +75,10 @@ class UserFile:
 
     def where(self, code: Callable) -> str:
         """File and line of a function of the file; of the function NAME if it is from elsewhere."""
-        for one in (code, type(code).__call__, self.function()):
-            found = getattr(one, "__code__", None)
-            if found is not None and found.co_filename == str(self.path):
-                return self.at(found.co_firstlineno)
+        for function in (code, type(code).__call__, self.function()):
+            compiled = getattr(function, "__code__", None)
+            if compiled is not None and compiled.co_filename == str(self.path):
+                return self.at(compiled.co_firstlineno)
         return self.path.name
 
     # ---- The function ----------------------------------------------------------------------------
@@ -86,45 +86,31 @@ class UserFile:
     def function(self) -> Callable[[], Any]:
         """The function NAME of the imported file.  Raises UserError."""
         module = imported(self)
-        found = getattr(module, self.name, None)
-        if found is None:
+        function = getattr(module, self.name, None)
+        if function is None:
             check_source(self)
-        if not callable(found):
+        if not callable(function):
             raise UserError(
                 f"{self.at(1)}: {self.name} is not a function; {EXPECTED} from one without"
                 " arguments"
             )
-        return found
+        return function
 
     def make(self) -> Made:
         """Call the function and check what it returns.  Raises UserError."""
         function = self.function()
-        if needed := required(function):
+        needed = required(function)
+        if needed:
             takes = f"{self.name}() needs the argument {needed[0].name}"
             raise UserError(
                 f"{self.where(function)}: {takes}; expected a function that can be called"
                 " without any"
             )
         with self.users_code():
-            found = function()
-        line, what = f"{self.where(function)}: {self.name}() returned", EXPECTED
-        if not isinstance(found, (tuple, list)) or len(found) != 4:
-            of = f" of {len(found)}" if isinstance(found, (tuple, list)) else ""
-            raise UserError(f"{line} {a_type(found)}{of}; {what}")
-        kinds = {
-            "model": (isinstance(found[0], nn.Module), "an nn.Module"),
-            "optimizer": (isinstance(found[1], torch.optim.Optimizer), "a torch.optim.Optimizer"),
-            "batches": (hasattr(found[2], "__iter__"), "an iterator of batches, or a DataLoader"),
-            "loss": (callable(found[3]), "a function loss(model, batch)"),
-        }
-        for (name, (right, kind)), one in zip(kinds.items(), found, strict=True):
-            if not right:
-                raise UserError(
-                    f"{line} {a_type(one)} as {name}; expected {kind}: (model, optimizer, batches,"
-                    " loss)"
-                )
-        self.check_arguments(found[3])
-        made = Made(*found)
+            returned = function()
+        line = f"{self.where(function)}: {self.name}() returned"
+        made = self.of_right_kinds(returned, line)
+        self.check_arguments(made.loss)
         trained = {id(p) for group in made.optimizer.param_groups for p in group["params"]}
         if not any(id(p) in trained for p in made.model.parameters()):
             raise UserError(
@@ -133,21 +119,50 @@ class UserFile:
             )
         return made
 
+    def of_right_kinds(self, returned: object, line: str) -> Made:
+        """What the function returned, if it is four things of the right kinds.  Raises UserError.
+
+        line: how that of an error begins."""
+        is_sequence = isinstance(returned, (tuple, list))
+        if not is_sequence or len(returned) != 4:
+            length = f" of {len(returned)}" if is_sequence else ""
+            raise UserError(f"{line} {a_type(returned)}{length}; {EXPECTED}")
+        made = Made(*returned)
+        checks = {
+            "model": (isinstance(made.model, nn.Module), "an nn.Module"),
+            "optimizer": (
+                isinstance(made.optimizer, torch.optim.Optimizer),
+                "a torch.optim.Optimizer",
+            ),
+            "batches": (
+                hasattr(made.batches, "__iter__"),
+                "an iterator of batches, or a DataLoader",
+            ),
+            "loss": (callable(made.loss), "a function loss(model, batch)"),
+        }
+        for name, (is_right, kind) in checks.items():
+            if not is_right:
+                raise UserError(
+                    f"{line} {a_type(getattr(made, name))} as {name}; expected {kind}: (model,"
+                    " optimizer, batches, loss)"
+                )
+        return made
+
     def check_arguments(self, loss: Callable) -> None:
         """Raise UserError for a loss that cannot be called as loss(model, batch)."""
-        given = inspect.signature(loss).parameters.values()
-        places = [
-            one for one in given if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
-        ]
-        several, needed = any(one.kind is one.VAR_POSITIONAL for one in given), len(required(loss))
-        if not (needed <= 2 <= len(places) or (several and needed <= 2)):
-            takes = (
-                f"the loss takes {count_of(len(places), 'argument')}; expected a loss(model, batch)"
-            )
-            step = (
-                f"; of a step of its own, {AS_IT_IS.format('its program')}" if needed == 3 else ""
-            )
-            raise UserError(f"{self.where(loss)}: {takes}{step}")
+        arguments = inspect.signature(loss).parameters.values()
+        positional = [one for one in arguments if one.kind in POSITIONAL]
+        takes_any = any(one.kind is one.VAR_POSITIONAL for one in arguments)
+        needed = len(required(loss))
+        if needed <= 2 and (len(positional) >= 2 or takes_any):
+            return
+        line = (
+            f"{self.where(loss)}: the loss takes {count_of(len(positional), 'argument')}; expected"
+            " a loss(model, batch)"
+        )
+        if needed == 3:
+            line += f"; of a step of its own, {AS_IT_IS.format('its program')}"
+        raise UserError(line)
 
     # ---- What its parts do -----------------------------------------------------------------------
 
@@ -172,27 +187,20 @@ class UserFile:
         trace = error.__traceback__
         while trace.tb_next and trace.tb_frame.f_code.co_filename != str(self.path):
             trace = trace.tb_next
-        frames = [
-            frame for frame in traceback.extract_tb(trace) if frame.filename == str(self.path)
-        ]
-        where = self.at(frames[-1].lineno) if frames else self.path.name
-        no_gpu = isinstance(error, (AssertionError, RuntimeError)) and NO_GPU.search(
-            first_line(error)
-        )
-        if no_gpu and not torch.cuda.is_available():
-            return UserError(
-                f"{where}: {first_line(error)}, and this run is on a CPU; {ON_ITS_DEVICE}"
-            )
+        where, line = self.path.name, first_line(error)
+        for frame in traceback.extract_tb(trace):
+            if frame.filename == str(self.path):
+                where = self.at(frame.lineno)
+        if wants_a_gpu(error) and not torch.cuda.is_available():
+            return UserError(f"{where}: {line}, and this run is on a CPU; {ON_ITS_DEVICE}")
         if type(error).__name__ == "DataDependentOutputException":  # of fake tensors
             return UserError(
                 f"{where}: it reads a value of a tensor, as .item(), float() and `if` do"
             )
         if isinstance(error, ImportError):
-            return UserError(
-                f"{where}: {first_line(error)}; install it in the environment of this command"
-            )
+            return UserError(f"{where}: {line}; install it in the environment of this command")
         shown = "".join(traceback.format_exception(type(error), error, trace, chain=False)).rstrip()
-        return UserError(f"{where}: {type(error).__name__}: {first_line(error)}", shown=shown)
+        return UserError(f"{where}: {type(error).__name__}: {line}", shown=shown)
 
     def check_device(self, made: Made, device: torch.device) -> None:
         """Raise UserError for a model that was put on another device than that of the run; from the
@@ -207,45 +215,66 @@ class UserFile:
 
     def check_loss(self, loss: object, of: Callable) -> Tensor:
         """The loss, if it is a scalar to call backward() on.  Raises UserError."""
-        if isinstance(loss, Tensor) and loss.dim() == 0 and loss.is_floating_point():
-            if torch.is_grad_enabled() and not loss.requires_grad:
-                gone = "no .detach(), no .item(), no torch.no_grad()"
-                raise UserError(
-                    f"{self.where(of)}: the loss has no gradient; expected one of the parameters:"
-                    f" {gone}"
-                )
-            return loss
-        what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else a_type(loss)
-        if isinstance(loss, Tensor) and not loss.is_floating_point():
+        if not is_scalar_of_floats(loss):
+            raise UserError(f"{self.where(of)}: {no_scalar(loss)}")
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise UserError(
+                f"{self.where(of)}: the loss has no gradient; expected one of the parameters:"
+                " no .detach(), no .item(), no torch.no_grad()"
+            )
+        return loss
+
+
+def wants_a_gpu(error: Exception) -> bool:
+    """Whether PyTorch raised it because there is no GPU."""
+    if not isinstance(error, (AssertionError, RuntimeError)):
+        return False
+    return NO_GPU.search(first_line(error)) is not None
+
+
+def is_scalar_of_floats(loss: object) -> bool:
+    return isinstance(loss, Tensor) and loss.dim() == 0 and loss.is_floating_point()
+
+
+def no_scalar(loss: object) -> str:
+    """What was returned as the loss, and how one might get a scalar from it."""
+    if isinstance(loss, Tensor):
+        what = f"a tensor of shape {list(loss.shape)}"
+        if not loss.is_floating_point():
             what += f" and {str(loss.dtype).removeprefix('torch.')}"
-        more = ", such as its .loss" if hasattr(loss, "loss") else ", such as a mean"
-        if isinstance(loss, Mapping) and "loss" in loss:
-            more = ', such as its ["loss"]'
-        elif isinstance(loss, tuple) and loss and isinstance(loss[0], Tensor):
-            more = ", such as its first element"
-        raise UserError(f"{self.where(of)}: the loss is {what}; expected a scalar tensor{more}")
+    else:
+        what = a_type(loss)
+    if isinstance(loss, Mapping) and "loss" in loss:
+        example = 'its ["loss"]'
+    elif isinstance(loss, tuple) and loss and isinstance(loss[0], Tensor):
+        example = "its first element"
+    else:
+        example = "its .loss" if hasattr(loss, "loss") else "a mean"
+    return f"the loss is {what}; expected a scalar tensor, such as {example}"
 
 
 def required(function: Callable) -> list[inspect.Parameter]:
     """The arguments without which it cannot be called."""
-    given = inspect.signature(function).parameters.values()
-    return [
-        one
-        for one in given
-        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-    ]
+    needed = []
+    for argument in inspect.signature(function).parameters.values():
+        takes_any = argument.kind in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
+        if argument.default is argument.empty and not takes_any:
+            needed.append(argument)
+    return needed
 
 
 def a_type(value: object) -> str:
-    name = "None" if value is None else type(value).__name__
-    return name if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+    """'a dict', 'an int', 'None'."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 # ---- The import ----------------------------------------------------------------------------------
 
-_imported: dict[
-    Path, Any
-] = {}  # modules by file: a second import would train twice what is at its top level
+# Modules by file: a second import would train twice what is at its top level.
+_imported: dict[Path, Any] = {}
 
 
 def imported(file: UserFile) -> Any:
@@ -262,10 +291,7 @@ def imported(file: UserFile) -> Any:
     sys.modules[name] = module
     sys.path.insert(0, str(file.path.parent))
     try:
-        with (
-            file.users_code(),
-            mock.patch.object(sys, "dont_write_bytecode", True),
-        ):  # a run writes only to its folder
+        with file.users_code(), no_bytecode():
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
@@ -275,48 +301,75 @@ def imported(file: UserFile) -> Any:
     return module
 
 
-def check_source(file: UserFile) -> None:
-    """Raise UserError for a file that cannot be parsed, or that has no such function:
-    it may be a program."""
+@contextlib.contextmanager
+def no_bytecode() -> Iterator[None]:
+    """Imports in the block write no __pycache__: a run writes only to its folder."""
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
     try:
-        tree = ast.parse(file.path.read_text(), file.path.name)
-    except (SyntaxError, UnicodeDecodeError, OSError) as error:
-        line = getattr(error, "lineno", None) or 1
-        raise UserError(
-            f"{file.at(line)}: {type(error).__name__}: {getattr(error, 'msg', None) or error}"
-        ) from error
-    names = {name for statement in tree.body for name in bound_names(statement)}
+        yield
+    finally:
+        sys.dont_write_bytecode = before
+
+
+def check_source(file: UserFile) -> None:
+    """Raise UserError for a file that cannot be parsed, or that has no such function: it may be a
+    program."""
+    tree = parsed(file)
+    names: set[str] = set()
+    for statement in tree.body:
+        names.update(bound_names(statement))
     if file.name in names or "*" in names:
         return
     problem = f"there is no function {file.name}() at the top level; {EXPECTED} from it"
-    nodes = [] if "workload" in names else [*ast.walk(tree)]  # else only the name is another
-    if trains := next(
-        (node.lineno for node in nodes if calls(node, "Trainer") or calls(node, "backward")), None
-    ):
-        raise UserError(
-            f"{file.at(trains)}: it trains by itself, and {problem};"
-            f" {AS_IT_IS.format(file.path.name)}"
-        )
-    functions = [one.name for one in tree.body if isinstance(one, ast.FunctionDef)]
-    among = (
-        f"; it has {', '.join(functions[:5])}: use --workload {file.path.name}:NAME"
-        if functions
-        else ""
-    )
-    raise UserError(f"{file.at(1)}: {problem}{among}")
+    trains_at = None if "workload" in names else line_that_trains(tree)
+    if trains_at is not None:
+        as_it_is = AS_IT_IS.format(file.path.name)
+        raise UserError(f"{file.at(trains_at)}: it trains by itself, and {problem}; {as_it_is}")
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    if functions:
+        problem += f"; it has {', '.join(functions[:5])}: use --workload {file.path.name}:NAME"
+    raise UserError(f"{file.at(1)}: {problem}")
+
+
+def parsed(file: UserFile) -> ast.Module:
+    """The syntax tree of the file.  Raises UserError if it has none."""
+    try:
+        return ast.parse(file.path.read_text(), file.path.name)
+    except (SyntaxError, UnicodeDecodeError, OSError) as error:
+        line = getattr(error, "lineno", None) or 1
+        why = getattr(error, "msg", None) or error
+        raise UserError(f"{file.at(line)}: {type(error).__name__}: {why}") from error
+
+
+def line_that_trains(tree: ast.Module) -> int | None:
+    """Where a program makes a Trainer or calls backward(); None if it does neither."""
+    for node in ast.walk(tree):
+        if calls(node, "Trainer") or calls(node, "backward"):
+            return node.lineno
+    return None
 
 
 def bound_names(statement: ast.stmt) -> Iterator[str]:
     """Names that a statement of a module defines; '*' if any may be."""
-    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
-        yield statement.name
-    elif isinstance(statement, (ast.Import, ast.ImportFrom)):
-        yield from (alias.asname or alias.name for alias in statement.names)
-    elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        yield from (one.id for one in targets if isinstance(one, ast.Name))
-    elif isinstance(statement, (ast.If, ast.Try, ast.With)):
-        yield from (name for one in statement.body for name in bound_names(one))
+    match statement:
+        case ast.FunctionDef() | ast.ClassDef():
+            yield statement.name
+        case ast.Import() | ast.ImportFrom():
+            for alias in statement.names:
+                yield alias.asname or alias.name
+        case ast.Assign(targets=targets):
+            yield from names_among(targets)
+        case ast.AnnAssign(target=target):
+            yield from names_among([target])
+        case ast.If() | ast.Try() | ast.With():
+            for inner in statement.body:
+                yield from bound_names(inner)
+
+
+def names_among(targets: list[ast.expr]) -> list[str]:
+    """Of what is assigned to, the plain names."""
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def calls(node: ast.AST, name: str) -> bool:

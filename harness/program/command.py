@@ -30,9 +30,7 @@ class Ended:
     """How the program ended, and what each of its processes told."""
 
     exit_code: int
-    processes: list[
-        dict
-    ]  # results of harness.program.hooks.watch, of processes that imported torch
+    processes: list[dict]  # what harness.program.hooks.watch told, where torch was imported
     started: int  # Python processes that loaded the hooks
     by_tool: bool  # whether it was ended after its recorded steps
     signal: int | None = None  # the last that we received meanwhile, of Ctrl-C and SIGTERM
@@ -40,24 +38,29 @@ class Ended:
     @property
     def recorded(self) -> list[dict]:
         """Of the processes whose steps were recorded, by rank."""
-        found = [one for one in self.processes if one.get("trace")]
-        return sorted(found, key=lambda one: (one["rank"], one["pid"]))
+        recorded = [process for process in self.processes if process.get("trace")]
+        return sorted(recorded, key=lambda process: (process["rank"], process["pid"]))
 
 
 def command_of(words: Sequence[str], python: str = sys.executable) -> list[str]:
     """What is started: a file or module of Python by this interpreter.
     Raises UserError, exit code 2."""
-    words = list(words[1:] if words[:1] == ["--"] else words)
+    words = list(words)
+    if words and words[0] == "--":
+        del words[0]
     if not words:
         raise UserError(
             "give the program after --, as in: profile_program.py -- train.py --its flags", 2
         )
-    if words[0] in ("-m", "-c") or words[0].endswith(".py"):
-        if words[0].endswith(".py") and not Path(words[0]).is_file():
-            raise UserError(f"{words[0]}: there is no such file", 2)
+    program = words[0]
+    if program in ("-m", "-c"):
         return [python, *words]
-    if not shutil.which(words[0]):
-        raise UserError(f"{words[0]}: there is no such program", 2)
+    if program.endswith(".py"):
+        if not Path(program).is_file():
+            raise UserError(f"{program}: there is no such file", 2)
+        return [python, *words]
+    if not shutil.which(program):
+        raise UserError(f"{program}: there is no such program", 2)
     return words
 
 
@@ -74,16 +77,24 @@ def run(
         processes = Path(folder, "processes")
         processes.mkdir()
         Path(folder, "sitecustomize.py").write_text(SITECUSTOMIZE)
-        settings = {**settings, "tool": os.getpid(), "processes": str(processes)}
-        path = os.pathsep.join(filter(None, [folder, environment.get("PYTHONPATH")]))
-        environment = {**environment, "PYTHONPATH": path, SETTINGS: json.dumps(settings)}
-        streams = {"stdout": output, "stderr": output and subprocess.STDOUT}
-        start = functools.partial(subprocess.Popen, command, env=environment, **streams)
+        of_hooks = dict(settings, tool=os.getpid(), processes=str(processes))
+        path = folder
+        if environment.get("PYTHONPATH"):
+            path = f"{folder}{os.pathsep}{environment['PYTHONPATH']}"
+        environment = dict(environment, PYTHONPATH=path)
+        environment[SETTINGS] = json.dumps(of_hooks)
+        start = functools.partial(
+            subprocess.Popen,
+            command,
+            env=environment,
+            stdout=output,
+            stderr=None if output is None else subprocess.STDOUT,
+        )
         code, received = Run(processes, settings["then"], limit_s).to_its_end(start)
         results = results_in(processes)
         if "out" in settings:
             name_trace_of_the_only_process(results, Path(settings["out"]))
-        started = len([*processes.glob("*.started")])
+        started = len(list(processes.glob("*.started")))
         return Ended(code, results, started, any(processes.glob("*.ended")), received)
 
 
@@ -117,30 +128,34 @@ class Run:
         self.tree = ProcessTree(str(processes.parent))
         self.signals: queue.SimpleQueue = queue.SimpleQueue()
         self.received: list[int] = []  # of Ctrl-C and SIGTERM
-        self.first_ended: float | None = (
-            None  # when we heard of a process that has recorded and is about to end
-        )
-        self.terminated = self.over = False  # the whole tree was sent SIGTERM, was ended
+        # When we heard of a process that has recorded and is about to end, by time.monotonic().
+        self.first_ended_s: float | None = None
+        self.terminated = False  # the whole tree was sent SIGTERM
+        self.over = False  # the whole tree was ended
 
     def to_its_end(self, start: Callable[..., subprocess.Popen]) -> tuple[int, int | None]:
         """Its exit code, 128 + N if a signal ended it, 0 if we did after it was recorded; and the
         signal that we received last."""
         with self.handlers():
             process = start(preexec_fn=dies_with_us)
-            began = time.monotonic()
+            began_s = time.monotonic()
             while process.poll() is None:
                 self.heed(self.next_signal())
-                if self.limit_s and time.monotonic() - began > self.limit_s:
+                if self.limit_s and time.monotonic() - began_s > self.limit_s:
                     self.end_all()
-                elif self.first_ended is not None:
+                elif self.first_ended_s is not None:
                     self.end_after_recording()
             if self.then == "kill" and self.ended():  # it may have left processes behind
                 self.end_all()
         self.tree.close(process.pid)
+        received = self.received[-1] if self.received else None
+        return self.exit_code_of(process), received
+
+    def exit_code_of(self, process: subprocess.Popen) -> int:
         code = process.returncode
         if code == -signal.SIGKILL and self.over and self.ended():
-            code = 0
-        return 128 - code if code < 0 else code, self.received[-1] if self.received else None
+            return 0
+        return 128 - code if code < 0 else code
 
     @contextlib.contextmanager
     def handlers(self) -> Iterator[None]:
@@ -161,7 +176,7 @@ class Run:
         """The next signal; None after a short time, to see what the
         processes have written meanwhile."""
         with contextlib.suppress(queue.Empty):
-            return self.signals.get(timeout=IDLE_S if self.first_ended is None else LOOK_S)
+            return self.signals.get(timeout=IDLE_S if self.first_ended_s is None else LOOK_S)
         return None
 
     def heed(self, number: int | None) -> None:
@@ -173,12 +188,12 @@ class Run:
                 self.end_all()
             elif number == signal.SIGTERM:
                 self.tree.send(signal.SIGTERM)
-        elif self.first_ended is None and (number == signal.SIGURG or self.ended()):
-            self.first_ended = time.monotonic()
+        elif self.first_ended_s is None and (number == signal.SIGURG or self.ended()):
+            self.first_ended_s = time.monotonic()
 
     def end_after_recording(self) -> None:
         """Once all that train have written, or have had their time for it."""
-        waited_s = time.monotonic() - self.first_ended
+        waited_s = time.monotonic() - self.first_ended_s
         if self.then == "kill":
             if self.all_ended() or waited_s > GRACE_S:
                 self.end_all()

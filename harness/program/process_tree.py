@@ -35,15 +35,19 @@ LAUNCHERS = {
     "mpiexec.hydra",
     "orterun",
     "prterun",
+    "hydra_pmi_proxy",
+    "orted",
+    "prted",
 }
-LAUNCHERS |= {"hydra_pmi_proxy", "orted", "prted"}
 LAUNCHER_MODULES = {
     "torch.distributed.run",
     "torch.distributed.launch",
     "torch.distributed.launcher",
+    "accelerate.commands.launch",
+    "accelerate.commands.accelerate_cli",
+    "deepspeed.launcher.runner",
+    "deepspeed.launcher.launch",
 }
-LAUNCHER_MODULES |= {"accelerate.commands.launch", "accelerate.commands.accelerate_cli"}
-LAUNCHER_MODULES |= {"deepspeed.launcher.runner", "deepspeed.launcher.launch"}
 LAUNCHER_FILES = tuple(f"/{name.replace('.', '/')}.py" for name in LAUNCHER_MODULES)
 # They remove shared memory when those that use it have ended, and end then.
 CLEANERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
@@ -66,7 +70,8 @@ class ProcessTree:
     """
 
     def __init__(self, mark: str):
-        self.mark, self.itself = mark, os.getpid()
+        self.mark = mark
+        self.itself = os.getpid()
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.before = {self.itself, *descendants([self.itself], running_parents())}
 
@@ -96,30 +101,31 @@ class ProcessTree:
         their parents have nothing to go on from.
         """
         waiting = set(waiting)
-        spared: set[int] = set(waiting)  # not stopped
+        launchers: set[int] = set()
+        cleaners: set[int] = set()
 
         def others() -> list[int]:
             to_stop = []
-            for pid in self.processes() - spared:
+            for pid in self.processes() - waiting - launchers - cleaners:
                 words = command_line(pid)
-                if is_launcher(words) or is_cleaner(words):
-                    spared.add(pid)
+                if is_launcher(words):
+                    launchers.add(pid)
+                elif is_cleaner(words):
+                    cleaners.add(pid)
                 else:
                     to_stop.append(pid)
             return to_stop
 
         stopped = stop_all(others)
         parents = running_parents()
-        launchers = [pid for pid in spared - waiting if is_launcher(command_line(pid))]
         # If one of their children were killed first, they would report an error.
         later = stopped & set(descendants([*waiting, *launchers], parents))
         for pid in stopped - later:
             send(pid, signal.SIGKILL)
         let_go()
         self.wait_for(waiting, GRACE_S)
-        if not stopped & set(
-            descendants(launchers, parents)
-        ):  # else they wait for processes that are stopped
+        launchers_wait_for_stopped = stopped & set(descendants(launchers, parents))
+        if not launchers_wait_for_stopped:
             self.wait_for(launchers, GRACE_S)
         cleaners = {pid for pid in self.processes() if is_cleaner(command_line(pid))}
         for pid in stop_all(lambda: self.processes() - cleaners):

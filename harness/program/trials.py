@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.base.errors import UserError
 from harness.base.units import MB
-from harness.program.command import run
+from harness.program.command import Ended, run
 
 MOST_TO_COPY = 500 * MB
 # Within it, what the program writes to its working folder goes to a folder of ours.
@@ -23,7 +23,7 @@ SAME_RUN = {"PYTHONHASHSEED": "0", "WANDB_MODE": "disabled"}
 
 
 @dataclass
-class Trial:
+class TrialResult:
     """What rank 0 of a run told (harness.program.hooks.trial), or why it told nothing."""
 
     found: dict
@@ -43,58 +43,51 @@ class Trials:
     kept: str
 
     def run(
-        self,
-        changes: Sequence[str] = (),
-        plan: Sequence[Sequence[str]] = (),
-        audit: bool = False,
-        **more: object,
-    ) -> Trial:
-        """more: of harness.program.hooks.trial.  Raises SystemExit if it was ended by Ctrl-C or
-        SIGTERM, which is for us, too."""
-        trial = {
-            "audit": audit,
-            "changes": [*changes],
-            "plan": [*map(list, plan)],
-            "inside": None,
-            **more,
+        self, changes: Sequence[str] = (), plan: Sequence[Sequence[str]] = (), audit: bool = False
+    ) -> TrialResult:
+        """changes, plan, audit: of harness.program.hooks.trial.  Raises SystemExit if it was ended
+        by Ctrl-C or SIGTERM, which is for us, too."""
+        settings = {
+            "steps": "optimizer",
+            "every": 1,
+            "data": [],
+            "then": "kill",
+            "trial": {
+                "audit": audit,
+                "changes": list(changes),
+                "plan": [list(turn) for turn in plan],
+            },
         }
-        settings = {"steps": "optimizer", "every": 1, "data": [], "then": "kill", "trial": trial}
-        environment = (
-            self.environment
-            | SAME_RUN
-            | {"TORCHINDUCTOR_CACHE_DIR": str(self.scratch / "inductor")}
-        )
-        began, log = time.monotonic(), self.scratch / "output.txt"
+        environment = dict(self.environment)
+        environment.update(SAME_RUN, TORCHINDUCTOR_CACHE_DIR=str(self.scratch / "inductor"))
+        log = self.scratch / "output.txt"
+        began_s = time.monotonic()
         with self.own_folder() as prefix, log.open("wb") as output:
             ended = run([*prefix, *self.command], settings, environment, output, self.limit_s)
         if ended.signal:
             raise SystemExit(128 + ended.signal)
-        seconds = time.monotonic() - began
-        told = [
-            one for one in ended.processes if one["state"] in ("recorded", "ended") and one["steps"]
+        seconds = time.monotonic() - began_s
+        trained = [
+            process
+            for process in ended.processes
+            if process["state"] in ("recorded", "ended") and process["steps"]
         ]
-        if told:
-            return Trial(min(told, key=lambda one: (one["rank"], -one["steps"])), seconds)
-        failed = next((one["error"] for one in ended.processes if one["state"] == "failed"), None)
-        late = f"longer than {self.limit_s:.0f} s" if seconds >= self.limit_s else None
-        none = "no step of an optimizer of torch.optim was seen; " * (not ended.exit_code)
-        return Trial(
-            {}, seconds, failed or late or f"{none}exit code {ended.exit_code}: {last_error(log)}"
-        )
+        if trained:
+            rank_0 = min(trained, key=lambda process: (process["rank"], -process["steps"]))
+            return TrialResult(rank_0, seconds)
+        return TrialResult({}, seconds, self.why_nothing(ended, seconds, log))
 
-    def departs(self, python: str, program: str) -> bool:
-        """Whether a program that compares a compiled graph with itself finds
-        that a gradient departs."""
-        if not program:
-            return False
-        file = self.scratch / "reproduce.py"
-        file.write_text(program)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            ended = subprocess.run(
-                [python, str(file)], env=self.environment, capture_output=True, timeout=self.limit_s
-            )
-            return ended.returncode == 1 and b"compiled" in ended.stdout
-        return False
+    def why_nothing(self, ended: Ended, seconds: float, log: Path) -> str:
+        """Why no process told of a step."""
+        for process in ended.processes:
+            if process["state"] == "failed":
+                return process["error"]
+        if seconds >= self.limit_s:
+            return f"longer than {self.limit_s:.0f} s"
+        error = f"exit code {ended.exit_code}: {last_error(log)}"
+        if ended.exit_code == 0:
+            return f"no step of an optimizer of torch.optim was seen; {error}"
+        return error
 
     @contextlib.contextmanager
     def own_folder(self) -> Iterator[Sequence[str]]:
@@ -115,13 +108,15 @@ def overlay(folder: Path) -> list[str]:
 
 
 def last_error(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [
-        line
-        for line in lines
-        if "Error" in line and "ChildFailed" not in line and not line.startswith("raise")
-    ]
-    return (errors or lines or ["no output"])[-1]
+    """The last line of an output that names an error, else its last line."""
+    last, error = "no output", None
+    for line in log.read_text(errors="replace").splitlines():
+        line = line.strip()
+        if line:
+            last = line
+        if "Error" in line and "ChildFailed" not in line and not line.startswith("raise"):
+            error = line
+    return error or last
 
 
 @contextlib.contextmanager
@@ -131,26 +126,32 @@ def trials_of(
     """keep: let the program write its files where it always does; otherwise to an overlay of the
     working folder, or to a copy of it.  Raises UserError if neither can be had."""
     with tempfile.TemporaryDirectory(prefix="prove_changes_", ignore_cleanup_errors=True) as folder:
-        of = Trials(command, environment, Path(folder), limit_s, "as it is" if keep else "overlay")
-        if not keep and Path(folder).is_relative_to(
-            Path.cwd()
-        ):  # an overlay would hide what runs tell
-            why = f"{Path.cwd()} holds the folder of temporary files, {tempfile.gettempdir()}"
-            raise UserError(
-                f"cannot keep the program's files: {why}; run it from a folder of its own", 2
-            )
-        if not keep and not can_overlay(of):
-            of.kept, here = "copy", Path.cwd()
-            size = sum(file.lstat().st_size for file in here.rglob("*"))
-            if size > MOST_TO_COPY:
-                why = (
-                    f"no overlay can be had here, and {here} has {size / MB:,.0f} MB, too much to"
-                    " copy"
+        scratch, here = Path(folder), Path.cwd()
+        trials = Trials(command, environment, scratch, limit_s, "as it is" if keep else "overlay")
+        if not keep:
+            if scratch.is_relative_to(here):  # an overlay would hide what runs tell
+                raise cannot_keep(
+                    f"{here} holds the folder of temporary files, {tempfile.gettempdir()}; run it"
+                    " from a folder of its own"
                 )
-                raise UserError(
-                    f"cannot keep the program's files: {why}; --keep-files lets it write them", 2
-                )
-        yield of
+            if not can_overlay(trials):
+                check_copy(here)
+                trials.kept = "copy"
+        yield trials
+
+
+def check_copy(folder: Path) -> None:
+    """Raises UserError if a folder is too large to be copied for each run."""
+    size = sum(file.lstat().st_size for file in folder.rglob("*"))
+    if size > MOST_TO_COPY:
+        raise cannot_keep(
+            f"no overlay can be had here, and {folder} has {size / MB:,.0f} MB, too much to copy;"
+            " --keep-files lets it write them"
+        )
+
+
+def cannot_keep(why: str) -> UserError:
+    return UserError(f"cannot keep the program's files: {why}", 2)
 
 
 def can_overlay(trials: Trials) -> bool:

@@ -1,5 +1,5 @@
-"""Collectives as PyTorch dispatches them: how many a step calls,
-of how many bytes, and gloo's on copies."""
+"""Collectives as PyTorch dispatches them: how many a step calls, of how many bytes, and gloo's on
+copies."""
 
 from collections import Counter
 
@@ -16,13 +16,15 @@ def kind_of_collective(func) -> str | None:
     namespace, name = func._schema.name.split("::")
     if namespace != "c10d":
         return None
-    # Of allreduce_coalesced_, _allgather_base_ and others.
-    return next((kind for kind in KINDS if kind.replace("_", "") in name.replace("_", "")), None)
+    for kind in KINDS:  # of allreduce_coalesced_, _allgather_base_ and others
+        if kind.replace("_", "") in name.replace("_", ""):
+            return kind
+    return None
 
 
 class CollectiveCounter:
-    """Calls of collectives and their bytes, by kind; of a call those of its larger side,
-    input or output."""
+    """Calls of collectives and their bytes, by kind; of a call those of its larger side, input or
+    output."""
 
     def __init__(self):
         self.calls: Counter[str] = Counter()
@@ -33,20 +35,15 @@ class CollectiveCounter:
         kind = kind_of_collective(func)
         if kind is None:
             return 0
-        size = max(
-            sum(t.numel() * t.itemsize for t in tree_iter(arg) if isinstance(t, Tensor))
-            for arg in args
-        )
+        size_bytes = max(map(bytes_of_tensors, args))
         self.calls[kind] += 1
-        self.bytes[kind] += size
-        return size
+        self.bytes[kind] += size_bytes
+        return size_bytes
 
-    def rows(self) -> list[dict]:
-        """documents.CollectiveRow of each kind."""
-        return [
-            {"kind": kind, "calls": self.calls[kind], "bytes": self.bytes[kind]}
-            for kind in sorted(self.calls)
-        ]
+
+def bytes_of_tensors(tree: object) -> int:
+    """Of all tensors in an argument, which may be a list of them."""
+    return sum(leaf.numel() * leaf.itemsize for leaf in tree_iter(tree) if isinstance(leaf, Tensor))
 
 
 def held_by_gloo(func) -> bool:

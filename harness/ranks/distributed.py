@@ -21,7 +21,9 @@ from harness.ranks.failure_watch import Failure, abort_collectives
 from harness.ranks.failures import RankFailure, explain_error
 from harness.ranks.rendezvous import conclude, rendezvous, watch_of_run
 
-CAUSE_S = 5.0  # how long after an error of a collective the failure that caused it may become known
+# How long after an error of a collective, or a signal, the failure that caused it may become known.
+CAUSE_S = 5.0
+SIGNAL_S = 0.5
 
 
 @contextlib.contextmanager
@@ -53,15 +55,16 @@ def process_group(device: torch.device, settings: dict[str, dict]) -> Iterator[t
         gc.collect()
         torch.distributed.destroy_process_group()
         meeting.watch.finish()
-        if failure := meeting.watch.failure_of_another():
+        failure = meeting.watch.failure_of_another()
+        if failure:
             raise RankFailure(failure)
     except BaseException as error:
         with ending_despite_signals():
-            told = first_failure(error)
+            first = first_failure(error)
             abort_collectives()  # destroying the group could wait for them
-        if told is error:
+        if first is error:
             raise
-        raise told from error
+        raise first from error
 
 
 def identity(device: torch.device) -> list[str]:
@@ -73,16 +76,17 @@ def identity(device: torch.device) -> list[str]:
     return [f"{gpu.name} {gpu.uuid}", str(partition)]
 
 
-def facts_of_ranks(own: dict) -> list[dict]:
+def facts_of_ranks(own: object) -> list:
     """What every rank passes here, in the order of ranks, once all of them have called this; [] for
     one rank.
 
     No collective follows: a rank cannot be stuck in one any more."""
     if world_size_of_run() == 1:
         return []
-    everyone: list[dict] = [{}] * world_size_of_run()
+    everyone: list = [None] * world_size_of_run()
     torch.distributed.all_gather_object(everyone, own)
-    if watch := watch_of_run():
+    watch = watch_of_run()
+    if watch:
         watch.stop_ending_stuck()
     return everyone
 
@@ -102,30 +106,32 @@ def first_failure(error: BaseException) -> BaseException:
     watch = watch_of_run()
     if watch is None or isinstance(error, RankFailure):
         return error
-    cause = (
-        error.__cause__ if isinstance(error, UserError) else error
-    )  # what a file's own step called, too
-    of_torch = isinstance(cause, RuntimeError) and not out_of_memory(cause)
-    wait_s = CAUSE_S if of_torch else 0.5
-    if (of_torch or isinstance(error, Interrupted)) and (
-        failure := watch.failure_of_another(wait_s)
-    ):
+    # What a step in a file of the user's has called is the cause of its error.
+    cause = error.__cause__ if isinstance(error, UserError) else error
+    failure = None
+    if isinstance(cause, RuntimeError) and not out_of_memory(cause):
+        failure = watch.failure_of_another(CAUSE_S)
+    elif isinstance(error, Interrupted):
+        failure = watch.failure_of_another(SIGNAL_S)
+    if failure:
         return RankFailure(failure)
     watch.tell(*explain_error(error))
     return error
 
 
 def when_stuck(write_summary: Callable[[BaseException], None]) -> None:
-    """How this process ends if its main thread remains in a collective after
-    another rank has failed."""
+    """How this process ends if its main thread remains in a collective after another rank has
+    failed."""
 
     def end(failure: Failure) -> NoReturn:
         try:
             write_summary(RankFailure(failure))
-            if line := conclude(failure)[0]:
+            line, _ = conclude(failure)
+            if line:
                 print_error(line)
         finally:
             os._exit(failure.exit_code)
 
-    if watch := watch_of_run():
+    watch = watch_of_run()
+    if watch:
         watch.when_stuck = end

@@ -5,10 +5,16 @@ When a process dies, however it dies, its system closes the connection; when a n
 keep-alive probes remain unanswered.  Neither depends on what Python is doing at the time, and a
 step waits for none of it.
 
-Why not PyTorch's own means: heartbeats in a TCPStore take a rank for dead that holds Python's lock
-for long, notice a death only after their limit, when torchrun has long sent SIGTERM to the others,
-and block for ever in a rank that cannot reach the node of the store any more.  srun has no agent,
-and monitored_barrier is for gloo alone.
+What PyTorch's own means miss:
+
+- A rank that is stuck in a collective, as another one has died, hears of nothing: torchrun's agent
+  sends it SIGTERM, which Python handles once the collective ends, and kills it half a minute later,
+  with nothing written.  Here a thread aborts the collective or, where that does not help, writes
+  the summary and ends the process.
+- srun has no agent at all, and kills nothing unless told to.
+- Heartbeats in a TCPStore take a rank for dead that holds Python's lock for long, notice a death
+  only after their limit, and block for ever in a rank that cannot reach the store's node any more.
+- monitored_barrier is for gloo alone.
 """
 
 import contextlib
@@ -26,11 +32,8 @@ INTRODUCTION_S = 50.0  # for the other ranks to connect to rank 0
 STUCK_S = 20.0
 # Time for rank 0 to answer, or for the others to leave it when the rendezvous or the run ends
 LEAVING_S = 10.0
-KEEP_ALIVE = {
-    "TCP_KEEPIDLE": 10,
-    "TCP_KEEPINTVL": 5,
-    "TCP_KEEPCNT": 3,
-}  # seconds, seconds, probes: Linux's names
+# Seconds until the first probe, seconds between two, and how many: Linux's names.
+KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 class Failure(NamedTuple):
@@ -78,19 +81,19 @@ class Connection:
 
     def messages(self) -> Iterator:
         """All that arrive until the end.  Raises ValueError for what is no JSON."""
-        with (
-            contextlib.suppress(OSError),
-            self.socket.makefile("rb") as file,
-        ):  # keep-alive probes without an answer
-            yield from (json.loads(line) for line in file if line.endswith(b"\n"))
+        # OSError: keep-alive probes without an answer.
+        with contextlib.suppress(OSError), self.socket.makefile("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield json.loads(line)
 
 
 class FailureWatch:
     """Knows when another rank has failed or died: rank 0 hears it from each, the others from rank
     0.
 
-    A rank introduces itself with [token, rank].  After that it sends Failures,
-    and null when it has finished.
+    A rank introduces itself with [token, rank].  After that it sends Failures, and null when it has
+    finished.
     """
 
     def __init__(self, rank: int, hosts: Mapping[int, str]):
@@ -98,9 +101,8 @@ class FailureWatch:
         self.rank, self.hosts = rank, hosts
         self.failure: Failure | None = None  # the first that this rank has heard of, or its own
         self.rank_0_is_lost = False
-        self.when_stuck: Callable[[Failure], None] | None = (
-            None  # ends a process whose main thread does not
-        )
+        # Ends a process whose main thread does not.
+        self.when_stuck: Callable[[Failure], None] | None = None
         self._connections: dict[int, Connection] = {}
         self._finished: set[int] = set()
         self._lock = threading.RLock()
@@ -118,9 +120,10 @@ class FailureWatch:
         with self._lock:
             self._connections.pop(rank, None)
         if rank not in self._finished:
-            self.rank_0_is_lost |= rank == 0
-            what = "ended without a message: it was killed or crashed, or its node was lost"
-            self._hear(Failure(what, 1, rank, self.hosts[rank]))
+            if rank == 0:
+                self.rank_0_is_lost = True
+            line = "ended without a message: it was killed or crashed, or its node was lost"
+            self._hear(Failure(line, 1, rank, self.hosts[rank]))
 
     def _hear(self, failure: Failure) -> None:
         """The first failure counts."""
@@ -135,6 +138,7 @@ class FailureWatch:
             abort_collectives()
 
     def _pass_on(self, failure: Failure) -> None:
+        """Send it to those that this rank is connected to and that do not know it yet."""
         raise NotImplementedError
 
     def _end_if_stuck(self) -> None:
@@ -180,9 +184,11 @@ class WatchOfWorker(FailureWatch):
         in_background(self._follow, 0, rank_0.messages())
 
     def _pass_on(self, failure: Failure) -> None:
-        if failure.rank == self.rank:
-            rank_0 = self._connections.get(0)
-            self.rank_0_is_lost |= rank_0 is None or not rank_0.send(failure)
+        if failure.rank != self.rank:  # rank 0 has told it
+            return
+        rank_0 = self._connections.get(0)
+        if rank_0 is None or not rank_0.send(failure):
+            self.rank_0_is_lost = True
 
 
 class WatchOfRank0(FailureWatch):
@@ -210,7 +216,8 @@ class WatchOfRank0(FailureWatch):
         """Follow a rank that introduces itself; turn away anybody else."""
         messages = connection.messages()
         with connection.socket:
-            if (rank := self._introduced_by(messages)) is None:
+            rank = self._introduced_by(messages)
+            if rank is None:
                 return
             with self._lock:
                 self._introduced.add(rank)
@@ -229,10 +236,9 @@ class WatchOfRank0(FailureWatch):
 
     def _miss_absent(self) -> None:
         time.sleep(INTRODUCTION_S)
-        if absent := self.hosts.keys() - self._introduced:
-            self._hear(
-                Failure("ended before the first step", 1, min(absent), self.hosts[min(absent)])
-            )
+        for rank in sorted(self.hosts):
+            if rank not in self._introduced:
+                self._hear(Failure("ended before the first step", 1, rank, self.hosts[rank]))
 
     def _pass_on(self, failure: Failure) -> None:
         for connection in self._connections.values():
@@ -240,15 +246,16 @@ class WatchOfRank0(FailureWatch):
 
     def finish(self) -> None:
         """Waits a moment for the others, which may still fail."""
-        others_are_done = lambda: self._failed.is_set() or self._finished >= {*self._connections}  # noqa: E731
-        wait_until(others_are_done, time.monotonic() + LEAVING_S)
+        wait_until(self._others_are_done, time.monotonic() + LEAVING_S)
         super().finish()
+
+    def _others_are_done(self) -> bool:
+        return self._failed.is_set() or self._finished.issuperset(list(self._connections))
 
 
 def in_background(work: Callable[..., None], *arguments: object) -> None:
-    threading.Thread(
-        target=work, args=arguments, daemon=True, name=f"watch of the ranks: {work.__name__}"
-    ).start()
+    name = f"watch of the ranks: {work.__name__}"
+    threading.Thread(target=work, args=arguments, daemon=True, name=name).start()
 
 
 def abort_collectives() -> None:

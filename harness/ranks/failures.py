@@ -27,13 +27,13 @@ def raise_if_interrupted() -> None:
     """Raise Interrupted for a signal whose exception was swallowed, or RankFailure if another rank
     has failed.  Called once a step."""
     errors.raise_if_signaled()
-    if failure := failure_elsewhere():
+    failure = failure_elsewhere()
+    if failure:
         raise RankFailure(failure)
 
 
-OF_WORKLOAD = (
-    "(of --workload, in its file)"  # where it has what flags set for the model of this project
-)
+# Where --workload has what flags set for the model of this project.
+OF_WORKLOAD = "(of --workload, in its file)"
 
 
 def explain_error(error: BaseException) -> tuple[str, int]:
@@ -48,10 +48,11 @@ def explain_error(error: BaseException) -> tuple[str, int]:
         lower = f"lower --batch-size, --seq-len or --size {OF_WORKLOAD}"
         return f"out of memory: {asked}{memory_at_hand(error)}; {lower}", 1
     if "busy or unavailable" in text:
-        another = (
-            "wait for the process that uses it, or choose another GPU with CUDA_VISIBLE_DEVICES"
+        line = (
+            f"the GPU is in exclusive mode and in use ({text}); wait for the process that uses it,"
+            " or choose another GPU with CUDA_VISIBLE_DEVICES"
         )
-        return f"the GPU is in exclusive mode and in use ({text}); {another}", 1
+        return line, 1
     if isinstance(error, BrokenPipeError):
         return "standard output was closed before the run ended", 1
     if isinstance(error, OSError):
@@ -60,17 +61,14 @@ def explain_error(error: BaseException) -> tuple[str, int]:
 
 
 def memory_at_hand(error: BaseException) -> str:
-    """What the device has that ran out of memory, unless its error says so:
-    a GPU's libraries do not."""
+    """What the device has that ran out of memory, unless its error says so: a GPU's libraries do
+    not."""
     text = str(error)
     if "GPU" in text:
         return ""
     torch = errors.imported_torch()
-    if (
-        isinstance(error, MemoryError)
-        or "can't allocate memory" in text
-        or not (torch and torch.cuda.is_available())
-    ):
+    of_host = isinstance(error, MemoryError) or "can't allocate memory" in text
+    if of_host or torch is None or not torch.cuda.is_available():
         return f"; the machine has {host_memory_bytes() / MB:,.0f} MB"
     free, total = torch.cuda.mem_get_info()
     return f"; the GPU has {total / MB:,.0f} MB, {free / MB:,.0f} MB of them free"
@@ -87,9 +85,10 @@ def exit_code_of(work: Callable[[], object]) -> int:
             work()
         except (Exception, Interrupted) as error:  # noqa: BLE001
             shown = getattr(error, "shown", "")
-            failure = (
-                error.failure if isinstance(error, RankFailure) else Failure(*explain_error(error))
-            )
+            if isinstance(error, RankFailure):
+                failure = error.failure
+            else:
+                failure = Failure(*explain_error(error))
             if os.environ.get("TINY_LLAMA_DEBUG") == "1":
                 traceback.print_exc()
     line, exit_code = conclude(failure)

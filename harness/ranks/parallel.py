@@ -25,8 +25,8 @@ SHARDING = ("zero1", "fsdp")
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """What each rank keeps of parameters, gradients and optimizer state,
-    and how they communicate."""
+    """What each rank keeps of parameters, gradients and optimizer state, and how they
+    communicate."""
 
     parallel: str | None = flag(
         None,
@@ -75,56 +75,56 @@ def parallel_settings(given: dict) -> dict:
     world_size = given.get("world_size", world_size_of_run())
     mode = given.get("parallel")
     if "param_precision" in given and (world_size == 1 or mode != "fsdp"):
-        flag = flag_of("param_precision", given["param_precision"])
         raise UserError(
-            f"{flag}: is for --parallel fsdp on several ranks; elsewhere use --precision"
-            f" {BF16_TRUE}",
+            f"{flag_of('param_precision', given['param_precision'])}: is for --parallel fsdp on"
+            f" several ranks; elsewhere use --precision {BF16_TRUE}",
             2,
         )
     if world_size == 1:
-        if unused := next(
-            (one.name for one in fields(ParallelConfig)[:-1] if one.name in given), None
-        ):
-            several = (
-                "start several with torchrun --nproc-per-node N, or predict them with --dry-run"
-                " --world-size N"
-            )
-            raise UserError(
-                f"{flag_of(unused, given[unused])}: this run has one rank; {several}", 2
-            )
+        refuse_flags_of_several_ranks(given)
         return {"world_size": 1}
     mode = mode or "ddp"
-    for name in (
-        ("bucket_mb", "gradient_as_bucket_view")
-        if mode == "fsdp"
-        else ("fsdp_reshard", "fsdp_wrap")
-    ):
+    refuse_flags_of_other_modes(given, mode)
+    usual = "bf16" if given.get("precision") == BF16_TRUE else "fp32"
+    reduced_in = given.get("reduce_precision", usual)
+    return {"world_size": world_size, "parallel": mode, "reduce_precision": reduced_in}
+
+
+def refuse_flags_of_several_ranks(given: dict) -> None:
+    """Raise UserError for a flag that only several ranks heed."""
+    for field in fields(ParallelConfig):
+        if field.name in given and field.name != "world_size":
+            raise UserError(
+                f"{flag_of(field.name, given[field.name])}: this run has one rank; start several"
+                " with torchrun --nproc-per-node N, or predict them with --dry-run --world-size N",
+                2,
+            )
+
+
+def refuse_flags_of_other_modes(given: dict, mode: str) -> None:
+    """Raise UserError for a flag that this mode does not heed."""
+    if mode == "fsdp":
+        names, wanted = ("bucket_mb", "gradient_as_bucket_view"), "ddp or zero1"
+    else:
+        names, wanted = ("fsdp_reshard", "fsdp_wrap"), "fsdp"
+    for name in names:
         if name in given:
-            wanted = "ddp or zero1" if mode == "fsdp" else "fsdp"
             raise UserError(
                 f"{flag_of(name)}: has no effect with --parallel {mode}; use {wanted}", 2
             )
-    reduced_in = given.get(
-        "reduce_precision", "bf16" if given.get("precision") == BF16_TRUE else "fp32"
-    )
-    return {"world_size": world_size, "parallel": mode, "reduce_precision": reduced_in}
 
 
 def mode_text(parallel: ParallelConfig) -> str:
     """The mode and its settings, to print."""
     if parallel.parallel == "fsdp":
         keeps = "resharded after the forward pass" if parallel.fsdp_reshard else "not resharded"
-        cast = (
-            ""
-            if parallel.param_precision == "fp32"
-            else f", gathered in {parallel.param_precision}"
-        )
-        text = f"fsdp, by {parallel.fsdp_wrap}, {keeps}{cast}"
+        text = f"fsdp, by {parallel.fsdp_wrap}, {keeps}"
+        if parallel.param_precision != "fp32":
+            text += f", gathered in {parallel.param_precision}"
     else:
         bucket = "PyTorch's size" if parallel.bucket_mb is None else f"{parallel.bucket_mb:g} MB"
-        gradients = (
-            "views of them" if parallel.gradient_as_bucket_view else "copied to and from them"
-        )
+        is_view = parallel.gradient_as_bucket_view
+        gradients = "views of them" if is_view else "copied to and from them"
         text = f"{parallel.parallel}, buckets of {bucket}, gradients {gradients}"
     return f"{text}, reduced in {parallel.reduce_precision}"
 
@@ -138,15 +138,20 @@ def fsdp_units(model: nn.Module, wrap: str) -> list[nn.Module]:
     Blocks are the members of the model's nn.ModuleLists; sublayers are the children of blocks that
     have parameters.
     """
-    blocks = [
-        one for module in model.modules() if isinstance(module, nn.ModuleList) for one in module
-    ]
     if wrap == "model":
         return [model]
-    if wrap == "sublayer":
-        parts = [part for block in blocks for part in block.children()]
-        blocks = [part for part in parts if any(True for _ in part.parameters())]
-    return [*blocks, model]
+    blocks: list[nn.Module] = []
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList):
+            blocks += module
+    if wrap == "block":
+        return [*blocks, model]
+    sublayers = []
+    for block in blocks:
+        for part in block.children():
+            if next(part.parameters(), None) is not None:
+                sublayers.append(part)
+    return [*sublayers, model]
 
 
 def shard_model(model: nn.Module, parallel: ParallelConfig, device: torch.device) -> nn.Module:
@@ -155,17 +160,13 @@ def shard_model(model: nn.Module, parallel: ParallelConfig, device: torch.device
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    with (
-        unset_fake_temporarily()
-    ):  # a mesh reads the values of its tensor of ranks, and fake tensors have none
+    # A mesh reads the values of its tensor of ranks, and fake tensors have none.
+    with unset_fake_temporarily():
         mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     # Of fake tensors only the first of W shards is made: making all for each parameter would take
     # minutes.
-    cut = (
-        FirstChunk()
-        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-        else contextlib.nullcontext()
-    )
+    is_fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    cut = FirstChunk() if is_fake else contextlib.nullcontext()
     cast = None if parallel.param_precision == "fp32" else PRECISIONS[parallel.param_precision]
     policy = MixedPrecisionPolicy(
         param_dtype=cast, reduce_dtype=PRECISIONS[parallel.reduce_precision]
@@ -180,8 +181,8 @@ def shard_model(model: nn.Module, parallel: ParallelConfig, device: torch.device
 
 
 class FirstChunk(TorchFunctionMode):
-    """torch.chunk returns its first chunk as often as there would be chunks;
-    what rank 0 needs of them."""
+    """torch.chunk returns its first chunk as often as there would be chunks; what rank 0 needs of
+    them."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is not torch.chunk:
@@ -209,8 +210,8 @@ def shard_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def replicated(model: nn.Module, parallel: ParallelConfig, device: torch.device) -> nn.Module:
-    """The model in DistributedDataParallel, which averages gradients in the backward pass;
-    unchanged if sharded."""
+    """The model in DistributedDataParallel, which averages gradients in the backward pass; one that
+    is sharded is returned as it is."""
     if parallel.parallel not in ("ddp", "zero1"):
         return model
     devices = [device] if device.type == "cuda" else None
@@ -232,9 +233,8 @@ def replicated(model: nn.Module, parallel: ParallelConfig, device: torch.device)
     return wrapped
 
 
-def reduce_compressed(
-    dtype, bucket
-):  # DDP compares annotations, if there are any, with its classes
+# Without annotations: DDP compares them, if there are any, with its classes.
+def reduce_compressed(dtype, bucket):
     """DDP's hook for a bucket: a future of the mean over ranks, sent as dtype.  PyTorch's own for
     bf16 refuses gloo."""
     gradients = bucket.buffer()
@@ -249,9 +249,8 @@ def gradient_sync(model: nn.Module, last_micro_step: bool) -> Iterator[None]:
     accumulate them."""
     if hasattr(model, "set_requires_gradient_sync"):  # FSDP
         model.set_requires_gradient_sync(last_micro_step)
-    with (
-        model.no_sync()
-        if hasattr(model, "no_sync") and not last_micro_step
-        else contextlib.nullcontext()
-    ):
+    if hasattr(model, "no_sync") and not last_micro_step:
+        with model.no_sync():
+            yield
+    else:
         yield

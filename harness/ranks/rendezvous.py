@@ -56,26 +56,25 @@ def rendezvous(facts: Mapping[str, Any], failure: Failure | None = None) -> Meet
     try:
         store = open_store(rank, started + limit_s)
     except (OSError, RuntimeError) as error:
-        place = (
-            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} (MASTER_ADDR and MASTER_PORT)"
-        )
-        why = (
-            getattr(error, "strerror", None)
-            or str(error).splitlines()[0].rpartition("message: ")[2]
-        )
-        what = (
-            f"cannot listen at {place}"
-            if rank == 0
-            else f"rank 0 does not answer at {place} within {limit_s:g} s"
-        )
-        failure = failure or Failure(f"{what}: {why}")
+        failure = failure or Failure(no_store(error, rank, limit_s))
         _meeting = Meeting(None, failure._replace(rank=rank, host=host))
-    else:
-        store.set(
-            f"rank/{rank}", json.dumps({"host": host, "failure": failure and failure[:2], **facts})
-        )
-        _meeting = (as_rank_0 if rank == 0 else as_worker)(store, started, limit_s)
+        return _meeting
+    told = {"host": host, "failure": failure and failure[:2], **facts}
+    store.set(f"rank/{rank}", json.dumps(told))
+    meet = as_rank_0 if rank == 0 else as_worker
+    _meeting = meet(store, started, limit_s)
     return _meeting
+
+
+def no_store(error: OSError | RuntimeError, rank: int, limit_s: float) -> str:
+    """Why ranks cannot meet where MASTER_ADDR and MASTER_PORT say, as this one sees it."""
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} (MASTER_ADDR and MASTER_PORT)"
+    why = getattr(error, "strerror", None)
+    if not why:
+        why = str(error).splitlines()[0].rpartition("message: ")[2]
+    if rank == 0:
+        return f"cannot listen at {place}: {why}"
+    return f"rank 0 does not answer at {place} within {limit_s:g} s: {why}"
 
 
 # ---- The store, in which ranks leave messages before they are connected --------------------------
@@ -84,13 +83,11 @@ def rendezvous(facts: Mapping[str, Any], failure: Failure | None = None) -> Meet
 def open_store(rank: int, deadline: float) -> Store:
     """Under torchrun its agent has the store, under srun rank 0.
 
-    Raises OSError or RuntimeError if it cannot be reached before the deadline,
-    a reading of time.monotonic().
+    Raises OSError or RuntimeError if it cannot be reached before the deadline, a reading of
+    time.monotonic().
     """
-    from torch.distributed import (
-        PrefixStore,
-        TCPStore,
-    )  # takes seconds; one rank alone does without
+    # Takes seconds; one rank alone does without.
+    from torch.distributed import PrefixStore, TCPStore
 
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     has_it = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -101,26 +98,27 @@ def open_store(rank: int, deadline: float) -> Store:
         "multi_tenant": has_it,
         "timeout": timedelta(seconds=RENDEZVOUS_S),
     }
-    made: list = []  # the store, or the error
+    opened: list[TCPStore | RuntimeError] = []
 
-    def make() -> None:
+    def open_or_fail() -> None:
         try:
-            made.append(TCPStore(host, port, world_size_of_run(), has_it, **options))
+            opened.append(TCPStore(host, port, world_size_of_run(), has_it, **options))
         except RuntimeError as error:
-            made.append(error)
+            opened.append(error)
 
     # In a thread, as it waits without a limit for the answer of whoever listens there.
-    thread = threading.Thread(target=make, daemon=True)
+    thread = threading.Thread(target=open_or_fail, daemon=True)
     thread.start()
     thread.join(max(5.0, deadline - time.monotonic()))
-    if not made:
+    if not opened:
         raise OSError(errno.EPROTO, "another program listens there")
-    if isinstance(made[0], RuntimeError):
-        raise made[0]
+    store = opened[0]
+    if isinstance(store, RuntimeError):
+        raise store
     # The agent's store outlives its ranks: what those of an earlier attempt (--max-restarts of
     # torchrun) left in it must not be taken for a message of these.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"ranks/{attempt}", made[0])
+    return PrefixStore(f"ranks/{attempt}", store)
 
 
 def wait_for_listener(host: str, port: int, deadline: float) -> None:
@@ -155,26 +153,25 @@ def as_rank_0(store: Store, started: float, limit_s: float) -> Meeting:
 
 def as_worker(store: Store, started: float, limit_s: float) -> Meeting:
     """Any other rank: learn from rank 0 how the rendezvous ended."""
-    rank, host = int(os.environ["RANK"]), socket.gethostname()
+    rank = int(os.environ["RANK"])
     try:
         store.add("came", 1)
         if not wait_until(lambda: store.check(["rank/0"]), started + limit_s):
-            return Meeting(
-                None, Failure(f"rank 0 did not come within {limit_s:g} s", 1, rank, host)
-            )
+            return not_met(f"rank 0 did not come within {limit_s:g} s")
         if not wait_until(lambda: store.check(["outcome"]), time.monotonic() + limit_s + LEAVING_S):
-            return Meeting(
-                None,
-                Failure("rank 0 has not told how the meeting of the ranks ended", 1, rank, host),
-            )
+            return not_met("rank 0 has not told how the meeting of the ranks ended")
         outcome = json.loads(store.get("outcome"))
         if outcome["failure"]:
             store.add("read", 1)
             return Meeting(store, Failure(*outcome["failure"]))
         return Meeting(store, None, WatchOfWorker(rank, *outcome["watch"]))
     except (RuntimeError, OSError) as error:
-        why = f"rank 0 left while the ranks met: {str(error).splitlines()[0]}"
-        return Meeting(None, Failure(why, 1, rank, host))
+        return not_met(f"rank 0 left while the ranks met: {str(error).splitlines()[0]}")
+
+
+def not_met(line: str) -> Meeting:
+    """That of a rank which has not found rank 0."""
+    return Meeting(None, Failure(line, 1, int(os.environ["RANK"]), socket.gethostname()))
 
 
 # ---- What keeps ranks from working together ------------------------------------------------------
@@ -183,50 +180,58 @@ def as_worker(store: Store, started: float, limit_s: float) -> Meeting:
 def first_problem(facts: Mapping[int, dict], world_size: int, limit_s: float) -> Failure | None:
     """What keeps these ranks from working together, by what each says: failures, absence, flags, a
     shared GPU."""
-    failed = {rank: tuple(one["failure"]) for rank, one in facts.items() if one["failure"]}
-    if failed:
-        rank = min(failed)
-        alike = len(failed) == world_size and len({*failed.values()}) == 1
-        return (
-            Failure(*failed[rank]) if alike else Failure(*failed[rank], rank, facts[rank]["host"])
-        )
-    if missing := [rank for rank in range(world_size) if rank not in facts]:
-        return Failure(
-            absence(
-                missing, {rank: one["host"] for rank, one in facts.items()}, world_size, limit_s
-            )
-        )
+    failure = failure_of_some(facts, world_size)
+    if failure:
+        return failure
+    missing = [rank for rank in range(world_size) if rank not in facts]
+    if missing:
+        hosts = {rank: said["host"] for rank, said in facts.items()}
+        return Failure(absence(missing, hosts, world_size, limit_s))
     return different_flags(facts) or shared_gpu(facts)
+
+
+def failure_of_some(facts: Mapping[int, dict], world_size: int) -> Failure | None:
+    """Of ranks that have failed before they met, the first one's; without its name if all ranks
+    have failed alike."""
+    failed = {rank: tuple(said["failure"]) for rank, said in facts.items() if said["failure"]}
+    if not failed:
+        return None
+    rank = min(failed)
+    if len(failed) == world_size and len(set(failed.values())) == 1:
+        return Failure(*failed[rank])
+    return Failure(*failed[rank], rank, facts[rank]["host"])
 
 
 def absence(
     missing: Collection[int], hosts: Mapping[int, str], world_size: int, limit_s: float
 ) -> str:
-    """Which ranks did not come, and where each was to run:
-    Slurm tells, else the others of its node do."""
-    expected = dict(enumerate(hosts_of_tasks(os.environ)))
-    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    """Which ranks did not come, and where each was to run: Slurm tells, else the others of its node
+    do."""
+    of_slurm = hosts_of_tasks(os.environ)
+    ranks_by_place: dict[str, list[str]] = {}
     for rank in missing:
-        beside = next(
-            (host for other, host in hosts.items() if other // per_node == rank // per_node), None
-        )
-        expected.setdefault(rank, beside or "a node that is not here")
-    places = {
-        place: [str(rank) for rank in missing if expected[rank] == place]
-        for place in expected.values()
-    }
-    told = "; ".join(f"{', '.join(ranks)} on {place}" for place, ranks in places.items() if ranks)
+        place = of_slurm[rank] if rank < len(of_slurm) else host_beside(rank, hosts, world_size)
+        ranks_by_place.setdefault(place, []).append(str(rank))
+    listed = "; ".join(f"{', '.join(ranks)} on {place}" for place, ranks in ranks_by_place.items())
     came = ", ".join(dict.fromkeys(hosts.values()))
-    what = f"rank{'s' * (len(missing) > 1)} {told}"
     return (
-        f"{what} did not come within {limit_s:g} s; {len(hosts)} of {world_size} ranks came, on"
-        f" {came}"
+        f"{'rank' if len(missing) == 1 else 'ranks'} {listed} did not come within {limit_s:g} s;"
+        f" {len(hosts)} of {world_size} ranks came, on {came}"
     )
 
 
+def host_beside(rank: int, hosts: Mapping[int, str], world_size: int) -> str:
+    """The host of another rank of the same node, if one came."""
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    for other, host in hosts.items():
+        if other // per_node == rank // per_node:
+            return host
+    return "a node that is not here"
+
+
 def different_flags(facts: Mapping[int, dict]) -> Failure | None:
-    """Collectives of ranks with different flags would not match;
-    a rank that does not train has none."""
+    """Collectives of ranks with different flags would not match; a rank that does not train has
+    none."""
     own = facts[0].get("settings")
     for rank, said in facts.items():
         theirs = said.get("settings")
@@ -275,13 +280,17 @@ def workload_of(settings: Mapping[str, dict]) -> str:
 
 def shared_gpu(facts: Mapping[int, dict]) -> Failure | None:
     """NCCL and RCCL refuse ranks on the same GPU, in words of their own."""
-    users: dict[tuple, int] = {}
-    for rank, one in facts.items():
-        if gpu := one.get("gpu"):
-            first = users.setdefault((one["host"], *gpu), rank)
-            if first != rank:
-                what = f"ranks {first} and {rank} would share a GPU, {gpu[0]} of {one['host']}"
-                return Failure(f"{what}; start one process per GPU")
+    users: dict[tuple, int] = {}  # the rank, by host and identity of the GPU
+    for rank, said in facts.items():
+        gpu = said.get("gpu")
+        if not gpu:
+            continue
+        first = users.setdefault((said["host"], *gpu), rank)
+        if first != rank:
+            return Failure(
+                f"ranks {first} and {rank} would share a GPU, {gpu[0]} of {said['host']}; start one"
+                " process per GPU"
+            )
     return None
 
 
@@ -314,7 +323,13 @@ def conclude(failure: Failure | None) -> tuple[str | None, int]:
         return failure.text, failure.exit_code
     if _meeting.watch and failure.rank is None:  # an error of this rank alone, as they have met
         failure = failure._replace(rank=int(os.environ["RANK"]), host=socket.gethostname())
-    rank_0_is_lost = _meeting.watch.rank_0_is_lost if _meeting.watch else _meeting.store is None
-    first_of_its_node = os.environ.get("LOCAL_RANK", "0") == "0" or os.environ["RANK"] == "1"
-    prints = is_first_rank() or (rank_0_is_lost and first_of_its_node)
-    return failure.text if prints else None, failure.exit_code
+    return failure.text if prints_failure(_meeting) else None, failure.exit_code
+
+
+def prints_failure(meeting: Meeting) -> bool:
+    """Rank 0 does; where it is lost, the first rank of each node, and rank 1."""
+    if is_first_rank():
+        return True
+    rank_0_is_lost = meeting.watch.rank_0_is_lost if meeting.watch else meeting.store is None
+    is_first_of_node = os.environ.get("LOCAL_RANK", "0") == "0" or os.environ["RANK"] == "1"
+    return rank_0_is_lost and is_first_of_node

@@ -2,6 +2,7 @@
 HPARAMS tab."""
 
 import json
+import textwrap
 import time
 from dataclasses import fields
 from pathlib import Path
@@ -13,33 +14,41 @@ from harness.instruments.timing import StepRecord
 from harness.ranks.parallel import ParallelConfig
 
 # No columns of TensorBoard's HPARAMS tab: they affect neither speed nor memory nor the loss.
-HIDDEN = (
-    "num_steps output_dir log_interval force device norm_eps rope_theta init_std max_seq_len"
-    " source_sha256".split()
-)
+HIDDEN = {
+    "num_steps",
+    "output_dir",
+    "log_interval",
+    "force",
+    "device",
+    "norm_eps",
+    "rope_theta",
+    "init_std",
+    "max_seq_len",
+    "source_sha256",
+}
+OF_SEVERAL_RANKS = {setting.name for setting in fields(ParallelConfig)}
+WORDS = {None: "none", False: "no", True: "yes"}
 
 
 def in_words(settings: dict) -> dict:
     """Without booleans and None: TensorBoard would show booleans as numbers, and leave out None."""
-    words = {None: "none", False: "no", True: "yes"}
-    return {
-        name: words[one] if one is None or isinstance(one, bool) else one
-        for name, one in settings.items()
-    }
+    shown = {}
+    for name, value in settings.items():
+        shown[name] = WORDS[value] if value is None or isinstance(value, bool) else value
+    return shown
 
 
 def scalars_of(record: StepRecord, samples: int, seq_len: int) -> dict[str, float]:
     """Of one step, by tag.  TensorBoard sorts by name: loss and step time come first.  samples: of
     all ranks."""
-    rate = samples / (record.total_ms / 1e3)
-    scalars = {
-        "loss": record.loss,
-        "step_time_ms": record.total_ms,
-        **{f"step_time_ms/{phase}": ms for phase, ms in record.phase_ms.items()},
-        "throughput/samples_per_sec": rate,
-        **({"throughput/tokens_per_sec": rate * seq_len} if seq_len > 1 else {}),
-        "used_memory_mb": record.memory_bytes / MB,
-    }
+    samples_per_s = samples / (record.total_ms / 1e3)
+    scalars = {"loss": record.loss, "step_time_ms": record.total_ms}
+    for phase, phase_ms in record.phase_ms.items():
+        scalars[f"step_time_ms/{phase}"] = phase_ms
+    scalars["throughput/samples_per_sec"] = samples_per_s
+    if seq_len > 1:
+        scalars["throughput/tokens_per_sec"] = samples_per_s * seq_len
+    scalars["used_memory_mb"] = record.memory_bytes / MB
     if record.grad_norm is not None:
         scalars["grad_norm"] = record.grad_norm
     if record.interval.run_s:
@@ -50,28 +59,25 @@ def scalars_of(record: StepRecord, samples: int, seq_len: int) -> dict[str, floa
 def hyperparameters(summary: dict) -> dict:
     """Settings and results of a run, from performance_summary.json: a row of the HPARAMS tab.
     Results as metrics would each be a curve of one point under SCALARS."""
-    every = summary["config"]["training"] | summary["config"]["model"]
-    hidden = {*HIDDEN, *(name for name in every if name.endswith("_reason"))}
+    hidden = HIDDEN
     if summary["training"]["world_size"] == 1:
-        hidden |= {one.name for one in fields(ParallelConfig)}
-    performance = summary["performance"]
-    results = {
-        name: performance[name]
-        for name in ("avg_step_time_ms", "samples_per_sec", "achieved_tflops")
-    }
-    results |= {
-        "peak_memory_mb": summary["memory"]["peak_mb"],
-        "final_loss": summary["loss"]["final"],
-    }
-    return in_words({name: every[name] for name in every if name not in hidden} | results)
+        hidden = HIDDEN | OF_SEVERAL_RANKS
+    row = {}
+    for section in ("training", "model"):
+        for name, value in summary["config"][section].items():
+            if name not in hidden and not name.endswith("_reason"):
+                row[name] = value
+    for name in ("avg_step_time_ms", "samples_per_sec", "achieved_tflops"):
+        row[name] = summary["performance"][name]
+    row["peak_memory_mb"] = summary["memory"]["peak_mb"]
+    row["final_loss"] = summary["loss"]["final"]
+    return in_words(row)
 
 
 class EventFile:
     """Every method raises UserError if the file cannot be written."""
 
-    FLUSH_S = (
-        10.0  # seconds between two writes of scalars: writing takes time, so not after every step
-    )
+    FLUSH_S = 10.0  # between two writes of scalars: they take time, so not after every step
 
     def __init__(self, folder: Path, samples: int, seq_len: int):
         """samples: of a step, on all ranks; seq_len: tokens of each."""
@@ -86,18 +92,19 @@ class EventFile:
     def add_texts(self, document: dict) -> None:
         """A text for each section of the document."""
         for title, values in document.items():
-            self.writer.add_text(
-                title, "    " + json.dumps(values, indent=2).replace("\n", "\n    ")
-            )
+            text = json.dumps(values, indent=2)
+            self.writer.add_text(title, textwrap.indent(text, "    "))
 
     def add_step(self, record: StepRecord) -> None:
+        """Keep the scalars of a step, and write those that are waiting from time to time."""
         self._unwritten.append(record)
         if time.monotonic() - self._flushed_at > self.FLUSH_S:
             self.write_scalars()
 
     def write_scalars(self) -> None:
         """From the second step on: one point is no curve."""
-        self._begun |= len(self._unwritten) > 1
+        if len(self._unwritten) > 1:
+            self._begun = True
         if not self._begun:
             return
         with writing(f"events in {self.folder}"):
@@ -114,9 +121,8 @@ class EventFile:
 
         with writing(f"events in {self.folder}"):
             for name, figure in figures.items():
-                self.writer.add_figure(
-                    f"whole_run/{name}", figure
-                )  # as the report calls it: one card
+                # As the report calls it, so that TensorBoard has one card for both.
+                self.writer.add_figure(f"whole_run/{name}", figure)
             self.write_scalars()
             for part in hparams(hyperparameters(summary), {}):
                 self.writer.file_writer.add_summary(part)

@@ -56,12 +56,8 @@ class PredictionConfig:
     )
 
 
-ONLY_PREDICTED = (
-    "device_memory",
-    "target_device",
-    "world_size",
-    "network",
-)  # flags that only a dry run takes
+# Flags that only a dry run takes.
+ONLY_PREDICTED = ("device_memory", "target_device", "world_size", "network")
 
 
 def only_predicted(given: dict) -> list[str]:
@@ -75,37 +71,66 @@ def check_combinations(training, profiling: ProfilerConfig, given: dict) -> None
     training has the fields of TrainingConfig; given are the flags that the user passed.
     """
     check_no_sync(training, profiling.no_sync_steps)
-    if not given.get("dry_run") and (found := only_predicted(given)):
-        raise UserError(f"{found[0]}: requires --dry-run", 2)
+    _check_predicted(given)
+    _check_batch(training)
+    _check_folders(training, profiling)
+    _check_profilers(profiling)
+    _check_has_effect(training, given)
+    _check_precision(training)
+    line = conflict(training, profiling)
+    if line:
+        raise UserError(line, 2)
+
+
+def _check_predicted(given: dict) -> None:
+    predicted = only_predicted(given)
+    if predicted and not given.get("dry_run"):
+        raise UserError(f"{predicted[0]}: requires --dry-run", 2)
+
+
+def _check_batch(training) -> None:
     batch_size, micro_steps = training.batch_size, training.gradient_accumulation_steps
     if batch_size % micro_steps != 0:
-        flag = f"--gradient-accumulation-steps {micro_steps}"
+        steps_flag = f"--gradient-accumulation-steps {micro_steps}"
         raise UserError(
-            f"{flag}: does not divide --batch-size {batch_size}; use a divisor of it", 2
+            f"{steps_flag}: does not divide --batch-size {batch_size}; use a divisor of it", 2
         )
+
+
+def _check_folders(training, profiling: ProfilerConfig) -> None:
     if "" in (training.output_dir, profiling.profile_dir):
         raise UserError("--output-dir and --profile-dir: must not be empty", 2)
+
+
+def _check_profilers(profiling: ProfilerConfig) -> None:
     if profiling.system_profiler and profiling.records_trace:
-        why = (
-            "nsys and rocprofv3 replace torch.profiler, because only one profiler can be attached"
-            " to a GPU"
+        raise UserError(
+            "--system-profiler: nsys and rocprofv3 replace torch.profiler, because only one"
+            " profiler can be attached to a GPU; omit --enable-pytorch-profiler, --profile-stacks"
+            " and --profile-operators",
+            2,
         )
-        flags = "--enable-pytorch-profiler, --profile-stacks and --profile-operators"
-        raise UserError(f"--system-profiler: {why}; omit {flags}", 2)
+
+
+def _check_has_effect(training, given: dict) -> None:
+    """Flags that have an effect only beside another one."""
     if given.get("network") is not None and training.world_size == 1:
         raise UserError("--network: one rank sends nothing; predict several with --world-size N", 2)
     if given.get("compile_mode") is not None and not training.compile:
         raise UserError("--compile-mode: requires --compile", 2)
+
+
+def _check_precision(training) -> None:
     if training.param_precision != "fp32" and training.precision not in ("fp32", "tf32"):
-        why = "parameters are cast, so there is no autocast; leave out --precision"
         raise UserError(
-            f"--param-precision {training.param_precision}: {why} {training.precision}", 2
+            f"--param-precision {training.param_precision}: parameters are cast, so there is no"
+            f" autocast; leave out --precision {training.precision}",
+            2,
         )
-    if line := conflict(training, profiling):
-        raise UserError(line, 2)
 
 
 def check_device_has(training, device: torch.device) -> None:
     """Raise UserError, exit code 1, for an optimization that this device does not have."""
-    if line := missing(training, device.type == "cuda"):
+    line = missing(training, device.type == "cuda")
+    if line:
         raise UserError(line)

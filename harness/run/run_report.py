@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +20,11 @@ from harness.model.workload import Workload
 from harness.ranks.distributed import suffix_of_rank, when_stuck
 from harness.run.announcement import device_lines, profiling_lines, sharing_lines, workload_lines
 from harness.run.event_file import EventFile
-from harness.run.run_summary import Measurements, summarize
+from harness.run.measurements import Measurements
+from harness.run.run_config import config_of, settings_of
+from harness.run.run_summary import PerformanceSummary, summarize
 from harness.run.run_text import steps_section, summary_lines, trust_lines
+from harness.schema import Document
 
 
 class RunFolder:
@@ -32,14 +35,15 @@ class RunFolder:
     """
 
     def __init__(self, output_dir: str | None, profiling: ProfilerConfig):
-        profiles = (profiling.profile_dir or "./pytorch_profiles") if profiling.enabled else None
-        self.path = Path(output_dir or profiles) if output_dir or profiles else None
+        self.path: Path | None = None
+        if output_dir:
+            self.path = Path(output_dir)
+        elif profiling.enabled:
+            self.path = Path(profiling.profile_dir or "./pytorch_profiles")
         self.traced = profiling.records_trace
-        self.traces = (
-            Path(profiling.profile_dir)
-            if profiling.enabled and profiling.profile_dir
-            else self.path
-        )
+        self.traces = self.path
+        if profiling.enabled and profiling.profile_dir:
+            self.traces = Path(profiling.profile_dir)
 
     def prepare(self, rank: int) -> None:
         """Rank 0 moves an earlier run aside.  Raises UserError if a folder cannot be written."""
@@ -51,7 +55,8 @@ class RunFolder:
         for folder in dict.fromkeys((self.path, self.traces)):
             prepare_folder(folder)
 
-    def write(self, name: str, document: dict | None) -> None:
+    def write(self, name: str, document: dict | Document | None) -> None:
+        """A JSON file of the run, where there is a folder and something to write."""
         if self.path and document:
             write_json(self.path / name, document)
 
@@ -75,6 +80,24 @@ class Explanation(NamedTuple):
     figure: Any = None
 
 
+@dataclass
+class Ending:
+    """The lines that a run ends with, in the order in which they are printed; and its figures."""
+
+    basis: list[str]  # what the averages are taken from, tables of instruments, files
+    result: list[str]  # which scripts search for
+    explained: list[str] = field(default_factory=list)  # by the instruments
+    figures: dict[str, Any] = field(default_factory=dict)  # by the name of the file, no suffix
+
+    def add(self, explanation: Explanation) -> None:
+        """The lines and the figure of an instrument."""
+        self.basis += explanation.before
+        if explanation.lines:
+            self.explained += ["", *explanation.lines]
+        if explanation.figure is not None:
+            self.figures[Path(explanation.file_name).stem] = explanation.figure
+
+
 class RunReport:
     """The console, the folder and the event file of one run of a workload.
     Only rank 0 prints and writes."""
@@ -92,19 +115,15 @@ class RunReport:
         verbose: bool = False,
     ):
         """ranks: this rank and the world size.  verbose: print tables too."""
-        self.workload, self.profiling, self.schedule, self.device = (
-            workload,
-            profiling,
-            schedule,
-            device,
-        )
+        self.workload, self.profiling = workload, profiling
+        self.schedule, self.device = schedule, device
         self.rank, self.world_size = ranks
         self.log_interval, self.verbose = log_interval, verbose
-        self.config = workload.settings() | {"profiling": asdict(profiling)}
         self.folder = RunFolder(output_dir, profiling)
         self.events: EventFile | None = None
+        settings = settings_of(workload, profiling)
         self.measurements = Measurements(
-            workload, self.config, schedule, device, ranks, self.prints, self.on_record
+            workload, settings, schedule, device, ranks, self.prints, self.on_record
         )
 
     # ---- Before the first step -------------------------------------------------------------------
@@ -115,38 +134,46 @@ class RunReport:
         self.folder.prepare(self.rank)
         if self.rank != 0 or self.folder.path is None:
             return
-        document = self.config | {"environment": self.measurements.environment}
-        self.folder.write("config.json", document)
+        config = config_of(self.measurements.settings, self.measurements.environment)
+        self.folder.write("config.json", config)
         samples = self.workload.batch_size * self.world_size
         self.events = EventFile(self.folder.path, samples, self.workload.seq_len)
-        self.events.add_texts(document)
+        self.events.add_texts(config.as_json())
 
     def announce(self) -> None:
         """Print what is about to run, and on which device."""
         say(*workload_lines(self.workload, self.profiling, self.device), "")
-        say(
-            *device_lines(self.measurements.environment),
-            *sharing_lines(self.workload, self.world_size),
-        )
-        say(*profiling_lines(self.schedule, self.folder.traces if self.profiling.enabled else None))
+        say(*device_lines(self.measurements.environment))
+        say(*sharing_lines(self.workload, self.world_size))
+        trace_folder = self.folder.traces if self.profiling.enabled else None
+        say(*profiling_lines(self.schedule, trace_folder))
         say("", "Starting training...")
 
     # ---- Step by step ----------------------------------------------------------------------------
 
     def prints(self, step: int) -> bool:
+        """Whether there is a line for this step."""
         return step % self.log_interval == 0 or step in (1, self.schedule.num_steps)
 
     def on_record(self, record: StepRecord) -> None:
+        """Print and keep a step that the device has finished."""
         if self.prints(record.step):
-            mark = (
-                " [PROFILING]" if self.schedule.exclusion_reason(record.step) == "profiled" else ""
-            )
-            line = f"Step {record.step}/{self.schedule.num_steps}: Loss = {record.loss:.4f}"
-            norm = "" if record.grad_norm is None else f", Gradient norm = {record.grad_norm:.4f}"
-            say(f"{line}, Time = {record.total_ms / 1e3:.3f} seconds{mark}{norm}")
+            say(self.step_line(record))
         record.memory_bytes = self.measurements.sampler.memory_bytes[-1]
         if self.events:
             self.events.add_step(record)
+
+    def step_line(self, record: StepRecord) -> str:
+        """Loss and time of a step."""
+        parts = [
+            f"Step {record.step}/{self.schedule.num_steps}: Loss = {record.loss:.4f}",
+            f"Time = {record.total_ms / 1e3:.3f} seconds",
+        ]
+        if self.schedule.exclusion_reason(record.step) == "profiled":
+            parts[-1] += " [PROFILING]"
+        if record.grad_norm is not None:
+            parts.append(f"Gradient norm = {record.grad_norm:.4f}")
+        return ", ".join(parts)
 
     # ---- After the last step ---------------------------------------------------------------------
 
@@ -165,50 +192,51 @@ class RunReport:
         UserError if a file cannot be written.
         """
         self.measurements.rate_limit = limit
-        with contextlib.suppress(
-            FloatingPointError, RuntimeError
-        ):  # the original error takes precedence
+        # The error that ended the run takes precedence.
+        with contextlib.suppress(FloatingPointError, RuntimeError):
             self.measurements.meter.read_finished(wait=True)
         if self.rank != 0:
             with deferred_signals():
                 self.write_summary(error)
             return None
-        summary = summarize(self.measurements, error)
-        basis, lines = (
-            as_text(steps_section(summary, detailed=self.verbose)),
-            summary_lines(summary),
+        summary = self.summary(error).as_json()
+        ending = Ending(
+            basis=as_text(steps_section(summary, detailed=self.verbose)),
+            result=summary_lines(summary),
         )
-        explained, figures = [], {}
         try:
             with deferred_signals():  # a signal may interrupt what follows, but not this write
                 self.write_summary(error)
-            for found in explain(summary):
-                self.folder.write(found.file_name, found.document)
-                explained += ["", *found.lines] if found.lines else []
-                basis += found.before
-                if found.figure is not None:
-                    figures[Path(found.file_name).stem] = found.figure
+            for explanation in explain(summary):
+                self.folder.write(explanation.file_name, explanation.document)
+                ending.add(explanation)
             if summary["training"]["completed_steps"]:
-                lines.append(
-                    conclude(summary)
-                )  # an explanation may have measured the peak that it names
-            if self.events:
-                for name, figure in figures.items():
-                    write_figure(self.folder.path / f"{name}.png", figure)
-                self.events.close(summary, figures)
-            basis += self.folder.lines(self.verbose)
+                # An explanation may have measured the peak that this line names.
+                ending.result.append(conclude(summary))
+            self.close_events(summary, ending.figures)
+            ending.basis += self.folder.lines(self.verbose)
         except UserError as failure:
             if error is None:
-                self.folder.write(
-                    "performance_summary.json",
-                    summary | {"status": "failed", "error": str(failure)},
-                )
+                failed = dict(summary, status="failed", error=str(failure))
+                self.folder.write("performance_summary.json", failed)
             raise
         finally:
-            say(*basis, *lines, *explained, *trust_lines(summary))
+            say(*ending.basis, *ending.result, *ending.explained, *trust_lines(summary))
         return summary
+
+    def summary(self, error: BaseException | None) -> PerformanceSummary:
+        """Of what was measured so far; error: what ended the run."""
+        return summarize(self.measurements, error)
 
     def write_summary(self, error: BaseException | None) -> None:
         """performance_summary.json; of another rank than 0, with its number in the name."""
         suffix = suffix_of_rank(self.rank, self.world_size) if self.rank else ""
-        self.folder.write(f"performance_summary{suffix}.json", summarize(self.measurements, error))
+        self.folder.write(f"performance_summary{suffix}.json", self.summary(error))
+
+    def close_events(self, summary: dict, figures: dict[str, Any]) -> None:
+        """The figures as files, and all in TensorBoard, where there is a folder."""
+        if not self.events:
+            return
+        for name, figure in figures.items():
+            write_figure(self.folder.path / f"{name}.png", figure)
+        self.events.close(summary, figures)

@@ -16,21 +16,13 @@ from pkgutil import resolve_name
 from typing import NoReturn
 
 from harness import PROJECT
-from harness.base.slurm import slurm_ranks
+from harness.base.slurm import problem_of_address, slurm_ranks
 
 HANDED_OVER = "TINY_LLAMA_HANDED_OVER"  # set by the interpreter that handed over: it happens once
-IMPORTED_BY_ALL = (
-    "torch",
-    "numpy",
-    "pandas",
-    "tabulate",
-    "tqdm",
-)  # by all commands that train, or plan to
-WAITING_POLICIES = (
-    "OMP_WAIT_POLICY",
-    "GOMP_SPINCOUNT",
-    "KMP_BLOCKTIME",
-)  # if the user sets one, none is set here
+# By all commands that train, or plan to.
+IMPORTED_BY_ALL = ("torch", "numpy", "pandas", "tabulate", "tqdm")
+# If the user sets one, none is set here.
+WAITING_POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def begin_command(packages: Sequence[str] = IMPORTED_BY_ALL) -> None:
@@ -43,10 +35,11 @@ def begin_command(packages: Sequence[str] = IMPORTED_BY_ALL) -> None:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda received, frame: os._exit(128 + received))
     os.environ.update(slurm_ranks(os.environ))
-    if problem := problem_of_ranks(os.environ):
+    problem = problem_of_address(os.environ) or problem_of_ranks(os.environ)
+    if problem:
         print(f"{Path(sys.argv[0]).name}: error: {problem}", file=sys.stderr)
         sys.exit(2)
-    os.environ |= default_variables()
+    os.environ.update(default_variables())
 
 
 def problem_of_ranks(environ: Mapping[str, str]) -> str | None:
@@ -60,22 +53,36 @@ def problem_of_ranks(environ: Mapping[str, str]) -> str | None:
         return f"WORLD_SIZE={world_size}: a run has at least one rank"
     if int(world_size) == 1:
         return None
-    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in environ]:
-        listed = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
-        line = (
-            f"WORLD_SIZE={world_size}, but {listed} {'are' if len(missing) > 1 else 'is'} not set"
-        )
-        return f"{line}; start ranks with torchrun or srun, or unset WORLD_SIZE"
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in environ]
+    if missing:
+        return _problem_of_missing(missing, world_size)
     if int(environ["RANK"]) >= int(world_size):
         return f"RANK={environ['RANK']}: there is no such rank of WORLD_SIZE={world_size}"
-    port = environ["MASTER_PORT"]
-    if not (port.isdecimal() and 0 < int(port) < 2**16):
-        return f"MASTER_PORT={port}: is not the number of a port"
-    limit = environ.get("TINY_LLAMA_RANKS_TIMEOUT", "0")
+    return _problem_of_port(environ["MASTER_PORT"]) or _problem_of_timeout(environ)
+
+
+def _problem_of_missing(names: list[str], world_size: str) -> str:
+    listed, verb = names[0], "is"
+    if len(names) > 1:
+        listed, verb = f"{', '.join(names[:-1])} and {names[-1]}", "are"
+    return (
+        f"WORLD_SIZE={world_size}, but {listed} {verb} not set; start ranks with torchrun or srun,"
+        " or unset WORLD_SIZE"
+    )
+
+
+def _problem_of_port(port: str) -> str | None:
+    if port.isdecimal() and 0 < int(port) < 2**16:
+        return None
+    return f"MASTER_PORT={port}: is not the number of a port"
+
+
+def _problem_of_timeout(environ: Mapping[str, str]) -> str | None:
+    limit_s = environ.get("TINY_LLAMA_RANKS_TIMEOUT", "0")
     try:
-        float(limit)
+        float(limit_s)
     except ValueError:
-        return f"TINY_LLAMA_RANKS_TIMEOUT={limit}: is not a number of seconds"
+        return f"TINY_LLAMA_RANKS_TIMEOUT={limit_s}: is not a number of seconds"
     return None
 
 
@@ -106,26 +113,30 @@ def hand_over(packages: Sequence[str] = IMPORTED_BY_ALL) -> None:
         return
     problem = f"no {missing[0]}" if missing else "Python 3.10 or newer is needed"
     venv = venv_of(os.environ)
-    name, python = Path(sys.argv[0]).name, venv / "bin" / "python"
-    if (
-        python.exists()
-        and Path(sys.prefix).resolve() != venv.resolve()
-        and HANDED_OVER not in os.environ
-    ):
-        print(
-            f"{name}: {sys.executable}: {problem}; continuing with {python}",
-            file=sys.stderr,
-            flush=True,
-        )
-        os.environ[HANDED_OVER] = (
-            str(python) if "torch" in missing else sys.executable
-        )  # which runs others' programs
-        os.execv(str(python), [str(python), *getattr(sys, "orig_argv", [None, *sys.argv])[1:]])
+    is_another = Path(sys.prefix).resolve() != venv.resolve()
+    if (venv / "bin" / "python").exists() and is_another and HANDED_OVER not in os.environ:
+        _continue_with(venv / "bin" / "python", problem, runs_programs="torch" not in missing)
+    _exit_without(problem)
+
+
+def _continue_with(python: Path, problem: str, runs_programs: bool) -> NoReturn:
+    """Replace this process by the same command of another interpreter.  runs_programs: whether this
+    one has what programs of others need, and so goes on running those."""
+    name = Path(sys.argv[0]).name
+    line = f"{name}: {sys.executable}: {problem}; continuing with {python}"
+    print(line, file=sys.stderr, flush=True)
+    os.environ[HANDED_OVER] = sys.executable if runs_programs else str(python)
+    typed = getattr(sys, "orig_argv", [None, *sys.argv])
+    os.execv(str(python), [str(python), *typed[1:]])
+
+
+def _exit_without(problem: str) -> NoReturn:
+    """Say what is missing and how to set it up; with --help also the usage, which needs no package
+    as the parser with all flags does."""
+    name = Path(sys.argv[0]).name
     folder = os.environ.get("VENV") or ".venv"
     advice = f"./run_baseline.sh sets up {folder}, then activate it: source {folder}/bin/activate"
-    if {"-h", "--help"} & set(
-        sys.argv[1:]
-    ):  # the parser with all flags needs the packages, the usage does not
+    if "-h" in sys.argv[1:] or "--help" in sys.argv[1:]:
         print(sys.modules["__main__"].__doc__ or f"usage: {name}")  # python -OO drops docstrings
         print(f"{problem}: all flags are shown after set-up; {advice}")
         sys.exit(0)

@@ -21,7 +21,7 @@ from harness.instruments.audit import FirstStep
 from harness.instruments.compilation import Compilation
 from harness.instruments.first_step import FirstStepAudit
 from harness.instruments.memory_tracker import MemoryTracker
-from harness.instruments.no_sync import no_sync_steps
+from harness.instruments.no_sync import NoSyncSteps, no_sync_steps
 from harness.instruments.timing import NullMeter, StepMeter
 from harness.machine.devices import check_precision
 from harness.model.cuda_graphs import captured
@@ -175,7 +175,7 @@ class Session:
         """Milliseconds of each of so many steps."""
         return [record.total_ms for record in self.timed(num_steps).records]
 
-    def no_sync(self, pairs: int) -> dict | None:
+    def no_sync(self, pairs: int) -> NoSyncSteps | None:
         """Communication by difference, over so many pairs of steps; None for none.  The ranks'
         parameters differ from then on."""
         if not pairs:

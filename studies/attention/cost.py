@@ -11,12 +11,12 @@ from torch.profiler import ProfilerActivity, profile
 from analysis.work.interpreted_graphs import InterpretedGraphs
 from harness.base.errors import first_line
 from harness.base.ranges import trace_range
-from harness.documents.schema import unknown
 from harness.instruments.compilation import compile_and_time
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.machine.clock import elapsed_ms, mark
 from harness.machine.devices import choose_device, set_matmul_precision, synchronize
 from harness.machine.workspaces import workspace_bytes
+from harness.schema import unknown
 from studies.attention.implementations import (
     ON_CPU,
     AttentionInputs,

@@ -7,10 +7,10 @@ from analysis.comparison.noise import Measured, interval_of_ratio, judged
 from analysis.prediction.memory import peak_bytes
 from analysis.work.fake_step import FakeRunError
 from harness.base.tables import Column, column
-from harness.documents.schema import because, explained, unknown
 from harness.documents.sweeps import SweepRow
 from harness.instruments.phases import summary_stats
 from harness.model.workload import Workload
+from harness.schema import because, explained, unknown
 
 # ---- Of rows -------------------------------------------------------------------------------------
 

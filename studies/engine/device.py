@@ -62,7 +62,10 @@ def properties_of(asked: str) -> DeviceProperties:
     """asked: auto, cuda or cpu.  Raises UserError if there is no such device."""
     device = choose_device(asked)
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
-    environment, unsupported = describe_environment(device), unsupported_precisions(device)
+    environment, unsupported = (
+        describe_environment(device).as_json(),
+        unsupported_precisions(device),
+    )
     return DeviceProperties(device, environment, capacity_of(device), unsupported, gpus)
 
 

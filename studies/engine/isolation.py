@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
-from unittest import mock
 
 import torch
 
@@ -26,13 +25,8 @@ from harness.machine.disturbance import DisturbanceMeter
 from harness.ranks.failures import exit_code_of, explain_error
 from tiny_llama_v1 import TinyLlamaWorkload
 
-PRELOADED = (
-    "tiny_llama_v1",
-    "torch._dynamo",
-    "torch.utils.tensorboard",
-    "matplotlib.figure",
-)  # slow to import
-
+# Slow to import.
+PRELOADED = ("tiny_llama_v1", "torch._dynamo", "torch.utils.tensorboard", "matplotlib.figure")
 
 Tell = Callable[[str], object]  # receives what a process tells while it works
 
@@ -99,7 +93,7 @@ def in_fresh_process(
     finally:
         child.end()
     if disturbance is not None:
-        disturbance |= answer.disturbance
+        disturbance.update(answer.disturbance)
     return answer.status, answer.result
 
 
@@ -192,6 +186,21 @@ def cold_compiler() -> Iterator[None]:
             raise UserError(f"cannot be compiled here: {innermost_cause(error)}") from error
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": folder}),
+        compiler_cache_in(folder),
     ):
         yield
+
+
+@contextlib.contextmanager
+def compiler_cache_in(folder: str) -> Iterator[None]:
+    """The compiler keeps what it compiles there: it reads the variable whenever it compiles."""
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(name)
+    os.environ[name] = folder
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -10,8 +10,8 @@ from harness.base.console import say
 from harness.base.documents import read_fitting
 from harness.base.errors import UserError
 from harness.base.files import kind_of, prepare_folder, write_json
-from harness.documents.schema import Document, because, explained, fields_of, is_required
 from harness.documents.sweeps import SweepConfig
+from harness.schema import Document, because, explained, fields_of, is_required
 from tiny_llama_v1 import TinyLlamaWorkload
 
 FINISHED_STATUSES = (

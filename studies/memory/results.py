@@ -9,8 +9,8 @@ from harness.base.sections import Section
 from harness.base.tables import Column, column
 from harness.base.text import batch_text
 from harness.base.units import MB, megabytes
-from harness.documents.schema import unknown
 from harness.documents.sweeps import NO_FIT
+from harness.schema import unknown
 from studies.engine.columns import factor_column, optional, status_column
 
 KEY = ("batch_size", "seq_len")

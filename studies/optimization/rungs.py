@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.documents.schema import because, unknown
 from harness.model.optimizations import OPTIMIZATIONS, Optimization, answering, missing
 from harness.model.workload import Workload
+from harness.schema import because, unknown
 from studies.engine.device import DeviceProperties
 from tiny_llama_v1 import TinyLlamaWorkload
 

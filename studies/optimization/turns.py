@@ -11,14 +11,14 @@ from analysis.comparison.training import NUDGES, Apart, yardsticks_of
 from analysis.hardware import measuring
 from analysis.hardware.rate_limits import rate_limit
 from harness.base.text import time_left
-from harness.documents.schema import unknown
 from harness.instruments.audit import audit_document, audit_text
 from harness.instruments.timing import StepMeter, StepRecord
 from harness.machine.devices import choose_device
-from harness.machine.environment import describe_environment
+from harness.machine.environment import describe_device
 from harness.model.workload import Workload
-from harness.program.hooks.changes import move
+from harness.program.hooks.switches import move
 from harness.program.hooks.trial import AUDIT_STEPS
+from harness.schema import unknown
 from harness.session.session import NO_OPERATORS, Preparation, Session
 from studies.engine.isolation import cold_compiler, status_of, tell
 from studies.optimization.same_training import FirstSteps, may_of, same_training
@@ -208,7 +208,7 @@ def take_turns(
             told_s = elapsed_s
             left = turns.time_left(told_s / (n + 1) * (repetitions - n - 1))
             tell(f"Round {n + 1} of {repetitions}, one step of each{left}")
-    about = describe_environment(device)["device"]
+    about = describe_device(device).as_json()
     for i, variant in turns.variants.items():
         answer = turns.answers[i]
         answer.update(results_of(variant, repetitions, about))
@@ -225,12 +225,12 @@ def matmul_rate(device: torch.device, precision: str) -> float | None:
 
 
 def results_of(variant: Variant, repetitions: int, device: dict) -> dict:
-    """device: of describe_environment()."""
+    """device: of describe_device()."""
     workload, records = variant.workload, variant.meter.records
     rounds = records[-repetitions:]
     limit = rate_limit(device, workload.precision)
     first = variant.session.first_step
-    audit = audit_document(first, rounds, records[0].loss, workload, limit)
+    audit = audit_document(first, rounds, records[0].loss, workload, limit).as_json()
     return {
         "step_times_ms": [record.total_ms for record in rounds],
         "losses": [record.loss for record in records],

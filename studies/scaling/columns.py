@@ -8,7 +8,7 @@ from analysis.comparison.noise import interval_over_processes
 from analysis.prediction.memory import predicted_memory
 from analysis.prediction.network import Network
 from analysis.work.fake_step import FakeRunError
-from harness.documents.schema import because, unknown
+from harness.schema import because, unknown
 from studies.scaling.faults import FAULTS
 from tiny_llama_v1 import TinyLlamaWorkload
 

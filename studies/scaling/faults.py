@@ -1,10 +1,9 @@
 """Which faults can be inserted into the steps of a scaling study?"""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
-from unittest import mock
 
 import torch
 from torch import nn
@@ -21,9 +20,8 @@ class Fault(NamedTuple):
 
     parallel: str  # the mode that it is inserted in
     text: str
-    settings: Mapping[str, object] = MappingProxyType(
-        {}
-    )  # of ParallelConfig, as flags would set them
+    # Of ParallelConfig, as flags would set them.
+    settings: Mapping[str, object] = MappingProxyType({})
     named_by: tuple[str, ...] = ()  # all findings that name it; (): the one of its own name
 
 
@@ -64,13 +62,18 @@ class ReducedAfterBackward:
         for tensor in sent:
             torch.distributed.all_reduce(tensor.div_(torch.distributed.get_world_size()))
         if self.flat:
-            for gradient, mean in zip(
-                gradients, _unflatten_dense_tensors(sent[0], gradients), strict=True
-            ):
+            means = _unflatten_dense_tensors(sent[0], gradients)
+            for gradient, mean in zip(gradients, means, strict=True):
                 gradient.copy_(mean)
 
-    def no_sync(self) -> contextlib.AbstractContextManager:
-        return mock.patch.object(self, "syncs", False)
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """DistributedDataParallel's: gradients of backward passes in the block are not averaged."""
+        self.syncs = False
+        try:
+            yield
+        finally:
+            self.syncs = True
 
 
 def compute_again(model: nn.Module, arguments: tuple) -> None:

@@ -6,7 +6,6 @@ import torch
 
 from analysis.work.fake_step import FakeRunError, fake_forward
 from harness.base.files import make_folder
-from harness.documents.schema import unknown
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.recorder import Instruments
 from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
@@ -14,6 +13,7 @@ from harness.instruments.timing import NullMeter, StepRecord
 from harness.machine.devices import choose_device
 from harness.machine.workspaces import workspace_bytes
 from harness.model.workload import TrainingState
+from harness.schema import unknown
 from harness.session.session import Preparation, Session
 from studies.engine.columns import predicted_peak, time_statistics
 from studies.engine.isolation import cold_compiler

@@ -4,22 +4,13 @@ that defines them."""
 from __future__ import annotations
 
 import dataclasses
-from importlib import import_module
 
 from harness.base.files import FILES
 from harness.base.tables import Column, column, markdown_table, text_columns
-from harness.documents.schema import Document, fields_of, is_document
 from harness.instruments.schedule import ProfilerConfig
+from harness.schema import Document, fields_of, with_parts
 from tiny_llama_v1 import TinyLlamaConfig, TrainingConfig
 
-DOCUMENTS = (
-    "run",
-    "memory",
-    "trace",
-    "flops",
-    "sweeps",
-    "exercises",
-)  # modules of harness/documents, as told
 FIELD_COLUMNS = (
     Column("field", lambda row: f"`{row['name']}`", left=True),
     Column("type", lambda row: f"`{row['type']}`", left=True),
@@ -29,7 +20,10 @@ FIELD_COLUMNS = (
 
 def files_table() -> str:
     """Every registered file: its name, who writes it, what is in it."""
-    rows = [{"name": f"`{kind.pattern}{'/' * kind.is_folder}`", **vars(kind)} for kind in FILES]
+    rows = []
+    for kind in FILES:
+        pattern = f"{kind.pattern}/" if kind.is_folder else kind.pattern
+        rows.append({"name": f"`{pattern}`", "writer": kind.writer, "contents": kind.contents})
     columns = [
         *text_columns("name"),
         column("written by", "writer", left=True),
@@ -39,19 +33,37 @@ def files_table() -> str:
 
 
 def documents_reference() -> str:
-    """A section for each type of harness/documents, in its order."""
-    sections = []
-    for kind in document_types():
-        names = [f"`{file.pattern}`" for file in FILES if file.document is kind]
-        bases, fields = " and ".join(base.__name__ for base in kind.__bases__), fields_of(kind)
-        inherited = f"\nAlso the fields of {bases}.\n" if bases != Document.__name__ else ""
-        declared = [(text, name.removesuffix("_")) for name, text in kind.__annotations__.items()]
-        told = [(text, name, *fields[name][:2]) for text, name in declared]
-        rows = [
-            dict(zip(("type", "name", "meaning", "null where"), one, strict=True)) for one in told
-        ]
-        sections.append(_section(kind.__name__, names, rows, inherited))
-    return "\n".join(sections)
+    """A section for each type of document_types(), in their order."""
+    return "\n".join(map(_section_of_type, document_types()))
+
+
+def document_types() -> list[type[Document]]:
+    """The types of the registered files in their order, and after each those of its parts."""
+    return with_parts(kind.document for kind in FILES if kind.document)
+
+
+def _section_of_type(kind: type[Document]) -> str:
+    """The files that it is the type of, the types whose fields it has too, and its own fields."""
+    patterns = []
+    for file in FILES:
+        if file.document is kind:
+            patterns.append(f"`{file.pattern}`")
+    inherited = ""
+    if kind.__bases__ != (Document,):
+        bases = " and ".join(base.__name__ for base in kind.__bases__)
+        inherited = f"\nAlso the fields of {bases}.\n"
+    fields, rows = fields_of(kind), []
+    for declared_name, annotation in kind.__annotations__.items():
+        name = declared_name.removesuffix("_")
+        rows.append(
+            {
+                "name": name,
+                "type": annotation,
+                "meaning": fields[name].meaning,
+                "null where": fields[name].null,
+            }
+        )
+    return _section(kind.__name__, patterns, rows, inherited)
 
 
 def settings_reference() -> str:
@@ -74,15 +86,6 @@ def settings_reference() -> str:
         ]
         sections.append(_section(title, ["`config.json`"], rows))
     return "\n".join(sections)
-
-
-def document_types() -> list[type[Document]]:
-    """The types that harness/documents defines, in order."""
-    modules = [import_module(f"harness.documents.{name}") for name in DOCUMENTS]
-    found = [
-        (module, kind) for module in modules for kind in vars(module).values() if is_document(kind)
-    ]
-    return [kind for module, kind in found if kind.__module__ == module.__name__]
 
 
 def _section(title: str, files: list[str], rows: list[dict], inherited: str = "") -> str:

@@ -22,8 +22,8 @@ from harness.base.tables import (
     wrapped,
 )
 from harness.base.text import shortened
-from harness.documents.schema import because
 from harness.ranks.failures import explain_error
+from harness.schema import because
 from workshop.exercise.page import (
     BLANK,
     HINTS,

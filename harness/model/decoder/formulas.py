@@ -25,17 +25,13 @@ class DecoderFormulas(StepFormulas):
     training: Any
 
     def forward_flops_by_component(self) -> dict[str, int]:
-        return self.config.forward_flops_by_component(
-            self.training.batch_size, self.training.seq_len, self.training
-        )
+        batch_size, seq_len = self.training.batch_size, self.training.seq_len
+        return self.config.forward_flops_by_component(batch_size, seq_len, self.training)
 
     def forward_flops_per_layer(self) -> dict[str, int]:
         flops = self.forward_flops_by_component()
-        return {
-            part: count // self.config.n_layers
-            for part, count in flops.items()
-            if part != "lm_head"
-        }
+        del flops["lm_head"]
+        return {part: count // self.config.n_layers for part, count in flops.items()}
 
     def least_forward_flops(self) -> int:
         """A fused kernel may skip the masked scores: all above the diagonal."""
@@ -47,41 +43,33 @@ class DecoderFormulas(StepFormulas):
         recomputes every matmul of each block except the last, down_proj, because no operator needs
         its output in the backward pass; per operator, every second one, and eager attention."""
         config, training = self.config, self.training
-        parts, recomputed = self.forward_flops_by_component(), 0
+        flops = self.forward_flops_by_component()
+        recomputed = 0
         if training.attention == "sdpa":
-            recomputed += (
-                2 * training.batch_size * training.seq_len**2 * config.hidden_dim * config.n_layers
-            )
+            scores = 2 * training.batch_size * training.seq_len**2 * config.hidden_dim
+            recomputed += scores * config.n_layers
         if training.fused_loss:
-            recomputed += parts["lm_head"]
-        again = {
-            part: count for part, count in parts.items() if part not in ("mlp.down_proj", "lm_head")
-        }
+            recomputed += flops["lm_head"]
+        kept = {"mlp.down_proj", "lm_head"}
         if training.activation_checkpointing == "op":
-            kept = [part for part in MATMULS if part in parts][::2]
-            again = {
-                part: count
-                for part, count in again.items()
-                if part not in (*kept, "attention.sdpa")
-            }
+            matmuls = [part for part in MATMULS if part in flops]
+            kept.update(matmuls[::2])
+            kept.add("attention.sdpa")
+        again = sum(count for part, count in flops.items() if part not in kept)
         layers = checkpointed_layers(training.activation_checkpointing, config.n_layers)
-        return recomputed + sum(again.values()) // config.n_layers * layers
+        return recomputed + again // config.n_layers * layers
 
     def first_loss(self) -> tuple[float, float]:
         """ln V of a uniform guess, and s^2 / 2 for logits of standard deviation s.  The mean over
         tokens varies with s; ten are assumed to be independent, because frequent ones repeat."""
-        uniform, s = (
-            math.log(self.config.vocab_size),
-            self.config.init_std * self.config.hidden_dim**0.5,
-        )
+        uniform = math.log(self.config.vocab_size)
+        s = self.config.init_std * self.config.hidden_dim**0.5
         tokens = self.training.batch_size * self.training.seq_len
         return uniform + s**2 / 2, 0.02 * uniform + 4 * s / min(10, tokens) ** 0.5
 
     def kept_for_backward(self, on_gpu: bool = False) -> dict[str, KeptBytes] | None:
-        if (
-            self.training.activation_checkpointing == "op"
-            or arithmetic(vars(self.training)) != self.training.precision
-        ):
+        by_operator = self.training.activation_checkpointing == "op"
+        if by_operator or arithmetic(vars(self.training)) != self.training.precision:
             return None  # a fake-tensor run tells
         return KeptTensors(self.config, self.training, on_gpu).by_component()
 
@@ -92,13 +80,9 @@ class DecoderFormulas(StepFormulas):
         quadratic = 0  # bytes per element of the S x S mask and scores
         if training.attention == "eager":
             again = checkpointed_layers(training.activation_checkpointing, config.n_layers)
-            layers = config.n_layers - again + bool(again)
-            scores = (
-                layers
-                * config.n_heads
-                * training.batch_size
-                // training.gradient_accumulation_steps
-            )
+            layers = config.n_layers - again + (1 if again else 0)
+            samples = layers * config.n_heads * training.batch_size
+            scores = samples // training.gradient_accumulation_steps
             quadratic = 2 + PRECISIONS[arithmetic(vars(training))].itemsize * scores
         itemsize = parameter_dtype(training.precision).itemsize
         return 4 * itemsize * config.parameter_count() + quadratic * training.seq_len**2

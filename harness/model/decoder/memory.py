@@ -38,9 +38,8 @@ class KeptTensors:
         self.hidden = self.itemsize * self.tokens * config.hidden_dim  # [B, S, D] or [B, H, S, E]
         self.keys = self.values = self.itemsize * self.tokens * config.kv_dim  # [B, K, S, E]
         self.feed_forward = self.itemsize * self.tokens * config.intermediate_dim  # [B, S, D_ff]
-        self.scores = (
-            self.batch_size * config.n_heads * training.seq_len**2
-        )  # elements of [B, H, S, S]
+        # Elements of [B, H, S, S].
+        self.scores = self.batch_size * config.n_heads * training.seq_len**2
 
     # ---- Parts that several components have ------------------------------------------------------
 
@@ -56,18 +55,17 @@ class KeptTensors:
         """The normalized rows, unless a kernel computes them again, one number per row, and the
         output as it is read by matmuls, unless they have copies."""
         recomputed = self.triton or (self.training.fused_norm and self.on_gpu)
-        rows, output = (
-            0 if recomputed else self.float32_hidden,
-            0 if self.normalized_copy() else self.hidden,
-        )
+        rows = 0 if recomputed else self.float32_hidden
+        output = 0 if self.normalized_copy() else self.hidden
         return rows + 4 * self.tokens + output
 
     # ---- A layer ---------------------------------------------------------------------------------
 
     def layer(self) -> dict[str, KeptBytes]:
-        attention = (
-            self.eager_attention() if self.training.attention == "eager" else self.fused_attention()
-        )
+        if self.training.attention == "eager":
+            attention = self.eager_attention()
+        else:
+            attention = self.fused_attention()
         return {
             "attention_norm": KeptBytes(self.norm()),
             **self.projections(),
@@ -97,24 +95,19 @@ class KeptTensors:
         """Queries, keys and values; values are kept here where attention reads them in place."""
         hidden, kv = self.config.hidden_dim, self.config.kv_dim
         kept_values = self.values if self.reads_values_in_place() else 0
-        if (
-            self.training.fused_projections
-        ):  # one copy of the input; values are views of a tensor of all three
+        copied_input = self.normalized_copy()
+        if self.training.fused_projections:
+            # One copy of the input; values are views of a tensor of all three.
             width = hidden + 2 * kv
             merged = self.itemsize * self.tokens * width if kept_values else 0
-            return {
-                "attention.qkv_proj": KeptBytes(
-                    self.weight_copy(hidden, width) + self.normalized_copy() + merged
-                )
-            }
+            kept = self.weight_copy(hidden, width) + copied_input + merged
+            return {"attention.qkv_proj": KeptBytes(kept)}
+        queries = self.weight_copy(hidden, hidden) + copied_input
+        keys = self.weight_copy(hidden, kv) + copied_input
         return {
-            "attention.q_proj": KeptBytes(
-                self.weight_copy(hidden, hidden) + self.normalized_copy()
-            ),
-            "attention.k_proj": KeptBytes(self.weight_copy(hidden, kv) + self.normalized_copy()),
-            "attention.v_proj": KeptBytes(
-                self.weight_copy(hidden, kv) + self.normalized_copy() + kept_values
-            ),
+            "attention.q_proj": KeptBytes(queries),
+            "attention.k_proj": KeptBytes(keys),
+            "attention.v_proj": KeptBytes(keys + kept_values),
         }
 
     def eager_attention(self) -> dict[str, KeptBytes]:
@@ -123,20 +116,19 @@ class KeptTensors:
         copied_keys = 0 if self.reads_keys_in_place() else self.hidden  # a copy for each query head
         copied_values = 0 if self.reads_values_in_place() else self.hidden
         narrow_weights = self.itemsize * self.scores if self.autocast else 0
+        output = self.weight_copy(hidden_dim, hidden_dim) + attention_output
         return {
             "attention.rope": KeptBytes(self.keys if self.reads_keys_in_place() else 0),
             "attention.scores": KeptBytes(scaled_queries + copied_keys),
             "attention.softmax": KeptBytes(0, 4 * self.scores),
             "attention.weighted_sum": KeptBytes(copied_values, narrow_weights),
-            "attention.o_proj": KeptBytes(
-                self.weight_copy(hidden_dim, hidden_dim) + attention_output
-            ),
+            "attention.o_proj": KeptBytes(output),
         }
 
     def fused_attention(self) -> dict[str, KeptBytes]:
         """The kernel keeps its output and the logsumexp of each row, and what it reads that is not
-        kept already: queries and keys in the narrow type,
-        or copies of keys and values for each head."""
+        kept already: queries and keys in the narrow type, or copies of keys and values for each
+        head."""
         hidden_dim = self.config.hidden_dim
         rotated_queries = 0 if self.autocast else self.hidden
         rotated_keys = self.keys if self.reads_keys_in_place() else 0
@@ -151,21 +143,18 @@ class KeptTensors:
 
     def mlp(self) -> dict[str, KeptBytes]:
         hidden, intermediate = self.config.hidden_dim, self.config.intermediate_dim
-        one = self.weight_copy(hidden, intermediate) + self.normalized_copy() + self.feed_forward
-        gate_up = {"mlp.gate_proj": KeptBytes(one), "mlp.up_proj": KeptBytes(one)}
+        copied_input = self.normalized_copy()
         if self.training.fused_projections:  # one copy of the input
-            both = (
-                self.weight_copy(hidden, 2 * intermediate)
-                + self.normalized_copy()
-                + 2 * self.feed_forward
-            )
-            gate_up = {"mlp.gate_up_proj": KeptBytes(both)}
+            kept = self.weight_copy(hidden, 2 * intermediate) + copied_input
+            gate_up = {"mlp.gate_up_proj": KeptBytes(kept + 2 * self.feed_forward)}
+        else:
+            kept = self.weight_copy(hidden, intermediate) + copied_input + self.feed_forward
+            gate_up = {"mlp.gate_proj": KeptBytes(kept), "mlp.up_proj": KeptBytes(kept)}
+        # silu(gate), unless our kernel computes it again, and its product with up.
+        activation = self.feed_forward if self.triton else 2 * self.feed_forward
         return {
             **gate_up,
-            # silu(gate), unless our kernel computes it again, and its product with up.
-            "mlp.activation": KeptBytes(
-                self.feed_forward if self.triton else 2 * self.feed_forward
-            ),
+            "mlp.activation": KeptBytes(activation),
             "mlp.down_proj": KeptBytes(self.weight_copy(intermediate, hidden)),
         }
 
@@ -175,32 +164,29 @@ class KeptTensors:
         """The last norm, the matmul that makes logits, and the loss."""
         vocab_size, hidden_dim = self.config.vocab_size, self.config.hidden_dim
         if not self.training.fused_loss:
+            logits = self.weight_copy(hidden_dim, vocab_size) + self.normalized_copy()
             return {
                 "norm": KeptBytes(self.norm()),
-                "lm_head": KeptBytes(
-                    self.weight_copy(hidden_dim, vocab_size) + self.normalized_copy()
-                ),
+                "lm_head": KeptBytes(logits),
                 "loss": KeptBytes(4 * (self.tokens * vocab_size + 2)),
             }
         float32_input = self.float32_hidden if self.normalized_copy() else 0
         chunks = math.ceil(vocab_size / chunk_size(vocab_size, hidden_dim))
         return {
             "norm": KeptBytes(self.norm() + float32_input),
-            "loss": KeptBytes(
-                4 * (self.tokens * (chunks + 1) + 1)
-            ),  # of each chunk one number per token
+            # Of each chunk one number per token.
+            "loss": KeptBytes(4 * (self.tokens * (chunks + 1) + 1)),
         }
 
     def by_component(self) -> dict[str, KeptBytes]:
-        """Over all layers."""
+        """Over all layers, without components that keep nothing."""
         n_layers = self.config.n_layers
-        whole = n_layers - checkpointed_layers(
-            self.training.activation_checkpointing, n_layers
-        )  # the others: outputs
-        kept = {
-            name: KeptBytes(whole * one.linear, whole * one.quadratic)
-            for name, one in self.layer().items()
-        }
+        checkpointed = checkpointed_layers(self.training.activation_checkpointing, n_layers)
+        whole = n_layers - checkpointed  # of the others only their output is kept
+        kept = {}
+        for name, of_layer in self.layer().items():
+            kept[name] = KeptBytes(whole * of_layer.linear, whole * of_layer.quadratic)
         kept["mlp_residual"] = KeptBytes(n_layers * self.float32_hidden)
         kept["embedding"] = KeptBytes(self.float32_hidden)
-        return {name: one for name, one in (kept | self.head()).items() if any(one)}
+        kept.update(self.head())
+        return {name: sizes for name, sizes in kept.items() if any(sizes)}

@@ -8,22 +8,28 @@ import torch
 from . import our_modules
 from .memory import local
 
-WIDTH, PIECE = 256, 1 << 22  # of a tensor's sketch; elements that are folded at once
+WIDTH = 256  # of a tensor's sketch
+PIECE = 1 << 22  # elements that are folded at once
 
 
 def sketch(tensor: torch.Tensor) -> torch.Tensor:
     """WIDTH numbers of all elements: rows of so many are added with random signs, so that two
     tensors are as far apart as their sketches, whichever elements differ.
     Of a short tensor, its elements."""
-    flat, chance = local(tensor.detach()).reshape(-1), torch.Generator().manual_seed(0)
+    flat = local(tensor.detach()).reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
-    found = flat.new_zeros(min(WIDTH, len(flat)), dtype=torch.float64)
-    for piece in flat.split(PIECE) if len(flat) else ():
-        rows = torch.nn.functional.pad(piece, (0, -len(piece) % len(found))).reshape(-1, len(found))
-        signs = 1 - 2 * torch.randint(2, (len(rows),), generator=chance)
-        found += signs.to(found) @ rows.double() if len(rows) > 1 else rows[0].double()
-    return found.cpu()
+    width = min(WIDTH, len(flat))
+    folded = flat.new_zeros(width, dtype=torch.float64)
+    if not width:
+        return folded.cpu()
+    generator = torch.Generator().manual_seed(0)
+    for piece in flat.split(PIECE):
+        padded = torch.nn.functional.pad(piece, (0, -len(piece) % width))
+        rows = padded.reshape(-1, width).double()
+        signs = 1 - 2 * torch.randint(2, (len(rows),), generator=generator)
+        folded += signs.to(folded) @ rows if len(rows) > 1 else rows[0]
+    return folded.cpu()
 
 
 class StepAudit:
@@ -37,39 +43,38 @@ class StepAudit:
         self.moved: dict[str, bool] = {}
         self.kept: dict[int, torch.Tensor] = {}  # sketches before the step
         self.rounded: dict[str, str] = {}  # by name, the type in which the last update is lost
-        self.untold: dict[
-            str, str
-        ] = {}  # the same where it may be: what the optimizer adds is not known
+        # The same where it may be: what the optimizer adds is not known.
+        self.untold: dict[str, str] = {}
         self.stepped = False
 
     @torch.no_grad()
     def before(self, optimizer: torch.optim.Optimizer) -> None:
-        if getattr(
-            optimizer, "found_inf", False
-        ):  # GradScaler leaves it to a fused one to skip the step
+        # GradScaler leaves it to a fused optimizer to skip the step.
+        if getattr(optimizer, "found_inf", False):
             return
-        for p in (p for group in optimizer.param_groups for p in group["params"]):
-            if p.grad is None:
-                continue
-            gradient = local(p.grad)
-            gradient = gradient.coalesce().values() if gradient.is_sparse else gradient
-            name = self.names.get(id(p), "a parameter of no module")
-            self.norms[name] = float(torch.linalg.vector_norm(gradient.reshape(-1).float()))
-            self.kept[id(p)] = sketch(p)
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.norms[self.name_of(p)] = norm_of(local(p.grad))
+                    self.kept[id(p)] = sketch(p)
 
     @torch.no_grad()
     def after(self, optimizer: torch.optim.Optimizer) -> None:
-        self.stepped |= bool(self.kept)
+        if self.kept:
+            self.stepped = True
         for group in optimizer.param_groups:
             for p in group["params"]:
                 kept = self.kept.pop(id(p), None)
                 if kept is not None:
                     self.note_move(optimizer, group, p, kept)
 
+    def name_of(self, p: torch.Tensor) -> str:
+        return self.names.get(id(p), "a parameter of no module")
+
     def note_move(
         self, optimizer: torch.optim.Optimizer, group: dict, p: torch.Tensor, before: torch.Tensor
     ) -> None:
-        name, now = self.names.get(id(p), "a parameter of no module"), sketch(p)
+        name, now = self.name_of(p), sketch(p)
         same = before.shape == now.shape and torch.equal(before, now)
         self.moved[name] = self.moved.get(name, False) or not same
         if not same:
@@ -86,31 +91,49 @@ class StepAudit:
         """Names by what was found of them; None if no optimizer stepped."""
         if not self.stepped:
             return None
-        finite = {name: math.isfinite(norm) for name, norm in self.norms.items()}
-        still = {
-            name
-            for name, moved in self.moved.items()
-            if not moved and finite[name] and self.norms[name]
-        }
-        rounded = {name: kind for name, kind in self.rounded.items() if name in still}
-        untold = {
-            name: kind
-            for name, kind in self.untold.items()
-            if name in still and name not in rounded
-        }
-        owned = {name: p for name, p, owned in self.parameters if owned and p.requires_grad}
+        result = self.gradients_found()
+        result.update(self.moves_found(result["norms"]))
+        result.update(self.owners_found())
+        return result
+
+    def gradients_found(self) -> dict:
+        norms = {name: norm for name, norm in self.norms.items() if math.isfinite(norm)}
         return {
-            "norms": {name: norm for name, norm in self.norms.items() if finite[name]},
-            "missing": [name for name in owned if name not in self.norms],
-            "zero": [name for name, norm in self.norms.items() if norm == 0],
-            "non_finite": [name for name in self.norms if not finite[name]],
-            "unmoved": [
-                name for name in self.moved if name in still and name not in {*rounded, *untold}
-            ],
-            "rounded": rounded,
-            "untold": untold,
-            "frozen": [name for name, p, _ in self.parameters if not p.requires_grad],
-            "unowned": [
-                name for name, p, owned in self.parameters if p.requires_grad and not owned
-            ],
+            "norms": norms,
+            "zero": [name for name, norm in norms.items() if norm == 0],
+            "non_finite": [name for name in self.norms if name not in norms],
         }
+
+    def moves_found(self, norms: dict[str, float]) -> dict:
+        """Of parameters that did not move, though their gradient is a number and not zero."""
+        unmoved, rounded, untold = [], {}, {}
+        for name, moved in self.moved.items():
+            if moved or not norms.get(name):
+                continue
+            if name in self.rounded:
+                rounded[name] = self.rounded[name]
+            elif name in self.untold:
+                untold[name] = self.untold[name]
+            else:
+                unmoved.append(name)
+        return {"unmoved": unmoved, "rounded": rounded, "untold": untold}
+
+    def owners_found(self) -> dict:
+        """Of parameters without an update: frozen, without an optimizer, or without a gradient."""
+        frozen, unowned = [], []
+        owned_names: dict[str, None] = {}  # each once
+        for name, p, owned in self.parameters:
+            if not p.requires_grad:
+                frozen.append(name)
+            elif owned:
+                owned_names[name] = None
+            else:
+                unowned.append(name)
+        missing = [name for name in owned_names if name not in self.norms]
+        return {"missing": missing, "frozen": frozen, "unowned": unowned}
+
+
+def norm_of(gradient: torch.Tensor) -> float:
+    if gradient.is_sparse:
+        gradient = gradient.coalesce().values()
+    return float(torch.linalg.vector_norm(gradient.reshape(-1).float()))

@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import sys
+from collections.abc import Callable
 
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -15,38 +16,34 @@ from .memory import ran_out, what_holds_memory
 from .modules import ModuleRanges
 from .phases import not_compiled, wrapped
 from .step_clock import StepClock
-from .trial import Trial
+from .trial import TrialWatch
 from .watch import Watch
 
 
 def install(settings: dict) -> Watch:
     """Let a Watch know of every phase.  A process that is forked begins anew."""
-    watch = Trial(settings) if "trial" in settings else Watch(settings)
+    is_trial = "trial" in settings
+    watch = TrialWatch(settings) if is_trial else Watch(settings)
     os.register_at_fork(after_in_child=lambda: watch.__init__(settings))
-    for holder in (
-        Watch,
-        Trial,
-        ModuleRanges,
-        StepAudit,
-        StepClock,
-        *map(sys.modules.get, {Watch.__module__, ModuleRanges.__module__}),
-    ):
-        for function in filter(inspect.isfunction, vars(holder).values()):
-            not_compiled(function.__code__)
-    if "trial" in settings:
+    leave_ours_uncompiled()
+    if is_trial:
         watch.prepare()
-    around, autograd, utils = functools.partial(wrapped, watch), torch.autograd, torch.nn.utils
+    around = functools.partial(wrapped, watch)
     # Called for each class of optimizers, also those that are not torch's.
-    of_class = torch.optim.Optimizer.profile_hook_step
-    torch.optim.Optimizer.profile_hook_step = staticmethod(
-        lambda step: around(of_class(step), "optimizer", 0)
-    )
+    hook_step = torch.optim.Optimizer.profile_hook_step
+
+    def step_as_phase(step: Callable) -> Callable:
+        return around(hook_step(step), "optimizer", 0)
+
+    torch.optim.Optimizer.profile_hook_step = staticmethod(step_as_phase)
     # It ends a step also where it skips that of the optimizer.
     torch.amp.GradScaler.step = around(torch.amp.GradScaler.step, "optimizer", 1, audited=False)
     for name in ("clip_grad_norm_", "clip_grad_value_"):
-        setattr(utils, name, around(getattr(utils, name), "optimizer"))
+        clip = getattr(torch.nn.utils, name)
+        setattr(torch.nn.utils, name, around(clip, "optimizer"))
     for name in ("backward", "grad"):
-        setattr(autograd, name, around(getattr(autograd, name), "backward"))
+        backward = getattr(torch.autograd, name)
+        setattr(torch.autograd, name, around(backward, "backward"))
     _BaseDataLoaderIter.__next__ = around(_BaseDataLoaderIter.__next__, "data")
     share_the_profiler(watch)
     if settings["steps"] == "forward":
@@ -57,20 +54,32 @@ def install(settings: dict) -> Watch:
     return watch
 
 
+def leave_ours_uncompiled() -> None:
+    """The compiler leaves the code of these classes and modules alone."""
+    classes = (Watch, TrialWatch, ModuleRanges, StepAudit, StepClock)
+    modules = [sys.modules[owner.__module__] for owner in (Watch, TrialWatch, ModuleRanges)]
+    for holder in (*classes, *modules):
+        for function in filter(inspect.isfunction, vars(holder).values()):
+            not_compiled(function.__code__)
+
+
 def share_the_profiler(watch: Watch) -> None:
     """Two profilers at once crash, so ours gives way to one of the program's own; whose marks are
     no steps of ours."""
     profile = torch.autograd.profiler.profile
-    prepare, step = profile._prepare_trace, torch.profiler.profile.step
+    prepare = profile._prepare_trace
+    step = torch.profiler.profile.step
 
     def prepare_alone(self) -> None:
         watch.another_profiler(self)
         prepare(self)
 
+    def step_of_its_own(self) -> None:
+        if watch.profiler in (None, self):
+            step(self)
+
     profile._prepare_trace = prepare_alone
-    torch.profiler.profile.step = lambda self: (
-        step(self) if watch.profiler in (None, self) else None
-    )
+    torch.profiler.profile.step = step_of_its_own
 
 
 def tell_of_memory(watch: Watch) -> None:
@@ -78,11 +87,12 @@ def tell_of_memory(watch: Watch) -> None:
     hold it then."""
     shown = sys.excepthook
 
+    def note(error: BaseException) -> None:
+        watch.results["out_of_memory"] = what_holds_memory(watch, str(error))
+
     def excepthook(kind, error, trace) -> None:
         if not watch.off and ran_out(error):
-            watch.guarded(
-                lambda: watch.results.update(out_of_memory=what_holds_memory(watch, str(error)))
-            )
+            watch.guarded(lambda: note(error))
         shown(kind, error, trace)
 
     sys.excepthook = excepthook

@@ -5,8 +5,9 @@ import inspect
 import sys
 import threading
 import warnings
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -14,15 +15,19 @@ from torch import nn
 from .memory import objects
 from .phases import wrapped
 
-WRAPPERS = (
-    "DataParallel",
-    "OptimizedModule",
-    "CheckpointWrapper",
-    "DeepSpeedEngine",
-)  # ends of names of classes
+# Ends of names of classes.
+WRAPPERS = ("DataParallel", "OptimizedModule", "CheckpointWrapper", "DeepSpeedEngine")
 GENERATED = ("torch.fx", "torch._dynamo.output")  # modules that a compiler made
 EVALUATION = "forward without gradients"
 PHASES = ("data", "forward", "backward", "optimizer")
+
+
+class Call(NamedTuple):
+    """Of a module, that has begun and not ended."""
+
+    module: nn.Module
+    ranges: list[torch.profiler.record_function]  # that it opened
+    phase: str | None  # that it began: forward, EVALUATION; None inside of one, or of a backward
 
 
 class ModuleRanges:
@@ -31,12 +36,12 @@ class ModuleRanges:
     or an evaluation."""
 
     def __init__(self, watch):
-        self.watch, self.names, self.undo = watch, {}, []
+        self.watch = watch
+        self.names: dict[nn.Module, str] = {}
+        self.undo: list[Callable] = []  # what takes the hooks away
         self.models: list[tuple[nn.Module, str]] = []  # outermost ones and what they are called
         self.called: set[str] = set()  # of --data
-        self.stacks: dict[int, list] = defaultdict(
-            list
-        )  # by thread: module, its ranges, the phase that it began
+        self.stacks: dict[int, list[Call]] = defaultdict(list)  # by thread
 
     # ---- Names -----------------------------------------------------------------------------------
 
@@ -44,48 +49,51 @@ class ModuleRanges:
         """Found among all objects, so that nothing need watch the program before.  Wrappers such as
         DDP leave no name; several models are told apart by the names of the
         variables that hold them."""
-        modules = [
-            one for one in objects(nn.Module) if not type(one).__module__.startswith(GENERATED)
-        ]
-        inner = {id(child) for one in modules for child in one._modules.values()}
-        roots = [one for one in modules if id(one) not in inner]
-        ours = [one for one in roots if self.trains(one)]
-        ours = ours or [one for one in roots if any(p.requires_grad for p in one.parameters())]
-        labels, self.names = variables_that_hold_modules(), {}
-        self.models = [
-            (root, "" if ours == [root] else labels.get(id(root), type(root).__name__))
-            for root in ours
-        ]
-        others = [
-            (root, labels.get(id(root), type(root).__name__)) for root in roots if root not in ours
-        ]
+        roots = outermost_modules()
+        models = self.models_of(roots)
+        variables = variables_that_hold_modules()
+        self.names, self.models = {}, []
+        others = []
+        for root in roots:
+            label = variables.get(id(root), type(root).__name__)
+            if root not in models:
+                others.append((root, label))
+            elif len(models) == 1:
+                self.models.append((root, ""))
+            else:
+                self.models.append((root, label))
         for root, label in self.models + others:
             self.name(root, label)
 
+    def models_of(self, roots: list[nn.Module]) -> list[nn.Module]:
+        """Those that are trained; if there are none, those that could be."""
+        trained = [root for root in roots if self.trains(root)]
+        if trained:
+            return trained
+        return [root for root in roots if any(p.requires_grad for p in root.parameters())]
+
     def name(self, root: nn.Module, label: str) -> None:
-        found = [(root, "", label)]
-        for module, path, prefix in found:  # which grows
+        """Name the module and all within it, in the order of their depth."""
+        to_name = deque([(root, "", label)])
+        while to_name:
+            module, path, prefix = to_name.popleft()
             if module in self.names:
                 continue
             kind = type(module).__name__.removeprefix("FSDP")  # that of fully_shard()
-            prefix = (
-                kind if prefix.endswith((*WRAPPERS, "self")) else prefix
-            )  # that of what is wrapped
-            wraps = kind.endswith(WRAPPERS)
-            name = "" if wraps else f"{prefix}.{path}".strip(".") or kind
+            if prefix.endswith((*WRAPPERS, "self")):
+                prefix = kind  # that of what is wrapped
+            is_wrapper = kind.endswith(WRAPPERS)
+            name = "" if is_wrapper else f"{prefix}.{path}".strip(".") or kind
             self.names[module] = f"module {name}" if name in PHASES else name
-            children = [
-                (name, child) for name, child in module._modules.items() if child is not None
-            ]
-            found += [
-                (child, path if wraps else f"{path}.{name}".strip("."), prefix)
-                for name, child in children
-            ]
+            for child_name, child in module._modules.items():
+                if child is not None:
+                    child_path = path if is_wrapper else f"{path}.{child_name}".strip(".")
+                    to_name.append((child, child_path, prefix))
 
     def of_optimizers(self) -> Iterator[nn.Parameter]:
-        return (
-            p for one in self.watch.order for group in one.param_groups for p in group["params"]
-        )
+        for optimizer in self.watch.order:
+            for group in optimizer.param_groups:
+                yield from group["params"]
 
     def trains(self, module: nn.Module) -> bool:
         """Whether an optimizer owns any of its parameters."""
@@ -95,20 +103,18 @@ class ModuleRanges:
     def parameters(self) -> list[tuple[str, nn.Parameter, bool]]:
         """Name, parameter and whether an optimizer owns it, of all parameters of the models that
         are trained."""
-        owned, seen, found = {id(p) for p in self.of_optimizers()}, set(), []
-        for module, label in self.models:
-            for name, p in module.named_parameters():
+        owned = {id(p) for p in self.of_optimizers()}
+        seen, rows = set(), []
+        for model, label in self.models:
+            for name, p in model.named_parameters():
                 if id(p) not in seen:
                     seen.add(id(p))
-                    found.append(
-                        (f"{label}.{name}".strip("."), p, id(p) in owned or not self.watch.order)
-                    )
-        named = [
-            (f"parameter {i}", p, True)
-            for i, p in enumerate(self.of_optimizers())
-            if id(p) not in seen
-        ]
-        return found + named
+                    is_owned = id(p) in owned or not self.watch.order
+                    rows.append((f"{label}.{name}".strip("."), p, is_owned))
+        for i, p in enumerate(self.of_optimizers()):
+            if id(p) not in seen:
+                rows.append((f"parameter {i}", p, True))
+        return rows
 
     def trained(self) -> list[nn.Parameter]:
         return [p for _, p, owned in self.parameters() if owned and p.requires_grad]
@@ -134,17 +140,10 @@ class ModuleRanges:
                 function = inspect.getattr_static(holder, last)
             except (KeyError, AttributeError) as error:
                 raise LookupError(f"--data {target}: the program has no such function") from error
-            called = functools.partial(self.data, target, getattr(holder, last))
-            phase = wrapped(self.watch, functools.wraps(getattr(holder, last))(called), "data")
-            places = [(holder, last)]  # and where modules have it under a name of their own
-            for one in [*sys.modules.values()]:
-                names = [
-                    name
-                    for name, value in [*getattr(one, "__dict__", {}).items()]
-                    if value is function
-                ]
-                places += [(one, name) for name in names if one is not holder]
-            for place, name in places:
+            loads = getattr(holder, last)
+            called = functools.wraps(loads)(functools.partial(self.data, target, loads))
+            phase = wrapped(self.watch, called, "data")
+            for place, name in [(holder, last), *names_in_modules(function, holder)]:
                 self.undo.append(functools.partial(setattr, place, name, function))
                 setattr(place, name, phase)
 
@@ -170,43 +169,57 @@ class ModuleRanges:
             return
         watch, thread = self.watch, threading.get_ident()
         stack = self.stacks[thread]
-        if watch.depth["data"] or (stack and stack[0][2] == EVALUATION):
+        in_evaluation = stack and stack[0].phase == EVALUATION
+        if watch.depth["data"] or in_evaluation:
             return  # transforms of data are modules too
         if watch.profiler and thread != watch.thread and not watch.depth["backward"]:
             return  # not profiled
-        phase, names = None, []
+        phase = None
         if not stack and not watch.depth["backward"]:  # else recomputed
-            evaluated = not (
-                torch.is_grad_enabled() or module.training or watch.settings["steps"] == "forward"
-            )
-            phase = (
-                EVALUATION if evaluated and self.trains(module) else "forward"
-            )  # that of a teacher
+            phase = self.phase_of(module)
             watch.seen[phase] += 1
-        if watch.profiler:
-            generated = phase == EVALUATION or type(module).__module__.startswith(GENERATED)
-            name = None if generated else self.names.get(module, type(module).__name__)
-            names = [one for one in (phase, name) if one]
-        stack.append((module, [opened(one) for one in names], phase))
+        ranges = self.ranges_of(module, phase) if watch.profiler else []
+        stack.append(Call(module, ranges, phase))
+
+    def phase_of(self, module: nn.Module) -> str:
+        """What an outermost call is: the forward phase, also that of a teacher, or an
+        evaluation."""
+        if torch.is_grad_enabled() or module.training or self.watch.settings["steps"] == "forward":
+            return "forward"
+        return EVALUATION if self.trains(module) else "forward"
+
+    def ranges_of(
+        self, module: nn.Module, phase: str | None
+    ) -> list[torch.profiler.record_function]:
+        """Opened: that of the phase, and that of the module."""
+        names = [phase] if phase else []
+        is_generated = type(module).__module__.startswith(GENERATED)
+        if phase != EVALUATION and not is_generated:
+            names.append(self.names.get(module, type(module).__name__))
+        return [opened(name) for name in names if name]
 
     def leave(self, module: nn.Module, args: tuple, output: object) -> None:
         if torch.compiler.is_compiling():
             return
-        stack, one = self.stacks[threading.get_ident()], None
-        if all(other is not module for other, *_ in stack):
+        stack = self.stacks[threading.get_ident()]
+        if all(call.module is not module for call in stack):
             return
-        while one is not module:  # also those that an exception left open
-            one, ranges, _ = stack.pop()
-            for a_range in reversed(ranges):
+        while True:  # also those that an exception left open
+            call = stack.pop()
+            for a_range in reversed(call.ranges):
                 a_range.__exit__(None, None, None)
+            if call.module is module:
+                break
         watch = self.watch
-        if not stack and watch.settings["steps"] == "forward" and not watch.off and not watch.open:
+        ends_step = watch.settings["steps"] == "forward" and not watch.off
+        if not stack and ends_step and not watch.open:
             watch.guarded(watch.boundary)
 
     def close(self) -> None:
         """The ranges that are open on this thread, as that of a module that the step ends in."""
-        if stack := self.stacks[threading.get_ident()]:
-            self.leave(stack[0][0], (), None)
+        stack = self.stacks[threading.get_ident()]
+        if stack:
+            self.leave(stack[0].module, (), None)
 
 
 def opened(name: str) -> torch.profiler.record_function:
@@ -215,13 +228,38 @@ def opened(name: str) -> torch.profiler.record_function:
     return a_range
 
 
+def outermost_modules() -> list[nn.Module]:
+    """Of all that are there, those that no other has, without what a compiler made."""
+    modules, inner = [], set()
+    for module in objects(nn.Module):
+        if not type(module).__module__.startswith(GENERATED):
+            modules.append(module)
+            inner.update(map(id, module._modules.values()))
+    return [module for module in modules if id(module) not in inner]
+
+
+def names_in_modules(function: object, holder: object) -> list[tuple[object, str]]:
+    """Where modules other than the holder have the function under a name of their own."""
+    places = []
+    for module in list(sys.modules.values()):
+        if module is holder:
+            continue
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is function:
+                places.append((module, name))
+    return places
+
+
 def variables_that_hold_modules() -> dict[int, str]:
-    """By id of the module: the name of the outermost variable of the running
-    functions that holds it."""
-    frame, labels = inspect.currentframe(), {}
-    while frame := frame.f_back:
-        held = {**getattr(frame.f_locals.get("self"), "__dict__", {}), **frame.f_locals}
-        labels = {
-            id(one): name for name, one in held.items() if issubclass(type(one), nn.Module)
-        } | labels
-    return labels
+    """By id of the module: the name of the variable that holds it, in the innermost of the running
+    functions that has one."""
+    variables: dict[int, str] = {}
+    frame = inspect.currentframe()
+    while frame.f_back:
+        frame = frame.f_back
+        held = dict(getattr(frame.f_locals.get("self"), "__dict__", {}))
+        held.update(frame.f_locals)
+        of_frame = {id(v): name for name, v in held.items() if issubclass(type(v), nn.Module)}
+        for key, name in of_frame.items():
+            variables.setdefault(key, name)
+    return variables

@@ -14,36 +14,28 @@ def wrapped(
 ) -> Callable:
     """The function as a phase of the step.  optimizer: which argument is the one that it steps;
     audited: it does."""
-    entered, left, ident, compiling = (
-        watch.enter,
-        watch.leave,
-        threading.get_ident,
-        torch.compiler.is_compiling,
-    )
+    # Looked up once, as all of this is in the program's steps.
+    enter, leave = watch.enter, watch.leave
+    ident, is_compiling = threading.get_ident, torch.compiler.is_compiling
 
     @functools.wraps(function)
     def call(*args, **kwargs):
         # First, as a compiler reads this too: all else would be guards of its graph.
-        if (
-            compiling()
-            or watch.off
-            or (watch.thread not in (None, ident()) and not in_backward(watch, phase))
-        ):
+        if is_compiling() or watch.off:
             return function(*args, **kwargs)
-        stepping = (
-            None
-            if optimizer is None
-            else args[optimizer]
-            if len(args) > optimizer
-            else kwargs.get("optimizer")
-        )
-        a_range = entered(phase)
+        on_another_thread = watch.thread is not None and watch.thread != ident()
+        if on_another_thread and not in_backward(watch, phase):
+            return function(*args, **kwargs)
+        stepping = None
+        if optimizer is not None:
+            stepping = args[optimizer] if len(args) > optimizer else kwargs.get("optimizer")
+        a_range = enter(phase)
         try:
             if audited and stepping is not None and watch.audit:
                 return watch.audited(stepping, lambda: function(*args, **kwargs))
             return function(*args, **kwargs)
         finally:
-            left(phase, a_range, stepping)
+            leave(phase, a_range, stepping)
 
     not_compiled(call.__code__)
     return call

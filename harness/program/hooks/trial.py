@@ -1,7 +1,6 @@
 """A run of the program with changes: an audit of its first steps, or steps with and without each
 change in turn."""
 
-import functools
 import inspect
 import os
 import random
@@ -12,22 +11,21 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import torch
 
 from . import GRACE_S
 from .audit import sketch
-from .changes import SWITCHES, nudge, store_or_recompute
 from .phases import not_compiled
-from .signs import Signs, graphs_compiled
+from .signs import Signs
+from .switches import SWITCHES, nudge, store_or_recompute
 from .watch import Watch, kilobytes, rank_of_world
 
 AUDIT_STEPS = 4  # of a run that is compared
-UNTIMED, TURN, SETTLE = (
-    4,
-    6,
-    2,
-)  # steps: before all turns, of a turn, and at its begin, which are not counted
+UNTIMED = 4  # steps before all turns
+TURN = 6  # steps of a turn
+SETTLE = 2  # steps at the begin of a turn, which are not counted
 HOW_IT_COMPUTES = ("foreach", "fused", "capturable", "differentiable")
 LOOKED_AT = 2  # steps in which models are found
 DROPOUT = (
@@ -51,27 +49,37 @@ TRAINERS = {
 }
 
 
-def settings_of(group: dict) -> dict:
+def settings_of(group: dict) -> dict[str, str]:
     """What of an optimizer's parameters decides how it trains."""
-    told = {
-        name: repr(one) for name, one in group.items() if name not in ("params", *HOW_IT_COMPUTES)
-    }
-    return {
-        name: one for name, one in told.items() if " at 0x" not in one
-    }  # an object, and not what it is
+    settings = {}
+    for name, value in group.items():
+        if name == "params" or name in HOW_IT_COMPUTES:
+            continue
+        text = repr(value)
+        if " at 0x" not in text:  # else an object, and not what it is
+            settings[name] = text
+    return settings
 
 
-def parts_of(module: torch.nn.Module, path: str) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The modules that it calls, by their paths: lists of modules are looked through."""
-    for name, child in module.named_children():
-        is_list = type(child).forward is torch.nn.Module.forward
-        yield from parts_of(child, f"{path}.{name}") if is_list else [(f"{path}.{name}", child)]
+def callers() -> Iterator[FrameType]:
+    """The frames around, the innermost first."""
+    frame = inspect.currentframe().f_back
+    while frame.f_back:
+        frame = frame.f_back
+        yield frame
 
 
-class Trial(Watch):
+def variable_of(held: object, frame: FrameType) -> str:
+    """The local variable that holds the object; empty if none does."""
+    for name, value in list(frame.f_locals.items()):
+        if value is held and name not in ("self", "module"):
+            return name
+    return ""
+
+
+class TrialWatch(Watch):
     """settings["trial"]: {audit: whether it is one; changes: that are on throughout; plan: of each
-    turn, those on; inside: paths of the modules that are changed in place of models, or None;
-    captures: compiled graphs are noted}.
+    turn, those on}.
 
     Its rules of what a step is are those of Watch.
     """
@@ -79,35 +87,30 @@ class Trial(Watch):
     def __init__(self, settings: dict):
         super().__init__(settings)
         self.trial = settings["trial"]
-        self.models: weakref.WeakKeyDictionary = (
-            weakref.WeakKeyDictionary()
-        )  # outermost ones that train, by place
+        # Outermost modules that train, each with the place where it was called first.
+        self.models: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self.made_at: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # optimizers
         self.kept: dict = {}  # what switches keep to undo themselves
-        self.active, self.turn = "", -1
+        self.active = ""  # the change that is being made
+        self.turn = -1
+        self.settled_s = 0.0  # when the device had nothing left to do, at the begin of a turn
         self.stores = False  # what the program would recompute
-        self.names: dict[int, str] = {}  # of parameters
+        self.names: dict[int, str] = {}  # of parameters, by id
         self.losses: list[torch.Tensor] = []
-        self.before: dict[
-            str, torch.Tensor
-        ] = {}  # sketches of parameters after the first step, by name
+        self.before: dict[str, torch.Tensor] = {}  # sketches after the first step, by parameter
         self.signs = Signs()
-        self.results |= {"signs": {}, "turn_signs": [], "graphs_compiled": 0}
-        self.results |= {
-            "gradients": {},
-            "moves": {},
-            "losses": [],
-            "notes": [],
-            "times_ms": [],
-            "trainer": "",
-        }
-        self.results |= {
-            "settings": [],
-            "in_training": 0,
-            "modules": {},
-            "graphs": [],
-            "python": sys.executable,
-        }
+        self.results.update(
+            signs={},
+            turn_signs=[],
+            gradients={},
+            moves={},
+            losses=[],
+            notes=[],
+            times_ms=[],
+            trainer="",
+            settings=[],
+            in_training=0,
+        )
 
     # ---- For the switches ------------------------------------------------------------------------
 
@@ -115,7 +118,7 @@ class Trial(Watch):
         self,
         place: str,
         *,
-        already: bool = False,
+        already: object = False,
         name: str = "",
         change: str = "",
         way: str = "line",
@@ -128,112 +131,129 @@ class Trial(Watch):
             "name": name or variable,
             "where": line,
             "already": bool(already),
+            "way": way,
         }
-        note["way"] = way
         if note not in self.results["notes"]:
             self.results["notes"].append(note)
 
     def swap(self, owner: object, name: str, make: Callable, on: bool) -> None:
         """An attribute for a changed one, and back, whatever other changes make of it."""
-        _, plain, makers = self.kept.setdefault(
-            (id(owner), name), (owner, getattr(owner, name), {})
-        )
+        key = (id(owner), name)
+        if key not in self.kept:
+            self.kept[key] = (owner, getattr(owner, name), {})
+        _, value, makers = self.kept[key]
         makers.pop(self.active, None)
-        makers |= {self.active: make} if on else {}
-        setattr(
-            owner, name, functools.reduce(lambda made, make: make(made), makers.values(), plain)
-        )
+        if on:
+            makers[self.active] = make
+        for of_change in makers.values():
+            value = of_change(value)
+        setattr(owner, name, value)
 
     def switch(self, changes: list[str], on: bool) -> None:
-        for one in changes:
-            name, _, value = one.partition("=")
-            self.active = one
-            (nudge if name == "nudge" else SWITCHES[name])(self, on, value or None)
+        for change in changes:
+            name, _, value = change.partition("=")
+            self.active = change
+            make = nudge if name == "nudge" else SWITCHES[name]
+            make(self, on, value or None)
 
     def place(self, held: object = None) -> str:
         """NAME@FILE:LINE: the program's line that is running, and its variable for an object."""
-        frame, name, line = inspect.currentframe(), "", ""
-        while frame := frame.f_back:
+        name, line = "", ""
+        for frame in callers():
             file = frame.f_code.co_filename
-            trainer = next((trainer for part, trainer in TRAINERS.items() if part in file), "")
-            self.results["trainer"] = self.results["trainer"] or trainer
-            known = (
-                (key, one)
-                for key, one in [*frame.f_locals.items()]
-                if key not in ("self", "module")
-            )
-            name = name or next(
-                (key for key, one in known if held is not None and one is held and not line), ""
-            )
+            self.note_trainer(file)
+            if held is not None and not name and not line:
+                name = variable_of(held, frame)
             if not line and not any(part in file for part in NOT_THE_PROGRAMS):
                 line = f"{os.path.relpath(file)}:{frame.f_lineno}"
         return f"{name or 'model'}@{line}"
 
+    def note_trainer(self, file: str) -> None:
+        """Whose training loop it is, if this file is of one."""
+        for part, trainer in TRAINERS.items():
+            if part in file and not self.results["trainer"]:
+                self.results["trainer"] = trainer
+
     # ---- Hooks beside those of all ---------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Before the other hooks are in place.  Programs that set no seed get one."""
+        """Before the other hooks are in place.  Programs that set no seed get one.
+
+        What is wrapped below is called by every program: without one of the functions, as in
+        another version of PyTorch, the program goes on, and the tool is told that the trial failed.
+        """
         random.seed(0)
         torch.manual_seed(0)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(0)
-        made, call, backward = (
-            torch.optim.Optimizer.__init__,
-            torch.nn.Module.__call__,
-            torch.autograd.backward,
-        )
-
-        def making(optimizer, *args, **kwargs) -> None:
-            self.made_at[optimizer] = self.place()
-            made(optimizer, *args, **kwargs)
-
-        def outermost(module, *args, **kwargs):
-            torch.nn.Module.__call__ = call  # of those inside
-            try:
-                self.guarded(lambda: self.found(module))
-                return call(module, *args, **kwargs)
-            finally:
-                torch.nn.Module.__call__ = (
-                    outermost if self.steps < LOOKED_AT and not self.off else call
-                )
-
-        def with_loss(tensors, *args, **kwargs):
-            loss = tensors if torch.is_tensor(tensors) else tensors[0]
-            if self.signs.reading and self.depth["backward"] == 1:
-                self.guarded(lambda: self.signs.read_graph([loss]))
-            if self.trial["audit"] and self.depth["backward"] == 1 and loss.numel() == 1:
-                self.losses.append(loss.detach().clone())
-            return backward(tensors, *args, **kwargs)
-
-        for function in (making, outermost, with_loss):
-            not_compiled(function.__code__)
         self.signs.watch_calls()
-        torch.optim.Optimizer.__init__, torch.nn.Module.__call__ = making, outermost
-        torch.autograd.backward = with_loss
+        self.hook_optimizers()
+        self.hook_models()
+        self.hook_losses()
         if self.trial["audit"]:
             without_dropout()
         if any("no-checkpoint" in turn for turn in (self.trial["changes"], *self.trial["plan"])):
             store_or_recompute(self)
 
-    def found(self, module: torch.nn.Module) -> None:
+    def hook_optimizers(self) -> None:
+        """Wraps Optimizer.__init__, for the program's line that makes one."""
+        make = torch.optim.Optimizer.__init__
+
+        def making(optimizer, *args, **kwargs) -> None:
+            self.made_at[optimizer] = self.place()
+            make(optimizer, *args, **kwargs)
+
+        not_compiled(making.__code__)
+        torch.optim.Optimizer.__init__ = making
+
+    def hook_models(self) -> None:
+        """Wraps Module.__call__ in the first steps, for the models."""
+        call = torch.nn.Module.__call__
+
+        def outermost(module, *args, **kwargs):
+            torch.nn.Module.__call__ = call  # of those inside
+            try:
+                self.guarded(lambda: self.called(module))
+                return call(module, *args, **kwargs)
+            finally:
+                looks = self.steps < LOOKED_AT and not self.off
+                torch.nn.Module.__call__ = outermost if looks else call
+
+        not_compiled(outermost.__code__)
+        torch.nn.Module.__call__ = outermost
+
+    def hook_losses(self) -> None:
+        """Wraps autograd.backward, for the losses and the operators that lead to them."""
+        backward = torch.autograd.backward
+
+        def with_loss(tensors, *args, **kwargs):
+            loss = tensors if torch.is_tensor(tensors) else tensors[0]
+            if self.depth["backward"] == 1:
+                if self.signs.reading:
+                    self.guarded(lambda: self.signs.read_graph([loss]))
+                if self.trial["audit"] and loss.numel() == 1:
+                    self.losses.append(loss.detach().clone())
+            return backward(tensors, *args, **kwargs)
+
+        not_compiled(with_loss.__code__)
+        torch.autograd.backward = with_loss
+
+    def called(self, module: torch.nn.Module) -> None:
         """A module is called by the program: if it trains and is new, changes of modules begin now,
         for it alone."""
         inside = self.depth["backward"] or self.depth["data"]
         if inside or module in self.models or not torch.is_grad_enabled():
             return
-        if any(p.requires_grad for p in module.parameters()):
-            self.models[module] = self.place(module)
-            self.name_parameters(module)
-            self.results["in_training"] += sum(one.training for one in module.modules())
-            every, paths = self.models, self.note_modules(module, self.models[module])
-            wanted = {
-                path: one
-                for path, one in paths.items()
-                if path in (self.trial["inside"] or [*paths][:1])
-            }
-            self.models = weakref.WeakKeyDictionary(dict.fromkeys(wanted.values(), every[module]))
-            self.switch(self.trial["changes"], True)
-            self.models = every
+        if not any(p.requires_grad for p in module.parameters()):
+            return
+        place = self.place(module)
+        self.models[module] = place
+        self.name_parameters(module)
+        self.results["in_training"] += sum(part.training for part in module.modules())
+        every_model = self.models
+        self.models = weakref.WeakKeyDictionary({module: place})
+        self.switch(self.trial["changes"], True)
+        self.models = every_model
 
     def name_parameters(self, module: torch.nn.Module) -> None:
         """By their paths in the model; those of another model that has equal ones
@@ -246,42 +266,37 @@ class Trial(Watch):
                 name = f"{name}#{len(self.models)}"
             self.names.setdefault(id(p), name)
 
-    def note_modules(self, module: torch.nn.Module, place: str) -> dict[str, torch.nn.Module]:
-        """A model and all modules within it, by path: first itself, by the name of its variable."""
-        noted, name = self.results["modules"], place.partition("@")[0]
-        paths = {name if name not in noted else f"{name}#{len(noted)}": module}
-        for path in (todo := [*paths]):
-            of = dict(parts_of(paths[path], path))
-            noted[path] = [type(paths[path]).__name__, *of]
-            paths |= of
-            todo += of
-        return paths
+    def name_of(self, p: torch.Tensor) -> str:
+        return self.names.setdefault(id(p), f"parameter {len(self.names)}")
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         if self.trial["audit"] and optimizer not in self.order:  # of its first step
-            for p in (
-                p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
-            ):
-                name = self.names.setdefault(id(p), f"parameter {len(self.names)}")
-                self.results["gradients"][name] = sketch(p.grad).float().tolist()
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        gradient = sketch(p.grad).float().tolist()
+                        self.results["gradients"][self.name_of(p)] = gradient
         super().stepped(optimizer)
 
     # ---- Steps -----------------------------------------------------------------------------------
 
     def boundary(self) -> None:
-        now, self.thread, self.due = time.perf_counter(), threading.get_ident(), False
+        now = time.perf_counter()
+        self.thread, self.due = threading.get_ident(), False
         self.end_without_tool()
         self.steps += 1
         if self.state == "recorded":  # other ranks need it still
-            return self.end_with_ranks()
+            self.end_with_ranks()
+            return
         if self.state == "waiting":
             self.write("counting", until=None)
+        step_ms = 1e3 * (now - self.last_s)
         if self.trial["audit"]:
-            self.results["times_ms"].append(1e3 * (now - self.last))
+            self.results["times_ms"].append(step_ms)
             self.compare_step()
         else:
-            self.take_turns(now)
-        self.last = time.perf_counter()
+            self.take_turns(step_ms)
+        self.last_s = time.perf_counter()
 
     def compare_step(self) -> None:
         """Steps count anew when an optimizer that was not known has stepped: the first is then that
@@ -294,7 +309,6 @@ class Trial(Watch):
             self.signs.begin()
         if self.steps >= AUDIT_STEPS:
             self.results["signs"] = self.signs.end()
-            self.results["graphs_compiled"] = graphs_compiled()
             for name, after in self.sketches().items():
                 if name in self.before:
                     self.results["moves"][name] = (after - self.before[name]).float().tolist()
@@ -302,62 +316,66 @@ class Trial(Watch):
 
     def sketches(self) -> dict[str, torch.Tensor]:
         """Of all parameters that the optimizers have, by name."""
-        sketches = {}
-        for p in self.modules.of_optimizers():
-            name = self.names.setdefault(id(p), f"parameter {len(self.names)}")
-            sketches[name] = sketch(p)
-        return sketches
+        return {self.name_of(p): sketch(p) for p in self.modules.of_optimizers()}
 
-    def take_turns(self, now: float) -> None:
-        plan, times = self.trial["plan"], self.results["times_ms"]
+    def take_turns(self, step_ms: float) -> None:
+        """After each step: what follows of the turn, or the next one."""
         if self.steps > UNTIMED:
-            times.append(1e3 * (now - self.last))
+            self.results["times_ms"].append(step_ms)
         turn, step = divmod(self.steps - UNTIMED, TURN)
         if turn < 0:
             return
-        if (
-            step in (0, SETTLE) and torch.cuda.is_initialized()
-        ):  # steps of a GPU overlap: their mean counts
-            torch.cuda.synchronize()
-            if step == 0 and times:
-                mean = 1e3 * (time.perf_counter() - self.settled) / (TURN - SETTLE)
-                times[SETTLE - TURN :] = [mean] * (TURN - SETTLE)
-            self.settled = time.perf_counter()
+        if step in (0, SETTLE) and torch.cuda.is_initialized():
+            self.wait_for_device(turn_is_over=step == 0)
         if step == SETTLE - 1:  # the last step that does not count
             self.signs.begin()
         elif step == SETTLE:
             self.results["turn_signs"].append(self.signs.end())
         if step == 0:
-            if self.turn >= 0:
-                self.switch(plan[self.turn], False)
-            self.turn = turn
-            if turn == len(plan):
-                self.finish()
-            else:
-                self.switch(plan[turn], True)
+            self.begin_turn(turn)
+
+    def wait_for_device(self, turn_is_over: bool) -> None:
+        """Steps of a GPU overlap, so the mean of those of a turn counts for each."""
+        torch.cuda.synchronize()
+        now = time.perf_counter()
+        times_ms = self.results["times_ms"]
+        if turn_is_over and times_ms:
+            counted = TURN - SETTLE
+            times_ms[-counted:] = [1e3 * (now - self.settled_s) / counted] * counted
+        self.settled_s = now
+
+    def begin_turn(self, turn: int) -> None:
+        plan = self.trial["plan"]
+        if self.turn >= 0:
+            self.switch(plan[self.turn], False)
+        self.turn = turn
+        if turn == len(plan):
+            self.finish()
+        else:
+            self.switch(plan[turn], True)
 
     def finish(self) -> None:
         self.tell()
         self.write("recorded")
-        self.give_up = time.monotonic() + GRACE_S
+        self.give_up_s = time.monotonic() + GRACE_S
         self.end_with_ranks()
 
     def tell(self) -> None:
-        on_gpu, (rank, world_size) = torch.cuda.is_initialized(), rank_of_world()
-        host_peak = kilobytes("/proc/self/status").get("VmHWM")
-        accelerated = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
-        accelerated = accelerated and accelerated._shared_state and "accelerate"
-        self.results |= {
-            **{
-                "rank": rank,
-                "world_size": world_size,
-                "losses": [float(one) for one in self.losses],
-            },
-            "peak_bytes": torch.cuda.max_memory_allocated()
-            if on_gpu
-            else host_peak and 1024 * host_peak,
-            "trainer": self.results["trainer"] or accelerated or "",
-        }
+        rank, world_size = rank_of_world()
+        if torch.cuda.is_initialized():
+            peak_bytes = torch.cuda.max_memory_allocated()
+        else:
+            peak_kilobytes = kilobytes("/proc/self/status").get("VmHWM")
+            peak_bytes = 1024 * peak_kilobytes if peak_kilobytes else None
+        self.results.update(
+            rank=rank,
+            world_size=world_size,
+            losses=[float(loss) for loss in self.losses],
+            peak_bytes=peak_bytes,
+        )
+        state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+        if not self.results["trainer"] and state and state._shared_state:
+            self.results["trainer"] = "accelerate"
 
     def ends_by_itself(self) -> None:
         if self.state == "counting" and not self.off:
@@ -366,7 +384,8 @@ class Trial(Watch):
 
 
 def without_dropout() -> None:
-    """Its masks depend on the memory format and on what is compiled."""
+    """Its masks depend on the memory format and on what is compiled: dropout of
+    torch.nn.functional, which modules call as attributes of it, does nothing."""
     functional = torch.nn.functional
     attention = functional.scaled_dot_product_attention
 

@@ -25,9 +25,8 @@ from .processes import kill_all_with
 from .step_clock import StepClock
 
 ENDED = "the program ended"
-SELDOM = (
-    100  # steps of another optimizer, after which one is done with: critics take so many at first
-)
+# Steps of another optimizer, after which one is done with: critics take so many at first
+SELDOM = 100
 
 
 class Watch:
@@ -37,26 +36,32 @@ class Watch:
     """
 
     def __init__(self, settings: dict):
-        self.settings, self.off, self.thread = settings, False, None
-        self.tool = (
-            settings["tool"] if is_there(settings["tool"]) else None
-        )  # not seen from within a container
-        self.state = "waiting"  # counting, recording, recorded
-        self.depth, self.seen = (
-            Counter(),
-            Counter(),
-        )  # by phase: how often it is open, how often it was recorded
-        self.order: weakref.WeakKeyDictionary = (
-            weakref.WeakKeyDictionary()
-        )  # optimizers by their first step
-        self.counts: weakref.WeakKeyDictionary = (
-            weakref.WeakKeyDictionary()
-        )  # their steps since all are known
+        self.settings = settings
+        self.off = False
+        self.thread: int | None = None
+        # None where it is not seen, as from within a container.
+        self.tool = settings["tool"] if is_there(settings["tool"]) else None
+        self.state = "waiting"  # counting, recording, recorded, failed
+        self.depth: Counter = Counter()  # by phase: how often it is open
+        self.seen: Counter = Counter()  # by phase: how often it was recorded
+        self.open = 0  # phases
+        self.passes = 0  # of the backward pass
+        # Optimizers by their first step, and their steps since all are known.
+        self.order: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self.counts: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self.rarest: Callable[[], object] = lambda: None  # the optimizer that ends a step
         self.foreign: weakref.WeakSet = weakref.WeakSet()  # profilers of the program's own
-        self.rarest = lambda: None  # the optimizer that ends a step
-        self.marks = self.steps = self.left = self.passes = self.open = 0  # open: phases
-        self.due = self.warm = self.again = self.ending = self.gave_way = False
-        self.last = self.began = self.give_up = 0.0
+        self.marks = 0  # ends of steps, of which `every` are one
+        self.steps = 0
+        self.left = 0  # steps to record
+        self.due = False  # the step ends once no phase is open
+        self.warm = False  # steps are timed
+        self.again = False  # recorded once more, as an evaluation took place
+        self.ending = False
+        self.gave_way = False  # to another profiler
+        self.last_s = 0.0  # end of our work after the last step, by the clock of steps
+        self.began_s = 0.0  # the first step, by the same
+        self.give_up_s = 0.0  # when to wait no longer for other ranks, by time.monotonic()
         self.evaluated: list[bool] = []  # each recorded step
         self.times_ms: list[float] = []  # of the timed steps
         self.clock = StepClock()  # of the timed steps, then of the recorded ones
@@ -72,15 +77,13 @@ class Watch:
         try:
             act()
         except Exception as error:  # noqa: BLE001 - whatever it is
-            told = f"{type(error).__name__}: {error}"
+            why = f"{type(error).__name__}: {error}"
+            line = f"profile_program.py: {why}; the program goes on, not measured"
             with contextlib.suppress(Exception):
-                print(
-                    f"profile_program.py: {told}; the program goes on, not measured",
-                    file=sys.stderr,
-                )
+                print(line, file=sys.stderr)
             self.stop_watching()
             with contextlib.suppress(Exception):
-                self.write("failed", error=told)
+                self.write("failed", error=why)
 
     # ---- Phases ----------------------------------------------------------------------------------
 
@@ -102,11 +105,13 @@ class Watch:
         self.open -= 1
         if self.off or self.depth[phase]:
             return
-        self.passes += phase == "backward"
-        if stepping is not None and self.settings["steps"] == "optimizer":
+        ends_step = self.settings["steps"]
+        if phase == "backward":
+            self.passes += 1
+            if ends_step == "backward":
+                self.due = True
+        if stepping is not None and ends_step == "optimizer":
             self.stepped(stepping)
-        elif phase == "backward" == self.settings["steps"]:
-            self.due = True
         if self.due and not self.open:
             self.guarded(self.boundary)
 
@@ -122,94 +127,119 @@ class Watch:
         all are known, steps do not count; one that others leave behind is done with."""
         count = self.counts.get(optimizer)
         if count is None:
-            self.order[optimizer], self.due = len(self.order), True
-            return self.count_anew()
+            self.order[optimizer] = len(self.order)
+            self.due = True
+            self.count_anew()
+            return
         self.counts[optimizer] = count + 1
         if count > SELDOM and not all(self.counts.values()):
-            self.order = weakref.WeakKeyDictionary(
-                {one: i for one, i in self.order.items() if self.counts[one]}
-            )
-            self.count_anew()
+            self.leave_behind()
         elif self.rarest() in (None, optimizer):  # no other can be the rarest now
-            rarest = min(self.counts, key=lambda one: (self.counts[one], -self.order[one]))
-            self.rarest, self.due = weakref.ref(rarest), self.due or optimizer is rarest
+            fewest = min(self.counts.values())
+            latest_of_fewest = max(
+                (other for other, steps in self.counts.items() if steps == fewest),
+                key=self.order.get,
+            )
+            self.rarest = weakref.ref(latest_of_fewest)
+            if optimizer is latest_of_fewest:
+                self.due = True
+
+    def leave_behind(self) -> None:
+        """Optimizers that have not stepped since all are known are done with."""
+        stepping = weakref.WeakKeyDictionary()
+        for optimizer, place in self.order.items():
+            if self.counts[optimizer]:
+                stepping[optimizer] = place
+        self.order = stepping
+        self.count_anew()
 
     def count_anew(self) -> None:
         self.counts = weakref.WeakKeyDictionary(dict.fromkeys(self.order, 0))
-        self.steps, self.warm = 0, False
+        self.steps = 0
+        self.warm = False
         self.rarest = weakref.ref(max(self.order, key=self.order.get))
 
     # ---- Steps -----------------------------------------------------------------------------------
 
     def boundary(self) -> None:
         """Between two steps: time it, or go on with what it was part of."""
-        now, self.thread, self.due, self.marks = (
-            time.perf_counter(),
-            threading.get_ident(),
-            False,
-            self.marks + 1,
-        )
+        now = time.perf_counter()
+        self.thread, self.due = threading.get_ident(), False
+        self.marks += 1
         if self.marks % self.settings["every"]:
             return
         self.end_without_tool()
         self.steps += 1
         if torch.cuda.is_initialized():
             self.peak_bytes = torch.cuda.max_memory_allocated()
-        if (
-            self.state == "recorded"
-        ):  # other ranks need it still, or the program caught the exception
-            return self.end_with_ranks()
+        if self.state == "recorded":
+            # Other ranks need this one still, or the program caught the exception.
+            self.end_with_ranks()
+            return
         if self.profiler and self.steps == 1:  # an optimizer that was not known has stepped
             self.begin_again()
         if self.profiler:
-            self.modules.close()
-            if self.audit:  # the step in which the profiler warms up
-                self.results["audit"], self.audit = self.audit.result(), None
-                self.seen.clear()
-            else:
-                self.evaluated.append(self.seen[EVALUATION] > 0)
-            self.seen[EVALUATION] = 0
-            self.clock.end(now)
-            self.results["seen"] = dict(self.seen)
-            self.left -= 1
-            if self.left and self.evaluated and short_of_memory():
-                self.record_no_more("memory ran short")
-            else:
-                self.profiler.step()
-            if not self.left:
-                self.recorded()
-                if self.state == "recorded" and not self.off:
-                    self.give_up = time.monotonic() + GRACE_S
-                    self.end_with_ranks()
+            self.record_step(now)
         else:
             self.time_step(now)
-        self.last = time.perf_counter()
+        self.last_s = time.perf_counter()
         self.clock.begin()
+
+    def record_step(self, now: float) -> None:
+        """After a step under the profiler, which warms up in the first of them."""
+        self.modules.close()
+        if self.audit:  # the profiler has warmed up
+            self.results["audit"] = self.audit.result()
+            self.audit = None
+            self.seen.clear()
+        else:
+            self.evaluated.append(self.seen[EVALUATION] > 0)
+        self.seen[EVALUATION] = 0
+        self.clock.end(now)
+        self.results["seen"] = dict(self.seen)
+        self.left -= 1
+        if self.left and self.evaluated and short_of_memory():
+            self.record_no_more("memory ran short")
+        else:
+            self.profiler.step()
+        if self.left:
+            return
+        self.recorded()
+        if self.state == "recorded" and not self.off:
+            self.give_up_s = time.monotonic() + GRACE_S
+            self.end_with_ranks()
 
     def time_step(self, now: float) -> None:
         if self.state != "counting" or self.steps == 1:
-            self.began = now
+            self.began_s = now
             self.write("counting", until=None)  # should the program be killed
-        foreign = len(self.foreign) > 0 and any(
-            one.kineto_results is None for one in self.foreign
-        )  # slower, and two at once crash
-        if not self.warm or foreign:
-            enough = self.steps >= max(1, self.settings["warmup"]) or now - self.began > LONG_S
-            self.warm, self.times_ms = enough and not foreign, []
+        # A step is slower under a profiler of the program's own, and two profilers at once crash.
+        is_profiled = any(profile.kineto_results is None for profile in self.foreign)
+        if not self.warm or is_profiled:
+            self.warm = not is_profiled and self.has_warmed_up(now)
+            self.times_ms = []
             if self.warm:
                 self.time_anew()
             return
         self.clock.end(now)
         self.times_ms = self.clock.times_ms()
         enough = len(self.clock.steps) >= self.settings["timed"]
-        if not enough and sum(self.times_ms) <= 1e3 * LONG_S:
-            return
+        if enough or sum(self.times_ms) > 1e3 * LONG_S:
+            self.end_timing()
+
+    def end_timing(self) -> None:
+        """After the timed steps: record, or time anew where the clock did not see their work."""
         if self.clock.misses_work():
             self.time_anew()
             return
         self.times_ms = self.clock.times_ms()
         self.disturbance.close()
         self.record()
+
+    def has_warmed_up(self, now: float) -> bool:
+        if now - self.began_s > LONG_S:
+            return True
+        return self.steps >= max(1, self.settings["warmup"])
 
     def time_anew(self) -> None:
         self.times_ms = []
@@ -240,83 +270,90 @@ class Watch:
     # ---- Recording -------------------------------------------------------------------------------
 
     def record(self) -> None:
-        activity, on_gpu = torch.profiler.ProfilerActivity, torch.cuda.is_initialized()
-        active = max(
-            1, min(self.settings["profile"], int(1e3 * LONG_S / statistics.median(self.times_ms)))
-        )
+        on_gpu = torch.cuda.is_initialized()
+        fit_in_time = int(1e3 * LONG_S / statistics.median(self.times_ms))
+        active = max(1, min(self.settings["profile"], fit_in_time))
         self.modules.name_all()
-        # The profiler warms up in the step before the first that is recorded; its time is
-        # recorded_ms[0].
-        self.results |= {
-            "first_timed": self.steps - len(self.times_ms) + 1,
-            "first_recorded": self.steps + 2,
-        }
-        self.results |= {"recorded_steps": active, "times_ms": self.times_ms, "recorded_ms": []}
-        self.results |= {"device": "cuda" if on_gpu else "cpu", "torch": torch.__version__}
-        self.results["parameters"] = sum(p.numel() for p in self.modules.trained())
-        self.left, self.audit, self.seen = (
-            1 + active,
-            StepAudit(self.modules.parameters()),
-            Counter(),
+        self.results.update(
+            first_timed=self.steps - len(self.times_ms) + 1,
+            # The profiler warms up in the step before; its time is recorded_ms[0].
+            first_recorded=self.steps + 2,
+            recorded_steps=active,
+            times_ms=self.times_ms,
+            recorded_ms=[],
+            device="cuda" if on_gpu else "cpu",
+            torch=torch.__version__,
+            parameters=sum(p.numel() for p in self.modules.trained()),
         )
+        self.left = 1 + active
+        self.audit = StepAudit(self.modules.parameters())
+        self.seen = Counter()
         self.evaluated = []
-        first, schedule = (
-            self.steps + 1,
-            torch.profiler.schedule(wait=0, warmup=1, active=active, repeat=1),
-        )
-        self.profiler = torch.profiler.profile(
-            activities=[activity.CPU, activity.CUDA] if on_gpu else [activity.CPU],
-            schedule=lambda step: schedule(max(0, step - first)),
-            on_trace_ready=self.export,
-            record_shapes=True,
-            profile_memory=True,
-            with_stack=self.settings["stacks"],
-        )
-        self.profiler.step_num = first  # steps have their numbers in the trace
+        self.profiler = self.profiler_of(active, on_gpu)
         self.modules.attach()
         self.modules.watch_data(self.settings["data"])
         self.profiler.start()
         self.clock.restart()
         self.write("recording", until=self.steps + self.left)
 
+    def profiler_of(self, active: int, on_gpu: bool) -> torch.profiler.profile:
+        """One that warms up in the next step, and records so many after it."""
+        first = self.steps + 1
+        schedule = torch.profiler.schedule(wait=0, warmup=1, active=active, repeat=1)
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if on_gpu:
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        profiler = torch.profiler.profile(
+            activities=activities,
+            schedule=lambda step: schedule(max(0, step - first)),
+            on_trace_ready=self.export,
+            record_shapes=True,
+            profile_memory=True,
+            with_stack=self.settings["stacks"],
+        )
+        profiler.step_num = first  # steps have their numbers in the trace
+        return profiler
+
     def export(self, profiler: torch.profiler.profile) -> None:
         if any(self.evaluated) and not all(self.evaluated) and not self.again:
             return
         rank, size = rank_of_world()
         is_rank = size > 1 or "RANK" in os.environ
-        first = self.results["first_recorded"] - 1
         whose = f"rank{rank}" if is_rank else f"process{os.getpid()}"  # there may be others
-        steps = f"{first}_{first + self.results['recorded_steps']}"
-        path = Path(self.settings["out"], f"trace_step_{steps}_{whose}.pt.trace.json")
+        first = self.results["first_recorded"] - 1
+        last = first + self.results["recorded_steps"]
+        path = Path(self.settings["out"], f"trace_step_{first}_{last}_{whose}.pt.trace.json")
         profiler.export_chrome_trace(str(path))
         if self.results.get("shortened") == ENDED:  # the step that has begun is none
-            mark = f"ProfilerStep#{first + self.results['recorded_steps'] + 1}"
+            mark = f"ProfilerStep#{last + 1}"
             path.write_text(path.read_text().replace(mark, "unfinished step"))
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 64))
-            if not file.read().rstrip().endswith(b"}"):
-                raise OSError(f"cannot write {path}: is the disk full?")
-        self.results |= {"trace": path.name, "rank": rank, "world_size": size, "is_rank": is_rank}
-        self.results["evaluations"] = sum(self.evaluated)
+        check_is_whole(path)
+        self.results.update(
+            trace=path.name,
+            rank=rank,
+            world_size=size,
+            is_rank=is_rank,
+            evaluations=sum(self.evaluated),
+        )
 
     def record_no_more(self, why: str) -> None:
         """Of the steps that were to be recorded, those that are over are kept."""
-        self.left, self.again = 0, True
-        self.results |= {"recorded_steps": len(self.evaluated), "shortened": why}
+        self.left = 0
+        self.again = True
+        self.results.update(recorded_steps=len(self.evaluated), shortened=why)
 
     def recorded(self) -> None:
         self.stop_recording()
         self.clock.wait()
         self.results["recorded_ms"] = self.clock.times_ms()
-        if (
-            "trace" not in self.results
-        ):  # an evaluation took place: one window more, which may be free of it
+        if "trace" not in self.results:
+            # An evaluation took place: one window more, which may be free of it.
             self.again = True
             self.time_anew()
             self.write("counting", until=None)
             return
         self.results["data_not_called"] = [
-            one for one in self.settings["data"] if one not in self.modules.called
+            target for target in self.settings["data"] if target not in self.modules.called
         ]
         self.results["memory"] = what_holds_memory(self)
         if self.settings["then"] == "continue":
@@ -327,37 +364,42 @@ class Watch:
         """Once those of this node have written, too: the end of one may end all.  A rank that
         records later steps than this one needs it in them: it goes on until then."""
         wanted = int(os.environ.get("LOCAL_WORLD_SIZE", self.results["world_size"]))
-        while time.monotonic() < self.give_up:
-            told = [json.loads(file.read_text()) for file in self.folder.glob("*.json")]
-            written = sum(one["state"] in ("recorded", "failed") for one in told)
+        while time.monotonic() < self.give_up_s:
+            written, still_to_record = 0, []
+            for file in self.folder.glob("*.json"):
+                process = json.loads(file.read_text())
+                if process["state"] in ("recorded", "failed"):
+                    written += 1
+                elif process["state"] in ("counting", "recording"):
+                    still_to_record.append(process["until"])  # the number of its last step, or None
             if written >= wanted:
                 break
-            others = [one["until"] for one in told if one["state"] in ("counting", "recording")]
-            if written + len(others) < wanted or any(
-                until is None or until > self.steps for until in others
-            ):
+            if written + len(still_to_record) < wanted:
+                return
+            if any(until is None or until > self.steps for until in still_to_record):
                 return
             time.sleep(0.02)
         self.end()
 
     def end(self) -> None:
-        caught, self.ending = self.ending, True
-        on_another = threading.current_thread() is not threading.main_thread()
-        at_once = caught or on_another or self.settings["then"] == "kill"
-        for one in (
-            objects(io.IOBase) if at_once else ()
-        ):  # the program's own logs too, which may be buffered
-            with contextlib.suppress(Exception):
-                one.flush()
+        was_caught, self.ending = self.ending, True
+        on_another_thread = threading.current_thread() is not threading.main_thread()
+        is_killed = self.settings["then"] == "kill"
+        at_once = was_caught or on_another_thread or is_killed
+        if at_once:
+            for file in objects(io.IOBase):  # the program's own logs too, which may be buffered
+                with contextlib.suppress(Exception):
+                    file.flush()
         (self.folder / f"{os.getpid()}.ended").touch()
         with contextlib.suppress(OSError):
             os.kill(self.settings["tool"], signal.SIGURG)
         if not at_once:
             raise SystemExit(0)  # `finally` and atexit run, `except Exception` does not
         try:
-            if not on_another:  # no handler of the program's, as of its loader, ends the waiting
+            if not on_another_thread:
+                # No handler of the program's, as of its loader, ends the waiting.
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            if self.settings["then"] == "kill":
+            if is_killed:
                 self.wait_for_leave()
         finally:
             os._exit(0)
@@ -379,7 +421,8 @@ class Watch:
             os._exit(1)
 
     def stop_recording(self) -> None:
-        profiler, self.profiler, self.audit = self.profiler, None, None
+        profiler = self.profiler
+        self.profiler = self.audit = None
         self.modules.detach()
         if profiler:
             profiler.stop()
@@ -402,7 +445,9 @@ class Watch:
 
     def begin_again(self) -> None:
         """What is being recorded is not kept."""
-        self.profiler.on_trace_ready, self.warm, self.times_ms = None, False, []
+        self.profiler.on_trace_ready = None
+        self.warm = False
+        self.times_ms = []
         self.stop_recording()
         self.modules.forget()
         self.write("counting", until=None)
@@ -415,16 +460,18 @@ class Watch:
 
     def write(self, state: str, **more: object) -> None:
         self.state = state
-        self.results |= {
-            "state": state,
-            "pid": os.getpid(),
-            "steps": self.steps,
-            "backward_passes": self.passes,
-        }
-        self.results |= {"optimizers": [type(one).__name__ for one in self.order]} | more
+        self.results.update(
+            state=state,
+            pid=os.getpid(),
+            steps=self.steps,
+            backward_passes=self.passes,
+            optimizers=[type(optimizer).__name__ for optimizer in self.order],
+            **more,
+        )
         path = self.folder / f"{os.getpid()}.json"
-        path.with_suffix(".partial").write_text(json.dumps(self.results))
-        path.with_suffix(".partial").replace(path)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(self.results))
+        partial.replace(path)
 
     def ends_by_itself(self) -> None:
         with contextlib.suppress(Exception):
@@ -436,13 +483,24 @@ class Watch:
                 self.begin_again()
                 self.times_ms = times_ms
             if self.state not in ("recorded", "failed"):
-                throughout = self.gave_way and not self.times_ms
                 self.write(
-                    self.state, times_ms=self.times_ms, at_end=True, profiles_itself=throughout
+                    self.state,
+                    times_ms=self.times_ms,
+                    at_end=True,
+                    profiles_itself=self.gave_way and not self.times_ms,
                 )
 
 
+def check_is_whole(path: Path) -> None:
+    """Raises OSError if a trace has no end."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 64))
+        if not file.read().rstrip().endswith(b"}"):
+            raise OSError(f"cannot write {path}: is the disk full?")
+
+
 def is_there(pid: int) -> bool:
+    """Whether a process of this id runs."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -454,8 +512,10 @@ def is_there(pid: int) -> bool:
 
 def short_of_memory() -> bool:
     """Whether the host has little left; False where the system does not tell."""
-    of = kilobytes("/proc/meminfo")
-    return "MemAvailable" in of and of["MemAvailable"] < SHORT_OF_MEMORY * of["MemTotal"]
+    memory = kilobytes("/proc/meminfo")
+    if "MemAvailable" not in memory:
+        return False
+    return memory["MemAvailable"] < SHORT_OF_MEMORY * memory["MemTotal"]
 
 
 def kilobytes(path: str) -> dict[str, int]:
@@ -468,7 +528,7 @@ def kilobytes(path: str) -> dict[str, int]:
 
 
 def rank_of_world() -> tuple[int, int]:
-    ranks = torch.distributed
-    if ranks.is_available() and ranks.is_initialized():
-        return ranks.get_rank(), ranks.get_world_size()
+    """Of torch.distributed, else what the launcher says; 0 and 1 without one."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))

@@ -14,7 +14,6 @@ import torch
 import torch.utils.checkpoint
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from .reproduce import captured
 from .signs import RECOMPUTED, RECOMPUTED_ALREADY, REPEATED, STORED
 
 BLOCK_LISTS = ("ModuleList", "Sequential")
@@ -22,28 +21,38 @@ SWITCHES: dict[str, Callable] = {}  # by the name of the change: of a trial, on 
 
 
 def switch(name: str) -> Callable:
-    return lambda function: SWITCHES.setdefault(name, function)
+    """Enter a function in SWITCHES."""
+
+    def enter(function: Callable) -> Callable:
+        SWITCHES[name] = function
+        return function
+
+    return enter
 
 
-def blocks_of(module) -> Iterator:
+def blocks_of(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """Repeated blocks: children of one class in one container."""
-    for container in module.modules():
-        if type(container).__name__ in BLOCK_LISTS:
-            kinds = Counter(type(child) for child in container)
-            yield from (
-                child for child in container if kinds[type(child)] > 1 and [*child.children()]
-            )
+    for container in model.modules():
+        if type(container).__name__ not in BLOCK_LISTS:
+            continue
+        kinds = Counter(type(child) for child in container)
+        for child in container:
+            has_parts = next(child.children(), None) is not None
+            if kinds[type(child)] > 1 and has_parts:
+                yield child
 
 
-def widened(value):
+def widened(value: object) -> object:
     """As the loss outside of the model expects it."""
-    return value.float() if torch.is_tensor(value) and value.dtype == torch.bfloat16 else value
+    if torch.is_tensor(value) and value.dtype == torch.bfloat16:
+        return value.float()
+    return value
 
 
 @switch("bf16")
 def bf16(trial, on: bool, value: str | None) -> None:
-    for module, place in trial.models.items():
-        device = next((p.device.type for p in module.parameters()), "cpu")
+    for model, place in trial.models.items():
+        device = next((p.device.type for p in model.parameters()), "cpu")
         trial.note(place, already=torch.is_autocast_enabled(device))
 
         def cast(forward: Callable, device: str = device) -> Callable:
@@ -54,102 +63,107 @@ def bf16(trial, on: bool, value: str | None) -> None:
 
             return call
 
-        trial.swap(module, "forward", cast, on)
+        trial.swap(model, "forward", cast, on)
 
 
-def is_skipped(module) -> bool:
+def is_skipped(module: torch.nn.Module) -> bool:
     """Whether module.compile() compiles nothing: the compiler skips frames of torch's own code, as
     the forward pass of nn.Sequential and of its subclasses.  torch.compile(module) does not."""
     return type(module).forward.__module__.partition(".")[0] == "torch"
 
 
-def compiled(trial, on: bool, module, mode: str | None) -> None:
-    how = (
-        {"backend": captured(trial.results["graphs"])}
-        if trial.trial.get("captures")
-        else {"mode": mode}
-    )
+def compiled(trial, on: bool, module: torch.nn.Module, mode: str | None) -> None:
+    """As module.compile(mode=mode) does, and back."""
 
     def called_from_here(*args, **kwargs):  # a frame that is not torch's
         return module._call_impl(*args, **kwargs)
 
     if ("compiled", module) not in trial.kept:
         call = called_from_here if is_skipped(module) else module._call_impl
-        trial.kept["compiled", module] = torch.compile(call, **how)
+        trial.kept["compiled", module] = torch.compile(call, mode=mode)
     module._compiled_call_impl = trial.kept["compiled", module] if on else None
 
 
-def way_to_compile(module) -> str:
+def way_to_compile(module: torch.nn.Module) -> str:
     return "whole" if is_skipped(module) else "line"
 
 
 @switch("compile")
 def compile_model(trial, on: bool, value: str | None) -> None:
-    for module, place in trial.models.items():
-        ours = ("compiled", module) in trial.kept
-        theirs = type(module).__name__ == "OptimizedModule" or (
-            module._compiled_call_impl and not ours
-        )
-        trial.note(place, already=theirs, way=way_to_compile(module))
-        if not theirs:
-            compiled(trial, on, module, value)
+    for model, place in trial.models.items():
+        is_ours = ("compiled", model) in trial.kept
+        is_theirs = type(model).__name__ == "OptimizedModule"
+        if model._compiled_call_impl and not is_ours:
+            is_theirs = True
+        trial.note(place, already=is_theirs, way=way_to_compile(model))
+        if not is_theirs:
+            compiled(trial, on, model, value)
 
 
 @switch("compile-blocks")
 def compile_blocks(trial, on: bool, value: str | None) -> None:
-    for module, place in trial.models.items():
-        for block in blocks_of(module):
+    for model, place in trial.models.items():
+        for block in blocks_of(model):
             trial.note(place, way=way_to_compile(block))
             compiled(trial, on, block, value)
 
 
 @switch("sdpa")
 def sdpa(trial, on: bool, value: str | None) -> None:
-    for module, place in trial.models.items():
-        for model in [one for one in module.modules() if hasattr(one, "set_attn_implementation")][
-            :1
-        ]:
-            before = trial.kept.setdefault(("sdpa", model), model.config._attn_implementation)
-            try:
-                model.set_attn_implementation("sdpa" if on else before)
-            except (
-                ValueError
-            ):  # as of a network of convolutions: the switch has nothing to choose from
-                continue
-            trial.note(place, already=before == "sdpa")
+    for model, place in trial.models.items():
+        of_transformers = (
+            part for part in model.modules() if hasattr(part, "set_attn_implementation")
+        )
+        outermost = next(of_transformers, None)
+        if outermost is None:
+            continue
+        key = ("sdpa", outermost)
+        before = trial.kept.setdefault(key, outermost.config._attn_implementation)
+        try:
+            outermost.set_attn_implementation("sdpa" if on else before)
+        except ValueError:  # as of a network of convolutions: there is nothing to choose from
+            continue
+        trial.note(place, already=before == "sdpa")
 
 
 @switch("fused")
 def fused(trial, on: bool, value: str | None) -> None:
     for optimizer, place in trial.made_at.items():
-        if "fused" not in optimizer.defaults:
+        defaults = optimizer.defaults
+        if "fused" not in defaults:
             continue
-        names = [name for name in ("fused", "foreach") if name in optimizer.defaults]
-        trial.note(place, already=optimizer.defaults["fused"], name=type(optimizer).__name__)
+        trial.note(place, already=defaults["fused"], name=type(optimizer).__name__)
         for group in optimizer.param_groups:
-            group.update(
-                {name: name == "fused" if on else optimizer.defaults[name] for name in names}
-            )
-            for p in group["params"]:  # a fused optimizer keeps its count of steps on the device
-                if "step" in (state := optimizer.state.get(p, {})):
-                    on_device = group.get("fused") or group.get("capturable")
-                    state["step"] = state["step"].to(p.device if on_device else "cpu")
+            for name in ("fused", "foreach"):
+                if name in defaults:
+                    group[name] = name == "fused" if on else defaults[name]
+            move_counts_of_steps(optimizer, group)
+
+
+def move_counts_of_steps(optimizer: torch.optim.Optimizer, group: dict) -> None:
+    """A fused optimizer keeps its count of steps on the device."""
+    on_device = group.get("fused") or group.get("capturable")
+    for p in group["params"]:
+        state = optimizer.state.get(p, {})
+        if "step" in state:
+            state["step"] = state["step"].to(p.device if on_device else "cpu")
 
 
 @switch("channels-last")
 def channels_last(trial, on: bool, value: str | None) -> None:
-    def turned(one):
-        images = torch.is_tensor(one) and one.ndim == 4
-        return one.contiguous(memory_format=torch.channels_last) if images else one
+    def turned(argument: object) -> object:
+        if torch.is_tensor(argument) and argument.ndim == 4:  # images: [B, C, H, W]
+            return argument.contiguous(memory_format=torch.channels_last)
+        return argument
 
     def taking_turned(forward: Callable) -> Callable:
         return lambda *args, **kwargs: forward(*map(turned, args), **kwargs)
 
-    for module, place in trial.models.items():
-        if any(p.ndim == 4 for p in module.parameters()):
+    for model, place in trial.models.items():
+        if any(p.ndim == 4 for p in model.parameters()):
             trial.note(place)
-            module.to(memory_format=torch.channels_last if on else torch.contiguous_format)
-            trial.swap(module, "forward", taking_turned, on)
+            model.to(memory_format=torch.channels_last if on else torch.contiguous_format)
+            trial.swap(model, "forward", taking_turned, on)
 
 
 @switch("threads")
@@ -161,8 +175,8 @@ def threads(trial, on: bool, value: str | None) -> None:
 
 @switch("checkpoint")
 def checkpoint(trial, on: bool, value: str | None) -> None:
-    for module, place in trial.models.items():
-        for block in blocks_of(module):
+    for model, place in trial.models.items():
+        for block in blocks_of(model):
             trial.note(place)
             trial.swap(block, "forward", functools.partial(recomputing, trial), on)
 
@@ -188,17 +202,19 @@ def no_checkpoint(trial, on: bool, value: str | None) -> None:
     trial.stores = on
 
 
+FLAGS_OF_CHECKPOINT = (
+    "use_reentrant",
+    "preserve_rng_state",
+    "context_fn",
+    "determinism_check",
+    "debug",
+    "early_stop",
+)
+
+
 def store_or_recompute(trial) -> None:
-    """Before the program imports the function by its name."""
+    """Wraps torch.utils.checkpoint.checkpoint, before the program imports it by its name."""
     recompute = torch.utils.checkpoint.checkpoint
-    ours = (
-        "use_reentrant",
-        "preserve_rng_state",
-        "context_fn",
-        "determinism_check",
-        "debug",
-        "early_stop",
-    )
 
     @functools.wraps(recompute)
     def either(function: Callable, *args, **kwargs):
@@ -206,23 +222,25 @@ def store_or_recompute(trial) -> None:
             return recompute(function, *args, **kwargs)
         trial.note("", name="checkpoint", change="no-checkpoint")
         trial.signs.count(STORED)
-        return function(*args, **{key: one for key, one in kwargs.items() if key not in ours})
+        for flag in FLAGS_OF_CHECKPOINT:
+            kwargs.pop(flag, None)
+        return function(*args, **kwargs)
 
     torch.utils.checkpoint.checkpoint = either
 
 
 @switch("no-data")
 def no_data(trial, on: bool, value: str | None) -> None:
-    kept = trial.kept.setdefault("batches", {})
+    batches = trial.kept.setdefault("batches", {})  # by loader, its first
 
     def first_again(fetch: Callable) -> Callable:
         def call(loader):
             trial.note("", name="DataLoader", change="no-data")
-            if loader in kept:
+            if loader in batches:
                 trial.signs.count(REPEATED)
             else:
-                kept[loader] = fetch(loader)
-            return kept[loader]
+                batches[loader] = fetch(loader)
+            return batches[loader]
 
         return call
 
@@ -230,15 +248,15 @@ def no_data(trial, on: bool, value: str | None) -> None:
 
 
 def nudge(trial, on: bool, value: str) -> None:
-    for module in trial.models:
-        move(module, value)
+    for model in trial.models:
+        move(model, value)
 
 
-def move(module: torch.nn.Module, nudge: str) -> None:
+def move(model: torch.nn.Module, nudge: str) -> None:
     """What rounding alone makes of training: parameters are moved by a share of themselves.
     nudge: share:seed."""
     share, _, seed = nudge.partition(":")
     generator = torch.Generator().manual_seed(int(seed))
-    for p in module.parameters():
+    for p in model.parameters():
         noise = torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
         p.data.mul_(1 + float(share) * noise)

@@ -2,7 +2,7 @@
 # Sourced by every launcher: setup, result folders, logging.  Sourcing it only sets HERE, the folder of the project.
 
 set -u
-HERE=$(CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd) || exit 1
+HERE=$(CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd) || exit 1
 
 die() { echo "error: $*" >&2; exit 1; }
 
@@ -33,68 +33,46 @@ WHEELS=https://download.pytorch.org/whl
 # shellcheck disable=SC2034 # read by run_tests.sh and make_wheelhouse.sh
 TRITON=triton==3.9.0 # for tests: PyTorch's builds for CPUs come without it
 
-MISSING_SCRIPT='
-import re, sys
-from importlib import metadata
-numbers = lambda text: [int(n) for n in re.findall(r"\d+", text.split("+")[0])]
-for path in sys.argv[1:]:
-    for line in open(path):
-        name, _, minimum = line.split("#")[0].strip().partition(">=")
-        try:
-            if name and numbers(metadata.version(name)) < numbers(minimum):
-                print(f"{name}>={minimum}")
-        except metadata.PackageNotFoundError:
-            print(name)
-'
+packages() { "$1" "$HERE/setup/packages.py" "${@:2}"; } # PYTHON QUESTION ...: see there
 
-PINS_SCRIPT='
-import sys
-from importlib import metadata
-for line in open(sys.argv[1]):
-    name = line.split("#")[0].split("==")[0].strip()
-    try:
-        if name == "torch":
-            print("torch==" + metadata.version(name))
-        elif name:
-            metadata.version(name)
-    except metadata.PackageNotFoundError:
-        print(line.strip())
-'
+version_in() { packages "$1" version "$2" 2>/dev/null; } # PYTHON PACKAGE
 
-# torch/version.py tells the build within milliseconds; importing torch takes seconds.
-BUILD_SCRIPT='
-import importlib.util, os, runpy, sys
-folder = os.path.dirname(importlib.util.find_spec("torch").origin)
-build = runpy.run_path(os.path.join(folder, "version.py"))
-hip, cuda = build.get("hip"), build.get("cuda")
-kind = "rocm" + ".".join(hip.split(".")[:2]) if hip else f"cuda{cuda}" if cuda else "cpu"
-print(kind, "Python", "%d.%d" % sys.version_info[:2], "on", os.uname().machine)
-'
+missing() { packages "$1" look "${@:2}" | sed 1d; } # PYTHON FILE...: what is missing or too old, one name per line
 
-missing() { "$1" -c "$MISSING_SCRIPT" "${@:2}"; } # PYTHON FILE...: what is missing or too old, one name per line
-
-version_in() { # PYTHON PACKAGE
-    "$1" -c 'import sys; from importlib import metadata; print(metadata.version(sys.argv[1]))' "$2" 2>/dev/null
-}
-
-base_python() { # the python3 on PATH if it is new enough, else a newer one beside it
+# find_base [FILE...]: sets BASE, the python3 on PATH if it is new enough, else a newer one beside it; and BASE_HAS,
+# what it has of the requirements.
+BASE='' BASE_HAS=''
+find_base() {
     local name
     for name in python3 python3.13 python3.12 python3.11 python3.10; do
-        if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
-            command -v "$name"
-            return
-        fi
+        BASE_HAS=$(packages "$name" look "$@" 2>/dev/null)
+        case $BASE_HAS in torch*) BASE=$(command -v "$name") && return ;; esac
     done
     die "no Python 3.10 or newer on PATH"
+}
+
+torch_of() { # HAS: the version of torch; empty without one
+    local version=${1%%$'\n'*}
+    version=${version#torch}
+    version=${version# }
+    [ "$version" = none ] || echo "$version"
 }
 
 hardware_seen() { # PYTHON [access | accelerator]: see harness/machine/hardware_seen.py
     (cd -- "$HERE" && "$1" -B -m harness.machine.hardware_seen "${@:2}")
 }
 
-accelerator() { hardware_seen "$(base_python)" accelerator; } # cuda DRIVER, rocm ARCHITECTURE, or cpu [ARCHITECTURE...]
+# find_accelerator: sets ACCELERATOR to cuda DRIVER, rocm ARCHITECTURE, or cpu [ARCHITECTURE...].
+ACCELERATOR=''
+find_accelerator() {
+    [ -n "$BASE" ] || find_base
+    [ -n "$ACCELERATOR" ] || ACCELERATOR=$(hardware_seen "$BASE" accelerator)
+}
 
-has_gpu() { accelerator | grep -qE '^(cuda|rocm)'; } # for which torch is built
+has_gpu() { # for which torch is built
+    find_accelerator
+    case $ACCELERATOR in cuda* | rocm*) ;; *) return 1 ;; esac
+}
 
 rocm_version() { # of the installed ROCm
     { cat "${ROCM_PATH:-/opt/rocm}/.info/version" 2>/dev/null || hipconfig --version 2>/dev/null; } |
@@ -110,7 +88,7 @@ complain() { # an error, or a warning with --device cpu
 
 NO_SOURCE="is there a network, and space in ${TMPDIR:-/tmp} (TMPDIR) and $VENV (VENV)?"
 [ -z "${WHEELHOUSE:-}" ] || NO_SOURCE="does WHEELHOUSE have wheels for this Python and these versions? \
-make_wheelhouse.sh makes it; $NO_SOURCE"
+setup/make_wheelhouse.sh makes it; $NO_SOURCE"
 
 pip_install() { # PYTHON ARGUMENT...: from the network, or from the wheels in WHEELHOUSE alone
     local from=()
@@ -168,8 +146,9 @@ install_gpu_torch() { # PYTHON PINNED cuda DRIVER | rocm ARCHITECTURE
 install_torch() { # PYTHON: the build of torch for this machine
     local python=$1 pinned device gpu
     check_gpu access
-    pinned=$(sed -n 's/^\(torch==[^ ;]*\).*/\1/p' "$HERE/constraints.txt")
-    read -r device gpu <<<"$(accelerator)"
+    pinned=$(sed -n 's/^\(torch==[^ ;]*\).*/\1/p' "$HERE/setup/constraints.txt")
+    find_accelerator
+    read -r device gpu <<<"$ACCELERATOR"
     if [ -n "${WHEELHOUSE:-}" ]; then
         echo "Setup: torch from $WHEELHOUSE"
         pip_install "$python" 'torch>=2.6' || die "could not install torch; $NO_SOURCE"
@@ -213,17 +192,18 @@ make_venv() { # VENV BASE: an environment, layered on BASE's packages if BASE ha
 }
 
 fill_venv() { # VENV FILE...: install what is missing
-    local venv=$1 python=$1/bin/python names
+    local venv=$1 python=$1/bin/python has names
     shift
     : >"$venv/made" # empty until everything is installed
     echo "Setup: installs up to 1.3 GB (2.4 GB with the tests; torch for GPUs: several GB more); the download takes minutes"
     version_in "$python" torch >/dev/null || install_torch "$python"
-    if missing "$python" "$@" | grep -q '^torch>='; then
-        die "torch $(version_in "$python" torch) is too old: the workshop needs 2.6; setup never replaces torch"
+    has=$(packages "$python" look "$@")
+    if grep -q '^torch>=' <<<"$has"; then
+        die "torch $(torch_of "$has") is too old: the workshop needs 2.6; setup never replaces torch"
     fi
     # The pins apply to what is installed here, not to what is installed already; torch stays as it is.
-    "$python" -c "$PINS_SCRIPT" "$HERE/constraints.txt" >"$venv/constraints.txt"
-    names=$(missing "$python" "$@" | grep -v '^deepspeed')
+    packages "$python" pins "$HERE/setup/constraints.txt" >"$venv/constraints.txt"
+    names=$(sed 1d <<<"$has" | grep -v '^deepspeed')
     if [ -n "$names" ]; then
         # shellcheck disable=SC2086 # a list of names
         echo "Setup: installing" $names
@@ -247,19 +227,25 @@ install_tab() { # PYTHON: the tab of TensorBoard, from this checkout; all that i
         echo "Setup: TensorBoard's tab STEP PROFILE could not be installed. Everything else works without it." >&2
 }
 
-has_everything() { # PYTHON FILE...
+has_everything() { # HAS
     local names
-    names=$(missing "$@" 2>/dev/null) || return 1
+    case $1 in torch*) ;; *) return 1 ;; esac # the Python does not run
+    names=$(sed 1d <<<"$1")
     [ ! -e "$VENV/without_deepspeed" ] || names=$(grep -v '^deepspeed' <<<"$names")
     [ -z "$names" ]
+}
+
+look_into_venv() { # FILE...: sets VENV_HAS
+    VENV_HAS=$(packages "$VENV/bin/python" look "$@" 2>/dev/null)
 }
 
 check_kind() { # that VENV was not made on another kind of node; nothing is deleted
     local build='' python='' here fix="rename or remove it, or set VENV to another folder"
     [ -e "$VENV/made" ] || return 0
     read -r build python <"$VENV/made"
-    "$PYTHON" -c '' 2>/dev/null || die "$VENV was made with ${python:-a Python} and does not run on this node; $fix"
-    read -r here _ <<<"$(accelerator)"
+    [ -n "$VENV_HAS" ] || die "$VENV was made with ${python:-a Python} and does not run on this node; $fix"
+    find_accelerator
+    read -r here _ <<<"$ACCELERATOR"
     case $build in '' | "$here"*) return ;; esac
     [ "$here" = cpu ] || # which any build can use
         complain "$VENV has torch for $build, of another kind of node: this one has a GPU for $here; $fix"
@@ -285,57 +271,61 @@ use_caches() { # a home that cannot be written: caches of this user's elsewhere
     export MIOPEN_CUSTOM_CACHE_DIR=${MIOPEN_CUSTOM_CACHE_DIR:-$cache/miopen}
 }
 
-same_torch() { # BASE_VERSION: the torch on PATH, if there is one, is the one in VENV
-    [ -z "$1" ] || [ "$(version_in "$PYTHON" torch)" = "$1" ]
+same_torch() { # the torch on PATH, if there is one, is the one in VENV
+    local torch
+    torch=$(torch_of "$BASE_HAS")
+    [ -z "$torch" ] || [ "$(torch_of "$VENV_HAS")" = "$torch" ]
 }
 
-is_full() { # BASE_VERSION FILE...: VENV is complete, or somebody else's
+is_full() { # VENV is complete, or somebody else's
     { [ -s "$VENV/made" ] || { [ -e "$VENV/made" ] && [ ! -w "$VENV/made" ]; }; } &&
-        same_torch "$1" && has_everything "$PYTHON" "${@:2}"
+        same_torch && has_everything "$VENV_HAS"
 }
 
-set_up() { # BASE BASE_VERSION FILE...: make VENV complete; the lock has one setup at a time, and tells who failed
-    local base=$1 torch=$2
-    shift 2
+set_up() { # FILE...: make VENV complete; the lock has one setup at a time, and tells who failed
     exec 9>"$VENV.lock"
     ! command -v flock >/dev/null || flock 9
     trap 'echo "$STEP failed" >&9' EXIT
+    look_into_venv "$@" # another setup may have filled it
     # If python3 has torch, that one is used: a VENV that contains another is replaced.
-    { [ -e "$VENV/made" ] && same_torch "$torch"; } || make_venv "$VENV" "$base"
-    has_everything "$PYTHON" "$@" || fill_venv "$VENV" "$@"
+    if ! { [ -e "$VENV/made" ] && same_torch; }; then
+        make_venv "$VENV" "$BASE"
+        look_into_venv "$@"
+    fi
+    has_everything "$VENV_HAS" || fill_venv "$VENV" "$@"
     version_in "$PYTHON" tensorboard-step-profile >/dev/null || install_tab "$PYTHON"
     check_gpu
-    "$PYTHON" -c "$BUILD_SCRIPT" >"$VENV/made"
+    packages "$PYTHON" build >"$VENV/made"
     trap - EXIT
     exec 9>&-
 }
 
-wait_for_rank_0() { # BASE_VERSION FILE...
+wait_for_rank_0() { # FILE...
     local seconds=0
-    until is_full "$@"; do
+    until is_full; do
         ! grep -qsx "$STEP failed" "$VENV.lock" || exit 1 # rank 0 has said why
         [ $((seconds += 2)) -lt 3600 ] || die "rank $RANK_HERE waited an hour for rank 0 to set up $VENV"
         sleep 2
+        look_into_venv "$@"
     done
 }
 
 use_python() { # FILE...
-    local base torch
-    base=$(base_python) || exit 1
+    find_base "$@"
     [ -d "${WHEELHOUSE:-/}" ] || die "WHEELHOUSE=$WHEELHOUSE is not a folder"
     use_caches
-    export PYTHON=$base # for the launcher
-    has_everything "$PYTHON" "$@" && return
-    torch=$(version_in "$base" torch)
+    export PYTHON=$BASE # for the launcher
+    has_everything "$BASE_HAS" && return
     PYTHON=$VENV/bin/python
+    look_into_venv "$@"
     check_kind
-    is_full "$torch" "$@" && return
+    is_full && return
     { mkdir -p -- "${VENV%/*}" && : >>"$VENV.lock"; } 2>/dev/null ||
         die "cannot create $VENV: set VENV to a folder elsewhere, or activate an environment that has the packages"
     if [ "$RANK_HERE" = 0 ]; then
-        set_up "$base" "$torch" "$@"
+        set_up "$@"
     else
-        wait_for_rank_0 "$torch" "$@"
+        wait_for_rank_0 "$@"
     fi
 }
 
@@ -473,7 +463,10 @@ check_tasks() { # SCRIPT: that it runs as ranks, if srun starts several tasks
 
 show_help() { # SCRIPT: nothing is set up for it
     local python=$VENV/bin/python
-    [ -x "$python" ] || python=$(base_python)
+    if ! [ -x "$python" ]; then
+        find_base
+        python=$BASE
+    fi
     exec "$python" "$1" --help
 }
 

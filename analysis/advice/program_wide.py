@@ -1,5 +1,5 @@
-"""Which changes to the optimizer, the precision, the compiler and what is kept in memory does the
-trace suggest?"""
+"""Which changes of the program as a whole does the trace suggest: of its optimizer, its precision,
+its compilation and what it keeps in memory?"""
 
 import os
 
