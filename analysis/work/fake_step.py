@@ -6,6 +6,7 @@ A step of any size can thus be analyzed in seconds, even on a machine that could
 
 import concurrent.futures
 import contextlib
+import functools
 import itertools
 import logging
 import multiprocessing
@@ -32,6 +33,10 @@ from harness.model.module_ranges import called_first
 from harness.model.workload import TrainingState, Workload, sharded_state
 from harness.ranks.parallel import ParallelConfig
 
+COLLECTIVES = (  # that DistributedDataParallel, FSDP and ZeRO-1 call
+    "allreduce_ broadcast_ allgather_ _allgather_base_ reduce_scatter_ _reduce_scatter_base_"
+    " allreduce_coalesced_ allgather_into_tensor_coalesced_ reduce_scatter_tensor_coalesced_"
+).split()
 Watcher = TypeVar("Watcher", bound=AbstractContextManager)
 
 
@@ -165,9 +170,40 @@ def fake_process_group(world_size: int) -> Iterator[None]:
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     try:
-        yield
+        with collectives_on_fake_tensors(), events_of_cpus():
+            yield
     finally:
         torch.distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def collectives_on_fake_tensors() -> Iterator[None]:
+    """Collectives take fake tensors, also in PyTorch 2.6, which has no kernels of them for these.
+
+    A fake group leaves tensors alone, so those for the CPU serve as well."""
+    collectives, on_cpu = torch.ops.c10d, torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    with torch.library._scoped_library("c10d", "IMPL") as library:
+        for name in COLLECTIVES:
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", "Meta"):
+                kernel = functools.partial(getattr(collectives, name).default.redispatch, on_cpu)
+                library.impl(name, kernel, "Meta")
+        yield
+
+
+def no_event(*_: object) -> None:
+    pass
+
+
+@contextlib.contextmanager
+def events_of_cpus() -> Iterator[None]:
+    """FSDP orders its streams by events.  Those of a CPU, which do nothing, have no methods for that
+    in PyTorch 2.6."""
+    with contextlib.ExitStack() as added:
+        for name in ("record_event", "wait_event"):
+            if not hasattr(torch.cpu.Stream, name):
+                method = mock.patch.object(torch.cpu.Stream, name, no_event, create=True)
+                added.enter_context(method)
+        yield
 
 
 def _fake_step(

@@ -110,10 +110,20 @@ def parallel_settings(given: dict) -> dict:
     return {"world_size": world_size, "parallel": mode, "reduce_precision": reduced_in}
 
 
+def reshards_models() -> bool:
+    """Whether FSDP reshards, after the forward pass, what the outermost module gathered, if told
+    to.  PyTorch 2.6 never does, and has no default that is neither yes nor no."""
+    from torch.distributed.fsdp import fully_shard
+
+    return inspect.signature(fully_shard).parameters["reshard_after_forward"].default is None
+
+
 def mode_text(parallel: ParallelConfig) -> str:
     """The mode and its settings, to print."""
     if parallel.parallel == "fsdp":
         keeps = "resharded after the forward pass" if parallel.fsdp_reshard else "not resharded"
+        if parallel.fsdp_reshard and parallel.fsdp_wrap == "model" and not reshards_models():
+            keeps = f"not resharded, as PyTorch {torch.__version__} reshards no whole model"
         cast = (
             ""
             if parallel.param_precision == "fp32"
@@ -155,17 +165,16 @@ def shard_model(model: nn.Module, parallel: ParallelConfig, device: torch.device
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    on_fake_tensors = bool(torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE))
+    if device.type == "cpu" and not on_fake_tensors:
+        check_fsdp_on_cpus()
     with (
         unset_fake_temporarily()
     ):  # a mesh reads the values of its tensor of ranks, and fake tensors have none
         mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     # Of fake tensors only the first of W shards is made: making all for each parameter would take
     # minutes.
-    cut = (
-        FirstChunk()
-        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-        else contextlib.nullcontext()
-    )
+    cut = FirstChunk() if on_fake_tensors else contextlib.nullcontext()
     cast = None if parallel.param_precision == "fp32" else PRECISIONS[parallel.param_precision]
     policy = MixedPrecisionPolicy(
         param_dtype=cast, reduce_dtype=PRECISIONS[parallel.reduce_precision]
@@ -177,6 +186,16 @@ def shard_model(model: nn.Module, parallel: ParallelConfig, device: torch.device
         with cut:
             fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     return model
+
+
+def check_fsdp_on_cpus() -> None:
+    """Raises UserError for PyTorch 2.6: its streams of CPUs have no events, by which FSDP orders
+    streams, and what it gathers on a CPU counts as modified in place, at which backward fails."""
+    if not hasattr(torch.cpu.Stream, "record_event"):
+        raise UserError(
+            "--parallel fsdp: on CPUs it needs PyTorch 2.7 or newer, and this is"
+            f" {torch.__version__}; use ddp or zero1, or predict it with --dry-run"
+        )
 
 
 class FirstChunk(TorchFunctionMode):
