@@ -4,7 +4,9 @@ with the formula."""
 import math
 from typing import Any, NamedTuple
 
-from harness.machine.devices import PRECISIONS
+import torch
+
+from harness.machine.devices import PRECISIONS, shares_heads
 from harness.model.checkpointing import checkpointed_layers
 from harness.model.chunked_loss import chunk_size
 
@@ -82,12 +84,13 @@ class KeptTensors:
 
         Eager attention copies them for the heads that share them, and where a matmul cannot read
         them transposed: of a single sample it can, if each head has its own or all have the same.
-        Fused kernels read them in place, but for those of GPUs in float32.
+        Fused kernels read them in place, but for those that devices.shares_heads() leaves out.
         """
         alike = self.config.n_kv_heads in (1, self.config.n_heads)
         if self.training.attention == "eager":
             return alike and self.batch_size == 1
-        return alike or self.autocast or not self.on_gpu
+        dtype = torch.bfloat16 if self.autocast else torch.float32
+        return alike or shares_heads("cuda" if self.on_gpu else "cpu", dtype)
 
     def reads_keys_in_place(self) -> bool:
         """Rotated keys are float32, so under autocast there is a copy in any case."""
