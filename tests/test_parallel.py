@@ -180,7 +180,7 @@ def test_a_sharded_run_records_its_mode_and_predicts_itself(tmp_path):
 def test_what_fsdp_cannot_do_in_pytorch_2_6_is_told(monkeypatch):
     """That version lacks the events of CPUs, and reshards no whole model."""
     monkeypatch.delattr(torch.cpu.Stream, "record_event", raising=False)
-    with pytest.raises(UserError, match=r"--parallel fsdp: on CPUs it needs PyTorch 2\.7 or newer"):
+    with pytest.raises(UserError, match="--parallel fsdp: on CPUs it needs a newer PyTorch than"):
         sharded_state(predicted("--parallel fsdp", 2), torch.device("cpu"))
     monkeypatch.setattr(parallel, "reshards_models", lambda: False)
     mode = ParallelConfig("fsdp", fsdp_wrap="model", world_size=2)

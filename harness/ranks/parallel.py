@@ -193,8 +193,8 @@ def check_fsdp_on_cpus() -> None:
     streams, and what it gathers on a CPU counts as modified in place, at which backward fails."""
     if not hasattr(torch.cpu.Stream, "record_event"):
         raise UserError(
-            "--parallel fsdp: on CPUs it needs PyTorch 2.7 or newer, and this is"
-            f" {torch.__version__}; use ddp or zero1, or predict it with --dry-run"
+            f"--parallel fsdp: on CPUs it needs a newer PyTorch than {torch.__version__};"
+            " use ddp or zero1, or predict it with --dry-run"
         )
 
 
