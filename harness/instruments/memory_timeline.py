@@ -97,9 +97,10 @@ class StepMemory:
             "average_bytes": float(total[:-1] @ durations / durations.sum()),
             "allocations": len(made),
             "collectives": self.collectives.rows(),
-            # A bucket that was allocated in the forward pass is a gradient's.
+            # A bucket that was allocated in the forward pass is a gradient's.  PyTorch 2.6 keeps an
+            # empty tensor of each checkpointed block.
             "kept_for_backward": kept_rows(
-                [entry for entry in self.kept if entry.category == "activations"]
+                [one for one in self.kept if one.category == "activations" and one.bytes]
             ),
             "allocator": self.allocator_rows(int(total[peak])),
             "largest_tensor": asdict(max(made, key=lambda a: a.bytes)) if made else None,

@@ -89,8 +89,11 @@ class KeptTensors:
         alike = self.config.n_kv_heads in (1, self.config.n_heads)
         if self.training.attention == "eager":
             return alike and self.batch_size == 1
+        return alike or self.shares_heads()
+
+    def shares_heads(self) -> bool:
         dtype = torch.bfloat16 if self.autocast else torch.float32
-        return alike or shares_heads("cuda" if self.on_gpu else "cpu", dtype)
+        return shares_heads("cuda" if self.on_gpu else "cpu", dtype)
 
     def reads_keys_in_place(self) -> bool:
         """Rotated keys are float32, so under autocast there is a copy in any case."""
@@ -144,8 +147,11 @@ class KeptTensors:
         rotated_queries = 0 if self.autocast else self.hidden
         rotated_keys = self.keys if self.reads_keys_in_place() else 0
         output, logsumexp = self.hidden, 4 * self.tokens * self.config.n_heads
-        narrow_copies = self.hidden + self.keys if self.autocast else 0
-        copies_for_heads = 0 if self.reads_values_in_place() else 2 * self.hidden
+        # Keys are cast after they were copied for the heads, values were cast before.
+        narrow_keys = self.keys if self.shares_heads() else self.hidden
+        narrow_copies = self.hidden + narrow_keys if self.autocast else 0
+        copied = 1 if self.autocast else 2  # values, and keys that were not cast
+        copies_for_heads = 0 if self.reads_values_in_place() else copied * self.hidden
         return {
             "attention.rope": KeptBytes(rotated_keys + rotated_queries),
             "attention.sdpa": KeptBytes(output + logsumexp + narrow_copies + copies_for_heads),
