@@ -52,7 +52,7 @@ from harness.instruments.audit import findings_text
 from harness.instruments.recorder import Instruments, check_profiling
 from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
 from harness.instruments.timing import StepMeter
-from harness.machine import setup_checks
+from harness.machine import devices, setup_checks
 from harness.machine.devices import PRECISIONS, check_precision, choose_device
 from harness.model.checkpointing import checkpointing_choice, run_block
 from harness.model.chunked_loss import chunked_loss
@@ -354,13 +354,14 @@ def fused_attention(
     """The same with F.scaled_dot_product_attention: PyTorch picks a kernel, and the fused ones
     never write the scores.
 
-    They read each key/value head for all query heads that share it.  Those of GPUs for float32
-    require as many as q has, so there the heads are copied, as in eager attention.
+    They read each key/value head for all query heads that share it.  Those of GPUs for float32,
+    and of CPUs before PyTorch 2.9, require as many as q has, so there the heads are copied, as in
+    eager attention.
     """
     with trace_range(f"{part}.sdpa"):
         kind = q.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else q.dtype
-        if kind == "cuda" and dtype is torch.float32:
+        if not devices.shares_heads(kind, dtype):
             k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
         grouped = k.shape[1] < q.shape[1]
         return F.scaled_dot_product_attention(q, k, v, None, 0.0, causal, enable_gqa=grouped)

@@ -23,8 +23,12 @@ from analysis.prediction.search import (
 )
 from analysis.prediction.text import how_to_fit
 from analysis.work.sent_bytes import sent_bytes
+from harness.base.errors import UserError
 from harness.documents.memory import Communication
 from harness.instruments.timing import NullMeter
+from harness.model.workload import sharded_state
+from harness.ranks import parallel
+from harness.ranks.parallel import ParallelConfig, mode_text, reshards_models
 from harness.schema import explained
 
 BATCH = 8  # of all ranks
@@ -173,6 +177,18 @@ def test_a_sharded_run_records_its_mode_and_predicts_itself(tmp_path):
 # ---- What is refused -----------------------------------------------------------------------------
 
 
+def test_what_fsdp_cannot_do_in_pytorch_2_6_is_told(monkeypatch):
+    """That version lacks the events of CPUs, and reshards no whole model."""
+    monkeypatch.delattr(torch.cpu.Stream, "record_event", raising=False)
+    with pytest.raises(UserError, match="--parallel fsdp: on CPUs it needs a newer PyTorch than"):
+        sharded_state(predicted("--parallel fsdp", 2), torch.device("cpu"))
+    monkeypatch.setattr(parallel, "reshards_models", lambda: False)
+    mode = ParallelConfig("fsdp", fsdp_wrap="model", world_size=2)
+    told = f"fsdp, by model, not resharded, as PyTorch {torch.__version__} reshards no whole model"
+    assert told in mode_text(mode)
+    assert "by block, resharded after" in mode_text(replace(mode, fsdp_wrap="block"))
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -307,11 +323,13 @@ def test_shards_become_smaller_with_more_ranks():
 
 @pytest.mark.slow
 def test_bytes_by_the_book():
-    """2 (W-1)/W P for a data parallel step, and 3 (W-1)/W P for a fully sharded one."""
+    """2 (W-1)/W P for a data parallel step, and 3 (W-1)/W P for a fully sharded one: one less where
+    PyTorch keeps what it gathered of the whole model."""
     parameters = 4 * resolved("").parameter_count()
+    sharded = 3 if reshards_models() else 2
     for world_size in (2, 16):
         share = (world_size - 1) / world_size
-        for mode, passes in (("--parallel ddp", 2), ("--parallel fsdp --fsdp-wrap model", 3)):
+        for mode, passes in (("--parallel ddp", 2), ("--parallel fsdp --fsdp-wrap model", sharded)):
             tracker = predicted_memory(predicted(mode, world_size), False)
             sent = sent_bytes(tracker.document()["collectives"], world_size)
             assert sent == pytest.approx(passes * share * parameters + 8 * share), (

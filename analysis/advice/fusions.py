@@ -40,8 +40,10 @@ def one_operator_each(evidence: Evidence, rows: pd.DataFrame) -> tuple[float, in
         links.host["start"].to_numpy(), links.steps
     ) >= 0
     calls = found["instance"][in_step & (found["kind"] == regions.NORM)].nunique()
-    phases = rows[rows["launches"] > 0].groupby("phase")
-    best = sum(calls * phase.groupby("name")["us"].mean().max() for _, phase in phases)
+    phases = rows[rows["launches"] > 0].groupby("phase", observed=True)
+    best = sum(
+        calls * phase.groupby("name", observed=True)["us"].mean().max() for _, phase in phases
+    )
     return min(float(rows["us"].sum()), best), calls
 
 

@@ -6,6 +6,7 @@ A step of any size can thus be analyzed in seconds, even on a machine that could
 
 import concurrent.futures
 import contextlib
+import functools
 import itertools
 import logging
 import multiprocessing
@@ -27,11 +28,16 @@ from harness.base.units import MB
 from harness.instruments.compilation import compile_in_place
 from harness.instruments.memory_tracker import MemoryTracker, local_part
 from harness.instruments.timing import NullMeter
+from harness.machine import devices
 from harness.machine.devices import PRECISIONS
 from harness.model.module_ranges import called_first
 from harness.model.workload import TrainingState, Workload, sharded_state
 from harness.ranks.parallel import ParallelConfig
 
+COLLECTIVES = (  # that DistributedDataParallel, FSDP and ZeRO-1 call
+    "allreduce_ broadcast_ allgather_ _allgather_base_ reduce_scatter_ _reduce_scatter_base_"
+    " allreduce_coalesced_ allgather_into_tensor_coalesced_ reduce_scatter_tensor_coalesced_"
+).split()
 Watcher = TypeVar("Watcher", bound=AbstractContextManager)
 
 
@@ -106,23 +112,53 @@ class GpuNorm(torch.autograd.Function):
         return gradient * x, None, None if weight is None else torch.empty_like(weight), None
 
 
+class SharedHeads(torch.autograd.Function):
+    """What a GPU's fused attention keeps of key/value heads that query heads share, on fake
+    tensors, of which a CPU's kernel before PyTorch 2.9 needs as many in its backward pass."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal):
+        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, logsumexp = attend(q, k, v, 0.0, causal)
+        ctx.causal = causal
+        ctx.save_for_backward(q, k, v, out, logsumexp)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        q, k, v, out, logsumexp = ctx.saved_tensors
+        of_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        of_q, _, _ = of_attention(gradient, q, k, v, out, logsumexp, 0.0, ctx.causal)
+        return of_q, torch.empty_like(k), torch.empty_like(v), None
+
+
 @contextlib.contextmanager
 def gpu_kernels() -> Iterator[None]:
     """Fake tensors are on the CPU, whose operators keep other tensors than those of a GPU in two
-    cases: a GPU has one kernel for RMSNorm, and its fused attention in float32 needs as many
-    key/value heads as query heads."""
+    cases: a GPU has one kernel for RMSNorm, and its fused attention shares key/value heads in other
+    types than that of a CPU."""
     attention = F.scaled_dot_product_attention
 
-    def same_heads(q, k, v, *rest, enable_gqa=False, **options):
-        in_float32 = q.dtype is torch.float32 and not torch.is_autocast_enabled(q.device.type)
-        if enable_gqa and in_float32:
+    def same_heads(q, k, v, mask=None, dropout=0.0, causal=False, enable_gqa=False, **options):
+        kind = q.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else q.dtype
+        if enable_gqa and not in_place("cuda", dtype):
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-        return attention(q, k, v, *rest, enable_gqa=enable_gqa and not in_float32, **options)
+            enable_gqa = False
+        causal = options.pop("is_causal", causal)
+        mask = options.pop("attn_mask", mask)
+        if enable_gqa and not in_place("cpu", dtype) and mask is None and not dropout:
+            return SharedHeads.apply(*(x.to(dtype) for x in (q, k, v)), causal)
+        return attention(q, k, v, mask, dropout, causal, enable_gqa=enable_gqa, **options)
 
     def norm(x, shape, weight=None, eps=None):
         return GpuNorm.apply(x, shape, weight, eps)
 
-    with mock.patch.multiple(F, rms_norm=norm, scaled_dot_product_attention=same_heads):
+    in_place, of_gpu = devices.shares_heads, lambda kind, dtype: in_place("cuda", dtype)
+    with (
+        mock.patch.multiple(F, rms_norm=norm, scaled_dot_product_attention=same_heads),
+        mock.patch.object(devices, "shares_heads", of_gpu),
+    ):
         yield
 
 
@@ -165,9 +201,40 @@ def fake_process_group(world_size: int) -> Iterator[None]:
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     try:
-        yield
+        with collectives_on_fake_tensors(), events_of_cpus():
+            yield
     finally:
         torch.distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def collectives_on_fake_tensors() -> Iterator[None]:
+    """Collectives take fake tensors, also in PyTorch 2.6, which has no kernels of them for these.
+
+    A fake group leaves tensors alone, so those for the CPU serve as well."""
+    collectives, on_cpu = torch.ops.c10d, torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    with torch.library._scoped_library("c10d", "IMPL") as library:
+        for name in COLLECTIVES:
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", "Meta"):
+                kernel = functools.partial(getattr(collectives, name).default.redispatch, on_cpu)
+                library.impl(name, kernel, "Meta")
+        yield
+
+
+def no_event(*_: object) -> None:
+    pass
+
+
+@contextlib.contextmanager
+def events_of_cpus() -> Iterator[None]:
+    """FSDP orders its streams by events.  Those of a CPU do nothing, and in PyTorch 2.6 have no
+    methods for that."""
+    with contextlib.ExitStack() as added:
+        for name in ("record_event", "wait_event"):
+            if not hasattr(torch.cpu.Stream, name):
+                method = mock.patch.object(torch.cpu.Stream, name, no_event, create=True)
+                added.enter_context(method)
+        yield
 
 
 def _fake_step(

@@ -42,9 +42,11 @@ def compile_in_place(model: nn.Module, **options: object) -> None:
         if hasattr(config, "wrap_top_frame"):
             with config.patch(wrap_top_frame=skipped):
                 module.compile(dynamic=False, **APART, **options)
-        else:  # of PyTorch 2.6
-            called = wrap_inline(module._call_impl) if skipped else module._call_impl
+        elif skipped:  # of PyTorch 2.6
+            called = wrap_inline(module._call_impl)
             module._compiled_call_impl = torch.compile(called, dynamic=False, **APART, **options)
+        else:
+            module.compile(dynamic=False, **APART, **options)
 
 
 def compiler_options(mode: str) -> dict[str, object]:

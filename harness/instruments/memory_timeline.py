@@ -185,8 +185,12 @@ class StepMemory:
         peak = int(total.argmax())
         # The others were there before the step.
         made = [allocation for allocation in self.allocations if allocation.born > 0]
-        # A bucket that was allocated in the forward pass is a gradient's.
-        kept = [allocation for allocation in self.kept if allocation.category == "activations"]
+        # A bucket that was allocated in the forward pass is a gradient's.  PyTorch 2.6 keeps an
+        # empty tensor of each checkpointed block.
+        kept = []
+        for allocation in self.kept:
+            if allocation.category == "activations" and allocation.bytes:
+                kept.append(allocation)
         return StepTimeline(
             step=self.step,
             source="bytes of live tensors, recorded at every operator of one step",

@@ -27,6 +27,14 @@ PRECISIONS = {
     "fp16": torch.float16,
 }
 
+CPU_SHARES_HEADS = torch.__version__ >= (2, 9)  # pytorch pull request 157893
+
+
+def shares_heads(device_type: str, dtype: torch.dtype) -> bool:
+    """Whether fused attention reads a key/value head for all query heads that share it.  If not,
+    F.scaled_dot_product_attention takes its math kernels, unless the heads are copied."""
+    return CPU_SHARES_HEADS if device_type == "cpu" else dtype is not torch.float32
+
 
 def choose_device(asked: str) -> torch.device:
     """The device for --device; of several GPUs, that of the local rank.  Raises UserError if there

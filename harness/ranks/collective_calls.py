@@ -55,6 +55,16 @@ def held_by_gloo(func) -> bool:
     )
 
 
+def work_that_is_done() -> torch.ScriptObject:
+    """What a collective returns as its work, for which nobody has to wait."""
+    from torch._C import _distributed_c10d as c10d  # some builds have no torch.distributed
+
+    if hasattr(c10d, "FakeWork"):
+        return c10d.FakeWork().boxed()
+    # PyTorch 2.6 keeps that class to itself, but its group that sends nothing returns one.
+    return c10d.FakeProcessGroup(0, 1).barrier().boxed()
+
+
 def on_copies(func, args: tuple, kwargs: dict):
     """The result of a collective of gloo's that reads and writes copies, and has ended.
 
@@ -62,8 +72,6 @@ def on_copies(func, args: tuple, kwargs: dict):
     it is done; on busy cores that is many operators later.  Nothing of the program needs them any
     more, and no other backend holds them.
     """
-    from torch._C._distributed_c10d import FakeWork  # some builds have no torch.distributed
-
     originals = {}  # by id of the copy
 
     def copy(tensor: Tensor) -> Tensor:
@@ -76,7 +84,7 @@ def on_copies(func, args: tuple, kwargs: dict):
         write the copy again."""
         if isinstance(value, torch.ScriptObject):
             dist.Work.unbox(value).wait()
-            return FakeWork().boxed()
+            return work_that_is_done()
         return originals[id(value)][0] if isinstance(value, Tensor) else value
 
     out = func(*tree_map_only(Tensor, copy, args), **tree_map_only(Tensor, copy, kwargs))

@@ -114,10 +114,20 @@ def refuse_flags_of_other_modes(given: dict, mode: str) -> None:
             )
 
 
+def reshards_models() -> bool:
+    """Whether FSDP reshards, after the forward pass, what the outermost module gathered, if told
+    to.  PyTorch 2.6 never does, and has no default that is neither yes nor no."""
+    from torch.distributed.fsdp import fully_shard
+
+    return inspect.signature(fully_shard).parameters["reshard_after_forward"].default is None
+
+
 def mode_text(parallel: ParallelConfig) -> str:
     """The mode and its settings, to print."""
     if parallel.parallel == "fsdp":
         keeps = "resharded after the forward pass" if parallel.fsdp_reshard else "not resharded"
+        if parallel.fsdp_reshard and parallel.fsdp_wrap == "model" and not reshards_models():
+            keeps = f"not resharded, as PyTorch {torch.__version__} reshards no whole model"
         text = f"fsdp, by {parallel.fsdp_wrap}, {keeps}"
         if parallel.param_precision != "fp32":
             text += f", gathered in {parallel.param_precision}"
@@ -160,12 +170,14 @@ def shard_model(model: nn.Module, parallel: ParallelConfig, device: torch.device
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    is_fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    if device.type == "cpu" and not is_fake:
+        check_fsdp_on_cpus()
     # A mesh reads the values of its tensor of ranks, and fake tensors have none.
     with unset_fake_temporarily():
         mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     # Of fake tensors only the first of W shards is made: making all for each parameter would take
     # minutes.
-    is_fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
     cut = FirstChunk() if is_fake else contextlib.nullcontext()
     cast = None if parallel.param_precision == "fp32" else PRECISIONS[parallel.param_precision]
     policy = MixedPrecisionPolicy(
@@ -178,6 +190,16 @@ def shard_model(model: nn.Module, parallel: ParallelConfig, device: torch.device
         with cut:
             fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     return model
+
+
+def check_fsdp_on_cpus() -> None:
+    """Raises UserError for PyTorch 2.6: its streams of CPUs have no events, by which FSDP orders
+    streams, and what it gathers on a CPU counts as modified in place, at which backward fails."""
+    if not hasattr(torch.cpu.Stream, "record_event"):
+        raise UserError(
+            f"--parallel fsdp: on CPUs it needs a newer PyTorch than {torch.__version__};"
+            " use ddp or zero1, or predict it with --dry-run"
+        )
 
 
 class FirstChunk(TorchFunctionMode):

@@ -54,7 +54,9 @@ CONSTANTS = (b"NaN", b"-Infinity", b"Infinity")  # which Python writes, and JSON
 # one.
 OF_KEY = rb'%b(?:(?<=[^\s:,\[{\\]":%b)|(?<=[^\s:,\[{\\]": %b))'
 CONSTANTS_OF_KEYS = [re.compile(OF_KEY % (constant, constant, constant)) for constant in CONSTANTS]
-STRING_OR_CONSTANT = re.compile(rb'("(?:[^"\\]++|\\.)*+")|NaN|-?Infinity', re.DOTALL)
+# Without possessive quantifiers, which Python 3.10 has not.  A string divides in one way alone, so
+# that there are none to try again.
+STRING_OR_CONSTANT = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")|NaN|-?Infinity', re.DOTALL)
 # A pair of escapes that is one letter, or an escape that is half of one, as Python writes bytes
 # that are no UTF-8
 SURROGATES = re.compile(rb"(\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|\\u[dD][89a-fA-F]..")

@@ -4,7 +4,9 @@ with the formula."""
 import math
 from typing import Any, NamedTuple
 
-from harness.machine.devices import PRECISIONS
+import torch
+
+from harness.machine.devices import PRECISIONS, shares_heads
 from harness.model.checkpointing import checkpointed_layers
 from harness.model.chunked_loss import chunk_size
 
@@ -80,12 +82,16 @@ class KeptTensors:
 
         Eager attention copies them for the heads that share them, and where a matmul cannot read
         them transposed: of a single sample it can, if each head has its own or all have the same.
-        Fused kernels read them in place, but for those of GPUs in float32.
+        Fused kernels read them in place, but for those that devices.shares_heads() leaves out.
         """
         alike = self.config.n_kv_heads in (1, self.config.n_heads)
         if self.training.attention == "eager":
             return alike and self.batch_size == 1
-        return alike or self.autocast or not self.on_gpu
+        return alike or self.shares_heads()
+
+    def shares_heads(self) -> bool:
+        dtype = torch.bfloat16 if self.autocast else torch.float32
+        return shares_heads("cuda" if self.on_gpu else "cpu", dtype)
 
     def reads_keys_in_place(self) -> bool:
         """Rotated keys are float32, so under autocast there is a copy in any case."""
@@ -133,8 +139,11 @@ class KeptTensors:
         rotated_queries = 0 if self.autocast else self.hidden
         rotated_keys = self.keys if self.reads_keys_in_place() else 0
         output, logsumexp = self.hidden, 4 * self.tokens * self.config.n_heads
-        narrow_copies = self.hidden + self.keys if self.autocast else 0
-        copies_for_heads = 0 if self.reads_values_in_place() else 2 * self.hidden
+        # Keys are cast after they were copied for the heads, values were cast before.
+        narrow_keys = self.keys if self.shares_heads() else self.hidden
+        narrow_copies = self.hidden + narrow_keys if self.autocast else 0
+        copied = 1 if self.autocast else 2  # values, and keys that were not cast
+        copies_for_heads = 0 if self.reads_values_in_place() else copied * self.hidden
         return {
             "attention.rope": KeptBytes(rotated_keys + rotated_queries),
             "attention.sdpa": KeptBytes(output + logsumexp + narrow_copies + copies_for_heads),

@@ -109,6 +109,7 @@ def install(card: Card) -> Gpu:
         "get_device_name": lambda device=None: gpu.properties(device).name,
         "get_device_capability": lambda device=None: card.capability,
         "get_arch_list": lambda: [],  # as of a CPU build
+        "is_current_stream_capturing": lambda: False,  # a CUDA build would ask its driver
         "manual_seed": lambda seed: None,
         "manual_seed_all": lambda seed: None,
         "get_rng_state": lambda device=None: torch.get_rng_state(),  # it computes on the CPU
