@@ -81,8 +81,9 @@ probe() { # run one kernel under the tool, within PROBE_SECONDS; says what is wr
         return 1
     fi
     case $code in 124 | 137) out="no answer within $PROBE_SECONDS s (PROBE_SECONDS sets the limit)" ;; esac
-    own=$(case $GPU in rocm) packages "$PYTHON" own_rocm ;; esac)
     cause="one operation on the GPU fails under ${TOOL##*/}: ${out:-exit code $code}"
+    own=''
+    if [ "$GPU" = rocm ]; then own=$(packages "$PYTHON" own_rocm); fi
     [ -z "$own" ] || cause+="; torch brings its own ROCm ($own), which clashes with that of $TOOL: run this in a \
 container whose torch uses the system's ROCm, such as rocm/pytorch (docs/gpu_nodes.md)"
     echo "error: $cause" >&2
@@ -104,8 +105,12 @@ name_profile() { # PROFILE WHERE_IT_OPENS: fails after an interruption, which an
 }
 
 analyze() { # PROFILE: ends with our answer
-    "$PYTHON" "$HERE/run_pytorch_profiler.py" --analyze-existing "$1" --generate-report --output-dir "$folder" ||
-        [ "$code" != 0 ] || code=$((interrupted ? interrupted : 1))
+    "$PYTHON" "$HERE/run_pytorch_profiler.py" --analyze-existing "$1" --generate-report --output-dir "$folder" &&
+        return
+    if [ "$code" = 0 ]; then
+        code=1
+        if [ "$interrupted" != 0 ]; then code=$interrupted; fi
+    fi
 }
 
 under_rocprofv3() { # COMMAND...
