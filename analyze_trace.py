@@ -21,9 +21,8 @@ from pathlib import Path
 
 from harness.run.startup import run_command
 
-PACKAGES = (
-    "numpy pandas tabulate tqdm msgspec".split()
-)  # without PyTorch there is the answer, and no report
+# Without PyTorch there is the answer, and no report.
+PACKAGES = ["numpy", "pandas", "tabulate", "tqdm", "msgspec"]
 
 
 def main() -> None:
@@ -39,10 +38,18 @@ def main() -> None:
     parser.set_defaults(generate_report=importlib.util.find_spec("torch") is not None)
     parser.set_defaults(output_dir=Path(f"analysis_{datetime.now():%Y%m%d_%H%M%S}"))
     args = parser.parse_args()
-    asked, printed = reading_of(args), (args.top_n, args.sort_by, args.verbose)
-    from analysis.commands.analyze_traces import analyze_existing
+    reading = reading_of(args)
+    from analysis.commands.analyze_traces import analyze_existing  # pandas takes long to import
 
-    analyze_existing(args.path, args.output_dir, args.generate_report, *printed, asked)
+    analyze_existing(
+        args.path,
+        args.output_dir,
+        args.generate_report,
+        args.top_n,
+        args.sort_by,
+        args.verbose,
+        reading,
+    )
 
 
 if __name__ == "__main__":

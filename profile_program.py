@@ -43,10 +43,11 @@ WHAT_FOLLOWS = {
 }
 
 
-def main() -> None:
+PACKAGES = ["msgspec", "pandas", "torch", "jinja2", "matplotlib", "plotly", "tensorboard"]
+
+
+def parser_of_flags() -> argparse.ArgumentParser:
     from harness.base.command_line import OneLineParser, number_of, verbose_flag
-    from harness.base.console import say
-    from harness.program.command import command_of, run
 
     raw = argparse.RawDescriptionHelpFormatter
     parser = OneLineParser(prog="profile_program.py", description=__doc__, formatter_class=raw)
@@ -65,15 +66,22 @@ def main() -> None:
         metavar="N",
         help="before any is timed (3)",
     )
-    steps = {"type": number_of(int, 1), "metavar": "N"}
     add(
         "--timed-steps",
         dest="timed",
+        type=number_of(int, 1),
         default=5,
+        metavar="N",
         help="steps that are timed without a profiler (5)",
-        **steps,
     )
-    add("--profile-steps", dest="profile", default=3, help="steps that are recorded (3)", **steps)
+    add(
+        "--profile-steps",
+        dest="profile",
+        type=number_of(int, 1),
+        default=3,
+        metavar="N",
+        help="steps that are recorded (3)",
+    )
     add("--steps", choices=("optimizer", "backward", "forward"), default="optimizer", help=STEPS)
     add(
         "--every",
@@ -107,31 +115,35 @@ def main() -> None:
         metavar="-- COMMAND",
         help="the program with its arguments",
     )
-    settings = vars(parser.parse_args())
-    folder = settings.pop("output_dir") or Path(f"program_{datetime.now():%Y%m%d_%H%M%S}")
-    typed, verbose = settings.pop("command"), settings.pop("verbose")
-    typed = typed[typed[:1] == ["--"] :]
-    command = command_of(typed, ENVIRONMENT.pop(HANDED_OVER, sys.executable))
-    from harness.base.command_line import require
-    from harness.base.files import prepare_folder
+    return parser
 
-    require(
-        "the analysis",
-        ["msgspec", "pandas", "torch", "jinja2", "matplotlib", "plotly", "tensorboard"],
-    )
+
+def main() -> None:
+    from harness.base.command_line import require
+    from harness.base.console import say
+    from harness.base.files import prepare_folder
+    from harness.program.command import command_of, run
+
+    settings = vars(parser_of_flags().parse_args())  # what is left of them is for the hooks
+    folder = settings.pop("output_dir") or Path(f"program_{datetime.now():%Y%m%d_%H%M%S}")
+    names_kernels, verbose = settings.pop("compiled_kernels"), settings.pop("verbose")
+    typed = settings.pop("command")
+    if typed and typed[0] == "--":
+        del typed[0]
+    command = command_of(typed, ENVIRONMENT.pop(HANDED_OVER, sys.executable))
+    require("the analysis", PACKAGES)
     prepare_folder(folder)
+    environment = dict(ENVIRONMENT)
     # Else the profiler warns about tensors that were there before it, and says when it starts and
     # stops.
-    environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"} | ENVIRONMENT
-    if settings.pop("compiled_kernels"):
+    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    environment.setdefault("KINETO_LOG_LEVEL", "99")
+    if names_kernels:
         environment["TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"] = "1"
-    settings["first"] = first = (
-        max(1, settings["warmup"]) + settings["timed"] + 2
-    )  # the profiler warms up before it
-    say(
-        f"Steps {first} to {first + settings['profile'] - 1} are recorded;"
-        f" {WHAT_FOLLOWS[settings['then']]}."
-    )
+    first = max(1, settings["warmup"]) + settings["timed"] + 2  # the profiler warms up before it
+    last = first + settings["profile"] - 1
+    say(f"Steps {first} to {last} are recorded; {WHAT_FOLLOWS[settings['then']]}.")
+    settings["first"] = first
     settings["out"] = str(folder.resolve())
     ended = run(command, settings, environment)
     from analysis.commands.profiled_program import (

@@ -27,33 +27,36 @@ ENVIRONMENT = dict(os.environ)  # the program's: our commands add to it
 RUN_S = 900.0  # of one run, by default
 
 
-def main() -> None:
-    from harness.base.command_line import OneLineParser, number_of, require, verbose_flag
-    from harness.base.console import say
-    from harness.base.errors import UserError
-    from harness.base.files import make_folder
+PACKAGES = ["msgspec", "pandas", "torch", "jinja2", "matplotlib", "plotly", "tensorboard"]
+
+
+def changes_in(text: str) -> list[str]:
+    """The value of --try as NAME or NAME=VALUE, each once."""
+    named = dict.fromkeys(change_in(change) for change in text.split(",") if change)
+    return list(named)
+
+
+def change_in(text: str) -> str:
     from harness.model.changes import CHANGES
-    from harness.program.command import command_of
-    from harness.program.trials import trials_of
+
+    name, _, value = text.partition("=")
+    if name not in CHANGES:
+        near = difflib.get_close_matches(name, CHANGES, 1) or [", ".join(CHANGES)]
+        raise argparse.ArgumentTypeError(f"{text}: there is no such change; there is {near[0]}")
+    default = CHANGES[name].value
+    if value and not default:
+        raise argparse.ArgumentTypeError(f"{text}: {name} takes no value")
+    if value and not (value.isdecimal() and int(value)):
+        raise argparse.ArgumentTypeError(f"{text}: {name} takes a number above 0")
+    value = value or default
+    return f"{name}={value}" if value else name
+
+
+def parser_of_flags() -> argparse.ArgumentParser:
+    from harness.base.command_line import OneLineParser, number_of, verbose_flag
+    from harness.model.changes import CHANGES
 
     default = [name for name, change in CHANGES.items() if change.by_default]
-
-    def changes(text: str) -> list[str]:
-        named = {}
-        for one in filter(None, text.split(",")):
-            name, _, value = one.partition("=")
-            if name not in CHANGES:
-                near = difflib.get_close_matches(name, CHANGES, 1) or [", ".join(CHANGES)]
-                raise argparse.ArgumentTypeError(
-                    f"{one}: there is no such change; there is {near[0]}"
-                )
-            if value and not (CHANGES[name].value and value.isdecimal() and int(value)):
-                takes = "takes a number above 0" if CHANGES[name].value else "takes no value"
-                raise argparse.ArgumentTypeError(f"{one}: {name} {takes}")
-            value = value or CHANGES[name].value
-            named[name + f"={value}" * bool(value)] = True
-        return [*named]
-
     parser = OneLineParser(
         prog="prove_changes.py",
         description=__doc__,
@@ -61,7 +64,7 @@ def main() -> None:
     )
     add = parser.add_argument
     what = f"of {', '.join(CHANGES)} ({','.join(default)}); threads=N"
-    add("--try", dest="changes", type=changes, default=default, metavar="CHANGE,...", help=what)
+    add("--try", dest="changes", type=changes_in, default=default, metavar="CHANGE,...", help=what)
     add(
         "--rounds",
         type=number_of(int, 4),
@@ -99,13 +102,23 @@ def main() -> None:
         metavar="-- COMMAND",
         help="the program with its arguments",
     )
-    settings = parser.parse_args()
-    typed = settings.command[settings.command[:1] == ["--"] :]
+    return parser
+
+
+def main() -> None:
+    from harness.base.command_line import require
+    from harness.base.console import say
+    from harness.base.errors import UserError
+    from harness.base.files import make_folder
+    from harness.program.command import command_of
+    from harness.program.trials import trials_of
+
+    settings = parser_of_flags().parse_args()
+    typed = settings.command
+    if typed and typed[0] == "--":
+        del typed[0]
     command = command_of(typed, ENVIRONMENT.pop(HANDED_OVER, sys.executable))
-    require(
-        "the analysis",
-        ["msgspec", "pandas", "torch", "jinja2", "matplotlib", "plotly", "tensorboard"],
-    )
+    require("the analysis", PACKAGES)
     folder = (settings.output_dir or Path(f"proof_{datetime.now():%Y%m%d_%H%M%S}")).absolute()
     make_folder(folder)
     from analysis.commands.proof import Proof, keep_in, tell  # PyTorch takes seconds to import
@@ -116,11 +129,13 @@ def main() -> None:
         runs = f"{6 + len(settings.changes)} times for audits of a few steps"
         times = "" if settings.audit_only else ", then once or more for times"
         say(f"{typed[0]} is run {runs}{times}; the first run tells how long that takes.")
-        dropped = (
-            f"What it writes to {Path.cwd()} goes to a temporary {trials.kept}; elsewhere, it"
-            " stays."
-        )
-        say("It writes its files as always." if settings.keep_files else dropped)
+        if settings.keep_files:
+            say("It writes its files as always.")
+        else:
+            say(
+                f"What it writes to {Path.cwd()} goes to a temporary {trials.kept}; elsewhere, it"
+                " stays."
+            )
         keep = keep_in(folder, typed)
         proof = Proof(trials, settings.changes, settings.rounds, settings.audit_only, keep)
         document = proof.document()

@@ -622,8 +622,7 @@ def train(
     model, optimizer, scaler, autocast = state
     for step in range(1, num_steps + 1):
         raise_if_interrupted()
-        # ---- The timed section begins: events are recorded in the stream, nothing here waits for
-        # the device. ----
+        # ---- The timed section begins: nothing in it waits for the device. ----
         with meter.step(step), instruments.step(step):
             for micro_step in range(1, micro_steps + 1):
                 with meter.phase("data"):
@@ -645,8 +644,7 @@ def train(
                 scaler.update()
                 # Frees the gradients before the next forward pass.
                 optimizer.zero_grad(set_to_none=True)
-        # ---- The timed section ends: the meter reads the events of steps that the device has
-        # finished. ----
+        # ---- The timed section ends: the meter reads events of steps that are finished. ----
 
 
 @dataclass(frozen=True)

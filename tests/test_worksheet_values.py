@@ -20,15 +20,6 @@ def test_a_verdict_may_be_written_as_it_is_printed():
         ("1.2e3", "ms", 1200),
         ("45%", "%", 45),
         ("~3 MB", "MB", 3),
-        ("3 GB", "MB", 3072),
-        ("0.76 s", "ms", 760),
-        ("760 ms", "s", 0.76),
-        ("310 us", "ms", 0.31),
-        ("2,048 KiB", "MB", 2),
-        ("0.05 TFLOPS", "TFLOP/s", 0.05),
-        ("50 GFLOP/s", "TFLOP/s", 0.05),
-        ("17.7 GFLOPs", "FLOPs", 17.7e9),
-        ("900 MB/s", "GB/s", 0.9),
         ("1 call", "calls", 1),
         ("1.7x", "x", 1.7),
         ("1,234.5", "MB", 1234.5),
@@ -43,24 +34,15 @@ def test_numbers_as_people_write_them(text, unit, number):
 @pytest.mark.parametrize(
     ("text", "unit", "problem"),
     [
-        ("32,35", "MB", "',35' is no unit of MB"),
+        ("32,35", "MB", "the field is in MB, and not in ',35'"),
         ("-", "MB", "is no number: '-'"),
         ("about 3", "MB", "is no number: 'about 3'"),
         ("", "MB", "is no number: ''"),
-        ("12 MB", "ms", "MB is an amount of memory, and the field is in ms, a time"),
-        ("3 m", "ms", "'m' is no unit of ms"),
-        (
-            "76 samples/s",
-            "tokens/s",
-            "samples/s is samples per second, and the field is in tokens/s, tokens per second",
-        ),
-        (
-            "5 GFLOPs",
-            "TFLOP/s",
-            "GFLOPs is a number of operations, and the field is in TFLOP/s, a rate of computation",
-        ),
-        ("1.4 x", "%", "x is a ratio, and the field is in %, a percentage"),
-        ("12 ms", "calls", "ms is a time, and the field is in calls"),
+        ("12 MB", "ms", "the field is in ms, and not in 'MB'"),
+        ("3 m", "ms", "the field is in ms, and not in 'm'"),
+        ("3 GB", "MB", "the field is in MB, and not in 'GB'"),
+        ("17 FLOPS", "FLOPs", "the field is in FLOPs, and not in 'FLOPS'"),
+        ("12 ms", "calls", "the field is in calls, and not in 'ms'"),
     ],
 )
 def test_numbers_that_cannot_be_read_say_why(text, unit, problem):
@@ -88,11 +70,6 @@ def test_numbers_that_cannot_be_read_say_why(text, unit, problem):
 )
 def test_how_close_is_right(written, right, agrees):
     assert number_in(written, "").agrees_with(right) == agrees
-
-
-def test_rounding_is_converted_with_the_number():
-    assert number_in("0.76 s", "ms").agrees_with(764.0, 0)
-    assert not number_in("0.76 s", "ms").agrees_with(766.0, 0)
 
 
 def test_names_are_compared_without_their_dress():

@@ -48,12 +48,12 @@ class Record:
         return getattr(self, name)
 
     def has(self, wanted: str | set[str]) -> bool:
-        told = list(values_told(self._fields))
-        return any(
-            fnmatchcase(one, word)
-            for word in ({wanted} if isinstance(wanted, str) else wanted)
-            for one in told
-        )
+        """Whether a value of it is this one, or one of these."""
+        patterns = {wanted} if isinstance(wanted, str) else wanted
+        for value in values_told(self._fields):
+            if any(fnmatchcase(value, pattern) for pattern in patterns):
+                return True
+        return False
 
 
 def values_told(fields: dict, prefix: str = "") -> Iterator[str]:
@@ -89,9 +89,8 @@ class Rows:
             return getattr(viewed(self._values[0], self._place), name)
         known = [getattr(row, name) for row in self if name in row]
         if not known:
-            raise Unknown(
-                f"{self._place}: {f'no row has a {name}' if len(self) else 'there are none'}"
-            )
+            why = f"no row has a {name}" if len(self) else "there are none"
+            raise Unknown(f"{self._place}: {why}")
         return known
 
     def __getitem__(self, key):
@@ -101,22 +100,24 @@ class Rows:
             except IndexError:
                 raise Unknown(f"{self._place}: there are {len(self)}") from None
         words = key if isinstance(key, tuple) else (key,)
-        found = [
-            one for one in self._values if all(Record(one, self._place).has(word) for word in words)
-        ]
-        if not found:
-            raise NoSuchPath(f"{self._place}: no row has {', '.join(map(str, words))}")
-        return Rows(found, f"{self._place}, {', '.join(map(str, words))}")
+        rows = []
+        for row in self._values:
+            record = Record(row, self._place)
+            if all(record.has(word) for word in words):
+                rows.append(row)
+        shown = ", ".join(map(str, words))
+        if not rows:
+            raise NoSuchPath(f"{self._place}: no row has {shown}")
+        return Rows(rows, f"{self._place}, {shown}")
 
 
 def viewed(value, place: str):
-    return (
-        Record(value, place)
-        if isinstance(value, dict)
-        else Rows(value, place)
-        if isinstance(value, list)
-        else value
-    )
+    """A value of a document, as a formula reads it."""
+    if isinstance(value, dict):
+        return Record(value, place)
+    if isinstance(value, list):
+        return Rows(value, place)
+    return value
 
 
 def listed(value) -> list:
@@ -133,11 +134,21 @@ def unknown(reason: str):
 
 
 FUNCTIONS: dict[str, Callable | int] = {
-    **{f.__name__: of_list(f) for f in (sum, min, max, all, any, len)},
+    "sum": of_list(sum),
+    "min": of_list(min),
+    "max": of_list(max),
+    "all": of_list(all),
+    "any": of_list(any),
+    "len": of_list(len),
     "first": of_list(operator.itemgetter(0)),
     "least": lambda named: min(named, key=named.get),  # the name of the smallest
-    **{f.__name__: f for f in (abs, math.ceil, math.log2, math.sqrt, unknown)},
-    **{"MB": MB, "KB": 2**10},
+    "abs": abs,
+    "ceil": math.ceil,
+    "log2": math.log2,
+    "sqrt": math.sqrt,
+    "unknown": unknown,
+    "MB": MB,
+    "KB": 2**10,
 }
 
 
@@ -146,7 +157,7 @@ class Names(dict):
     of them is named."""
 
     def __init__(self, read: Callable[[str], object], field: Callable[[str], object]):
-        super().__init__(FUNCTIONS | {"__builtins__": {}, "field": field})
+        super().__init__(FUNCTIONS, __builtins__={}, field=field)
         self.read = read
 
     def __missing__(self, name: str):

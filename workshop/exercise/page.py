@@ -69,9 +69,10 @@ class Exercise:
     @property
     def question(self) -> str:
         """Raises UserError if the page has none."""
-        if found := re.search(r"^\*\*Question\.\*\* (.+?)\n\n", self.text, re.M | re.S):
-            return found[1]
-        raise UserError(f"{self.name}: no line begins with '**Question.**'")
+        match = re.search(r"^\*\*Question\.\*\* (.+?)\n\n", self.text, re.M | re.S)
+        if not match:
+            raise UserError(f"{self.name}: no line begins with '**Question.**'")
+        return match[1]
 
     def writer_of(self, folder: str) -> tuple[int, Block] | None:
         """The first line of a shell block that names the folder, or what follows `exerciseN_` in
@@ -96,7 +97,8 @@ def exercises() -> dict[int, Exercise]:
 
 ID = r"(?P<id>(?:\d+|R)\.\d+)"
 ROW = re.compile(
-    rf"^\|\s*{ID}\s*\|(?P<label>[^|]*)\|(?P<unit>[^|]*)\|(?:(?P<value>[^|]*)\|)?(?P<where>[^|]*)\|\s*$"
+    rf"^\|\s*{ID}\s*\|(?P<label>[^|]*)\|(?P<unit>[^|]*)\|"
+    r"(?:(?P<value>[^|]*)\|)?(?P<where>[^|]*)\|\s*$"
 )
 CHECKBOX = re.compile(rf"^\s*- \[(?P<value>[ xX])\] \*\*{ID}\*\* (?P<label>.*)$")
 HIDDEN = re.compile(r"\s*<!-- (.+?) -->")  # a formula that would tell a learner what to do
@@ -121,11 +123,9 @@ class Field:
 
     @property
     def choices(self) -> list[str] | None:
-        return (
-            [choice.strip() for choice in self.unit[7:].split(",")]
-            if self.unit.startswith("one of:")
-            else None
-        )
+        if not self.unit.startswith("one of:"):
+            return None
+        return [choice.strip() for choice in self.unit.removeprefix("one of:").split(",")]
 
     @property
     def is_number(self) -> bool:
@@ -142,13 +142,9 @@ class Field:
     @property
     def shown(self) -> str:
         """What is filled in, in words."""
-        return (
-            ("yes" if self.is_checked else "no")
-            if self.unit == YES_NO
-            else "-"
-            if self.is_blank
-            else self.value
-        )
+        if self.unit == YES_NO:
+            return "yes" if self.is_checked else "no"
+        return "-" if self.is_blank else self.value
 
     @property
     def expected(self) -> str:
@@ -162,34 +158,45 @@ class Field:
 
 def fields(text: str) -> list[Field]:
     """Every field of a worksheet, in order.  Raises UserError if one appears twice."""
-    found: dict[str, Field] = {}
-    fenced, file = False, ""
+    by_id: dict[str, Field] = {}
+    in_fence, file = False, ""
     for number, line in enumerate(text.splitlines(), 1):
-        fenced ^= line.lstrip().startswith("```")
-        match = None if fenced else ROW.match(line) or CHECKBOX.match(line)
-        if match:
-            cells = {"unit": YES_NO, "where": ""} | {
-                name: cell and cell.strip() for name, cell in match.groupdict().items()
-            }
-            hidden, visible = HIDDEN.search(line), re.fullmatch("`([^`]+)`", cells["where"])
-            parts = FORMULA.fullmatch(hidden[1] if hidden else visible[1] if visible else "-")
-            file = parts["file"] or file
-            cells |= {name: HIDDEN.sub("", cells[name]) for name in ("label", "where")}
-            field = Field(**cells, line=number, file=file, formula=parts["formula"])
-            if field.id in found:
-                raise UserError(
-                    f"line {number}: {field.id} is already on line {found[field.id].line}"
-                )
-            found[field.id] = field
-    return list(found.values())
+        if line.lstrip().startswith("```"):
+            in_fence = not in_fence
+        field = None if in_fence else field_in(line, number, file)
+        if field is None:
+            continue
+        if field.id in by_id:
+            raise UserError(f"line {number}: {field.id} is already on line {by_id[field.id].line}")
+        by_id[field.id] = field
+        file = field.file
+    return list(by_id.values())
+
+
+def field_in(line: str, number: int, file: str) -> Field | None:
+    """The field that a line of a worksheet is; None if it is none.  file: of the field before."""
+    row, checkbox = ROW.match(line), CHECKBOX.match(line)
+    if row:
+        cells = {name: cell and cell.strip() for name, cell in row.groupdict().items()}
+    elif checkbox:
+        cells = {name: cell.strip() for name, cell in checkbox.groupdict().items()}
+        cells.update(unit=YES_NO, where="")
+    else:
+        return None
+    hidden, visible = HIDDEN.search(line), re.fullmatch("`([^`]+)`", cells["where"])
+    source = hidden or visible
+    parts = FORMULA.fullmatch(source[1] if source else "-")
+    for name in ("label", "where"):
+        cells[name] = HIDDEN.sub("", cells[name])
+    return Field(**cells, line=number, file=parts["file"] or file, formula=parts["formula"])
 
 
 def section(text: str, heading: str = "## Worksheet") -> str:
     """A section of a page, without its heading.  Raises UserError if there is none."""
-    found = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
-    if not found:
+    match = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    if not match:
         raise UserError(f"no section {heading!r}")
-    return found[1].strip() + "\n"
+    return match[1].strip() + "\n"
 
 
 @dataclass(frozen=True)
@@ -202,7 +209,8 @@ class Prediction:
 
 def predictions(text: str) -> list[Prediction]:
     """Every paragraph that begins with **Predict.**, in order."""
-    found = re.finditer(r"^\*\*Predict\.\*\* (.+?)\n\n", text, re.M | re.S)
-    return [
-        Prediction(1 + text.count("\n", 0, one.start()), " ".join(one[1].split())) for one in found
-    ]
+    asked = []
+    for match in re.finditer(r"^\*\*Predict\.\*\* (.+?)\n\n", text, re.M | re.S):
+        line = 1 + text.count("\n", 0, match.start())
+        asked.append(Prediction(line, " ".join(match[1].split())))
+    return asked

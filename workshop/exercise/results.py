@@ -1,6 +1,7 @@
 """Result folders of an exercise, and the answers that the formulas of its page give from them."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from workshop.exercise.page import Exercise, Field, exercises, shell_blocks
 MACHINE = "cpu-amd-epyc-2-threads"  # the one that the documentation quotes
 RESULTS = PROJECT / "benchmarks" / "results" / MACHINE
 TOLERANCE = 0.02  # relative, of a number that was read from a screen
-COMPARED = {
+COMPARED = (  # settings of a run, which has to be the one that the page asks for
     "num_steps",
     "seq_len",
     "seq_lens",
@@ -23,7 +24,7 @@ COMPARED = {
     "sizes",
     "n_layers",
     "warmups",
-}
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ class Answer:
             return "unknown"
         if isinstance(self.value, bool):
             return "yes" if self.value else "no"
-        return significant(self.value) if isinstance(self.value, int | float) else self.value
+        if isinstance(self.value, int | float):
+            return significant(self.value)
+        return self.value
 
     @property
     def as_shown(self) -> float | str | bool:
@@ -79,8 +82,8 @@ WRONG_FORMULA = (
     ArithmeticError,
     LookupError,
     AttributeError,
+    RecursionError,  # one that asks for itself
 )
-WRONG_FORMULA += (RecursionError,)  # one that asks for itself
 
 
 class Results:
@@ -95,32 +98,33 @@ class Results:
         """The answer to each field of a page, by its formula.
 
         Raises UserError, which names page and line, if a formula or a path in it is wrong."""
-        by_id, found = {field.id: field for field in asked}, {}
+        by_id = {field.id: field for field in asked}
+        known: dict[str, Answer] = {}
 
         def value_of(name: str):
             if name not in by_id:
                 raise NoSuchPath(f"there is no field {name}")
-            if answer(by_id[name]).value is None:
-                raise Unknown(found[name].evidence)
-            return found[name].as_shown
+            needed = answer(by_id[name])
+            if needed.value is None:
+                raise Unknown(needed.evidence)
+            return needed.as_shown
 
         def answer(field: Field) -> Answer:
-            if field.id not in found:
-                found[field.id] = self.answer(page, field, value_of)
-            return found[field.id]
+            if field.id not in known:
+                known[field.id] = self.answer(page, field, value_of)
+            return known[field.id]
 
         return {field.id: answer(field) for field in asked}
 
-    def answer(self, page: str, field: Field, value_of) -> Answer:
+    def answer(self, page: str, field: Field, value_of: Callable[[str], object]) -> Answer:
+        """The answer to one field; value_of: of another field, as it stands on the sheet."""
         files, fields_used = [], {}
 
         def read(name: str):
-            files[:] = [field.file]
-            return (
-                self.size(field.file)
-                if name == "file_bytes"
-                else getattr(self.document(field.file), name)
-            )
+            files[:] = [field.file]  # for the evidence, where one is read
+            if name == "file_bytes":
+                return self.newest(field.file).stat().st_size
+            return getattr(self.document(field.file), name)
 
         def noted(name: str):
             fields_used[name] = value_of(name)
@@ -136,24 +140,23 @@ class Results:
                 f"{page}:{field.line}: {field.id}, `{field.formula}`: {problem}"
             ) from error
         evidence = re.sub(r"#((?:\d+|R)\.\d+)", r"\1", field.formula)
-        values = [f"{name} = {Answer(value, '').shown}" for name, value in fields_used.items()]
-        return Answer(
-            value, ": ".join([*files, evidence]) + (f" ({', '.join(values)})" if values else "")
-        )
+        evidence = ": ".join([*files, evidence])
+        values = [f"{name} = {Answer(used, '').shown}" for name, used in fields_used.items()]
+        if values:
+            evidence += f" ({', '.join(values)})"
+        return Answer(value, evidence)
 
     def newest(self, file: str) -> Path:
         """Raises Unknown if the block that writes the file is not for every machine, and UserError,
         which names the command, if it is."""
-        if found := [path for path in self.folder.glob(file) if path.is_file()]:
-            return max(found, key=lambda path: path.stat().st_mtime)
+        paths = [path for path in self.folder.glob(file) if path.is_file()]
+        if paths:
+            return max(paths, key=lambda path: path.stat().st_mtime)
         folder = file.partition("/")[0]
         writer = self.exercise.writer_of(folder)
         if writer and writer[1].mark:
             raise Unknown(f"{folder}: {writer[1].mark}")
         raise UserError(f"{self.folder / file} is missing: {self.written_by(folder)}")
-
-    def size(self, file: str) -> int:
-        return self.newest(file).stat().st_size
 
     def document(self, file: str) -> Record:
         """The newest document of this name, which may have *; of a run that was completed, as the
@@ -169,18 +172,23 @@ class Results:
                 raise UserError(
                     f"{path}: the run was {document['status']}; {self.written_by(folder)}"
                 )
-            settings, asked = settings_of(document), self.flags_of(folder)
-            for name in COMPARED & settings.keys() & asked.keys():
-                given = settings[name] if isinstance(settings[name], list) else [settings[name]]
-                if list(map(str, given)) != asked[name]:
-                    line = (
-                        f"{path}: has {name} {settings[name]}, and exercise {self.exercise.number}"
-                        " needs"
-                    )
-                    raise UserError(f"{line} {' '.join(asked[name])}; {self.written_by(folder)}")
+            self.check_settings(path, document, folder)
             self.environment = self.environment or document.get("environment")
             self.documents[file] = Record(document)
         return self.documents[file]
+
+    def check_settings(self, path: Path, document: dict, folder: str) -> None:
+        """Raises UserError if the run is not the one that the page asks for."""
+        settings, asked = settings_of(document), self.flags_of(folder)
+        for name in COMPARED:
+            if name not in settings or name not in asked:
+                continue
+            given = settings[name] if isinstance(settings[name], list) else [settings[name]]
+            if list(map(str, given)) != asked[name]:
+                needs = f"exercise {self.exercise.number} needs {' '.join(asked[name])}"
+                raise UserError(
+                    f"{path}: has {name} {settings[name]}, and {needs}; {self.written_by(folder)}"
+                )
 
     def flags_of(self, folder: str) -> dict[str, list[str]]:
         """The flags of the command on the page that writes the folder."""
@@ -198,8 +206,9 @@ class Results:
         present = [
             number for number in exercises() if any(self.folder.glob(f"exercise{number}_*/"))
         ]
-        foreign = [] if self.exercise.number in present else present
-        hint = f"; {self.folder} has results of exercise {foreign[0]}" if foreign else ""
+        hint = ""
+        if present and self.exercise.number not in present:
+            hint = f"; {self.folder} has results of exercise {present[0]}"
         where = f"{self.exercise.name}:{writer[0]}" if writer else self.exercise.name
         return f"the command in {where} writes it{hint}"
 
@@ -216,11 +225,10 @@ def machine(environment: dict) -> str:
 def settings_of(document: dict) -> dict:
     """The settings of a run, a prediction, a sweep or a benchmark."""
     sections = document.get("config", document)
-    settings = {
-        name: document[name]
-        for name in ("size", "batch_size", "device_memory_mb")
-        if name in document
-    }
+    settings = {}
+    for name in ("size", "batch_size", "device_memory_mb"):
+        if name in document:
+            settings[name] = document[name]
     for name in ("settings", "training", "profiling", "model"):
-        settings |= sections.get(name, {})
+        settings.update(sections.get(name, {}))
     return settings

@@ -94,33 +94,27 @@ def run_blocks(
     rows: list[dict] = []
     with log.open("a", errors="replace") as output, linked_project(folder):
         for i, (block, reason) in enumerate(zip(blocks, reasons, strict=True)):
-            ahead = [
-                one.title
-                for one, skipped in zip(blocks[i:], reasons[i:], strict=True)
-                if not skipped
-            ]
-            if not reason:
+            if reason:
+                note = f": skipped, {reason}"
+            else:
                 before(block)
-            note = f": skipped, {reason}" if reason else time_left(rows, ahead, known)
+                ahead = list(zip(blocks[i:], reasons[i:], strict=True))
+                note = time_left(rows, [b.title for b, skipped in ahead if not skipped], known)
             start = f"[{i + 1}/{len(blocks)}] "
-            say(
-                start
-                + textwrap.shorten(block.title, COLUMNS - len(start + note), placeholder=" ...")
-                + note
-            )
-            rows.append(
-                {"line": block.line, "command": block.title, "seconds": None, "skipped": reason}
-            )
+            room = COLUMNS - len(start + note)
+            say(start + textwrap.shorten(block.title, room, placeholder=" ...") + note)
+            row = {"line": block.line, "command": block.title, "seconds": None, "skipped": reason}
+            rows.append(row)
             if reason:
                 continue
             print(f"\n$ {block.commands.rstrip()}", file=output, flush=True)
-            started = time.monotonic()
+            started_s = time.monotonic()
             code = run_block(block, folder, output, log)
             if code:
                 where = f"{name}:{block.line}: exit code {code}"
                 raise UserError(f"{where}: {last_line(log)[:200]} (output in {log})")
-            rows[-1]["seconds"] = time.monotonic() - started
-            say(f"      {rows[-1]['seconds']:.1f} s")
+            row["seconds"] = time.monotonic() - started_s
+            say(f"      {row['seconds']:.1f} s")
     return rows
 
 
@@ -129,14 +123,12 @@ def time_left(done: list[dict], ahead: list[str], known: Mapping[str, float]) ->
     empty if unknown."""
     if not all(title in known for title in ahead):
         return ""
-    measured = [
-        (row["seconds"], known[row["command"]])
-        for row in done
-        if row["seconds"] and row["command"] in known
-    ]
-    pace = (
-        sum(here for here, _ in measured) / sum(there for _, there in measured) if measured else 1.0
-    )
+    here_s = there_s = 0.0
+    for row in done:
+        if row["seconds"] and row["command"] in known:
+            here_s += row["seconds"]
+            there_s += known[row["command"]]
+    pace = here_s / there_s if here_s else 1.0
     return f" (about {duration(pace * sum(known[title] for title in ahead))} left)"
 
 
@@ -164,7 +156,7 @@ def shell(commands: str, folder: Path, output) -> Iterator[subprocess.Popen]:
     process = subprocess.Popen(
         [shutil.which("bash") or "bash", "-e", "-o", "pipefail", "-c", commands],
         cwd=folder,
-        env=os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"},
+        env=dict(os.environ, PATH=path, PYTHONUNBUFFERED="1"),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
@@ -183,22 +175,26 @@ def shell(commands: str, folder: Path, output) -> Iterator[subprocess.Popen]:
 
 
 def run_block(block: Block, folder: Path, output, log: Path) -> int:
-    """The exit code of a block.  One that stays open gets a free port; it is 0 once it has printed
-    its address."""
-    if block.mark != "stays open":
-        started = time.monotonic()
-        with shell(block.commands, folder, output) as process:
-            while True:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    return process.wait(PROGRESS_S)
-                say(f"      {time.monotonic() - started:.0f} s: {last_line(log)[:100]}")
+    """The exit code of a block."""
+    if block.mark == "stays open":
+        return start_server(block, folder, output, log)
+    started_s = time.monotonic()
+    with shell(block.commands, folder, output) as process:
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(PROGRESS_S)
+            say(f"      {time.monotonic() - started_s:.0f} s: {last_line(log)[:100]}")
+
+
+def start_server(block: Block, folder: Path, output, log: Path) -> int:
+    """0 once a block that stays open, with a free port, has printed its address; else its exit
+    code, 124 if it goes on without."""
     offset = log.stat().st_size
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with shell(
-        re.sub(r"(--port[ =])\d+", rf"\g<1>{port}", block.commands), folder, output
-    ) as process:
+    commands = re.sub(r"(--port[ =])\d+", rf"\g<1>{port}", block.commands)
+    with shell(commands, folder, output) as process:
         deadline = time.monotonic() + SERVER_START_S
         while time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.2)

@@ -66,16 +66,21 @@ def run_one(exercise: Exercise, folder: Path | None, long: bool, stop: bool = Fa
     predicted: dict[int, str] = {}
 
     def ask(block: Block) -> None:
-        for one in predictions(exercise.text) if stop else ():
-            if one.line < block.line and one.line not in predicted:
-                say("", *wrapped([f"Predict ({exercise.name}:{one.line}): {one.question}"]))
+        for prediction in predictions(exercise.text):
+            line = prediction.line
+            if line < block.line and line not in predicted:
+                say("", *wrapped([f"Predict ({exercise.name}:{line}): {prediction.question}"]))
                 try:
-                    predicted[one.line] = input("> ").strip()
+                    predicted[line] = input("> ").strip()
                 except EOFError:  # left open
-                    predicted[one.line] = ""
+                    predicted[line] = ""
 
-    blocks = shell_blocks(exercise.text)
-    rows = run_blocks(blocks, exercise.name, folder, folder / "commands.log", long, known, ask)
+    def go_on(block: Block) -> None:
+        pass
+
+    blocks, log = shell_blocks(exercise.text), folder / "commands.log"
+    before = ask if stop else go_on
+    rows = run_blocks(blocks, exercise.name, folder, log, long, known, before)
     fill_from(exercise, folder, rows, predicted)
     return folder
 
@@ -86,16 +91,16 @@ def run_all(folder: Path | None, long: bool) -> None:
     folder = new_folder(folder, "exercise_all_results")
     rows = []
     for exercise in exercises().values():
-        started = time.monotonic()
+        started_s = time.monotonic()
         row = {"exercise": exercise.name, "status": "ok", "worksheet": None}
         try:
-            row["worksheet"] = run_one(
-                exercise, folder / f"exercise_{exercise.number}", long
-            ) / sheet_file(exercise)
+            where = run_one(exercise, folder / f"exercise_{exercise.number}", long)
+            row["worksheet"] = where / sheet_file(exercise)
         except UserError as error:
             row["status"] = f"failed: {explain_error(error)[0]}"
             say(row["status"])
-        rows.append(row | {"seconds": time.monotonic() - started})
+        row["seconds"] = time.monotonic() - started_s
+        rows.append(row)
         say("")
     exercise, *others = text_columns("exercise", "worksheet", "status")
     say("Exercises", *narrow_table([exercise, column("seconds", "seconds", ",.0f"), *others], rows))
@@ -117,67 +122,74 @@ def fill_from(
     page.  Raises UserError if results are missing or of another exercise.
     """
     results = results_in(folder, exercise)
-    found = answers(results)
+    known = answers(results)
     if results.environment is None:
         raise UserError(f"--results {folder}: none of its documents names a device")
-    left_out = [
-        f"line {row['line']} ({row['skipped']})" for row in commands or [] if row["skipped"]
-    ]
-    skipped = f" Skipped: {', '.join(left_out)}." if left_out else ""
     # The command line is that of only one of the commands.
-    environment = {
-        name: value for name, value in results.environment.items() if name != "command_line"
-    }
-    told = f"Commands: the shell blocks of {exercise.name}, in order.{skipped}"
-    about = [f"Measured on: {machine(environment)}.  ", told]
-    write_bytes(
-        folder / sheet_file(exercise),
-        sheet(exercise, about, found, predicted, complete=True).encode(),
-    )
+    environment = dict(results.environment)
+    environment.pop("command_line", None)
+    about = [
+        f"Measured on: {machine(environment)}.  ",
+        f"Commands: the shell blocks of {exercise.name}, in order.{skipped_text(commands)}",
+    ]
+    filled_in = sheet(exercise, about, known, predicted, complete=True)
+    write_bytes(folder / sheet_file(exercise), filled_in.encode())
     own = folder / own_file(exercise)
     if not own.exists():
-        write_bytes(
-            own, sheet(exercise, [*about, "", CHECK], found, predicted, complete=False).encode()
-        )
-    reasons = {name: because(answer.evidence, "value") for name, answer in found.items()}
-    rows = {
-        name: {"value": one.value, "evidence": one.evidence} | reasons[name]
-        for name, one in found.items()
-    }
+        to_fill_in = sheet(exercise, [*about, "", CHECK], known, predicted, complete=False)
+        write_bytes(own, to_fill_in.encode())
     document = {
         "exercise": exercise.number,
         "text": exercise.name,
         "environment": environment,
-        "answers": rows,
+        "answers": answer_rows(known),
+        "commands": command_times(folder / answers_file(exercise), commands),
     }
-    if commands is None:  # those of run_exercise.py, if it has run them here
-        times = (read_document(folder / answers_file(exercise)) or {}).get("commands")
-    else:
-        times = [
-            {"command": row["command"], "seconds": row["seconds"], "seconds_reason": row["skipped"]}
-            for row in commands
-        ]
-    write_json(folder / answers_file(exercise), document | {"commands": times})
-    known = sum(answer.value is not None for answer in found.values())
-    say(
-        "",
-        *file_lines(
-            [own, *(folder / name for name in (sheet_file(exercise), answers_file(exercise)))], True
-        ),
-    )
+    write_json(folder / answers_file(exercise), document)
+    files = [own, folder / sheet_file(exercise), folder / answers_file(exercise)]
+    say("", *file_lines(files, True), "")
+    measured = sum(answer.value is not None for answer in known.values())
     yours = sum(field.value is not None for field in fields_of(exercise).values())
     say(
-        "",
-        f"Known: {known} of {len(found)} fields; {yours} of them are yours to fill in, in"
-        f" {own.name}",
+        f"Known: {measured} of {len(known)} fields; {yours} of them are yours to fill in, in"
+        f" {own.name}"
     )
-    say(*what_is_left(found, commands))
+    say(*what_is_left(known, commands))
+
+
+def skipped_text(commands: list[dict] | None) -> str:
+    """The sentence about blocks that were not run; empty if all were, or nothing is known."""
+    skipped = []
+    for row in commands or []:
+        if row["skipped"]:
+            skipped.append(f"line {row['line']} ({row['skipped']})")
+    return f" Skipped: {', '.join(skipped)}." if skipped else ""
+
+
+def answer_rows(known: Mapping[str, Answer]) -> dict[str, dict]:
+    """The answers as answers_N.json has them."""
+    rows = {}
+    for name, answer in known.items():
+        rows[name] = {"value": answer.value, "evidence": answer.evidence}
+        rows[name].update(because(answer.evidence, "value"))
+    return rows
+
+
+def command_times(path: Path, commands: list[dict] | None) -> list[dict] | None:
+    """How long each block took; of blocks that were run by hand, what run_exercise.py has written
+    to the file if it has run them here."""
+    if commands is None:
+        return (read_document(path) or {}).get("commands")
+    return [
+        {"command": row["command"], "seconds": row["seconds"], "seconds_reason": row["skipped"]}
+        for row in commands
+    ]
 
 
 LEFT_SHOWN = 4  # fields or commands that are listed as open, of each kind
 
 
-def what_is_left(found: dict[str, Answer], commands: list[dict] | None) -> list[str]:
+def what_is_left(known: Mapping[str, Answer], commands: list[dict] | None) -> list[str]:
     """The commands that were not run and the fields that are open, each with the reason.
 
     commands: None if they were run by hand, so that nothing is known of them."""
@@ -187,28 +199,37 @@ def what_is_left(found: dict[str, Answer], commands: list[dict] | None) -> list[
             room = COLUMNS - len(f"  line {row['line']}, : {row['skipped']}")
             command = textwrap.shorten(row["command"], room, placeholder=" ...")
             skipped.append(f"line {row['line']}, {command}: {row['skipped']}")
-    open_fields = [
-        f"{name}: {answer.evidence}" for name, answer in found.items() if answer.value is None
-    ]
-    lines = []
-    for title, rows in (("Commands not run", skipped), ("Fields still open", open_fields)):
-        if rows:
-            shown = [
-                textwrap.shorten(row, COLUMNS - 2, placeholder=" ...") for row in rows[:LEFT_SHOWN]
-            ]
-            more = [f"  and {len(rows) - LEFT_SHOWN} more"] if len(rows) > LEFT_SHOWN else []
-            lines += [f"{title}: {len(rows)}", *(f"  {row}" for row in shown), *more]
-    ran = "every command was run, and " if commands else ""
-    return lines or [f"Nothing is left: {ran}every field has a value."]
+    open_fields = []
+    for name, answer in known.items():
+        if answer.value is None:
+            open_fields.append(f"{name}: {answer.evidence}")
+    if not skipped and not open_fields:
+        ran = "every command was run, and " if commands else ""
+        return [f"Nothing is left: {ran}every field has a value."]
+    return [*first_few("Commands not run", skipped), *first_few("Fields still open", open_fields)]
+
+
+def first_few(title: str, rows: list[str]) -> list[str]:
+    """Lines that list the first LEFT_SHOWN, and say how many more there are; none without rows."""
+    if not rows:
+        return []
+    lines = [f"{title}: {len(rows)}"]
+    for row in rows[:LEFT_SHOWN]:
+        lines.append("  " + textwrap.shorten(row, COLUMNS - 2, placeholder=" ..."))
+    if len(rows) > LEFT_SHOWN:
+        lines.append(f"  and {len(rows) - LEFT_SHOWN} more")
+    return lines
 
 
 def check_worksheet(path: Path, folder: Path | None) -> bool:
     """Print a row for each field, then what is wrong, by line.  Returns whether all are right."""
-    exercise, found = read_completed(path)
-    where = folder or (
-        path.parent if (path.parent / answers_file(exercise)).is_file() else Path(".")
-    )
-    rows = check(found, fields_of(exercise), answers(results_in(where, exercise)), str(path))
+    exercise, completed = read_completed(path)
+    where = folder
+    if where is None:
+        is_beside = (path.parent / answers_file(exercise)).is_file()
+        where = path.parent if is_beside else Path(".")
+    right_answers = answers(results_in(where, exercise))
+    rows = check(completed, fields_of(exercise), right_answers, str(path))
     columns = (
         column("#", "id"),
         short_column("quantity", "label", 52, left=True),
@@ -217,24 +238,31 @@ def check_worksheet(path: Path, folder: Path | None) -> bool:
         column("", "verdict", left=True),
     )
     say(f"Exercise {exercise.number}, results in {where}", "", *text_table(columns, rows))
-    blank = [row["id"] for row in rows if row["verdict"] == "blank"]
-    listed = len(blank) > LEFT_SHOWN
-    problems = [
-        row["problem"]
-        for row in rows
-        if row["problem"] and not (listed and row["verdict"] == "blank")
-    ]
-    problems += [f"Blank: {', '.join(blank)}"] if listed else []
-    say(*(["", *wrapped(problems)] if problems else []))
+    problems = problems_of(rows)
+    if problems:
+        say("", *wrapped(problems))
     counted = [row for row in rows if row["verdict"] != "not checked"]
     right = sum(row["verdict"] == "right" for row in counted)
     unknown = len(rows) - len(counted)
-    say(
-        "",
-        f"{right} of {len(counted)} right"
-        + (f"; {unknown} cannot be known on that machine" if unknown else ""),
-    )
+    line = f"{right} of {len(counted)} right"
+    if unknown:
+        line += f"; {unknown} cannot be known on that machine"
+    say("", line)
     return right == len(counted)
+
+
+def problems_of(rows: list[dict]) -> list[str]:
+    """What is wrong, by line; more than a few blank fields are one line."""
+    blank = [row["id"] for row in rows if row["verdict"] == "blank"]
+    in_one_line = len(blank) > LEFT_SHOWN
+    problems = []
+    for row in rows:
+        is_listed = in_one_line and row["verdict"] == "blank"
+        if row["problem"] and not is_listed:
+            problems.append(row["problem"])
+    if in_one_line:
+        problems.append(f"Blank: {', '.join(blank)}")
+    return problems
 
 
 def write_blank(chosen: list[Exercise], folder: Path) -> None:

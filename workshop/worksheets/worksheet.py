@@ -22,35 +22,33 @@ WIDER = {  # lines of a table of what is measured, and with a column for the val
 def template_of(exercise: Exercise) -> str:
     """The results template of the reference page, with the folders of the exercise; empty if it
     does not fill it in."""
-    found, text = TEMPLATE.search(exercise.text), page.REFERENCE.read_text()
-    if not found:
+    match = TEMPLATE.search(exercise.text)
+    if not match:
         return ""
-    folders = found[1].split()
-    for name, folder in zip(folders[::2], folders[1::2], strict=True):
+    text = page.REFERENCE.read_text()
+    words = match[1].split()  # names and the folders that stand for them, in turn
+    for name, folder in zip(words[::2], words[1::2], strict=True):
         text = text.replace(f"`{name}/", f"`{folder}/")
     return page.section(text, TEMPLATE_HEADING)
 
 
 def fields_of(exercise: Exercise) -> dict[str, Field]:
     """The fields of an exercise's page and of the template, by id."""
-    return {
-        field.id: field
-        for field in [*page.fields(template_of(exercise)), *page.fields(exercise.text)]
-    }
+    of_both = [*page.fields(template_of(exercise)), *page.fields(exercise.text)]
+    return {field.id: field for field in of_both}
 
 
 def answers(results: Results) -> dict[str, Answer]:
     """The answer to every field of the exercise's page, and to the template's if the exercise fills
     it in."""
-    template = [
-        field
-        for field in page.fields(template_of(results.exercise))
-        if not field.file.startswith("FLOPS")
-    ]
-    found = results.answers(page.REFERENCE.name, template) | results.answers(
-        results.exercise.name, page.fields(results.exercise.text)
-    )
-    return ({"R.13": Answer(None, "not measured in this exercise")} if template else {}) | found
+    template = page.fields(template_of(results.exercise))
+    known = {}
+    if template:
+        known["R.13"] = Answer(None, "not measured in this exercise")
+        asked = [field for field in template if not field.file.startswith("FLOPS")]
+        known.update(results.answers(page.REFERENCE.name, asked))
+    known.update(results.answers(results.exercise.name, page.fields(results.exercise.text)))
+    return known
 
 
 # ---- Filling in ----------------------------------------------------------------------------------
@@ -71,24 +69,21 @@ def sheet(
     lines = [f"# {exercise.title}: worksheet", "", *about, ""]
     if template:
         lines += ["## Results", "", *fill(template, found, complete), ""]
-    if asked := page.predictions(exercise.text):
+    asked = page.predictions(exercise.text)
+    if asked:
         lines += ["## Predictions", ""]
-        lines += [
-            f"- {one.question}\n  - {predicted.get(one.line) or page.BLANK}" for one in asked
-        ] + [""]
+        for prediction in asked:
+            written = predicted.get(prediction.line) or page.BLANK
+            lines += [f"- {prediction.question}", f"  - {written}"]
+        lines.append("")
     shown = text if complete else page.HINTS.sub("", text)
     lines += ["## Worksheet", "", *fill(TEMPLATE.sub("", shown), found, complete)]
     if not complete:
         questions = page.section(page.HINTS.sub("", exercise.text), "## Questions")
-        lines += [
-            "",
-            "## Questions",
-            "",
-            re.sub(r"\n\[The answers\]\(.*", "", questions, flags=re.S).rstrip(),
-        ]
-    return (
-        re.sub(r"\[([^]]+)\]\([^)\s]+\)", r"\1", "\n".join(lines)) + "\n"
-    )  # links are of use on the page only
+        questions = re.sub(r"\n\[The answers\]\(.*", "", questions, flags=re.S).rstrip()
+        lines += ["", "## Questions", "", questions]
+    # Links are of use on the page only.
+    return re.sub(r"\[([^]]+)\]\([^)\s]+\)", r"\1", "\n".join(lines)) + "\n"
 
 
 def fill(text: str, found: Mapping[str, Answer], complete: bool) -> list[str]:
@@ -97,24 +92,34 @@ def fill(text: str, found: Mapping[str, Answer], complete: bool) -> list[str]:
     for line in text.rstrip().splitlines():
         row, checkbox = page.ROW.match(line), page.CHECKBOX.match(line)
         if row:
-            answer, where = found.get(row["id"]), page.HIDDEN.sub("", row["where"]).strip()
-            shown = answer.shown if answer and (complete or row["value"] is None) else page.BLANK
-            where = answer.evidence.replace("|", "\\|") if complete else where
-            lines.append(
-                f"| {' | '.join([row[name].strip() for name in ('id', 'label', 'unit')])} | {shown}"
-                f" | {where} |"
-            )
+            lines.append(filled_row(row, found.get(row["id"]), complete))
         elif checkbox and complete:
-            answer = found[checkbox["id"]]
-            mark, known = (
-                ("x" if answer.value is True else " "),
-                "" if answer.value is not None else "unknown: ",
-            )
-            start = line[: checkbox.start("value")] + mark + line[checkbox.end("value") :]
-            lines += [page.HIDDEN.sub("", start), f"  - {known}{answer.evidence}"]
+            lines += filled_checkbox(line, checkbox, found[checkbox["id"]])
         else:
             lines.append(page.HIDDEN.sub("", WIDER.get(line, line)))
     return lines
+
+
+def filled_row(row: re.Match, answer: Answer | None, complete: bool) -> str:
+    """A row of a worksheet; what is measured has its answer, what is to be filled in only if it
+    is to be complete."""
+    is_measured = row["value"] is None
+    shown = page.BLANK
+    if answer and (complete or is_measured):
+        shown = answer.shown
+    where = page.HIDDEN.sub("", row["where"]).strip()
+    if complete:
+        where = answer.evidence.replace("|", "\\|")
+    cells = [row["id"].strip(), row["label"].strip(), row["unit"].strip(), shown, where]
+    return f"| {' | '.join(cells)} |"
+
+
+def filled_checkbox(line: str, checkbox: re.Match, answer: Answer) -> list[str]:
+    """Its line with the mark, and the evidence."""
+    mark = "x" if answer.value is True else " "
+    marked = line[: checkbox.start("value")] + mark + line[checkbox.end("value") :]
+    known = "unknown: " if answer.value is None else ""
+    return [page.HIDDEN.sub("", marked), f"  - {known}{answer.evidence}"]
 
 
 # ---- Checking ------------------------------------------------------------------------------------
@@ -128,27 +133,23 @@ def read_completed(path: Path) -> tuple[Exercise, list[Field]]:
     """A completed worksheet: its exercise and its fields.  Raises UserError if it is not one,
     NoWorksheet if it has no fields at all."""
     try:
-        found = page.fields(path.read_text())
+        completed = page.fields(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
-        ) from error
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: cannot be read: {why}") from error
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    numbers = sorted(
-        {int(field.id.split(".")[0]) for field in found if not field.id.startswith("R.")}
-    )
+    ids = [field.id for field in completed if not field.id.startswith("R.")]
+    numbers = sorted({int(name.split(".")[0]) for name in ids})
     if not numbers:
         raise NoWorksheet(
             f"{path}: has no worksheet fields; they are rows such as `| 1.3 | ... | unit | ... |"
             " ... |`"
         )
     if len(numbers) > 1:
-        raise UserError(
-            f"{path}: has fields of exercises {' and '.join(map(str, numbers))}; check one at a"
-            " time"
-        )
-    return exercise_of(numbers[0], str(path)), found
+        shown = " and ".join(map(str, numbers))
+        raise UserError(f"{path}: has fields of exercises {shown}; check one at a time")
+    return exercise_of(numbers[0], str(path)), completed
 
 
 def exercise_of(number: int, name: str) -> Exercise:
@@ -176,19 +177,16 @@ def check(
             field = replace(field, value=field.where)
         place = f"{name}:{field.line}: {field.id}"
         if field.id not in known:
-            problem = f"{place} is not a field of the exercise"
             rows.append(
-                {"id": field.id, "yours": field.shown, "verdict": "not a field", "problem": problem}
+                {
+                    "id": field.id,
+                    "yours": field.shown,
+                    "verdict": "not a field",
+                    "problem": f"{place} is not a field of the exercise",
+                }
             )
         elif known[field.id].value is not None:
-            answer, label = answers[field.id], known[field.id].label
-            verdict, problem = judge(field, known[field.id], answer)
-            place = f"{place} {label.rstrip('.')}"
-            row = {"id": field.id, "label": label, "yours": field.shown, "verdict": verdict}
-            if verdict in ("right", "wrong", "not checked"):  # not to one who has not tried
-                row["results"] = answer.shown
-            see = f"; see {answer.evidence}" if verdict == "wrong" else ""
-            rows.append(row | {"problem": problem and f"{place}: {problem}{see}"})
+            rows.append(checked_row(field, known[field.id], answers[field.id], place))
     present = {field.id for field in found}
     for field in known.values():
         if field.value is not None and field.id not in present:
@@ -197,6 +195,20 @@ def check(
                 {"id": field.id, "label": field.label, "verdict": "missing", "problem": problem}
             )
     return rows
+
+
+def checked_row(field: Field, known: Field, answer: Answer, place: str) -> dict:
+    """Of a field that is to be filled in.  known: as it stands on the page."""
+    verdict, problem = judge(field, known, answer)
+    row = {"id": field.id, "label": known.label, "yours": field.shown, "verdict": verdict}
+    if verdict in ("right", "wrong", "not checked"):  # not to one who has not tried
+        row["results"] = answer.shown
+    if problem:
+        problem = f"{place} {known.label.rstrip('.')}: {problem}"
+    if verdict == "wrong":
+        problem += f"; see {answer.evidence}"
+    row["problem"] = problem
+    return row
 
 
 def judge(field: Field, known: Field, answer: Answer) -> tuple[str, str | None]:
