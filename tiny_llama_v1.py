@@ -17,7 +17,8 @@ baseline that every optimization is compared with.
         tiny_llama_v1.py                                           the same on two nodes
     srun -n 16 --gpus-per-task=1 python3 tiny_llama_v1.py          the same in a Slurm job
 
-In order of execution: configuration, model, data, training loop, one run, flags.  The measurement
+From the parts to the whole: configuration, model, data, training loop, one run, flags; execution
+begins in main(), at the end.  The measurement
 code (clocks, profilers, files, reports) is in harness/, the analysis of what was measured in
 analysis/.
 
@@ -418,7 +419,7 @@ class Attention(nn.Module):
                 v = self.v_proj(x).view(by_head).transpose(1, 2)  # [B, K, S, E]
         with trace_range(f"{self.range}.rope"):
             q, k = self.rope(q), self.rope(k)
-        if causal_mask is None:
+        if causal_mask is None:  # --attention sdpa: TinyLlamaModel makes no mask
             output = fused_attention(q, k, v, causal=True, part=self.range)  # [B, H, S, E]
         else:
             mask = causal_mask[:seq_len, :seq_len]
@@ -740,7 +741,7 @@ def run(
     check_can_be_trained(workload, profiling, device)
     schedule = InstrumentSchedule(training.num_steps, profiling)  # which steps are profiled
     config = {**workload.settings(), "profiling": asdict(profiling)}
-    from analysis.commands.run_ending import close_report
+    from analysis.commands.run_ending import close_report  # late: slow to import
     from analysis.prediction.preflight import check_fits_in_memory
 
     with workload.step_settings(), process_group(device, config) as (rank, world_size):
@@ -773,13 +774,14 @@ def train_and_measure(
     report."""
     measurements, num_steps = report.measurements, workload.training.num_steps
     meter = measurements.meter
-    folders = report.folder.path if report.rank == 0 else None, report.folder.traces
+    schedule, traces = report.schedule, report.folder.traces
+    folder = report.folder.path if report.rank == 0 else None
     suffix = suffix_of_rank(report.rank, report.world_size)
     preparation = Preparation(tell=say, records_generated_code=profiling.records_trace)
     with Session(workload, device, (report.rank, report.world_size), preparation) as session:
         measurements.compilation = session.compilation
         instruments = Instruments(
-            report.schedule, profiling, session.unwrapped, session.audit, device, *folders, suffix
+            schedule, profiling, session.unwrapped, session.audit, device, folder, traces, suffix
         )
         measurements.instruments = instruments
         with measurements.sampler, instruments.run():

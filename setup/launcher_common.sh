@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Sourced by every launcher: setup, result folders, logging.  Sourcing it only sets HERE, the folder of the project.
+# Sourced by every launcher: setup, result folders, logging.  Sourcing it sets variables and
+# defines functions, and starts nothing; HERE is the folder of the project.  A launcher calls launch(), at the end.
 
 set -u
 HERE=$(CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd) || exit 1
@@ -25,7 +26,7 @@ one_process() { [ -z "${RANK:-}" ] && [ "${SLURM_STEP_NUM_TASKS:-1}" = 1 ]; }
 # use_python FILE...: sets PYTHON to an interpreter that has the packages of the requirement files.  That is the
 # python3 on PATH (an active venv or conda environment, a container, a loaded module) if it has all of them, else
 # VENV (.venv in the project), created and filled here.  If the python3 on PATH has torch, VENV is layered on its
-# packages: setup never replaces an installed torch.  VENV/made tells which build of torch it has.
+# packages: setup never replaces a torch that it did not install.  VENV/made tells which build of torch it has.
 
 VENV=${VENV:-$HERE/.venv}
 case $VENV in /*) ;; *) VENV=$PWD/$VENV ;; esac

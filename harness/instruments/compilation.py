@@ -25,9 +25,9 @@ if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
     APART["isolate_recompiles"] = True
 
 
-def compile_in_place(model: nn.Module, **options: object) -> None:
-    """torch.compile of all that a step calls first; the modules stay the same.
-    options: of torch.compile."""
+def compile_in_place(model: nn.Module, **arguments: object) -> None:
+    """torch.compile of all that a step calls first; the modules stay the same.  arguments: those of
+    torch.compile."""
     from torch._dynamo import config, trace_rules  # takes seconds
     from torch._dynamo.external_utils import wrap_inline
 
@@ -41,12 +41,12 @@ def compile_in_place(model: nn.Module, **options: object) -> None:
         )
         if hasattr(config, "wrap_top_frame"):
             with config.patch(wrap_top_frame=skipped):
-                module.compile(dynamic=False, **APART, **options)
+                module.compile(dynamic=False, **APART, **arguments)
         elif skipped:  # of PyTorch 2.6
             called = wrap_inline(module._call_impl)
-            module._compiled_call_impl = torch.compile(called, dynamic=False, **APART, **options)
+            module._compiled_call_impl = torch.compile(called, dynamic=False, **APART, **arguments)
         else:
-            module.compile(dynamic=False, **APART, **options)
+            module.compile(dynamic=False, **APART, **arguments)
 
 
 def compiler_options(mode: str) -> dict[str, object]:

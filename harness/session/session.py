@@ -46,7 +46,7 @@ class Preparation:
     change_model: Callable[[nn.Module], object] | None = None  # once built, before it is compiled
     wrap: Callable[[TrainingState], Callable] | None = None  # instead of DistributedDataParallel
     records_generated_code: bool = False  # so that a trace on a CPU has the compiled kernels
-    # Around compiling, such as an empty cache.
+    # Around compiling, for example with an empty cache of the compiler.
     compile_within: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
     tell: Callable[[str], object] = _tell_nobody  # receives a line before what takes long
 
@@ -55,8 +55,8 @@ class Session:
     """A workload on a device, prepared; its steps run under its own settings of the process.
 
     state and stream are what Workload.train() takes.  In a `with` block those settings are in
-    force; step(), times() and all other methods see to it themselves, whoever has run before.  A
-    session can be used after its block, and several of them in turn.
+    force; step(), times() and all other methods see to it themselves, whatever other session ran in
+    between.  A session can be used after its block, and several of them in turn.
     """
 
     def __init__(
@@ -77,7 +77,8 @@ class Session:
         self._in_force: list[contextlib.AbstractContextManager] = []  # settings, the inner last
         self._untimed = NullMeter(world_size=self.world_size)
         check_can_be_prepared(workload, device)
-        # Parameters of a user's file are counted by a look at it, which may draw random numbers.
+        # A user's file is examined now, and the answer kept: that may draw random numbers, so it
+        # comes before the seed.
         workload.parameter_count()
         with self:
             torch.manual_seed(workload.training.seed)
@@ -87,7 +88,7 @@ class Session:
 
     def _prepare(self) -> None:
         built = self._build()
-        # Its parameters have their own names, also once a graph or another class wraps it.
+        # Kept unwrapped: graphs and DistributedDataParallel rename parameters.
         self.model: nn.Module = built.model
         self.optimizer = built.optimizer
         self.unwrapped: TrainingState = built

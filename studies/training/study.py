@@ -33,7 +33,10 @@ class TrainingBenchmark(Study):
         text = "forward: the forward pass alone, saving no tensors; train: a full step (both)"
         flags.choices("--modes", text, MODES, metavar="MODE", default=[*MODES])
         flags.precisions("fp32; with --workload that of the file")
-        text = "each row compiled too, with speedup, compile time and break-even step"
+        text = (
+            "each row compiled too, in the mode `default`, with speedup, compile time and"
+            " break-even step"
+        )
         flags.add("--compile", action="store_true", help=text)
         text = "warm-up steps before the repetitions, a row for each number (%(default)s)"
         flags.count("--warmups", text, minimum=0, nargs="+", default=ByDevice([5], [1]))
@@ -62,14 +65,14 @@ class TrainingBenchmark(Study):
     def cells(self) -> list[Cell]:
         args = self.args
         names = ("batch_size", "device", "optimizer_impl")
-        common, sizes = {name: getattr(args, name) for name in names}, args.sizes
+        common = {name: getattr(args, name) for name in names}
+        sizes = args.sizes
         if args.workload:
             sizes = [None]
             common["workload"] = args.workload
-        cells, shapes = (
-            [],
-            (sizes, args.seq_lens, args.modes, args.precisions, sorted({False, args.compile})),
-        )
+        cells = []
+        compiled_too = sorted({False, args.compile})
+        shapes = (sizes, args.seq_lens, args.modes, args.precisions, compiled_too)
         for size, seq_len, mode, precision, compiled in itertools.product(*shapes):
             workload = workload_of(
                 size=size, seq_len=seq_len, precision=precision, compile=compiled, **common
