@@ -432,3 +432,16 @@ def test_results_that_go_to_the_host_are_kept_on_the_device(tmp_path):
         work = on_gpu("gemm", 680, 710, 280, 2, operator=LARGE | {"ts": 679})
         rows, _ = rows_of(trace_of(tmp_path, step(1, 0, 1000), *copy, *work))
         assert rows["fewer transfers"]["next"].startswith(words)
+
+
+def test_a_small_result_that_goes_to_the_host_does_not_decide_what_to_do(tmp_path):
+    """Most of the time goes to what is copied to the device."""
+    copied = shaped("aten::copy_", 2, 4, [[4096, 4096]] * 2)
+    name = "Memcpy HtoD (Pageable -> Device)"
+    batch = on_gpu(name, 3, 5, 600, 1, "gpu_memcpy", copied, call="cudaMemcpyAsync")
+    small = shaped("aten::copy_", 606, 4, [[16, 16]] * 2)
+    name = "Memcpy DtoH (Device -> Pageable)"
+    result = on_gpu(name, 607, 610, 50, 2, "gpu_memcpy", small, call="cudaMemcpyAsync")
+    work = on_gpu("gemm", 680, 710, 280, 3, operator=LARGE | {"ts": 679})
+    rows, _ = rows_of(trace_of(tmp_path, step(1, 0, 1000), *batch, *result, *work))
+    assert rows["fewer transfers"]["next"].startswith("x.pin_memory()")

@@ -8,6 +8,7 @@ import torch
 from test_prediction import TINY, read, workload_of
 
 import tiny_llama_v1 as tiny_llama
+from analysis.hardware.datasheets import DATASHEETS
 from analysis.prediction.capacity import CONTEXT, RESERVES, capacity_elsewhere, capacity_of
 from analysis.prediction.document import memory_prediction
 from analysis.prediction.memory import predicted_memory
@@ -248,3 +249,9 @@ def test_a_changed_model_that_needs_data_costs_the_prediction_alone(train, tmp_p
     code, _, err = train("--dry-run")
     assert (code, err.count("\n")) == (1, 1)
     assert "cannot run on fake tensors" in err
+
+
+def test_the_memory_of_a_datasheet_is_in_units_of_1024():
+    h100 = next(row for row in DATASHEETS if "H100 80GB HBM3" in row.name)
+    capacity = capacity_elsewhere(None, h100)
+    assert capacity.total == h100.memory_mb * 1024**2

@@ -401,3 +401,10 @@ def test_matmuls_reach_no_more_than_the_datasheet_says():
     for precision in ("fp32", "bf16"):
         ceilings = {one.kind: one.rate for one in compute_ceilings(device, precision)}
         assert ceilings["measured"] < 1.1 * ceilings.get("datasheet", ceilings["measured"])
+
+
+def test_a_copy_moves_each_byte_twice(monkeypatch):
+    """It is read once and written once."""
+    monkeypatch.setitem(measuring.COPIED_BYTES, "cpu", 4096)
+    monkeypatch.setattr(measuring, "durations", lambda *_: [0.5, 0.25])
+    assert measuring.measured_bandwidth("cpu").rate == 2 * 4096 / 0.25

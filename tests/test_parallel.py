@@ -4,6 +4,7 @@ refused."""
 import json
 import re
 import sys
+import types
 from dataclasses import replace
 
 import pytest
@@ -542,3 +543,12 @@ def test_a_device_whose_name_only_begins_like_anothers_has_no_links_of_it(device
 def test_a_whole_device_has_its_links_whatever_is_given_of_it():
     for device in ("AMD Instinct MI300X VF", "Instinct MI300X", "NVIDIA H200:bandwidth=4.0"):
         assert links_inside_node(device, 8).gb_per_sec in (448, 450), device
+
+
+def test_fsdp_reduces_gradients_after_the_last_micro_batch_alone():
+    asked = []
+    model = types.SimpleNamespace(set_requires_gradient_sync=asked.append)
+    for last in (False, False, True):
+        with parallel.gradient_sync(model, last):
+            pass
+    assert asked == [False, False, True]

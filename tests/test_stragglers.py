@@ -29,8 +29,8 @@ def write_ranks(folder, clocks, late_rank, ranks=(0, 1, 2)):
     return find_traces(folder)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("late_rank", [None, 0, 2])
+@pytest.mark.slow_cases
+@pytest.mark.parametrize("late_rank", [2, 0, None])
 def test_the_straggler_is_the_last_to_arrive_whatever_the_clocks_say(tmp_path, late_rank):
     analyses, _ = analyze_all(write_ranks(tmp_path, (1e6, 5e9, 3e3), late_rank))
     ranks = analyses[0][1]["ranks"]

@@ -3,6 +3,7 @@ concluded from it."""
 
 import functools
 import json
+import types
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import run_timing_study
 from harness.machine.clock import time_synced
 from harness.session.session import Session
 from studies.engine.command_line import workload_of
+from studies.timing import methods
 from studies.timing.methods import METHODS, RIGHT, dispatch_ms
 from studies.timing.results import conclusion, reported, with_conclusions
 
@@ -164,3 +166,33 @@ def test_gpu_calls_return_before_the_device_is_done(scratch):
         for row in json.loads((scratch / "run" / "timing_study.json").read_text())["rows"]
     }
     assert rows["no synchronization"]["baseline_ms"] < rows[RIGHT]["baseline_ms"]
+
+
+def test_both_arms_are_warmed_up(monkeypatch):
+    """And take as many steps by each method, but for the pause that interrupts the baseline."""
+    steps = {"baseline": [], "changed": []}
+
+    class Stub:
+        def __init__(self, workload, device):
+            self.device, self.taken = device, steps[workload.name]
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def step(self):
+            self.taken.append("step")
+
+    def steps_of(session, count):
+        session.taken.append(count)
+        return [1.0] * count
+
+    monkeypatch.setattr(methods, "Session", Stub)
+    monkeypatch.setattr(methods, "steps_ms", steps_of)
+    training = types.SimpleNamespace(device="cpu")
+    pair = [types.SimpleNamespace(name=name, training=training) for name in steps]
+    methods.interleaved(*pair, repetitions=3, wrong_repetitions=2, warmup=7)
+    for taken in steps.values():
+        assert taken[:4] == [7, 1, 1, 1]

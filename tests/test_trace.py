@@ -8,6 +8,7 @@ import itertools
 import json
 import tarfile
 import time
+import types
 from dataclasses import replace
 
 import numpy as np
@@ -33,7 +34,7 @@ from traces import (
 
 import tiny_llama_v1 as tiny_llama
 from analysis.attribution.gpu_time import gpu_timeline
-from analysis.attribution.operators import kernel_section
+from analysis.attribution.operators import kernel_section, kernel_table
 from analysis.diagnosis.text import trust_text
 from analysis.trace.columns import Part, Reader
 from analysis.trace.links import link
@@ -1146,3 +1147,12 @@ def test_the_traces_of_the_benchmark_are_whole(tmp_path):
         assert analysis_of(trace)["integrity"]["problems"] == []
     trace_reading.write_trace(tmp_path / "a.json", 0.8, trace_reading.with_ranks)
     assert [trace.rank for trace in read_traces(tmp_path / "a.json")] == [0, 1, 2, 3]
+
+
+def test_kernels_outside_of_the_steps_are_not_among_those_of_a_step():
+    names = pd.Categorical(["gemm"] * 3)
+    gpu = pd.DataFrame({"name": names, "kind": "matmul", "operator": -1, "step": [-1, 0, 1]})
+    gpu = gpu.assign(start=[0.0, 10.0, 20.0], end=[1.0, 12.0, 23.0], component=None, category=None)
+    host = pd.DataFrame({"name": pd.Categorical([])})
+    (row,) = kernel_table(types.SimpleNamespace(gpu=gpu, host=host, steps=[1, 2]))
+    assert (row["count"], row["count_per_step"], row["total_us"]) == (3, 1, 6)

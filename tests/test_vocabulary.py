@@ -24,6 +24,8 @@ from harness.instruments.phases import PHASES
         ("ProfilerStep#12", Meaning(roles.STEP, about="12")),
         ("backward", Meaning(roles.PHASE, named_phase="backward")),
         ("backward of the head", Meaning()),
+        ("forward", Meaning(roles.PHASE, named_phase="forward")),
+        ("forward_backward", Meaning()),
         (
             "Optimizer.step#AdamW.step",
             Meaning(roles.OPTIMIZER_STEP, "optimizer", "optimizer", about="AdamW"),

@@ -1,10 +1,12 @@
 """Numbers and names as learners write them on a worksheet, and how close is right."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from workshop.exercise.values import choice, number_in, plain
+from workshop.worksheets.worksheet import judge
 
 
 def test_a_verdict_may_be_written_as_it_is_printed():
@@ -75,3 +77,13 @@ def test_how_close_is_right(written, right, agrees):
 def test_names_are_compared_without_their_dress():
     assert plain("`aten::MM`") == plain("mm")
     assert plain("compute-bound") == plain("Compute bound")
+
+
+def test_the_beginning_of_a_name_is_not_the_name():
+    known = SimpleNamespace(unit="", is_number=False, choices=(), expected="a name")
+    answer = SimpleNamespace(value="aten::addmm", shown="aten::addmm")
+    verdicts = []
+    for written in ("aten::addmm", "`aten::addmm`", "aten::add"):
+        field = SimpleNamespace(value=written, shown=written, is_blank=False, is_checked=None)
+        verdicts.append(judge(field, known, answer)[0])
+    assert verdicts == ["right", "right", "wrong"]
