@@ -58,6 +58,11 @@ def runs(tmp_path_factory):
     train("small_batch", *profiled)
     train("large_batch", *profiled, "--batch-size", "32")
     train("wide", "--num-steps", "8", "--hidden-dim", "256")
+    for file in folder.glob("*/*.json"):
+        document = json.loads(file.read_text())
+        if document.get("disturbance"):  # by other tests
+            document["disturbance"] |= {"disturbed": False, "reasons": []}
+            file.write_text(json.dumps(document))
     return folder
 
 
