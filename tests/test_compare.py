@@ -62,7 +62,10 @@ def runs(tmp_path_factory):
         document = json.loads(file.read_text())
         if document.get("disturbance"):  # by other tests
             document["disturbance"] |= {"disturbed": False, "reasons": []}
-            file.write_text(json.dumps(document))
+        if file.name == "operator_analysis.json":  # steps that were not profiled were disturbed
+            overhead = document["integrity"]["profiler_overhead"]
+            overhead["ratio"] = max(1.1, overhead["ratio"])
+        file.write_text(json.dumps(document))
     return folder
 
 
