@@ -65,7 +65,6 @@ def measured(flags: str, device: torch.device) -> dict:
     """Step time by events, and what the allocator took, from an empty one."""
     gc.collect()  # what the row before has left
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
     torch._dynamo.reset()
     # Of billions of parameters, a CPU would take minutes to draw them.
     session = Session(workload_of(flags), device, preparation=Preparation(draws_on_device=True))

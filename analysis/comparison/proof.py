@@ -76,8 +76,9 @@ def proof_section(document: dict) -> Section:
             facts[f"{row['change']} differs"] = how + where
             if is_of_compiler(row):
                 facts[f"The graph of {row['change']}"] = (
-                    "the program with this change, started with these variables, lets PyTorch's"
-                    f" accuracy minifier reduce it to repro.py: {MINIFIER}"
+                    "the program with this change, started with these variables, has PyTorch write"
+                    " it to repro.py, and a minifier_launcher.py that makes it smaller:"
+                    f" {MINIFIER}"
                 )
         if row["verdict"] in ("does not apply", "already so"):
             facts[f"{row['change']}: {row['verdict']}"] = row.get("applied_reason", "")

@@ -13,14 +13,13 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TypeVar
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from analysis.work.fake_user_code import attention_without_masks
+from analysis.work.fake_user_code import Replacement, attention_without_masks, replaced
 from analysis.work.interpreted_graphs import InterpretedGraphs
 from harness.base.errors import UserError, first_line
 from harness.base.ranges import trace_range
@@ -155,9 +154,10 @@ def gpu_kernels() -> Iterator[None]:
         return GpuNorm.apply(x, shape, weight, eps)
 
     in_place, of_gpu = devices.shares_heads, lambda kind, dtype: in_place("cuda", dtype)
-    with (
-        mock.patch.multiple(F, rms_norm=norm, scaled_dot_product_attention=same_heads),
-        mock.patch.object(devices, "shares_heads", of_gpu),
+    with replaced(
+        Replacement(F, "rms_norm", norm),
+        Replacement(F, "scaled_dot_product_attention", same_heads),
+        Replacement(devices, "shares_heads", of_gpu),
     ):
         yield
 
@@ -232,8 +232,8 @@ def events_of_cpus() -> Iterator[None]:
     with contextlib.ExitStack() as added:
         for name in ("record_event", "wait_event"):
             if not hasattr(torch.cpu.Stream, name):
-                method = mock.patch.object(torch.cpu.Stream, name, no_event, create=True)
-                added.enter_context(method)
+                setattr(torch.cpu.Stream, name, no_event)
+                added.callback(delattr, torch.cpu.Stream, name)
         yield
 
 

@@ -37,20 +37,16 @@ class Replacement(NamedTuple):
 def replaced(*replacements: Replacement) -> Iterator[None]:
     """Replace the functions while the block runs.  One that its owner does not have is left out:
     what would have called it then fails, or works, by itself."""
-    present = [one for one in replacements if hasattr(one.owner, one.name)]
-    # What the owner inherits is not its own: it is taken away again, not written into it.
-    own = [one.name in vars(one.owner) for one in present]
-    originals = [vars(one.owner).get(one.name) for one in present]
-    for replacement in present:
-        setattr(replacement.owner, replacement.name, replacement.by)
-    try:
+    with contextlib.ExitStack() as restored:
+        for owner, name, by in replacements:
+            if not hasattr(owner, name):
+                continue
+            if name in vars(owner):
+                restored.callback(setattr, owner, name, vars(owner)[name])
+            else:  # inherited: the owner itself has none
+                restored.callback(delattr, owner, name)
+            setattr(owner, name, by)
         yield
-    finally:
-        for replacement, is_own, original in zip(present, own, originals, strict=True):
-            if is_own:
-                setattr(replacement.owner, replacement.name, original)
-            else:
-                delattr(replacement.owner, replacement.name)
 
 
 # ---- What needs values ---------------------------------------------------------------------------
@@ -109,8 +105,8 @@ def without_values() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def on_fake_tensors() -> Iterator[None]:
-    """The same for building a model: its fake tensors cannot be converted in place, and are on the
-    CPU."""
+    """without_values() for building a model, too: its fake tensors cannot be converted in place,
+    and are on the CPU."""
     building = replaced(
         Replacement(nn.Module, "_apply", apply_by_new_tensors),
         Replacement(torch.cuda, "is_available", no_gpu),

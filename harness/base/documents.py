@@ -45,8 +45,8 @@ def _no_json(constant: str) -> NoReturn:
 def read_fitting(
     path: Path, kind: type[Document], parts: Collection[str] | None = None
 ) -> dict | None:
-    """The same of a document of this type that has what is needed of it; what may be null and is
-    missing is null.
+    """A document of this type that has what is needed of it; what may be null and is missing is
+    null.
 
     parts: the fields that are needed, such as `verdict.bound`; None: all.  Raises UserError, which
     names the file and the first field that is missing or of another type, too.
@@ -63,8 +63,8 @@ def read_fitting(
 def read_or_leave_out(
     path: Path, kind: type[Document], left_out: list[str], parts: Collection[str] | None = None
 ) -> dict | None:
-    """The same of a document that is not needed: of one that cannot be read, left_out takes a line
-    that says why, and the rest goes on without it."""
+    """A document that is not needed, else as read_fitting(): of one that cannot be read, left_out
+    takes a line that says why, and the rest goes on without it."""
     try:
         return read_fitting(path, kind, parts)
     except UserError as error:

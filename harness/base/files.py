@@ -45,7 +45,7 @@ TRACE = "trace_step_*.pt.trace.json*"
 
 
 def _registered(row: str) -> FileKind:
-    """That of a row of files.txt."""
+    """The kind that a row of files.txt tells of."""
     pattern, writer, type_name, contents = map(str.strip, row.split("|"))
     is_folder = pattern.endswith("/")
     return FileKind(pattern.rstrip("/"), writer, contents, type_name, is_folder)

@@ -51,8 +51,10 @@ def are_numbers(environ: Mapping[str, str], tasks: str) -> bool:
 def problem_of_address(environ: Mapping[str, str]) -> str | None:
     """The line that asks for MASTER_ADDR, where slurm_ranks() could not tell it; else None."""
     node_list = node_list_of(environ)
-    is_alone = environ.get("WORLD_SIZE", "1") == "1"
-    if "MASTER_ADDR" in environ or is_alone or "[" not in node_list:
+    world_size = environ.get("WORLD_SIZE", "1")
+    # Else slurm_ranks() has asked nobody.
+    is_of_step = world_size != "1" and are_numbers(environ, world_size)
+    if "MASTER_ADDR" in environ or not is_of_step or "[" not in node_list:
         return None
     return (
         f"MASTER_ADDR is not set, and Slurm's scontrol does not tell the nodes of {node_list};"
@@ -96,7 +98,7 @@ def tasks_by_node(environ: Mapping[str, str], tasks: int) -> list[int]:
 
 
 def tasks_of_node(environ: Mapping[str, str], tasks: int) -> int:
-    """On this node: the fourth of 4(x3),2 is 2."""
+    """How many tasks run on this node: the fourth of 4(x3),2 has 2."""
     counts = tasks_by_node(environ, tasks)
     return counts[min(int(environ.get("SLURM_NODEID", 0)), len(counts) - 1)]
 

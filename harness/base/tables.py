@@ -157,7 +157,7 @@ def _clipped_column(shown: Column, rows: Sequence[dict], length: int, title: str
 
 
 def markdown_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
-    """The same table in markdown; not padded, so that a change of one row is a
+    """The table in markdown; not padded, so that a change of one row is a
     change of one line."""
     lines = [[shown.title for shown in columns]]
     lines.append(["---" if shown.left else "---:" for shown in columns])

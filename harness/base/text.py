@@ -175,7 +175,7 @@ def title_of_run(
 
 
 def run_title(summary: dict) -> str:
-    """The same from a performance_summary.json."""
+    """The title of the run that a performance_summary.json is of."""
     training, config = summary["training"], summary["config"]
     device, parameters = summary["environment"]["device"]["name"], config["model"]["parameters"]
     program = config["model"].get("program")

@@ -33,7 +33,7 @@ class Interval:
 
     @property
     def waited_share(self) -> float | None:
-        """Of the time that threads ran or wanted to; None if unknown."""
+        """The share of waiting in the time that threads ran or wanted to; None if unknown."""
         return self.waited_s / (self.run_s + self.waited_s) if self.run_s else None
 
     @property
@@ -122,9 +122,9 @@ class Counters:
     __del__ = close
 
     def machine(self) -> dict[str, float]:
-        """Of the entire machine: clock ticks that its cores were busy and those stolen from it;
-        seconds in which some process waited for a core.  What the system does not report is left
-        out."""
+        """Counts of the entire machine: clock ticks that its cores were busy and those stolen from
+        it; seconds in which some process waited for a core.  What the system does not report is
+        left out."""
         counts = {"at_s": time.perf_counter()}
         with contextlib.suppress(OSError, ValueError), (self.proc / "stat").open() as file:
             user, nice, system, _, _, irq, softirq, stolen = map(int, file.readline().split()[1:9])

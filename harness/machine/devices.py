@@ -54,7 +54,8 @@ def choose_device(asked: str) -> torch.device:
 
 
 def architecture(gpu) -> str:
-    """Of the properties that torch.cuda gives: gfx90a:sramecc+:xnack- or sm_90."""
+    """The architecture of a GPU, gfx90a:sramecc+:xnack- or sm_90.  gpu: its properties in
+    torch.cuda."""
     return gpu.gcnArchName if torch.version.hip else f"sm_{gpu.major}{gpu.minor}"
 
 
@@ -117,7 +118,8 @@ def set_arithmetic(precision: str, deterministic: bool) -> None:
 
 @contextlib.contextmanager
 def arithmetic_in_force(precision: str, deterministic: bool) -> Iterator[None]:
-    """The same while the block runs; what was in force before it is so again after it.
+    """Determinism and the precision of float32 matmuls while the block runs; what was in force
+    before it is so again after it.
 
     Where it is in force already nothing is set, so that this costs a timed step next to nothing."""
     matmuls = torch.get_float32_matmul_precision()
@@ -150,7 +152,7 @@ def set_matmul_precision(precision: str) -> None:
 
 @contextlib.contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """The same for a while."""
+    """Whether matmuls of float32 tensors compute in TF32 while the block runs."""
     before = torch.get_float32_matmul_precision()
     set_matmul_precision(precision)
     try:

@@ -135,7 +135,7 @@ class DisturbanceMeter:
 
     @contextlib.contextmanager
     def interval(self) -> Iterator[Interval]:
-        """Its counts are filled in at the end, and kept if no exception ends it."""
+        """An interval whose counts are filled in at the end, and kept if no exception ends it."""
         self._before = self._before or self.counters.machine()
         interval, before = Interval(), self._sample()
         yield interval
@@ -298,7 +298,7 @@ def over_ranks(documents: list[dict], names: Sequence[str] | None = None) -> dic
 
 
 def most_disturbed(documents: list[dict]) -> dict:
-    """Of several ranks, that of the one that lost most."""
+    """The document of the rank that lost most."""
     return max(documents, key=lambda document: document["lost_share"] or 0.0)
 
 

@@ -80,7 +80,8 @@ def accelerator(root: Path = Path("/")) -> str:
 
 
 def _gpus(root: Path) -> dict[str, str]:
-    """By platform, CUDA or ROCm; the first is the one that the launchers install PyTorch for."""
+    """What GPU there is, by platform, CUDA or ROCm; the first is the one that the launchers install
+    PyTorch for."""
     gpus = {"CUDA": "an NVIDIA GPU"} if _has_nvidia_gpu(root) else {}
     arch = _usable(_amd_architectures(root))
     if arch is None and _kernel_architectures(root).withheld:
@@ -97,20 +98,22 @@ def _usable(architectures: list[str]) -> str | None:
 
 
 def _amd_architectures(root: Path) -> list[str]:
-    """By the kernel; else by rocminfo, which knows HSA_OVERRIDE_GFX_VERSION."""
+    """The architectures of AMD's GPUs by the kernel; if none of them is usable, by rocminfo, which
+    knows HSA_OVERRIDE_GFX_VERSION."""
     names = _kernel_architectures(root).names
     return names if _usable(names) else _rocm_architectures(root)
 
 
 class Architectures(NamedTuple):
-    """Of AMD's GPUs, by the driver."""
+    """What the driver shows of AMD's GPUs."""
 
     names: list[str]  # such as gfx942, one for each GPU
     withheld: bool  # some of them are not shown, as a batch system does with GPUs of other jobs
 
 
 def _kernel_architectures(root: Path) -> Architectures:
-    """By the driver's topology, which a container without the devices shows as well."""
+    """The architectures in the driver's topology, which a container without the devices shows as
+    well."""
     names, withheld = [], False
     for file in sorted(root.glob("sys/class/kfd/kfd/topology/nodes/*/properties")):
         try:
@@ -145,14 +148,14 @@ def _has_nvidia_gpu(root: Path) -> bool:
 
 
 def _nvidia_driver(root: Path) -> str | None:
-    """Its version."""
+    """The version of NVIDIA's driver."""
     with contextlib.suppress(OSError):
         text = (root / "proc/driver/nvidia/version").read_text()
         version = re.search(r" (\d+\.[\d.]+) ", text)
         if version:
             return version[1]
-    told = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    version = re.search(r"^[\d.]+$", told, re.M)
+    versions = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    version = re.search(r"^[\d.]+$", versions, re.M)
     return version and version[0]
 
 
@@ -224,7 +227,7 @@ def numbered_twice() -> str | None:
 
 
 def _driver_too_old(root: Path, torch) -> str | None:
-    """Of the driver's version and that of CUDA in this build."""
+    """That the CUDA of this build needs a newer driver, if it does."""
     driver = _nvidia_driver(root)
     needed = FIRST_DRIVER.get(int(torch.version.cuda.split(".")[0]))
     if driver is None or needed is None or int(driver.split(".")[0]) >= needed:

@@ -76,7 +76,7 @@ def quota_cores(folder: Path) -> float | None:
 
 
 def least_quota(folders: Iterable[Path]) -> float | None:
-    """Of these control groups: each limits the process."""
+    """The least quota of these control groups, each of which limits the process, in cores."""
     quotas = [quota_cores(folder) for folder in folders]
     return min([quota for quota in quotas if quota], default=None)
 

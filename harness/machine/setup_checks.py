@@ -162,11 +162,11 @@ def power_check(limit: float, usual: float) -> Check:
     here."""
     if limit >= usual:
         return Check("GPU power", f"up to {limit:.0f} W")
-    told = (
+    text = (
         f"limited to {limit:.0f} of {usual:.0f} W: under load the datasheet's rates are out of"
         " reach"
     )
-    return Check("GPU power", told, "--peak measured has MFU refer to what this GPU reaches")
+    return Check("GPU power", text, "--peak measured has MFU refer to what this GPU reaches")
 
 
 def architecture_check(arch: str, built_for: Sequence[str]) -> Check:
@@ -433,9 +433,10 @@ class Versions:
     @classmethod
     def here(cls, device: torch.device) -> Versions:
         # Older PyTorch has only the version of HIP, whose third number is a build.
-        told = getattr(torch.version, "rocm", None)
-        numbers_told = re.findall(r"\d+", told or torch.version.hip or "")
-        rocm = tuple(map(int, numbers_told[: 3 if told else 2]))
+        version = getattr(torch.version, "rocm", None)
+        known_numbers = 3 if version else 2
+        parts = re.findall(r"\d+", version or torch.version.hip or "")
+        rocm = tuple(map(int, parts[:known_numbers]))
         arch = ""
         if rocm and device.type == "cuda":
             arch = architecture(torch.cuda.get_device_properties(device)).split(":")[0]

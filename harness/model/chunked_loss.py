@@ -46,9 +46,11 @@ def chunked_loss(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 
 def loss_of_chunk(x: Tensor, weight: Tensor, labels: Tensor, first: int) -> tuple[Tensor, Tensor]:
-    """Of the logits x [B, S, D] times weight [C, D], those of the tokens from `first` on: the
-    logarithm of the sum of their exponentials [B, S], and the logit of the label [B, S], 0 where
-    the label is in another chunk.  labels are [B, S].
+    """The logarithm of the sum of a chunk's exponentials [B, S], and the logit of the label [B, S],
+    0 where the label is in another chunk.
+
+    The chunk is the tokens from `first` on, whose logits are x [B, S, D] times weight [C, D];
+    labels are [B, S].
 
     A plain tuple, which the compiler takes as the output of a checkpointed function."""
     with trace_range("lm_head"):

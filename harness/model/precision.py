@@ -8,7 +8,7 @@ from harness.machine.devices import PRECISIONS
 
 
 def parameter_dtype(precision: str) -> torch.dtype:
-    """Of parameters, gradients and optimizer state, of a model made in float32."""
+    """The type of parameters, gradients and optimizer state of a model made in float32."""
     return torch.bfloat16 if precision == BF16_TRUE else torch.float32
 
 

@@ -67,7 +67,7 @@ class UserFile:
 
     @property
     def digest(self) -> str:
-        """Of the source: an edited file is another program."""
+        """A digest of the source: an edited file is another program."""
         return hashlib.sha256(self.path.read_bytes()).hexdigest()[:12]
 
     def at(self, line: int) -> str:
@@ -151,8 +151,9 @@ class UserFile:
     def check_arguments(self, loss: Callable) -> None:
         """Raise UserError for a loss that cannot be called as loss(model, batch)."""
         arguments = inspect.signature(loss).parameters.values()
-        positional = [one for one in arguments if one.kind in POSITIONAL]
-        takes_any = any(one.kind is one.VAR_POSITIONAL for one in arguments)
+        kinds = [argument.kind for argument in arguments]
+        positional = [kind for kind in kinds if kind in POSITIONAL]
+        takes_any = inspect.Parameter.VAR_POSITIONAL in kinds
         needed = len(required(loss))
         if needed <= 2 and (len(positional) >= 2 or takes_any):
             return
@@ -368,7 +369,7 @@ def bound_names(statement: ast.stmt) -> Iterator[str]:
 
 
 def names_among(targets: list[ast.expr]) -> list[str]:
-    """Of what is assigned to, the plain names."""
+    """The plain names among what is assigned to."""
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 

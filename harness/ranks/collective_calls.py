@@ -42,7 +42,7 @@ class CollectiveCounter:
 
 
 def bytes_of_tensors(tree: object) -> int:
-    """Of all tensors in an argument, which may be a list of them."""
+    """The bytes of all tensors in an argument, which may be a list of them."""
     return sum(leaf.numel() * leaf.itemsize for leaf in tree_iter(tree) if isinstance(leaf, Tensor))
 
 

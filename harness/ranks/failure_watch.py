@@ -171,7 +171,7 @@ class FailureWatch:
 
 
 class WatchOfWorker(FailureWatch):
-    """Of any other rank than 0."""
+    """The watch of any other rank than 0."""
 
     def __init__(self, rank: int, port: int, token: str, host: str):
         """port, token, host: WatchOfRank0.address.  Raises OSError if rank 0 cannot be reached."""
@@ -192,7 +192,7 @@ class WatchOfWorker(FailureWatch):
 
 
 class WatchOfRank0(FailureWatch):
-    """Of rank 0, which passes on what it hears."""
+    """The watch of rank 0, which passes on what it hears."""
 
     def __init__(self, hosts: Mapping[int, str]):
         """hosts: of all ranks."""

@@ -59,8 +59,8 @@ def rendezvous(facts: Mapping[str, Any], failure: Failure | None = None) -> Meet
         failure = failure or Failure(no_store(error, rank, limit_s))
         _meeting = Meeting(None, failure._replace(rank=rank, host=host))
         return _meeting
-    told = {"host": host, "failure": failure and failure[:2], **facts}
-    store.set(f"rank/{rank}", json.dumps(told))
+    message = {"host": host, "failure": failure and failure[:2], **facts}
+    store.set(f"rank/{rank}", json.dumps(message))
     meet = as_rank_0 if rank == 0 else as_worker
     _meeting = meet(store, started, limit_s)
     return _meeting
@@ -122,7 +122,8 @@ def open_store(rank: int, deadline: float) -> Store:
 
 
 def wait_for_listener(host: str, port: int, deadline: float) -> None:
-    """In Python, so that signals end it.  Raises OSError if nobody listens by the deadline."""
+    """Wait until somebody listens there; in Python, so that signals end it.  Raises OSError if
+    nobody does by the deadline, a reading of time.monotonic()."""
     while True:
         left = deadline - time.monotonic()
         try:
@@ -170,7 +171,7 @@ def as_worker(store: Store, started: float, limit_s: float) -> Meeting:
 
 
 def not_met(line: str) -> Meeting:
-    """That of a rank which has not found rank 0."""
+    """The meeting of a rank which has not found rank 0."""
     return Meeting(None, Failure(line, 1, int(os.environ["RANK"]), socket.gethostname()))
 
 
@@ -191,7 +192,7 @@ def first_problem(facts: Mapping[int, dict], world_size: int, limit_s: float) ->
 
 
 def failure_of_some(facts: Mapping[int, dict], world_size: int) -> Failure | None:
-    """Of ranks that have failed before they met, the first one's; without its name if all ranks
+    """The failure of the first rank that has failed before the ranks met; without its name if all
     have failed alike."""
     failed = {rank: tuple(said["failure"]) for rank, said in facts.items() if said["failure"]}
     if not failed:
@@ -303,7 +304,7 @@ def watch_of_run() -> FailureWatch | None:
 
 
 def failure_elsewhere() -> Failure | None:
-    """That of another rank, if this one has heard of any."""
+    """The failure of another rank, if this one has heard of any."""
     watch = watch_of_run()
     return watch.failure_of_another() if watch else None
 

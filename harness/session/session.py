@@ -28,7 +28,7 @@ from harness.model.cuda_graphs import captured
 from harness.model.workload import TrainingState, Workload, sharded_state
 from harness.ranks.parallel import replicated
 
-NO_OPERATORS = (
+UNCOUNTED = (
     "a compiled model or a CUDA graph runs no separate operators, whose tensors could be counted"
 )
 
@@ -204,7 +204,7 @@ class Session:
         """Bytes of live tensors at the peak of a step, which is taken.  Raises UserError where no
         operators are seen."""
         if not self.runs_operators:
-            raise UserError(f"memory of a step: {NO_OPERATORS}")
+            raise UserError(f"memory of a step: {UNCOUNTED}")
         tracker = MemoryTracker(self.model, self.optimizer)
         self.step(meter, tracker)
         return int(tracker.timeline.live_bytes_at_allocations().max())

@@ -19,7 +19,7 @@ from harness.model.workload import Workload
 from harness.program.hooks.switches import move
 from harness.program.hooks.trial import AUDIT_STEPS
 from harness.schema import unknown
-from harness.session.session import NO_OPERATORS, Preparation, Session
+from harness.session.session import UNCOUNTED, Preparation, Session
 from studies.engine.isolation import cold_compiler, status_of, tell
 from studies.optimization.same_training import FirstSteps, may_of, same_training
 
@@ -79,7 +79,7 @@ class Variant:
         """`measured_memory_bytes`: live tensors at the peak of a step, which is taken, without
         those of other variants."""
         if not self.session.runs_operators:
-            return unknown(NO_OPERATORS, "measured_memory_bytes")
+            return unknown(UNCOUNTED, "measured_memory_bytes")
         with self.random_numbers:
             peak_bytes = self.session.peak_bytes(self.meter)
         self._noted()

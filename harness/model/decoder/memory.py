@@ -12,8 +12,8 @@ from harness.model.chunked_loss import chunk_size
 
 
 class KeptBytes(NamedTuple):
-    """Of one component: the part that is linear in the tokens, with what does not grow with them,
-    and the part that is quadratic in the length of a sequence."""
+    """What a component keeps: the part that is linear in the tokens, with what does not grow with
+    them, and the part that is quadratic in the length of a sequence."""
 
     linear: int = 0
     quadratic: int = 0
@@ -49,8 +49,8 @@ class KeptTensors:
         return self.itemsize * inputs * outputs if self.autocast else 0
 
     def normalized_copy(self) -> int:
-        """Of a norm's output, where a matmul reads it: our kernel writes the narrow type, all
-        others write float32."""
+        """Bytes of the copy of a norm's output that a matmul reads: our kernel writes the narrow
+        type, all others write float32."""
         return self.hidden if self.autocast and not self.triton else 0
 
     def norm(self) -> int:

@@ -1,4 +1,4 @@
-"""The switches of harness/model/changes.ini: what changes a program from outside.
+"""The switches of harness/model/changes.py: what changes a program from outside.
 
 A switch is turned on and off between steps, also while others are on.  It notes what it applies to,
 or finds already so; what it does not know how to change it leaves alone.
