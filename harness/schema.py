@@ -4,6 +4,7 @@ meaning, and why it is null by default."""
 from __future__ import annotations
 
 import functools
+import keyword
 import math
 import os
 from collections.abc import Collection, Iterable
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
-from typing_extensions import NotRequired, dataclass_transform, get_type_hints
+from typing_extensions import NotRequired, Self, dataclass_transform, get_type_hints
 
 NOT_KNOWN = "not known"  # where nobody foresaw that a value may be null
 
@@ -37,7 +38,8 @@ class Document:
 
     A subclass annotates its fields, made by field(), in the order of the file; one that may be
     absent is NotRequired.  It is made with a value for each of them: None for null with the reason
-    of the field, Unknown for null with another one.
+    of the field, Unknown for null with another one.  An attribute that is null reads as None, one
+    that is absent as ABSENT, which is false.
     """
 
     def __init__(self, **values: Any):
@@ -54,10 +56,53 @@ class Document:
             else:
                 setattr(self, name, ABSENT)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raises AttributeError for a name of no field.  Of an Unknown, the reason is kept."""
+        name = name.removesuffix("_")
+        if name not in fields_of(type(self)):
+            raise AttributeError(f"{type(self).__name__} has no field {name}")
+        reasons = self.__dict__.setdefault("_reasons", {})
+        reasons.pop(name, None)
+        if isinstance(value, Unknown):
+            reasons[name] = value.reason
+            value = None
+        self.__dict__[_attribute(name)] = value
+
+    def set(self, **values: Any) -> None:
+        """Several fields at once."""
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def reason_of(self, name: str) -> str:
+        """Why this field is null: its own reason, else that of its type."""
+        return self._reasons.get(name) or fields_of(type(self))[name].null
+
     def as_json(self) -> dict[str, Any]:
         """The JSON object: its fields in their order, those that are there, and after each null
         `<name>_reason`."""
-        return explained(self, type(self))
+        values = {}
+        for name in fields_of(type(self)):
+            value = getattr(self, _attribute(name))
+            if value is not ABSENT:
+                values[name] = value
+            if name in self._reasons:
+                values[f"{name}_reason"] = self._reasons[name]
+        return _explained_fields(values, type(self))
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """The document that was written as this JSON object; what its type does not declare is left
+        out."""
+        values = {}
+        for name, declaration in fields_of(cls).items():
+            if name not in value:
+                continue
+            reason = value.get(f"{name}_reason")
+            if value[name] is None and reason is not None:
+                values[name] = Unknown(reason)
+            else:
+                values[name] = _from_json(value[name], declaration.type)
+        return cls(**values)
 
     @staticmethod
     def contradiction(value: dict) -> str | None:
@@ -81,8 +126,31 @@ def known_or(value: Any, reason: str) -> Any:
 class _Absent:
     """The value of a field that is NotRequired and not in this document."""
 
+    def __bool__(self) -> bool:
+        return False
+
+    def __reduce__(self) -> str:
+        return "ABSENT"  # the same one in every process
+
 
 ABSENT = _Absent()
+
+
+def _attribute(name: str) -> str:
+    """The attribute of a field: class_ of `class`, which is a keyword of Python."""
+    return f"{name}_" if keyword.iskeyword(name) else name
+
+
+def _from_json(value: Any, kind: Any) -> Any:
+    """A value of a field, in which objects that a type describes are documents."""
+    kind = known(kind)
+    if is_document(kind) and isinstance(value, dict):
+        return kind.from_json(value)
+    if not _has_documents(kind):
+        return value
+    if isinstance(value, list):
+        return [_from_json(item, get_args(kind)[-1]) for item in value]
+    return {name: _from_json(item, get_args(kind)[-1]) for name, item in value.items()}
 
 
 @functools.cache
@@ -157,7 +225,7 @@ def explained(value: Any, kind: Any) -> Any:
     then NOT_KNOWN.  With TINY_LLAMA_STRICT=1, as in the tests, it raises KeyError.
     """
     if isinstance(value, Document):
-        return _explained_fields(_with_reasons(value), type(value))
+        return value.as_json()
     kind = known(kind)
     if is_document(kind) and isinstance(value, dict):
         return _explained_fields(value, kind)
@@ -167,19 +235,6 @@ def explained(value: Any, kind: Any) -> Any:
             return [explained(item, inner) for item in value]
         return {name: explained(item, inner) for name, item in value.items()}
     return value
-
-
-def _with_reasons(document: Document) -> dict[str, Any]:
-    """The fields that are there, by name; an Unknown as None, with its reason beside it."""
-    values = {}
-    for name in fields_of(type(document)):
-        value = getattr(document, name)
-        if isinstance(value, Unknown):
-            values[name] = None
-            values[f"{name}_reason"] = value.reason
-        elif value is not ABSENT:
-            values[name] = value
-    return values
 
 
 def _explained_fields(value: dict, kind: type[Document]) -> dict:

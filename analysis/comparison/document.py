@@ -29,7 +29,7 @@ from analysis.comparison.runs import (
 from analysis.trust.same_training import NOT_THE_SAME, training_check
 from harness.base.errors import UserError
 from harness.base.tables import grouped
-from harness.documents.sweeps import NOT_IN_TRACE, Comparison
+from harness.documents.comparisons import NOT_IN_TRACE, Comparison
 from harness.instruments.phases import PHASES, power_law_exponent, summary_stats
 from harness.schema import because, explained, unknown
 

@@ -15,7 +15,7 @@ from analysis.comparison.noise import REPEATED, around, judged, least_left, nois
 from analysis.comparison.runs import ComparedRun, different_settings, repeated_runs, settings_text
 from analysis.trust.same_training import OF_THE_DATA, OF_THE_MODEL
 from harness.base.errors import UserError
-from harness.documents.sweeps import Comparison
+from harness.documents.comparisons import Comparison
 from harness.schema import explained
 
 EXIT_SLOWER = 3

@@ -12,7 +12,7 @@ from harness.base.errors import UserError
 from harness.base.sections import Section
 from harness.base.tables import Column, answer, column
 from harness.base.text import count_of, short_names, significant
-from harness.documents.sweeps import RunHistory
+from harness.documents.comparisons import RunHistory
 from harness.schema import explained
 
 FIRST = "first of its settings"

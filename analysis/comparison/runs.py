@@ -15,7 +15,7 @@ from harness.base.documents import read_document, read_fitting, read_or_leave_ou
 from harness.base.errors import UserError
 from harness.base.text import count_of
 from harness.documents.flops import FlopsProfile
-from harness.documents.sweeps import NOT_IN_TRACE
+from harness.documents.comparisons import NOT_IN_TRACE
 from harness.documents.trace import OperatorAnalysis
 from harness.instruments.phases import PHASES
 from harness.machine.disturbance import disturbance_text

@@ -17,6 +17,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import BinaryIO
 
+from harness import PROJECT
 from harness.base.console import say, world_size_of_run
 from harness.base.documents import SCHEMA_VERSION
 from harness.base.errors import UserError
@@ -51,9 +52,37 @@ def _registered(row: str) -> FileKind:
     return FileKind(pattern.rstrip("/"), writer, contents, type_name, is_folder)
 
 
+def study_names() -> list[str]:
+    """The names of the studies, each that of a file of studies/."""
+    return sorted(path.stem for path in (PROJECT / "studies").glob("[a-z]*.py"))
+
+
+def documents_of_study(name: str) -> str:
+    """What the files of a study are called, without their suffix."""
+    return OLDER_DOCUMENTS.get(name, f"{name}_study")
+
+
+# Of studies, where it is not <name>_study.
+OLDER_DOCUMENTS = {
+    "attention": "attention_benchmark",
+    "collectives": "collective_benchmark",
+    "training": "training_benchmark",
+}
+
+
+def _rows() -> Iterator[str]:
+    """Those of files.txt; a row of studies once for each of them."""
+    for row in _LINES:
+        if "<name>" in row:
+            for name in study_names():
+                yield row.replace("<name>", name).replace("<study>", documents_of_study(name))
+        elif "|" in row:
+            yield row
+
+
 _TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 _LINES = [line for line in _TEXT.splitlines() if not line.startswith("#")]
-FILES = tuple(_registered(line) for line in _LINES if "|" in line)
+FILES = tuple(_registered(row) for row in _rows())
 FOLDERS = " ".join(line for line in _LINES if "|" not in line).split()
 
 
@@ -131,7 +160,7 @@ def write_json(path: Path, document: dict | Document, kind: type[Document] | Non
     kind: the type of a dictionary, where the name of the file does not tell it.
     """
     registered = kind_of(path.name)
-    if kind is None and registered:
+    if kind is None and registered and isinstance(document, dict):
         kind = registered.document
     content = {"schema_version": SCHEMA_VERSION, **explained(document, kind)}
     text = json.dumps(content, indent=2, allow_nan=False)

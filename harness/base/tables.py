@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from harness.base.text import printable, significant, told_apart
+from harness.schema import ABSENT
 
 COLUMNS = 120  # of the widest line that a command prints
 TEXT_WIDTH = 40  # to which a text is shortened before a column is left out
@@ -38,14 +39,24 @@ class Column:
 
 
 def column(title: str, key: str, form: str = "", scale: float = 1.0, left: bool = False) -> Column:
-    """A column of row[key], a number divided by the scale if there is one."""
+    """A column of what the rows have under this key, a number divided by the scale if there is
+    one."""
     if scale == 1.0:
-        return Column(title, lambda row: row.get(key), form, left)
+        return Column(title, lambda row: value_of(row, key), form, left)
 
-    def scaled(row: dict) -> float | None:
-        return None if row.get(key) is None else row[key] / scale
+    def scaled(row: object) -> float | None:
+        value = value_of(row, key)
+        return None if value is None else value / scale
 
     return Column(title, scaled, form, left)
+
+
+def value_of(row: object, key: str) -> object:
+    """What a row, a dictionary or a record, has under this key; None if it has nothing."""
+    if isinstance(row, dict):
+        return row.get(key)
+    value = getattr(row, key)
+    return None if value is ABSENT else value
 
 
 def sum_row(label: str, name: str, rows: Sequence[dict], keys: Sequence[str]) -> dict:

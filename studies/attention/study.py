@@ -3,7 +3,7 @@ by implementation and sequence length."""
 
 import itertools
 
-from harness.documents.sweeps import AttentionBenchmarkRow
+from harness.documents.comparisons import AttentionBenchmarkRow
 from studies.attention import results
 from studies.attention.cost import measure_attention, predicted_or_refused
 from studies.attention.implementations import IMPLEMENTATIONS, KEY, SDPA_BACKENDS, names_of

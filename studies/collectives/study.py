@@ -7,7 +7,7 @@ from datetime import datetime
 from analysis.prediction.network import BACKENDS, keep_network
 from harness.base.command_line import byte_count
 from harness.base.errors import UserError
-from harness.documents.sweeps import CollectiveBenchmarkRow
+from harness.documents.comparisons import CollectiveBenchmarkRow
 from studies.collectives import results
 from studies.collectives.rank_timing import COLLECTIVES, size_on_ranks, time_collectives
 from studies.engine.command_line import ByDevice, Flags

@@ -49,13 +49,10 @@ def as_typed(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def sweep_parser(name: str, documentation: str, predicts: bool) -> OneLineParser:
-    """The parser of run_<name>.py with the flags of every sweep.  predicts: the memory of its rows
-    is predicted."""
-    description = documentation.splitlines()[0]
-    parser = OneLineParser(
-        prog=f"run_{name}.py", description=description, epilog="Defaults in parentheses."
-    )
+def sweep_parser(command: str, description: str, name: str, predicts: bool) -> OneLineParser:
+    """The parser of a study with the flags of every sweep.  name: of its files; predicts: whether
+    the memory of its rows is predicted."""
+    parser = OneLineParser(prog=command, description=description, epilog="Defaults in parentheses.")
     flags = Flags(parser.add_argument_group("every sweep"))
     add = flags.add
     add(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from harness.base.sections import Section, as_markdown, as_text
 from harness.base.tables import wrapped
 from harness.base.units import megabytes
 from studies.engine.columns import first_reason
+from studies.engine.rows import SweepRow
 from studies.engine.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -35,79 +36,75 @@ class Report:
             write_figure(file.with_suffix(".png"), self.figure)
 
     def markdown(self, sweep: Sweep) -> list[str]:
+        environment = sweep.environment
         about = {
-            "Device": sweep.environment["device"]["name"],
-            "PyTorch": sweep.environment["packages"]["torch"],
-            "Threads": sweep.environment["cpu"]["torch_threads"],
-            "Time": sweep.environment["timestamp"],
-            "Command": sweep.environment["command_line"],
+            "Device": environment["device"]["name"],
+            "PyTorch": environment["packages"]["torch"],
+            "Threads": environment["cpu"]["torch_threads"],
+            "Time": environment["timestamp"],
+            "Command": environment["command_line"],
         }
-        title, figure = (
+        page = Section(
             sweep.kind.name.replace("_", " ").capitalize(),
-            sweep.kind.name * (self.figure is not None),
+            note=[" ".join(self.finding), *sweep.notes],
+            facts=about,
+            figure="" if self.figure is None else sweep.kind.name,
+            parts=self.sections,
         )
-        note = [" ".join(self.finding), *sweep.notes]
-        return as_markdown(
-            Section(title, note=note, facts=about, figure=figure, parts=self.sections), level=1
-        )[1:]
+        return as_markdown(page, level=1)[1:]
 
     def show(self, sweep: Sweep, verbose: bool) -> None:
         """Print the finding; verbose: the tables before it, the first one last."""
         first, *others = self.sections
-        for section in [*others, first] if verbose else []:
-            say(*as_text(on_screen(section), 0, fold=section is first))
+        if verbose:
+            for section in [*others, first]:
+                say(*as_text(on_screen(section), 0, fold=section is first))
         kinds = "json, .md" if self.figure is None else "json, .md, .png"
-        files = (
-            f"Files: {sweep.folder / sweep.kind.name}.{kinds}"
-            + "; --verbose prints the tables" * (not verbose)
-        )
-        say(
-            "",
-            files,
-            "",
-            *wrapped([" ".join(self.finding)]),
-            f"Disturbance: {disturbance_of(sweep.rows)}",
-        )
+        files = f"Files: {sweep.folder / sweep.kind.name}.{kinds}"
+        if not verbose:
+            files += "; --verbose prints the tables"
+        say("", files, "", *wrapped([" ".join(self.finding)]))
+        say(f"Disturbance: {disturbance_of(sweep.rows)}")
 
 
 def on_screen(section: Section) -> Section:
     """Without what disturbed a row, which is a long text: the .md file has it."""
-    return replace(
-        section,
-        rows=[row | {"disturbance": ""} if row.get("disturbed") else row for row in section.rows],
-    )
+    return replace(section, rows=[_without_disturbance(row) for row in section.rows])
 
 
-def disturbance_of(rows: list[dict]) -> str:
-    measured = [row for row in rows if row["status"] == "ok"]
+def _without_disturbance(row: object) -> object:
+    if not isinstance(row, SweepRow) or not row.disturbed:
+        return row
+    short = copy.copy(row)
+    short.disturbance = ""
+    return short
+
+
+def disturbance_of(rows: list[SweepRow]) -> str:
+    measured = [row for row in rows if row.is_measured]
     if not measured:
         return "nothing was measured"
-    disturbed = [first_reason(row) for row in measured if row.get("disturbed")]
-    return (
-        f"{len(disturbed)} of {len(measured)} rows, such as: {disturbed[-1]}"
-        if disturbed
-        else "none seen"
-    )
+    reasons = [first_reason(row) for row in measured if row.disturbed]
+    if not reasons:
+        return "none seen"
+    return f"{len(reasons)} of {len(measured)} rows, such as: {reasons[-1]}"
 
 
-def predicted_finding(
-    rows: list[dict], key: str, label: Callable[[dict], str], available_bytes: int
-) -> list[str]:
-    """The finding of a sweep that measured nothing: the range of predicted peaks,
-    and which of them fit."""
-
-    known = sorted((row for row in rows if row[key] is not None), key=lambda row: row[key])
-    if not known:
+def predicted_finding(rows: list[SweepRow], key: str, available_bytes: int) -> list[str]:
+    """The finding of a sweep that measured nothing: the range of predicted peaks, and which of them
+    fit.  key: the column of predicted bytes."""
+    predicted = [(getattr(row, key), row.label()) for row in rows if getattr(row, key) is not None]
+    if not predicted:
         return ["Nothing was measured, and nothing could be predicted; the column status says why."]
-    peaks = [f"{megabytes(row[key])} ({label(row)})" for row in known]
-    first = (
-        f"Predicted peaks: from {peaks[0]} to {peaks[-1]}."
-        if peaks[1:]
-        else f"Predicted peak: {peaks[0]}."
-    )
-    fitting, available = (
-        sum(row[key] <= available_bytes for row in known),
-        megabytes(available_bytes),
-    )
-    too_large = "" if fitting == len(known) else f"; the smallest that does not: {peaks[fitting]}"
-    return [first, f"{fitting} of {len(known)} fit in the {available} available{too_large}."]
+    predicted.sort(key=lambda pair: pair[0])
+    peaks = [f"{megabytes(peak)} ({label})" for peak, label in predicted]
+    if len(peaks) > 1:
+        first = f"Predicted peaks: from {peaks[0]} to {peaks[-1]}."
+    else:
+        first = f"Predicted peak: {peaks[0]}."
+    fitting = sum(peak <= available_bytes for peak, _ in predicted)
+    too_large = ""
+    if fitting < len(peaks):
+        too_large = f"; the smallest that does not: {peaks[fitting]}"
+    available = megabytes(available_bytes)
+    return [first, f"{fitting} of {len(peaks)} fit in the {available} available{too_large}."]

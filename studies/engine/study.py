@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 
 from analysis.prediction.capacity import capacity_elsewhere
 from harness.base.command_line import OneLineParser
@@ -21,18 +20,16 @@ from studies.engine.columns import disturbance_columns, disturbance_of_ranks, fi
 from studies.engine.command_line import Flags, parse_sweep, sweep_parser
 from studies.engine.device import DeviceProperties
 from studies.engine.report import Report, on_screen, predicted_finding
+from studies.engine.rows import SweepRow
 from studies.engine.sweep import Cell, Sweep, SweepKind
 
 NOT_SETTINGS = ("device", "output_dir", "resume", "notes", "verbose")  # flags that change no row
 
 
-class Study(SweepKind, ABC):
-    """A sweep: a subclass says which flags and cells it has, how a cell is measured, and what the
-    rows say."""
+class SweepStudy(SweepKind, ABC):
+    """A sweep: the class `Study` of a study's file says which flags and cells it has, how a cell is
+    measured, and what the rows say."""
 
-    # label(row): what a row is, and result(row): what was measured, for its line of output;
-    # table(rows)
-    results: ModuleType
     predicts = True  # the memory of its rows, so that those that would not fit are skipped
     predicted_column = "predicted_peak_bytes"
     not_with_workload: Sequence[str] = ()  # the flags that --workload takes the place of
@@ -49,9 +46,9 @@ class Study(SweepKind, ABC):
     # ---- What a study says of itself -------------------------------------------------------------
 
     @classmethod
-    def parser(cls, documentation: str) -> OneLineParser:
-        """The parser of run_<name>.py, whose documentation this is."""
-        parser = sweep_parser(cls.name, documentation, cls.predicts)
+    def parser(cls, command: str, description: str) -> OneLineParser:
+        """command: `run_study.py NAME`."""
+        parser = sweep_parser(command, description, cls.name, cls.predicts)
         cls.add_flags(Flags(parser))
         return parser
 
@@ -73,12 +70,12 @@ class Study(SweepKind, ABC):
         return {name: value for name, value in vars(self.args).items() if name not in NOT_SETTINGS}
 
     @abstractmethod
-    def measure(self, cell: Cell) -> list[dict]:
-        """The rows of a cell."""
+    def measure(self, cell: Cell) -> None:
+        """Fill the rows of the cell."""
 
-    def table(self, rows: list[dict]) -> Section:
+    @abstractmethod
+    def table(self, rows: list[SweepRow]) -> Section:
         """The rows; also of an interrupted sweep."""
-        return self.results.table(rows)
 
     @abstractmethod
     def report(self) -> Report:
@@ -87,10 +84,10 @@ class Study(SweepKind, ABC):
     # ---- The sweep -------------------------------------------------------------------------------
 
     @classmethod
-    def command(cls, documentation: str) -> None:
-        """run_<name>.py, whose documentation this is.  Raises UserError if a flag is wrong, or if a
-        row failed."""
-        cls(*parse_sweep(cls.parser(documentation), cls.not_with_workload)).run()
+    def command(cls, command: str, description: str) -> None:
+        """See parser().  Raises UserError if a flag is wrong, or if a row failed."""
+        parser = cls.parser(command, description)
+        cls(*parse_sweep(parser, cls.not_with_workload)).run()
 
     def run(self) -> None:
         self.prepare()
@@ -114,48 +111,37 @@ class Study(SweepKind, ABC):
         self._finish()
 
     @property
-    def rows(self) -> list[dict]:
+    def rows(self) -> list:
         return self.sweep.rows
 
     @property
-    def measured(self) -> list[dict]:
-        return [row for row in self.rows if row["status"] == "ok"]
+    def measured(self) -> list:
+        return [row for row in self.rows if row.is_measured]
 
-    def finding(
-        self, of_measured: Callable[..., list[str]], *more, label: Callable | None = None
-    ) -> list[str]:
+    def finding(self, of_measured: Callable[..., list[str]], *more) -> list[str]:
         """of_measured(rows, *more) of the rows that were measured; without any, which peaks are
         predicted to fit."""
         if self.measured:
             return of_measured(self.measured, *more)
-        return predicted_finding(
-            self.rows, self.predicted_column, label or self.results.label, self.available_bytes
-        )
+        return predicted_finding(self.rows, self.predicted_column, self.available_bytes)
 
     def _measure_all(self, todo: list[Cell]) -> None:
         started, measured = time.monotonic(), 0.0
         with progress_bar(self.name.replace("_", " "), total=len(todo)) as self.bar:
-            for i, cell in enumerate(todo, 1):
+            for number, cell in enumerate(todo, 1):
                 if not self.sweep.is_open(cell):  # an earlier round of it failed
                     continue
-                self.bar.set_postfix_str(self.results.label(cell.rows[0]))
-                rows = self.measure(cell)
-                measured += cell.work * any(row["status"] != "skipped" for row in rows)
-                self.sweep.keep(rows)
+                self.bar.set_postfix_str(cell.rows[0].label())
+                self.measure(cell)
+                if any(row.status != "skipped" for row in cell.rows):
+                    measured += cell.work
+                self.sweep.keep(cell.rows)
                 self.sweep.write()
                 self.bar.update()
-                left = sum(one.work for one in todo[i:]) / (measured or cell.work)
-                left = time_left((time.monotonic() - started) * left)
-                self.while_waiting(f"{i} of {len(todo)}: {self._progress(rows[-1], left)}")
-
-    def _progress(self, row: dict, left: str) -> str:
-        outcome = (
-            self.results.result(row)
-            if row["status"] == "ok"
-            else f"{row['status']}, {row['reason']}"
-        )
-        why = f"; disturbed: {first_reason(row)}" if row.get("disturbed") else ""
-        return f"{self.results.label(row)}: {outcome}{left}{why}"
+                work_left = sum(later.work for later in todo[number:]) / (measured or cell.work)
+                left = time_left((time.monotonic() - started) * work_left)
+                progress = _progress(cell.rows[-1], left)
+                self.while_waiting(f"{number} of {len(todo)}: {progress}")
 
     def while_waiting(self, told: str = "") -> None:
         """Keep the progress bar alive, above which is printed what is told."""
@@ -169,7 +155,7 @@ class Study(SweepKind, ABC):
         self.sweep.write(device_memory_bytes=self.available_bytes, **report.document)
         report.write(self.sweep)
         report.show(self.sweep, self.args.verbose)
-        failed = sum(row["status"] == "failed" for row in self.rows)
+        failed = sum(row.status == "failed" for row in self.rows)
         if failed:
             raise UserError(
                 f"{failed} of {len(self.rows)} rows failed; see {self.sweep.folder / self.name}.md"
@@ -182,66 +168,86 @@ class Study(SweepKind, ABC):
         GPU context."""
         return isolation.run_in_subprocess_if_gpu(self.device.on_gpu, work, *arguments)
 
-    def skipped(self, peak: int | None, precision: str | None) -> dict | None:
-        """Status and reason of a row that is not measured; None if it is.
+    def skips(self, rows: list, peak: int | None, precision: str | None) -> bool:
+        """Whether the rows are not measured, which they then say.
 
-        peak: of its tensors, predicted, in bytes.  A row that would not fit in its precision by the
-        rule of a dry run is skipped, and so is every row of a dry run.
+        peak: of their tensors, predicted, in bytes.  Rows that would not fit in their precision by
+        the rule of a dry run are skipped, and so are all rows of a dry run.
         """
         available = self.capacity.for_tensors(precision)
         if peak is not None and peak > available and not self.args.force:
             need = f"{megabytes(peak)} predicted, {megabytes(available)} available"
-            return {"status": "skipped", "reason": f"would not fit: {need}; --force runs it"}
-        return (
-            {"status": "skipped", "reason": "--dry-run predicts only"}
-            if self.args.dry_run
-            else None
-        )
+            reason = f"would not fit: {need}; --force runs it"
+        elif self.args.dry_run:
+            reason = "--dry-run predicts only"
+        else:
+            return False
+        fill(rows, status="skipped", reason=reason)
+        return True
 
     def measure_in_process(
-        self, peak: int | None, work: Callable, *arguments, precision: str | None = None
-    ) -> tuple[dict, object]:
-        """Call work(*arguments) in a new process, unless skipped(peak, precision).
+        self, rows: list, peak: int | None, work: Callable, *arguments, precision: str | None = None
+    ):
+        """What work(*arguments) returns in a new process; None if it was not called, or failed.
 
-        Returns status and reason of the row, whether it was disturbed,
-        and the result, None without one.
+        The rows have status and reason after it, and whether they were disturbed; see skips().
         """
-        if skipped := self.skipped(peak, precision):
-            return skipped, None
+        if self.skips(rows, peak, precision):
+            return None
         disturbance: dict = {}
-        options = {
-            "while_waiting": self.while_waiting,
-            "device": self.device.device,
-            "disturbance": disturbance,
-        }
-        status, answer = isolation.in_fresh_process(work, *arguments, **options)
+        status, answer = isolation.in_fresh_process(
+            work,
+            *arguments,
+            while_waiting=self.while_waiting,
+            device=self.device.device,
+            disturbance=disturbance,
+        )
         if status == "ok":
-            return {"status": status, "reason": ""} | disturbance_columns(disturbance), answer
+            fill(rows, status=status, reason="", **disturbance_columns(disturbance))
+            return answer
         need = f"; {megabytes(peak)} predicted" if status == "oom" and peak is not None else ""
-        return {"status": status, "reason": f"{answer}{need}"}, None
+        fill(rows, status=status, reason=f"{answer}{need}")
+        return None
 
     def measure_on_ranks(
         self,
+        rows: list,
         peak: int | None,
         world_size: int,
         work: Callable,
         *arguments,
         precision: str | None = None,
-    ) -> tuple[dict, list[dict] | None]:
+    ) -> list[dict] | None:
         """The same of work(RankContext, *arguments) on new ranks; the result has the answer of
         each.
 
         peak: of one rank; a CPU's memory has those of all.  An answer has `disturbance`,
         of DisturbanceMeter.
         """
-        peak_of_device = peak if peak is None or self.predicts_gpu else peak * world_size
-        if skipped := self.skipped(peak_of_device, precision):
-            return skipped, None
+        peak_of_device = peak
+        if peak is not None and not self.predicts_gpu:
+            peak_of_device = peak * world_size
+        if self.skips(rows, peak_of_device, precision):
+            return None
         device = self.device.device.type
         status, answers = ranks.on_ranks(
             world_size, device, work, *arguments, while_waiting=self.while_waiting
         )
         if status != "ok":
-            return {"status": status, "reason": answers}, None
+            fill(rows, status=status, reason=answers)
+            return None
         disturbance = disturbance_of_ranks([answer["disturbance"] for answer in answers])
-        return {"status": status, "reason": ""} | disturbance, answers
+        fill(rows, status=status, reason="", **disturbance)
+        return answers
+
+
+def fill(rows: list[SweepRow], **columns) -> None:
+    """The same columns in all of the rows."""
+    for row in rows:
+        row.set(**columns)
+
+
+def _progress(row: SweepRow, left: str) -> str:
+    outcome = row.result() if row.is_measured else f"{row.status}, {row.reason}"
+    why = f"; disturbed: {first_reason(row)}" if row.disturbed else ""
+    return f"{row.label()}: {outcome}{left}{why}"

@@ -7,7 +7,7 @@ from analysis.comparison.noise import AGAIN, as_fast, interval_in_turn, is_decid
 from harness.base.sections import Section
 from harness.base.tables import Column, column, grouped, text_columns
 from harness.base.units import MB
-from harness.documents.sweeps import NOT_IN_TURN
+from harness.documents.comparisons import NOT_IN_TURN
 from harness.instruments.audit import FAILED
 from harness.instruments.phases import break_even_step
 from harness.model.workload import Workload

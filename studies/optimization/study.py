@@ -16,7 +16,7 @@ from harness.base.command_line import require
 from harness.base.documents import read_document, read_or_leave_out
 from harness.base.errors import UserError
 from harness.base.text import slug
-from harness.documents.sweeps import OptimizationStudyRow
+from harness.documents.comparisons import OptimizationStudyRow
 from harness.documents.trace import OperatorAnalysis
 from harness.instruments.schedule import ProfilerConfig
 from harness.model.workload import Workload

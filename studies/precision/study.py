@@ -3,7 +3,7 @@ data types under autocast, range and rounding."""
 
 import torch
 
-from harness.documents.sweeps import StepTimesRow
+from harness.documents.comparisons import StepTimesRow
 from harness.machine.devices import PRECISIONS
 from studies.engine.command_line import ByDevice, Flags, workload_of
 from studies.engine.report import Report

@@ -10,7 +10,7 @@ from harness.base.command_line import network_choice, number_of
 from harness.base.errors import UserError
 from harness.base.sections import Section
 from harness.base.text import count_of
-from harness.documents.sweeps import ScalingStudyRow
+from harness.documents.comparisons import ScalingStudyRow
 from harness.machine.host_limits import usable_cores
 from harness.model.workload import check_shards
 from harness.ranks.parallel import ParallelConfig

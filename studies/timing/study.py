@@ -5,7 +5,7 @@ import shlex
 from dataclasses import fields, replace
 
 from harness.base.errors import UserError
-from harness.documents.sweeps import TimingStudyRow
+from harness.documents.comparisons import TimingStudyRow
 from harness.ranks.parallel import ParallelConfig
 from studies.engine.command_line import (
     ByDevice,

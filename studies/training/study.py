@@ -5,7 +5,7 @@ from pathlib import Path
 
 from harness.base.errors import UserError
 from harness.base.text import flag_of, slug
-from harness.documents.sweeps import TrainingBenchmarkRow
+from harness.documents.comparisons import TrainingBenchmarkRow
 from studies.engine.command_line import ByDevice, Flags, precisions_of, workload_of
 from studies.engine.report import Report
 from studies.engine.study import Study
