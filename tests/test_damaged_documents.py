@@ -23,8 +23,8 @@ from harness.base.errors import UserError
 from harness.base.files import kind_of
 from harness.base.sections import as_text
 from harness.schema import completed, misfit
+from studies import memory
 from studies.engine.sweep import Sweep
-from studies.memory.study import MemoryStudy
 
 SUMMARY, ANALYSIS = "performance_summary.json", "operator_analysis.json"
 TRACE = "trace_step_1_2.pt.trace.json"
@@ -316,7 +316,7 @@ def test_compare_runs_names_what_it_left_out(sound, run_folder, command):
 )
 def test_a_sweep_whose_documents_are_damaged_is_not_resumed(sound, tmp_path, file, text, why):
     environment = json.loads((sound / SUMMARY).read_text())["environment"]
-    sweep = Sweep(MemoryStudy, tmp_path / "sweep", {}, environment, [])
+    sweep = Sweep(memory.Study, tmp_path / "sweep", {}, environment, [])
     sweep.create()
     (tmp_path / "sweep" / file).write_text(text)
     with pytest.raises(UserError) as raised:

@@ -18,8 +18,8 @@ from analysis.report.palette import MEMORY_COLORS, PHASE_COLORS, color_of
 from analysis.report.roofline_figure import draw_roofline
 from analysis.vocabulary.operators import CATEGORIES
 from harness.base.units import MB
+from studies import memory
 from studies.attention.figure import attention_figure
-from studies.memory.figure import memory_figure
 from studies.optimization.figure import optimization_figure
 from studies.scaling.figure import scaling_figure
 from studies.timing.figure import timing_figure
@@ -249,14 +249,15 @@ def phase_row(**more) -> dict:
     return {**times, "step_std_ms": 20.0, **more}
 
 
-def memory_rows() -> list[dict]:
-    sizes = [(batch_size, seq_len) for seq_len in (64, 128, 256) for batch_size in (2, 4, 8)]
+def memory_rows() -> list[memory.MemoryStudyRow]:
     parts = {name: 3 * MB for name in MEMORY_COLORS}
-    keys = ("batch_size", "seq_len", "peak_bytes")
-    return [
-        dict(zip(keys, (b, s, (33 + b * s / 8) * MB), strict=True)) | {"bytes_by_category": parts}
-        for b, s in sizes
-    ]
+    rows = []
+    for seq_len in (64, 128, 256):
+        for batch_size in (2, 4, 8):
+            row = memory.MemoryStudyRow(batch_size=batch_size, seq_len=seq_len)
+            row.set(peak_bytes=(33 + batch_size * seq_len / 8) * MB, bytes_by_category=parts)
+            rows.append(row)
+    return rows
 
 
 def optimization_rows(bound: float | None) -> list[dict]:
@@ -308,7 +309,13 @@ METHODS = (
     "one run",
     "mean with an outlier",
 )
-FIT = {"rows": 9, "constant_bytes": 33 * MB, "linear_bytes": MB / 8, "quadratic_bytes": 1.0}
+FIT = memory.MemoryFit(
+    rows=9,
+    constant_bytes=33 * MB,
+    linear_bytes=MB / 8,
+    quadratic_bytes=1.0,
+    largest_error_percent=0.0,
+)
 FIGURES = {
     "memory_timeline": lambda: draw_memory_timeline(memory_document(), ABOUT),
     "roofline": lambda: draw_roofline(roofline_document(), ABOUT),
@@ -328,7 +335,7 @@ FIGURES = {
     "training": lambda: training_figure(
         [phase_row() for _ in METHODS], [f"tiny {name}" for name in METHODS], ABOUT
     ),
-    "memory_study": lambda: memory_figure(memory_rows(), FIT, ABOUT),
+    "memory_study": lambda: memory.figure(memory_rows(), FIT, ABOUT),
     "attention": lambda: attention_figure(attention_rows((256, 512, 1024), measured=True), ABOUT),
     "attention_long": lambda: attention_figure(
         attention_rows([2**k for k in range(7, 15)], measured=True), ABOUT

@@ -257,10 +257,11 @@ def training_benchmark(flags: str, folder: Path) -> dict:
 def memory_study(flags: str, folder: Path) -> dict:
     """Measured peaks, each in a process of its own, and the formula fitted to them."""
     run("run_memory_study.py", f"--device cpu --num-steps 2 {flags}", folder)
-    from studies.memory.results import shares
+    from studies.memory import MemoryFit
 
     document = read(folder / "memory_study.json")
     fit = document["fit"]
+    shares = MemoryFit.from_json(fit).shares
     return {
         "rows": {
             f"{row['batch_size']}x{row['seq_len']}": {
@@ -270,7 +271,7 @@ def memory_study(flags: str, folder: Path) -> dict:
                 "peak_phase": row["peak_phase"],
                 "bytes_by_category": row["bytes_by_category"],
                 "bytes_per_token": row["bytes_per_token"],
-                "shares_of_fit": shares(fit, row["batch_size"], row["seq_len"]),
+                "shares_of_fit": shares(row["batch_size"], row["seq_len"]),
             }
             for row in document["rows"]
         },

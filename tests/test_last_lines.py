@@ -15,10 +15,14 @@ from harness.base.tables import ANSWER_LINES, COLUMNS, Column, answer, column
 from harness.base.units import MB
 from harness.machine.disturbance import CURE
 from harness.run.run_text import trust_lines
+from harness.schema import Unknown
 from studies.engine.columns import compared, optional
 from studies.engine.report import disturbance_of, predicted_finding
-from studies.engine.study import Study
-from studies.memory import results as memory
+from studies.engine.rows import SweepRow
+from studies.engine.study import SweepStudy
+from studies.memory import MemoryFit, MemoryStudyRow
+from studies.memory import finding as memory_finding
+from studies.memory import fit_section as memory_fit_section
 from studies.precision import results as precision
 from studies.timing import results as timing
 from studies.training import results as training
@@ -221,60 +225,46 @@ def test_the_parts_of_a_peak_add_up():
 # ---- Findings ------------------------------------------------------------------------------------
 
 
-def memory_row(batch_size: int, peak: int, phase: str = "backward") -> dict:
-    found = {
-        "peak_bytes": peak * MB,
-        "peak_phase": phase,
-        "bytes_by_category": {"activations": peak * MB},
-    }
-    return {
-        "batch_size": batch_size,
-        "seq_len": 8,
-        "status": "ok",
-        "predicted_bytes": peak * MB,
-        **found,
-    }
+def memory_row(batch_size: int, peak: int, phase: str = "backward") -> MemoryStudyRow:
+    """peak: in MB."""
+    row = MemoryStudyRow(batch_size=batch_size, seq_len=8, status="ok", reason="")
+    row.set(predicted_bytes=peak * MB, peak_bytes=peak * MB, peak_phase=phase)
+    row.bytes_by_category = {"activations": peak * MB}
+    return row
+
+
+def memory_fit(**known) -> MemoryFit:
+    values = dict.fromkeys(("constant_bytes", "linear_bytes", "quadratic_bytes"))
+    return MemoryFit(**values | {"largest_error_percent": 0.1, "rows": None} | known)
 
 
 def test_the_memory_study_names_what_is_left_out_of_its_fit():
     rows = [memory_row(1, 10, "optimizer"), memory_row(2, 20)]
-    fitted = {
-        "constant_bytes": 0.0,
-        "linear_bytes": 1.0 * MB,
-        "quadratic_bytes": 0.0,
-        "largest_error_percent": 0.1,
-        "rows": 8,
-    }
-    text = memory.fit_section(fitted, rows).note[-1]
-    assert text.startswith("Largest error over 8 runs: 0.10%; not in the fit") and text.endswith(
-        ": batch 1 x 8 tokens"
-    )
-    first, second = memory.finding(rows, fitted, 1600 * MB)
+    fit = memory_fit(constant_bytes=0.0, linear_bytes=1.0 * MB, quadratic_bytes=0.0, rows=8)
+    text = memory_fit_section(fit, rows).note[-1]
+    assert text.startswith("Largest error over 8 runs: 0.10%; not in the fit")
+    assert text.endswith(": batch 1 x 8 tokens")
+    first, second = memory_finding(rows, fit, 1600 * MB)
     assert first.startswith("The largest peak is 20.0 MB, batch 2 x 8 tokens: activations 20.0")
     assert "filled by a batch of 200 x 8 tokens" in second
-    unknown = {"rows": None, "rows_reason": "too few"}
-    assert memory.finding(rows, unknown, 1)[1] == "No fit: too few."
-    (alone,) = memory.finding(rows[1:], unknown, 1)
+    no_fit = memory_fit(rows=Unknown("too few"))
+    assert memory_finding(rows, no_fit, 1)[1] == "No fit: too few."
+    (alone,) = memory_finding(rows[1:], no_fit, 1)
     assert alone.startswith("The peak is 20.0 MB, batch 2 x 8 tokens: activations 20.0")
 
 
 def test_without_measurements_the_finding_is_what_fits():
     rows = [memory_row(2, 20), memory_row(1, 10)]
-    assert predicted_finding(rows, "predicted_bytes", memory.label, 15 * MB) == [
-        "Predicted peaks: from 10.0 MB (batch 1 x 8 tokens) to 20.0 MB (batch 2 x 8 tokens).",
-        (
-            "1 of 2 fit in the 15.0 MB available; the smallest that does not: 20.0 MB (batch 2 x 8"
-            " tokens)."
-        ),
-    ]
-    assert (
-        predicted_finding(rows, "predicted_bytes", memory.label, 25 * MB)[1]
-        == "2 of 2 fit in the 25.0 MB available."
-    )
-    first, second = predicted_finding(rows[:1], "predicted_bytes", memory.label, 15 * MB)
-    assert first == "Predicted peak: 20.0 MB (batch 2 x 8 tokens)." and second.startswith(
-        "0 of 1 fit in the 15.0 MB"
-    )
+    first, second = predicted_finding(rows, "predicted_bytes", 15 * MB)
+    peaks = "10.0 MB (batch 1 x 8 tokens) to 20.0 MB (batch 2 x 8 tokens)"
+    assert first == f"Predicted peaks: from {peaks}."
+    too_large = "the smallest that does not: 20.0 MB (batch 2 x 8 tokens)"
+    assert second == f"1 of 2 fit in the 15.0 MB available; {too_large}."
+    all_fit = predicted_finding(rows, "predicted_bytes", 25 * MB)[1]
+    assert all_fit == "2 of 2 fit in the 25.0 MB available."
+    first, second = predicted_finding(rows[:1], "predicted_bytes", 15 * MB)
+    assert first == "Predicted peak: 20.0 MB (batch 2 x 8 tokens)."
+    assert second.startswith("0 of 1 fit in the 15.0 MB")
 
 
 def training_row(size: str, mode: str, ms: float, **more) -> dict:
@@ -389,25 +379,32 @@ REASONS = [
 REASONS.append("20% of core time stolen by other virtual machines")
 
 
+class MadeUpRow(SweepRow):
+    def label(self) -> str:
+        return "a row"
+
+    def result(self) -> str:
+        return "1.00 ms"
+
+
 def test_progress_of_a_sweep_fits_the_screen(monkeypatch, capsys):
     """What disturbed a row is told in short, after the time left; the reason of a failure in
     full."""
     monkeypatch.setattr(
         "studies.engine.study.time", SimpleNamespace(monotonic=iter((0.0, 300.0, 300.0)).__next__)
     )
-    row = {"status": "ok", "disturbed": True, "disturbance": "; ".join(REASONS)}
-    failed = {"status": "failed", "reason": "it " * 60 + "ended"}
+    row = MadeUpRow(status="ok", disturbed=True, disturbance="; ".join(REASONS))
+    failed = MadeUpRow(status="failed", reason="it " * 60 + "ended")
     rows = []
     sweep = SimpleNamespace(keep=rows.extend, write=lambda: None, is_open=bool)
-    study = SimpleNamespace(name="a_study", sweep=sweep, measure=lambda cell: cell.rows)
-    study.results = SimpleNamespace(label=lambda one: "a row", result=lambda one: "1.00 ms")
-    study._progress = functools.partial(Study._progress, study)
-    study.while_waiting = functools.partial(Study.while_waiting, study)
-    Study._measure_all(study, [SimpleNamespace(rows=[one], work=1.0) for one in (row, failed)])
+    study = SimpleNamespace(name="a_study", sweep=sweep, measure=lambda cell: None)
+    study.while_waiting = functools.partial(SweepStudy.while_waiting, study)
+    cells = [SimpleNamespace(rows=[row], work=1.0), SimpleNamespace(rows=[failed], work=1.0)]
+    SweepStudy._measure_all(study, cells)
     lines = capsys.readouterr().out.splitlines()
     first, second = re.split(" (?=2 of 2)", " ".join(map(str.strip, lines)))
     assert first == f"1 of 2: a row: 1.00 ms (about 5 min left); disturbed: {REASONS[0]}"
-    assert second == f"2 of 2: a row: failed, {failed['reason']}"
+    assert second == f"2 of 2: a row: failed, {failed.reason}"
     assert max(map(len, lines)) <= COLUMNS
     assert disturbance_of(rows) == f"1 of 1 rows, such as: {REASONS[0]}"
 

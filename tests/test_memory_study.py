@@ -11,22 +11,20 @@ from helpers import PROJECT, finish, start
 import run_memory_study
 from harness.base.sections import as_text
 from harness.ranks.failure_watch import wait_until
-from studies.memory.results import fit, fit_section, growth_factors, shares, table
+from studies.memory import MemoryStudyRow, fit_of, fit_section, growth_factors, table
 
 MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 1 --n-heads 4 --num-steps 3".split()
 
 
 def row(batch_size, seq_len, peak, status="ok", phase="backward"):
-    known = dict.fromkeys(("peak_bytes", "bytes_per_token", "tokens_per_sec"))
+    made = MemoryStudyRow(batch_size=batch_size, seq_len=seq_len, status=status, reason="")
+    made.set(predicted_bytes=peak, peak_phase=phase)
     if status == "ok":
-        known = {
-            "peak_bytes": peak,
-            "bytes_per_token": peak / (batch_size * seq_len),
-            "tokens_per_sec": 1000.0,
-        }
-    reason = "" if status == "ok" else "why"
-    shape = {"batch_size": batch_size, "seq_len": seq_len, "status": status, "reason": reason}
-    return shape | known | {"peak_phase": phase, "predicted_bytes": peak}
+        made.set(peak_bytes=peak, bytes_per_token=peak / (batch_size * seq_len))
+        made.tokens_per_sec = 1000.0
+    else:
+        made.reason = "why"
+    return made
 
 
 def exact(batch_size, seq_len):
@@ -36,13 +34,12 @@ def exact(batch_size, seq_len):
 def test_a_fit_recovers_the_terms():
     rows = [row(b, s, exact(b, s)) for b in (2, 4) for s in (8, 16, 32)]
     rows += [row(1, 4, 5000, phase="optimizer"), row(64, 64, None, status="failed")]
-    found = fit(rows)
-    assert [
-        found[f"{term}_bytes"] for term in ("constant", "linear", "quadratic")
-    ] == pytest.approx([1000, 7, 3])
-    assert found["rows"] == 6
-    assert found["largest_error_percent"] < 1e-6
-    parts = shares(found, 4, 32)
+    fit = fit_of(rows)
+    terms = [fit.constant_bytes, fit.linear_bytes, fit.quadratic_bytes]
+    assert terms == pytest.approx([1000, 7, 3])
+    assert fit.rows == 6
+    assert fit.largest_error_percent < 1e-6
+    parts = fit.shares(4, 32)
     assert sum(parts.values()) == pytest.approx(1)
     assert parts["quadratic"] == pytest.approx(3 * 4 * 32**2 / exact(4, 32))
 
@@ -50,26 +47,24 @@ def test_a_fit_recovers_the_terms():
 @pytest.mark.parametrize("pairs", [[], [(2, 8), (4, 8), (8, 8)], [(2, 8), (2, 16)]])
 def test_too_few_rows_are_no_fit(pairs):
     rows = [row(b, s, exact(b, s)) for b, s in pairs]
-    found = fit(rows)
-    assert found["rows"] is None
-    assert "three runs" in found["rows_reason"]
-    assert as_text(fit_section(found, []))[-1].startswith("No fit")
-    assert shares(found, 4, 32) == {}
+    fit = fit_of(rows)
+    assert fit.rows is None
+    assert "three runs" in fit.as_json()["rows_reason"]
+    assert as_text(fit_section(fit, []))[-1].startswith("No fit")
+    assert fit.shares(4, 32) == {}
 
 
 def test_factors_between_neighbors():
-    rows = [row(b, s, exact(b, s)) for b in (2, 4) for s in (8, 16)] + [
-        row(8, 8, None, status="skipped")
-    ]
-    rows.append(row(8, 16, None, status="failed"))
-    factors = {
-        (f["grows"], *f["from"].values(), *f["to"].values()): f["memory_factor"]
-        for f in growth_factors(rows)
-    }
+    rows = [row(b, s, exact(b, s)) for b in (2, 4) for s in (8, 16)]
+    rows += [row(8, 8, None, status="skipped"), row(8, 16, None, status="failed")]
+    factors = {}
+    for factor in growth_factors(rows):
+        key = (factor.grows, *factor.from_.values(), *factor.to.values())
+        factors[key] = factor.memory_factor
     assert factors["batch", 2, 8, 4, 8] == pytest.approx(exact(4, 8) / exact(2, 8))
     assert factors["sequence", 2, 8, 2, 16] == pytest.approx(exact(2, 16) / exact(2, 8))
     assert factors["batch", 4, 8, 8, 8] is None
-    text = "\n".join(as_text(table(rows)))
+    text = "\n".join(as_text(table(rows, fit_of(rows))))
     assert "skipped: why" in text
     assert "failed: why" in text
 

@@ -14,6 +14,7 @@ from analysis.comparison.noise import (
     t_quantile,
 )
 from studies.engine.columns import compared, time_statistics
+from studies.engine.rows import PassTimesRow, StepRow
 
 PAIRS = 800
 AT_MOST = 0.05
@@ -36,8 +37,12 @@ BETWEEN = {
 }
 
 
-def row_of(times) -> dict:
-    return {**time_statistics("step", list(times)), "repetitions": len(times)}
+class TimedRow(StepRow, PassTimesRow):
+    """A row whose step was timed."""
+
+
+def row_of(times) -> TimedRow:
+    return TimedRow(**time_statistics("step", list(times)), repetitions=len(times))
 
 
 def decided(words) -> float:
@@ -97,16 +102,16 @@ def test_differences_that_are_there_are_found():
 
 
 def test_forward_and_backward_passes_are_slow_together():
-    rows = [
-        {f"{name}_ms": ms, f"{name}_std_ms": 1.0, "repetitions": 9}
-        for name, ms in (("a", 10.0), ("b", 20.0))
-    ]
-    both = rows[0] | rows[1]
-    total = Measured.sum([Measured.median_of_normal(both[f"{name}_ms"], 1.0, 9) for name in "ab"])
+    times = {"forward_ms": 10.0, "forward_std_ms": 1.0, "backward_ms": 20.0, "backward_std_ms": 1.0}
+    row, passes = PassTimesRow(repetitions=9, **times), ("forward", "backward")
+    parts = [Measured.median_of_normal(ms, 1.0, 9) for ms in (10.0, 20.0)]
+    total = Measured.sum(parts)
     assert total.time == 30.0
     assert total.error == pytest.approx(2 * 1.2533 / 3, rel=1e-3)
-    assert compared(both, both, "a", "b") == (1.0, "within noise")
-    assert compared(both, both | {"b_std_ms": None}, "a", "b")[1] == "spread unknown"
+    assert compared(row, row, *passes) == (1.0, "within noise")
+    other = PassTimesRow(repetitions=9, **times)
+    other.backward_std_ms = None
+    assert compared(row, other, *passes)[1] == "spread unknown"
 
 
 def test_quantiles_are_those_of_the_tables():
