@@ -30,6 +30,7 @@ from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
 from harness.machine.devices import synchronize
 from harness.machine.environment import host_info
 from harness.model.workload import TrainingState
+from harness.ranks.gloo import wait_for_gloo
 
 
 class TraceRecorder:
@@ -76,6 +77,8 @@ class TraceRecorder:
 
     def step(self) -> None:
         self.steps_seen += 1
+        if self.steps_seen >= self.last:
+            wait_for_gloo()  # the profiler stops
         self.profile.step()
 
     def export(self, profile: torch.profiler.profile) -> None:
@@ -310,6 +313,7 @@ class Instruments:
                 instruments.callback(range_observers.remove, torch.cuda.nvtx)
             if self.trace:
                 instruments.enter_context(self.trace.profile)
+                instruments.callback(wait_for_gloo)
             yield
 
     def observes(self, step: int) -> bool:

@@ -201,6 +201,8 @@ class Watch:
         if self.left and self.evaluated and short_of_memory():
             self.record_no_more("memory ran short")
         else:
+            if not self.left:
+                self.let_collectives_end()
             self.profiler.step()
         if self.left:
             return
@@ -425,7 +427,14 @@ class Watch:
         self.profiler = self.audit = None
         self.modules.detach()
         if profiler:
+            self.let_collectives_end()
             profiler.stop()
+
+    def let_collectives_end(self) -> None:
+        """Before the profiler stops."""
+        with our_modules():
+            from harness.ranks.gloo import wait_for_gloo
+        wait_for_gloo()
 
     def stop_watching(self) -> None:
         """What is left of us is one test of a flag in each phase."""
