@@ -1,1 +1,1 @@
-"""How does the peak memory of a step grow with batch size and sequence length?"""
+"""Peak memory by batch size and sequence length: measured, predicted and fitted."""
