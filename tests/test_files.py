@@ -199,9 +199,13 @@ def test_gitignore_lists_the_folders():
 
 
 def folders_of_launchers() -> list[str]:
-    """The folders that the shell launchers make: launch SCRIPT PREFIX."""
+    """The folders that the shell launchers make: launch SCRIPT PREFIX.  Those of studies have the
+    names of their documents."""
     lines = "\n".join(path.read_text() for path in PROJECT.glob("*.sh"))
-    prefixes = re.findall(r'^launch \S+ "?([\w${}:-]+)', lines, re.M)
+    prefixes = re.findall(r'^launch \w\S+ "?([\w${}:-]+)', lines, re.M)
+    for kind in FILES:
+        if kind.writer.startswith("run_study.py") and kind.document:
+            prefixes.append(kind.pattern.removesuffix(".json"))
     return [f"{prefix.replace('${1:-}', 'tiny')}_20260101_000000" for prefix in prefixes]
 
 
