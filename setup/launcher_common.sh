@@ -462,27 +462,29 @@ check_tasks() { # SCRIPT: that it runs as ranks, if srun starts several tasks
     esac
 }
 
-show_help() { # SCRIPT: nothing is set up for it
+without_setup() { # SCRIPT ARGUMENT...: --help, or what ends at once
     local python=$VENV/bin/python
     if ! [ -x "$python" ]; then
         find_base
         python=$BASE
     fi
-    exec "$python" "$1" --help
+    exec "$python" "$@"
 }
 
 # launch SCRIPT PREFIX FLAG [FLAGS...] -- ARGUMENT...: run SCRIPT with FLAGS and the arguments, in the folder that the
 # arguments resume or name with --output-dir or FLAG, else in a new PREFIX_<timestamp>/; under WRAPPER FOLDER, if set.
+# SCRIPT may be two words: a script, and the argument that comes before its flags.
 launch() {
-    local script=$HERE/$1 prefix=$2 flag=$3 folder flags=()
+    local script=("$HERE/${1%% *}") prefix=$2 flag=$3 folder flags=()
+    case $1 in *' '*) script+=("${1#* }") ;; esac
     shift 3
     while [ "$1" != -- ]; do
         flags+=("$1")
         shift
     done
     shift
-    check_tasks "${script##*/}"
-    wants_help "$@" && show_help "$script"
+    check_tasks "${script[0]##*/}"
+    wants_help "$@" && without_setup "${script[@]}" --help
     DEVICE=$(value_of --device "" "$@")
     use_python "$HERE/requirements.txt"
     folder=$(value_of --resume "$(value_of --output-dir "$(value_of "$flag" "" "$@")" "$@")" "$@")
@@ -490,5 +492,5 @@ launch() {
         folder=$(new_folder "$prefix") || exit 1
         flags=("$flag" "$folder" ${flags[@]+"${flags[@]}"})
     fi
-    run_logged "$folder" ${WRAPPER:+"$WRAPPER" "$folder"} "$PYTHON" "$script" ${flags[@]+"${flags[@]}"} "$@"
+    run_logged "$folder" ${WRAPPER:+"$WRAPPER" "$folder"} "$PYTHON" "${script[@]}" ${flags[@]+"${flags[@]}"} "$@"
 }

@@ -1,5 +1,4 @@
-"""Memory by batch size and sequence length: measured and predicted for each pair, with a fit over
-all."""
+"""Peak memory by batch size and sequence length: measured, predicted and fitted."""
 
 from __future__ import annotations
 

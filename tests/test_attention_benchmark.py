@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import PROJECT, finish, read_until, run_command, start
 
-import run_attention_benchmark
+import run_study
 from harness.base.units import MB
 from studies.attention import cost
 from studies.attention.cost import measure_attention, predicted_tensors, reason_in
@@ -149,7 +149,7 @@ def test_all_implementations_agree(name, kv_heads, dtype, tolerance):
 # --- the sweep ---
 
 
-bench = functools.partial(run_command, run_attention_benchmark)
+bench = functools.partial(run_command, run_study, "attention")
 
 
 TINY = "--batch-size 2 --d-heads 8 8 --seq-lens 16 32 --repetitions 2 --warmup-steps 0".split()
@@ -323,7 +323,8 @@ def test_an_interrupted_sweep_keeps_its_rows(tmp_path):
     ).split()
     process = start(
         sys.executable,
-        str(PROJECT / "run_attention_benchmark.py"),
+        str(PROJECT / "run_study.py"),
+        "attention",
         *flags,
         "--output-dir",
         "run",

@@ -8,7 +8,7 @@ import pytest
 from conforming import mismatches
 from helpers import PROJECT, documents, finish, run_command, start, unregistered
 
-import run_collective_benchmark
+import run_study
 from analysis.prediction.communication import communication
 from analysis.prediction.network import Network, fitted, keep_network, measured_network, network_of
 from analysis.work.sent_bytes import sent_bytes
@@ -16,7 +16,7 @@ from harness.base.errors import UserError
 from studies.collectives.rank_timing import COLLECTIVES, size_on_ranks
 from studies.collectives.results import common_fit, fit_rows, measured_columns
 
-bench = functools.partial(run_command, run_collective_benchmark)
+bench = functools.partial(run_command, run_study, "collectives")
 DEVICE = {"name": "A card", "type": "cuda"}
 
 
@@ -117,7 +117,7 @@ def test_what_was_measured_is_kept_for_predictions(tmp_path, monkeypatch):
     here = {"device": DEVICE, "host": "node1"}
     assert measured_network(here) is None
     nothing = (
-        r"nothing is measured for A card \| nccl on node1; run run_collective_benchmark.sh here"
+        r"nothing is measured for A card \| nccl on node1; run run_study.sh collectives here"
         r" first"
     )
     with pytest.raises(UserError, match=nothing):
@@ -143,7 +143,7 @@ def test_hosts_that_share_a_home_each_have_their_own_network(tmp_path, monkeypat
     assert network_of("measured", {"device": DEVICE, "host": "login"}).gb_per_sec == 1.0
     only = (
         r"on node2, only on login, node1, whose network may be another; run"
-        r" run_collective_benchmark.sh here first"
+        r" run_study.sh collectives here first"
     )
     with pytest.raises(UserError, match=only):
         network_of("measured", {"device": DEVICE, "host": "node2"})

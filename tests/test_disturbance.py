@@ -455,7 +455,7 @@ def test_a_sweep_measures_the_process_of_a_row():
 
 
 def test_rows_of_a_sweep_are_marked(command, monkeypatch):
-    import run_attention_benchmark
+    import run_study
 
     real = isolation.in_fresh_process
     by = {"disturbed": True, "reasons": ["31% of thread time waited for a core"]}
@@ -471,7 +471,7 @@ def test_rows_of_a_sweep_are_marked(command, monkeypatch):
         "--seq-lens 16 --d-heads 8 --batch-size 1 --implementations manual --repetitions 2"
         " --device cpu".split()
     )
-    code, out, err = command(run_attention_benchmark, *flags, "--verbose")
+    code, out, err = command(run_study, "attention", *flags, "--verbose")
     assert code == 0, err
     [row] = json.loads(Path("attention_benchmark/attention_benchmark.json").read_text())["rows"]
     assert row["disturbed"] is True

@@ -11,10 +11,9 @@ from conforming import mismatches
 from helpers import PROJECT, documents, run_command, unregistered
 from typing_extensions import NotRequired
 
-import run_attention_benchmark
 import run_deepspeed_flops
 import run_pytorch_profiler
-import run_training_benchmark
+import run_study
 from harness.base.documents import SCHEMA_VERSION, read_document
 from harness.base.errors import UserError
 from harness.base.files import FILES, kind_of
@@ -89,15 +88,19 @@ def test_a_mismatch_is_found():
 
 
 @pytest.mark.parametrize(
-    ("module", "flags"),
+    ("study", "name", "flags"),
     [
-        (run_attention_benchmark, "--seq-lens 16 32 --d-heads 16 --implementations eager sdpa"),
-        (run_training_benchmark, "--sizes tiny --seq-lens 16 --batch-size 2"),
+        (
+            "attention",
+            "attention_benchmark",
+            "--seq-lens 16 32 --d-heads 16 --implementations eager sdpa",
+        ),
+        ("training", "training_benchmark", "--sizes tiny --seq-lens 16 --batch-size 2"),
     ],
 )
-def test_sweeps_are_as_declared(scratch, module, flags):
-    assert run_command(module, *flags.split(), "--dry-run", "--output-dir", "sweep") == 0
-    name = module.__name__.removeprefix("run_")
+def test_sweeps_are_as_declared(scratch, study, name, flags):
+    words = [study, *flags.split(), "--dry-run", "--output-dir", "sweep"]
+    assert run_command(run_study, *words) == 0
     document = json.loads((scratch / "sweep" / f"{name}.json").read_text())
     assert document["rows"]
     assert not mismatches(document, kind_of(f"{name}.json").document, name)

@@ -10,43 +10,45 @@ from helpers import PROJECT, REAL_PYTHON, SMALL_MODEL, finish, start
 from programs import PLAIN
 from traces import SMALL, write_trace
 
+from harness.base.studies import study_names
+
 TINY = "--size tiny --batch-size 1 --seq-len 8 --repetitions 2 --warmup-steps 1".split()
 STEPS = ["--num-steps", "3"]
-# Its flags, and a file that it leaves in the folder `out`; {here}: where prepared() puts what it
-# reads.
+# A script, and which study; its flags, and a file that it leaves in the folder `out`; {here}: where
+# prepared() puts what it reads.
 COMMANDS = {
     "tiny_llama_v1.py": ([*SMALL_MODEL, *STEPS], "performance_summary.json"),
     "run_pytorch_profiler.py": ([*SMALL_MODEL, "--num-steps", "6"], "report.html"),
     "run_deepspeed_flops.py": ([*SMALL_MODEL, "--num-steps", "4"], "flops_profile.json"),
     "launch_performance_study.py": (["tiny", *SMALL_MODEL, *STEPS], "performance_summary.json"),
-    "run_memory_study.py": (
+    "run_study.py memory": (
         [*SMALL_MODEL[:8], *STEPS, "--batch-sizes", "2", "--seq-lens", "16"], "memory_study.json",
     ),
-    "run_timing_study.py": (
+    "run_study.py timing": (
         [*TINY, "--wrong-method-repetitions", "2", "--change=--attention sdpa"],
         "timing_study.json",
     ),
-    "run_precision_study.py": ([*TINY, "--precisions", "bf16"], "precision_study.json"),
-    "run_attention_benchmark.py": (
+    "run_study.py precision": ([*TINY, "--precisions", "bf16"], "precision_study.json"),
+    "run_study.py attention": (
         "--batch-size 1 --repetitions 2 --implementations eager --d-heads 16 --seq-lens 32".split(),
         "attention_benchmark.json",
     ),
-    "run_training_benchmark.py": (
+    "run_study.py training": (
         ("--batch-size 1 --repetitions 2 --sizes tiny --seq-lens 8 --modes train"
          " --precisions fp32").split(),
         "training_benchmark.json",
     ),
-    "run_optimization_study.py": (
+    "run_study.py optimization": (
         ("--sizes tiny --batch-size 1 --seq-len 8 --repetitions 2 --rungs sdpa"
          " --no-reference").split(),
         "optimization_study.json",
     ),
-    "run_scaling_study.py": (
+    "run_study.py scaling": (
         ("--batch-size 1 --seq-len 8 --repetitions 1 --world-sizes 1 2 --parallel-modes ddp"
          " --scalings weak").split(),
         "scaling_study.json",
     ),
-    "run_collective_benchmark.py": (
+    "run_study.py collectives": (
         ["--world-sizes", "2", "--max-bytes", "1024"], "collective_benchmark.json",
     ),
     "compare_runs.py": (["{here}/one", "{here}/other"], "comparison.json"),
@@ -58,7 +60,9 @@ COMMANDS = {
 
 
 def test_no_command_is_left_out():
-    assert COMMANDS.keys() == {path.name for path in PROJECT.glob("*.py")}
+    studies = {f"run_study.py {name}" for name in study_names()}
+    scripts = {path.name for path in PROJECT.glob("*.py")} - {"run_study.py"}
+    assert COMMANDS.keys() == scripts | studies
 
 
 def prepared(folder: Path) -> None:
@@ -81,7 +85,8 @@ def test_a_command_ends_well_and_leaves_its_file(tmp_path, known_peaks, name):
         words = [own, "out", *words]
     # One starts from nothing, as all do for a user.
     python = REAL_PYTHON if name == "tiny_llama_v1.py" else sys.executable
-    code, out = finish(start(python, str(PROJECT / name), *words, cwd=tmp_path))
+    script, *study = name.split()
+    code, out = finish(start(python, str(PROJECT / script), *study, *words, cwd=tmp_path))
     assert code == 0, out
     assert "Traceback" not in out
     left = tmp_path / "out" / file

@@ -228,9 +228,12 @@ def flops(flags: str, folder: Path) -> dict:
     }
 
 
+DRY = "--dry-run --device cpu --device-memory 80"
+
+
 def attention_benchmark(flags: str, folder: Path) -> dict:
     """The predicted rows of the sweep over implementations, head dimensions and lengths."""
-    run("run_attention_benchmark.py", f"--dry-run --device cpu --device-memory 80 {flags}", folder)
+    run("run_study.py", f"attention {DRY} {flags}", folder)
     return {
         f"{row['implementation']} {row['dtype']} {row['batch_size']}x{row['seq_len']}"
         f" d_head {row['d_head']}": {
@@ -244,7 +247,7 @@ def attention_benchmark(flags: str, folder: Path) -> dict:
 
 def training_benchmark(flags: str, folder: Path) -> dict:
     """The predicted rows of the sweep over sizes and modes."""
-    run("run_training_benchmark.py", f"--dry-run --device cpu --device-memory 80 {flags}", folder)
+    run("run_study.py", f"training {DRY} {flags}", folder)
     return {
         f"{row['size']} {row['batch_size']}x{row['seq_len']} {row['mode']} {row['precision']}": {
             "parameters": row["parameters"],
@@ -256,7 +259,7 @@ def training_benchmark(flags: str, folder: Path) -> dict:
 
 def memory_study(flags: str, folder: Path) -> dict:
     """Measured peaks, each in a process of its own, and the formula fitted to them."""
-    run("run_memory_study.py", f"--device cpu --num-steps 2 {flags}", folder)
+    run("run_study.py", f"memory --device cpu --num-steps 2 {flags}", folder)
     from studies.memory import MemoryFit
 
     document = read(folder / "memory_study.json")

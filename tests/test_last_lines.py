@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from helpers import SMALL_MODEL, run_command
 
-import run_training_benchmark
+import run_study
 from analysis.work.memory_tables import folded_layers, parts_of_peak
 from harness.base.sections import Section, as_text
 from harness.base.tables import ANSWER_LINES, COLUMNS, Column, answer, column
@@ -122,9 +122,9 @@ def test_a_sweep_ends_with_its_finding_and_has_tables_on_request(scratch, capfd)
         "--sizes tiny --seq-lens 8 16 --batch-size 1 --dry-run --device-memory 0.303"
         " --memory-snapshot".split()
     )
-    assert run_command(run_training_benchmark, *flags, "--output-dir", "short") == 0
+    assert run_command(run_study, "training", *flags, "--output-dir", "short") == 0
     short = capfd.readouterr().out
-    assert run_command(run_training_benchmark, *flags, "--verbose", "--output-dir", "long") == 0
+    assert run_command(run_study, "training", *flags, "--verbose", "--output-dir", "long") == 0
     long = capfd.readouterr().out
     ends = lines_from(short, "Predicted peaks: ")
     assert "fit in" in " ".join(ends) and ends[-1] == "Disturbance: nothing was measured"

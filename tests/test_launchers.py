@@ -94,21 +94,17 @@ STARTED = {  # launcher: the command that it starts, in which folder, with which
     "launch_performance_study.sh tiny --a 'b c'": (
         "performance_results_tiny launch_performance_study.py --output-dir FOLDER tiny --a b c"
     ),
-    "run_memory_study.sh": "memory_study run_memory_study.py --output-dir FOLDER ",
-    "run_training_benchmark.sh": (
-        "training_benchmark run_training_benchmark.py --output-dir FOLDER "
+    "run_study.sh memory": "memory_study run_study.py memory --output-dir FOLDER ",
+    "run_study.sh training": "training_benchmark run_study.py training --output-dir FOLDER ",
+    "run_study.sh attention": "attention_benchmark run_study.py attention --output-dir FOLDER ",
+    "run_study.sh precision": "precision_study run_study.py precision --output-dir FOLDER ",
+    "run_study.sh timing": "timing_study run_study.py timing --output-dir FOLDER ",
+    "run_study.sh optimization": (
+        "optimization_study run_study.py optimization --output-dir FOLDER "
     ),
-    "run_attention_benchmark.sh": (
-        "attention_benchmark run_attention_benchmark.py --output-dir FOLDER "
-    ),
-    "run_precision_study.sh": "precision_study run_precision_study.py --output-dir FOLDER ",
-    "run_timing_study.sh": "timing_study run_timing_study.py --output-dir FOLDER ",
-    "run_optimization_study.sh": (
-        "optimization_study run_optimization_study.py --output-dir FOLDER "
-    ),
-    "run_scaling_study.sh": "scaling_study run_scaling_study.py --output-dir FOLDER ",
-    "run_collective_benchmark.sh": (
-        "collective_benchmark run_collective_benchmark.py --output-dir FOLDER "
+    "run_study.sh scaling": "scaling_study run_study.py scaling --output-dir FOLDER ",
+    "run_study.sh collectives": (
+        "collective_benchmark run_study.py collectives --output-dir FOLDER "
     ),
 }
 
@@ -168,13 +164,13 @@ def test_the_profile_folder_of_the_flops_launcher(project, work, flags, folder):
 
 
 def test_a_sweep_is_resumed_in_its_folder(project, work):
-    code, first = launch(project / "run_timing_study.sh", "--output-dir", "study", cwd=work)
+    code, first = launch(project / "run_study.sh", "timing", "--output-dir", "study", cwd=work)
     assert code == 0, first
     code, second = launch(
-        project / "run_timing_study.sh", "--resume", "study", "--repetitions", "2", cwd=work
+        project / "run_study.sh", "timing", "--resume", "study", "--repetitions", "2", cwd=work
     )
     assert code == 0, second
-    assert second.startswith("run_timing_study.py --resume study --repetitions 2\n")
+    assert second.startswith("run_study.py timing --resume study --repetitions 2\n")
     assert (work / "study" / "training_output.log").read_text() == second
     assert [path.read_text() for path in work.glob("study/training_output.*.log")] == [first]
 
@@ -234,6 +230,8 @@ def test_the_launcher_alone_receives_a_signal(project, work, signum, expected):
 def test_help_leaves_nothing(project, work):
     code, out = launch(project / "run_baseline.sh", "--num-steps", "3", "--help", cwd=work)
     assert (code, out.splitlines()[0]) == (0, "tiny_llama_v1.py --help")
+    code, out = launch(project / "run_study.sh", "memory", "--help", cwd=work)
+    assert (code, out.splitlines()[0]) == (0, "run_study.py memory --help")
     assert not list(work.iterdir())
 
 
@@ -325,13 +323,10 @@ def test_a_rank_whose_folder_cannot_be_written_says_so_itself(project, work):
 
 def test_several_tasks_of_a_command_that_is_one_process(project, work):
     (code_0, out_0), (code_1, out_1) = (
-        launch(project / "run_memory_study.sh", cwd=work, env=step(rank)) for rank in (0, 1)
+        launch(project / "run_study.sh", "memory", cwd=work, env=step(rank)) for rank in (0, 1)
     )
     assert (code_0, code_1, out_1) == (1, 1, "")
-    assert (
-        out_0
-        == "error: run_memory_study.sh is one process, and srun started 2: use srun --ntasks=1\n"
-    )
+    assert out_0 == "error: run_study.sh is one process, and srun started 2: use srun --ntasks=1\n"
     assert not list(work.iterdir())
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from helpers import PROJECT, finish, start
 
-import run_memory_study
+import run_study
 from harness.base.sections import as_text
 from harness.ranks.failure_watch import wait_until
 from studies.memory import MemoryStudyRow, fit_of, fit_section, growth_factors, table
@@ -74,7 +74,7 @@ def study(command):
     """study(flags) -> (exit code, what it printed)"""
 
     def run(*flags):
-        code, out, err = command(run_memory_study, *MODEL, *flags)
+        code, out, err = command(run_study, "memory", *MODEL, *flags)
         return code, out + err
 
     return run
@@ -170,7 +170,7 @@ def test_a_study_that_is_stopped_keeps_its_rows(tmp_path):
         "study",
     )
     process = start(
-        sys.executable, str(PROJECT / "run_memory_study.py"), *MODEL, *flags, cwd=tmp_path
+        sys.executable, str(PROJECT / "run_study.py"), "memory", *MODEL, *flags, cwd=tmp_path
     )
     run = tmp_path / "study" / "bs2_seq1024"
     assert wait_until(

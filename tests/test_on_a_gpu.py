@@ -67,10 +67,12 @@ def test_commands_have_flags_that_exist(name, kind, command):
     text = TEXTS[name, kind].format(project="P", results="R")
     assert PLAN.getfloat(name, "seconds") > 0
     assert len(PLAN[name]["document"].split()) == len(PLAN[name]["stored"].split())
-    script = re.match(r"python3 (?:P/(\S+)\.py|-m pytest) ", text)[1]
-    if script is None:
+    started = r"python3 (?:P/(\S+)\.py((?<=run_study\.py) \w+)?|-m pytest) "
+    script, study = re.match(started, text).groups(default="")
+    if not script:
         return
-    _, known, _ = command(importlib.import_module(script.replace("/", ".")), "--help")
+    module = importlib.import_module(script.replace("/", "."))
+    _, known, _ = command(module, *study.split(), "--help")
     if "tiny_llama_v1.py --help" in known:
         known += importlib.import_module("tiny_llama_v1").build_parser().format_help()
     assert all(re.search(rf"{flag}\b", known) for flag in re.findall(r"(?<!\S)--[a-z-]+", text)), (

@@ -14,7 +14,7 @@ from helpers import CPU_PROPERTIES, documents, run_command, unregistered
 from pretended.cuda import make_graphed_callables
 from torch._inductor import cpu_vec_isa
 
-import run_optimization_study
+import run_study
 from analysis.work.user_workload import UserWorkload, examined
 from harness.instruments.first_step import FirstStepAudit
 from harness.instruments.phases import median_interval
@@ -31,7 +31,7 @@ from studies.optimization.study import OptimizationStudy
 from studies.optimization.turns import Turns, take_turns
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 
-study = functools.partial(run_command, run_optimization_study)
+study = functools.partial(run_command, run_study, "optimization")
 FAST = (
     "--sizes tiny --batch-size 1 --seq-len 16 --repetitions 3 --warmup-steps 0 --device cpu".split()
 )

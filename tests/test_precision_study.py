@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import run_command
 
-import run_precision_study
+import run_study
 import tiny_llama_v1 as tiny_llama
 from harness.base.sections import as_text
 from harness.machine import devices
@@ -215,7 +215,7 @@ def test_sums_are_those_of_rounding_by_hand():
 # ---- The study -----------------------------------------------------------------------------------
 
 
-study = functools.partial(run_command, run_precision_study)
+study = functools.partial(run_command, run_study, "precision")
 
 
 SMALL = (

@@ -65,28 +65,28 @@ COMMANDS = {
         "--enable-profilers",
     ),
     "memory study": with_precision(
-        "--precision", "run_memory_study", *SMALL_MODEL[:8], *STEPS, "--batch-sizes", "2",
+        "--precision", "run_study", "memory", *SMALL_MODEL[:8], *STEPS, "--batch-sizes", "2",
         "--seq-lens", "16", "32", "--output-dir", "run",
     ),
     "timing study": lambda precision: [
         (
-            "run_timing_study", *BRIEF, *TINY, "--repetitions", "2",
+            "run_study", "timing", *BRIEF, *TINY, "--repetitions", "2",
             "--wrong-method-repetitions", "2", "--change="
             + (f"--precision {precision}" if precision != "fp32" else "--attention sdpa"),
         )
     ],
     "precision study": with_precision(
-        "--precisions", "run_precision_study", "--size", "tiny", *BRIEF, *TINY,
+        "--precisions", "run_study", "precision", "--size", "tiny", *BRIEF, *TINY,
     ),
     "attention benchmark": with_precision(
-        "--dtypes", "run_attention_benchmark", *BRIEF, "--implementations", "eager", "sdpa",
+        "--dtypes", "run_study", "attention", *BRIEF, "--implementations", "eager", "sdpa",
         "--d-heads", "16", "--seq-lens", "32",
     ),
     "training benchmark": with_precision(
-        "--precisions", "run_training_benchmark", *BRIEF, "--sizes", "tiny", "--seq-lens", "8"
+        "--precisions", "run_study", "training", *BRIEF, "--sizes", "tiny", "--seq-lens", "8"
     ),
     "optimization study": with_precision(
-        "--precisions", "run_optimization_study", *BRIEF, "--sizes", "tiny", "--seq-len", "8",
+        "--precisions", "run_study", "optimization", *BRIEF, "--sizes", "tiny", "--seq-len", "8",
         "--no-reference", "--rungs", "sdpa", "checkpointing",
     ),
     "compare runs": lambda precision: [

@@ -13,7 +13,7 @@ import torch
 from conforming import mismatches
 from helpers import CPU_PROPERTIES, SMALL_MODEL, documents, run_command, unregistered
 
-import run_scaling_study
+import run_study
 from analysis.prediction.network import Network
 from harness.instruments.phases import median_interval
 from studies.engine.ranks import on_ranks
@@ -22,7 +22,7 @@ from studies.scaling.columns import columns_before
 from studies.scaling.faults import FAULTS, ReducedAfterBackward
 from studies.scaling.results import findings, verdicts, with_conclusions
 
-study = functools.partial(run_command, run_scaling_study)
+study = functools.partial(run_command, run_study, "scaling")
 SMALL = ["--batch-size", "4", "--seq-len", "16", f"--flags={' '.join(SMALL_MODEL[:8])}"]
 MB = 2**20
 

@@ -7,13 +7,7 @@ import pytest
 import torch
 from helpers import run_command
 
-import run_attention_benchmark
-import run_memory_study
-import run_optimization_study
-import run_precision_study
-import run_scaling_study
-import run_timing_study
-import run_training_benchmark
+import run_study
 from harness.base.errors import UserError
 from studies.engine import isolation
 from studies.engine.device import properties_of
@@ -21,27 +15,21 @@ from studies.engine.device import properties_of
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SWEEPS = {
     "attention_benchmark": (
-        run_attention_benchmark,
+        "attention",
         "--dry-run --d-heads 8 --seq-lens 16 --implementations eager",
     ),
-    "memory_study": (run_memory_study, "--dry-run --batch-sizes 1 --seq-lens 8"),
-    "precision_study": (run_precision_study, "--dry-run --size tiny --seq-len 8 --precisions fp32"),
-    "training_benchmark": (
-        run_training_benchmark,
-        "--dry-run --sizes tiny --seq-lens 8 --precisions fp32",
-    ),
+    "memory_study": ("memory", "--dry-run --batch-sizes 1 --seq-lens 8"),
+    "precision_study": ("precision", "--dry-run --size tiny --seq-len 8 --precisions fp32"),
+    "training_benchmark": ("training", "--dry-run --sizes tiny --seq-lens 8 --precisions fp32"),
     "optimization_study": (
-        run_optimization_study,
+        "optimization",
         "--dry-run --sizes tiny --seq-len 8 --rungs sdpa --no-reference",
     ),
     "scaling_study": (
-        run_scaling_study,
+        "scaling",
         "--dry-run --seq-len 8 --world-sizes 2 --parallel-modes ddp --scalings weak",
     ),
-    "timing_study": (
-        run_timing_study,
-        "--seq-len 8 --batch-size 1 --repetitions 2 --warmup-steps 1",
-    ),
+    "timing_study": ("timing", "--seq-len 8 --batch-size 1 --repetitions 2 --warmup-steps 1"),
 }
 
 
@@ -79,8 +67,10 @@ def gpu_for_children(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_sweep_makes_no_context_in_its_own_process(scratch, capfd, gpu_for_children, name):
-    module, flags = SWEEPS[name]
-    assert run_command(module, *flags.split(), "--output-dir", "run") == 0, capfd.readouterr().err
+    study, flags = SWEEPS[name]
+    assert run_command(run_study, study, *flags.split(), "--output-dir", "run") == 0, (
+        capfd.readouterr().err
+    )
     document = json.loads((scratch / "run" / f"{name}.json").read_text())
     statuses = {row["status"] for row in document["rows"]}
     assert statuses == ({"ok"} if name == "timing_study" else {"skipped"})
@@ -94,7 +84,7 @@ def test_what_fails_in_the_process_for_the_gpu_is_an_error_of_the_command(
     monkeypatch.setattr(
         isolation, "in_fresh_process", lambda *work: ("failed", "all GPUs are busy")
     )
-    assert run_command(run_timing_study, "--output-dir", "run") == 1
+    assert run_command(run_study, "timing", "--output-dir", "run") == 1
     assert capfd.readouterr().err.endswith("error: all GPUs are busy\n")
     assert not list(scratch.iterdir())
 
@@ -102,11 +92,11 @@ def test_what_fails_in_the_process_for_the_gpu_is_an_error_of_the_command(
 def test_ranks_of_a_sweep_are_refused(scratch, monkeypatch):
     """srun and torchrun start several: each would write the folder."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(sys, "argv", ["run_memory_study.py", "--output-dir", "run"])
+    monkeypatch.setattr(sys, "argv", ["run_study.py", "memory", "--output-dir", "run"])
     told = (
-        "run_memory_study.py is one process, and 2 were started: use srun --ntasks=1, and no"
+        "run_study.py memory is one process, and 2 were started: use srun --ntasks=1, and no"
         " torchrun"
     )
     with pytest.raises(UserError, match=f"^{told}$"):
-        run_memory_study.main()
+        run_study.main()
     assert not list(scratch.iterdir())

@@ -146,7 +146,7 @@ def test_blocks_of_the_other_texts_run(tmp_path):
     assert "Performance Summary" in (baseline / "training_output.log").read_text()
 
 
-HELP: dict[str, str] = {}  # what each script prints for --help
+HELP: dict[str, str] = {}  # what each script or study prints for --help
 
 
 @pytest.mark.slow_cases
@@ -164,17 +164,19 @@ def test_blocks_can_be_parsed(path, command, monkeypatch):
         joined = re.sub(r"<<'PYTHON'.*?^PYTHON$", "", block.commands, flags=re.S | re.M).replace(
             "\\\n", " "
         )
-        for script, arguments in re.findall(r"python3 (?:benchmarks/)?(\w+)\.py(.*)", joined):
-            if script not in HELP:
-                _, HELP[script], _ = command(importlib.import_module(script), "--help")
-            known = HELP[script]
+        started = r"python3 (?:benchmarks/)?(\w+)\.py((?<=run_study\.py) \w+)?(.*)"
+        for script, study, arguments in re.findall(started, joined):
+            if script + study not in HELP:
+                module = importlib.import_module(script)
+                _, HELP[script + study], _ = command(module, *study.split(), "--help")
+            known = HELP[script + study]
             if "tiny_llama_v1.py --help" in known:
                 known += tiny_llama.build_parser().format_help()
             for flag in re.findall(
                 r"(?<!\S)--[a-z][a-z-]*", re.sub(r"'.*?'|\|\|.*|#.*", "", arguments)
             ):
                 assert re.search(rf"{flag}\b", known), (
-                    f"{path.name}:{block.line}: {script}.py has no {flag}"
+                    f"{path.name}:{block.line}: {script}.py{study} has no {flag}"
                 )
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import run_command
 
-import run_timing_study
+import run_study
 from harness.machine.clock import time_synced
 from harness.session.session import Session
 from studies.engine.command_line import workload_of
@@ -22,7 +22,7 @@ FAST = (
     "--batch-size 1 --seq-len 16 --wrong-method-repetitions 4 --repetitions 4 --warmup-steps 1"
     " --device cpu".split()
 )
-study = functools.partial(run_command, run_timing_study)
+study = functools.partial(run_command, run_study, "timing")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import run_command
 
-import run_training_benchmark
+import run_study
 from analysis.prediction.capacity import CONTEXT, RESERVES
 from analysis.prediction.document import predict
 from analysis.work.fake_step import fake_forward
@@ -32,7 +32,7 @@ CONFIG = TinyLlamaConfig(
 WORKLOAD = TinyLlamaWorkload(CONFIG, TrainingConfig(batch_size=4, seq_len=16, device="cpu"))
 
 
-bench = functools.partial(run_command, run_training_benchmark)
+bench = functools.partial(run_command, run_study, "training")
 
 
 TINY = "--sizes tiny --seq-lens 8 --batch-size 1 --repetitions 2".split()

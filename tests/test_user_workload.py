@@ -15,10 +15,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-import run_memory_study
-import run_optimization_study
 import run_pytorch_profiler
-import run_training_benchmark
+import run_study
 import tiny_llama_v1 as tiny_llama
 from analysis.commands.flops_command import by_module
 from analysis.prediction.document import predict
@@ -640,11 +638,8 @@ def test_flags_without_effect_are_refused(file, train, command, monkeypatch):
     monkeypatch.setattr(
         command_line, "run_in_subprocess_if_gpu", None
     )  # before a process looks at the GPU
-    for module, flag in (
-        (run_memory_study, "--seq-lens"),
-        (run_training_benchmark, "--batch-size"),
-    ):
-        code, out, err = command(module, "--workload", str(file), flag, "8")
+    for study, flag in (("memory", "--seq-lens"), ("training", "--batch-size")):
+        code, out, err = command(run_study, study, "--workload", str(file), flag, "8")
         assert (code, out) == (2, "") and f"{flag}: has no effect with --workload" in err
 
 
@@ -708,13 +703,13 @@ def test_a_profiled_run(file, command):
 @pytest.mark.slow
 def test_sweeps_have_a_row_for_the_file(file, command):
     flags = ["--workload", str(file), "--dry-run"]
-    for module in (run_memory_study, run_training_benchmark):
-        code, _, err = command(module, *flags, "--output-dir", module.__name__)
+    for study in ("memory", "training"):
+        code, _, err = command(run_study, study, *flags, "--output-dir", study)
         assert code == 0, err
-    rows = json.loads(Path("run_memory_study/memory_study.json").read_text())["rows"]
+    rows = json.loads(Path("memory/memory_study.json").read_text())["rows"]
     assert [(row["batch_size"], row["seq_len"]) for row in rows] == [(4, 1)]
     assert rows[0]["predicted_bytes"] == peak_bytes(workload_of(file), False)
-    rows = json.loads(Path("run_training_benchmark/training_benchmark.json").read_text())["rows"]
+    rows = json.loads(Path("training/training_benchmark.json").read_text())["rows"]
     assert {(row["size"], row["mode"]) for row in rows} == {
         ("net.py", "forward"),
         ("net.py", "train"),
@@ -867,7 +862,7 @@ def test_what_an_optimization_study_of_a_file_cannot_have_is_refused(narrow, com
         "--output-dir",
         "study",
     ]
-    code, out, err = command(run_optimization_study, *given)
+    code, out, err = command(run_study, "optimization", *given)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert words in err
     assert not Path("study").exists()
@@ -876,10 +871,7 @@ def test_what_an_optimization_study_of_a_file_cannot_have_is_refused(narrow, com
 @pytest.mark.slow
 def test_rows_of_a_file_have_its_precision(narrow, command):
     given = ["--workload", "narrow.py", "--dry-run", "--device", "cpu", "--output-dir"]
-    for module, name in (
-        (run_optimization_study, "optimization_study"),
-        (run_training_benchmark, "training_benchmark"),
-    ):
-        assert command(module, *given, name)[0] == 0
+    for study, name in (("optimization", "optimization_study"), ("training", "training_benchmark")):
+        assert command(run_study, study, *given, name)[0] == 0
         rows = json.loads(Path(name, f"{name}.json").read_text())["rows"]
         assert {row["precision"] for row in rows} == {"bf16"}

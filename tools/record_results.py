@@ -32,7 +32,7 @@ def main() -> None:
     from harness.base.errors import UserError
     from workshop.exercise.page import exercises
 
-    parser = OneLineParser(description=__doc__.splitlines()[0])
+    parser = OneLineParser(prog="record_results.py", description=__doc__.splitlines()[0])
     parser.add_argument(
         "folder", type=Path, help="where `run_exercise.py all` and ./run_baseline.sh wrote"
     )

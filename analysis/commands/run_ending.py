@@ -117,7 +117,7 @@ def next_command(args: argparse.Namespace) -> str:
             " --generate-report"
         )
     if args.profile_memory:
-        return script("run_memory_study.sh")
+        return f"{script('run_study.sh')} memory"
     given = {
         name: value
         for name, value in vars(args).items()

@@ -14,8 +14,8 @@ from analysis.trace.readers.formats import find_traces, may_be_trace
 from harness.base.documents import read_document, read_fitting, read_or_leave_out
 from harness.base.errors import UserError
 from harness.base.text import count_of
-from harness.documents.flops import FlopsProfile
 from harness.documents.comparisons import NOT_IN_TRACE
+from harness.documents.flops import FlopsProfile
 from harness.documents.trace import OperatorAnalysis
 from harness.instruments.phases import PHASES
 from harness.machine.disturbance import disturbance_text

@@ -351,7 +351,7 @@ def straggler(
 
 _TABLES = read_ini(Path(__file__).with_name("what_to_do.ini"))
 WHY_LATE, IF_LATE = _TABLES["why late"], _TABLES["late"]  # by the part of its step that is longer
-NO_PART = "measure its network and its steps alone: ./run_collective_benchmark.sh"
+NO_PART = "measure its network and its steps alone: ./run_study.sh collectives"
 
 
 def parts_of_rank(document: dict) -> dict:

@@ -1,5 +1,5 @@
 """How long do collectives take on a network?  The model alpha + bytes / beta, fitted to measured
-ones, and kept by run_collective_benchmark.py for --network measured."""
+ones, and kept by run_study.py collectives for --network measured."""
 
 from dataclasses import dataclass, field
 
@@ -85,7 +85,7 @@ def keep_network(device: dict, measured: dict) -> None:
 
 
 def kept_networks(device: dict) -> dict[str, dict]:
-    """What run_collective_benchmark.py measured last on this kind of device, by host: hosts that
+    """What run_study.py collectives measured last on this kind of device, by host: hosts that
     share a home folder share the cache."""
     kept = cached_documents(
         cache_file(CACHE), {"fit", "fits", "world_size", "host", "when", "disturbed"}
@@ -116,7 +116,7 @@ def why_not_measured(environment: dict) -> str:
     others = sorted(kept_networks(device))
     elsewhere = f", only on {', '.join(others)}, whose network may be another" if others else ""
     missing = f"nothing is measured for {key_of(device)} on {environment['host']}{elsewhere}"
-    return f"{missing}; run run_collective_benchmark.sh here first"
+    return f"{missing}; run run_study.sh collectives here first"
 
 
 def links_inside_node(device: str, world_size: int) -> Network | None:

@@ -99,6 +99,10 @@ class OneLineParser(argparse.ArgumentParser):
         raise UserError(" ".join(message.split()), 2)
 
     def parse_args(self, args=None, namespace=None):
+        """args: by default those of this process.  They begin after the words of prog, of which
+        `run_study.py memory` has two."""
+        if args is None:
+            args = sys.argv[len(self.prog.split()) :]
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             flag = unknown[0].split("=")[0]

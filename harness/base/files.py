@@ -17,10 +17,10 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import BinaryIO
 
-from harness import PROJECT
 from harness.base.console import say, world_size_of_run
 from harness.base.documents import SCHEMA_VERSION
 from harness.base.errors import UserError
+from harness.base.studies import document_of_study, study_names
 from harness.schema import Document, explained
 
 
@@ -52,30 +52,12 @@ def _registered(row: str) -> FileKind:
     return FileKind(pattern.rstrip("/"), writer, contents, type_name, is_folder)
 
 
-def study_names() -> list[str]:
-    """The names of the studies, each that of a file of studies/."""
-    return sorted(path.stem for path in (PROJECT / "studies").glob("[a-z]*.py"))
-
-
-def documents_of_study(name: str) -> str:
-    """What the files of a study are called, without their suffix."""
-    return OLDER_DOCUMENTS.get(name, f"{name}_study")
-
-
-# Of studies, where it is not <name>_study.
-OLDER_DOCUMENTS = {
-    "attention": "attention_benchmark",
-    "collectives": "collective_benchmark",
-    "training": "training_benchmark",
-}
-
-
 def _rows() -> Iterator[str]:
     """Those of files.txt; a row of studies once for each of them."""
     for row in _LINES:
         if "<name>" in row:
             for name in study_names():
-                yield row.replace("<name>", name).replace("<study>", documents_of_study(name))
+                yield row.replace("<name>", name).replace("<study>", document_of_study(name))
         elif "|" in row:
             yield row
 

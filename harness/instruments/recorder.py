@@ -353,7 +353,7 @@ def check_profiling(
         require("--profile-operators", ["msgspec", "pandas"])
     if device.type == "cpu" and profiling.memory_snapshot:
         instead = (
-            "--profile-memory records tensors, and run_memory_study.sh shows how their memory grows"
+            "--profile-memory records tensors, and run_study.sh memory shows how their memory grows"
         )
         raise UserError(
             "--memory-snapshot: the allocation history exists only for GPU memory; on a CPU"

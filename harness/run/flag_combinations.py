@@ -49,7 +49,7 @@ class PredictionConfig:
     network: float | str | None = flag(
         None,
         "with --dry-run: bus bandwidth of each rank in 10^9 bytes/s (not the rate of a NIC: ranks"
-        " of a node share all of its NICs), or measured: by run_collective_benchmark.sh",
+        " of a node share all of its NICs), or measured: by run_study.sh collectives",
         shown="a datasheet's links, inside a node",
         type=network_choice,
         metavar="GB/S",

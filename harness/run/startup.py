@@ -12,7 +12,6 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import NoReturn
 
 from harness import PROJECT
@@ -142,12 +141,6 @@ def _exit_without(problem: str) -> NoReturn:
         sys.exit(0)
     print(f"{name}: error: {sys.executable}: {problem}; {advice}", file=sys.stderr)
     sys.exit(1)
-
-
-def main_of_study(study: str, documentation: str) -> Callable[[], None]:
-    """main() of a study's script.  study: 'studies.memory.study:MemoryStudy',
-    imported once it is called."""
-    return lambda: resolve_name(study).command(documentation)
 
 
 def run_command(main: Callable[[], object], packages: Sequence[str] = IMPORTED_BY_ALL) -> NoReturn:

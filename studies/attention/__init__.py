@@ -1,1 +1,1 @@
-"""What does attention alone cost, by implementation and sequence length?"""
+"""Time and memory of attention alone, by implementation and sequence length."""

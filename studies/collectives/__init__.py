@@ -1,1 +1,1 @@
-"""How long do collectives take, by bytes and ranks?"""
+"""Latency and bandwidth of all-reduce and other collectives, by bytes and ranks."""

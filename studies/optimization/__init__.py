@@ -1,1 +1,1 @@
-"""What does each optimization gain, alone and on top of others?"""
+"""What each optimization gains, alone and on top of others, beside its bound."""

@@ -1,1 +1,1 @@
-"""What does a precision change: time and memory of a step, data types, range and rounding?"""
+"""Time and memory of a step by precision, data types under autocast, and rounding."""

@@ -1,1 +1,1 @@
-"""How does training scale over ranks, and what holds it up?"""
+"""Weak and strong scaling over ranks and modes beside the prediction; inserted faults."""

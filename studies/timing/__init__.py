@@ -1,1 +1,1 @@
-"""What would wrong ways to time a step have concluded?"""
+"""The same step timed correctly and in five wrong ways, and what each would conclude."""

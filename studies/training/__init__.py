@@ -1,1 +1,1 @@
-"""How long does each phase of a step take, by size, precision, warm-up and compilation?"""
+"""Time of forward, backward, optimizer and step, by size, length and precision."""

@@ -15,9 +15,7 @@ import signal
 import sys
 
 MODULES = (
-    "tiny_llama_v1 run_pytorch_profiler run_deepspeed_flops run_memory_study run_timing_study"
-    " run_precision_study "
-    "run_attention_benchmark run_training_benchmark run_optimization_study launch_performance_study"
+    "tiny_llama_v1 run_pytorch_profiler run_deepspeed_flops run_study launch_performance_study"
     " compare_runs "
     "studies.memory studies.timing studies.precision studies.attention"
     " studies.training "
