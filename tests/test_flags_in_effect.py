@@ -21,10 +21,10 @@ from harness.instruments.schedule import ProfilerConfig
 from harness.ranks.failures import exit_code_of
 from harness.ranks.parallel import ParallelConfig
 from harness.run.flag_combinations import PredictionConfig
+from studies import training
 from studies.engine import isolation, ranks
 from studies.engine.command_line import workload_of
 from studies.timing import methods
-from studies.training import passes
 from tiny_llama_v1 import TinyLlamaWorkload
 
 # Flags of tiny_llama_v1.py that change nothing about what a step trains.
@@ -137,7 +137,7 @@ def steps(monkeypatch):
         return "ok", [answer] * world_size
 
     monkeypatch.setattr(TinyLlamaWorkload, "train", watched(TinyLlamaWorkload.train))
-    monkeypatch.setattr(passes, "infer", watched(passes.infer))
+    monkeypatch.setattr(training, "infer", watched(training.infer))
     monkeypatch.setattr(isolation, "in_fresh_process", here)
     monkeypatch.setattr(ranks, "on_ranks", on_one_rank)
     before = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()

@@ -15,13 +15,13 @@ from harness.base.tables import ANSWER_LINES, COLUMNS, Column, answer, column
 from harness.base.units import MB
 from harness.machine.disturbance import CURE
 from harness.run.run_text import trust_lines
+from studies import training
 from studies.engine.columns import compared, optional
 from studies.engine.report import disturbance_of, predicted_finding
 from studies.engine.study import Study
 from studies.memory import results as memory
 from studies.precision import results as precision
 from studies.timing import results as timing
-from studies.training import results as training
 
 RUN = [*SMALL_MODEL, "--num-steps", "3", "--device", "cpu"]
 
@@ -277,24 +277,26 @@ def test_without_measurements_the_finding_is_what_fits():
     )
 
 
-def training_row(size: str, mode: str, ms: float, **more) -> dict:
-    key = {
-        "size": size,
-        "seq_len": 8,
-        "batch_size": 1,
-        "mode": mode,
-        "precision": "fp32",
-        "compiled": False,
-    }
-    phases = {"forward_ms": ms / 4, "backward_ms": ms / 2, "optimizer_ms": ms / 4}
-    found = {
-        "warmup_steps": 1,
-        "status": "ok",
-        "step_ms": ms,
-        "parameters": 10 * len(size),
-        "achieved_tflops": 0.5,
-    }
-    return key | phases | found | more
+def training_row(
+    size: str, mode: str, ms: float, compile_s: float | None = None
+) -> training.TrainingBenchmarkRow:
+    return training.TrainingBenchmarkRow(
+        size=size,
+        seq_len=8,
+        batch_size=1,
+        mode=mode,
+        precision="fp32",
+        compiled=compile_s is not None,
+        warmup_steps=1,
+        status="ok",
+        forward_ms=ms / 4,
+        backward_ms=ms / 2,
+        optimizer_ms=ms / 4,
+        step_ms=ms,
+        parameters=10 * len(size),
+        achieved_tflops=0.5,
+        compile_s=compile_s,
+    )
 
 
 def test_the_training_benchmark_compares_steps_of_a_kind():
@@ -312,7 +314,7 @@ def test_the_training_benchmark_compares_steps_of_a_kind():
     assert second.startswith(
         "The fastest, tiny 1 x 8 train fp32, 4.00 ms, is 3.00x as fast, with 0.5 times"
     )
-    compiled = training_row("tiny", "train", 2.0, compiled=True, compile_s=3.0)
+    compiled = training_row("tiny", "train", 2.0, compile_s=3.0)
     assert (
         training.finding([rows[1], compiled])[1]
         == "Compiled, a pass is 2.00x to 2.00x as fast; of 1 row: 1 spread unknown."

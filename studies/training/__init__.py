@@ -1,1 +1,0 @@
-"""How long does each phase of a step take, by size, precision, warm-up and compilation?"""
