@@ -15,12 +15,11 @@ from harness.base.tables import ANSWER_LINES, COLUMNS, Column, answer, column
 from harness.base.units import MB
 from harness.machine.disturbance import CURE
 from harness.run.run_text import trust_lines
-from studies import training
+from studies import precision, training
 from studies.engine.columns import compared, optional
 from studies.engine.report import disturbance_of, predicted_finding
 from studies.engine.study import Study
 from studies.memory import results as memory
-from studies.precision import results as precision
 from studies.timing import results as timing
 
 RUN = [*SMALL_MODEL, "--num-steps", "3", "--device", "cpu"]
@@ -323,9 +322,17 @@ def test_the_training_benchmark_compares_steps_of_a_kind():
 
 
 def test_the_precision_study_compares_with_fp32():
-    row = {"status": "ok", "step_ms": 10.0, "predicted_peak_bytes": 100 * MB, "precision": "fp32"}
-    row |= {"step_std_ms": 1.0, "repetitions": 4}
-    found = precision.finding([row, row | {"precision": "bf16", "step_ms": 5.0}])
+    def row(precision: str, ms: float) -> training.StepTimesRow:
+        return training.StepTimesRow(
+            precision=precision,
+            status="ok",
+            step_ms=ms,
+            step_std_ms=1.0,
+            repetitions=4,
+            predicted_peak_bytes=100 * MB,
+        )
+
+    found = precision.finding([row("fp32", 10.0), row("bf16", 5.0)])
     assert found == [
         "A step, relative to fp32 (10.00 ms): bf16 2.00x as fast.",
         "Predicted peak memory relative to fp32 (100.0 MB): bf16 1.00.",
