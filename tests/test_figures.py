@@ -22,7 +22,8 @@ from studies.attention.figure import attention_figure
 from studies.memory.figure import memory_figure
 from studies.optimization.figure import optimization_figure
 from studies.scaling.figure import scaling_figure
-from studies.timing.figure import timing_figure
+from studies.timing import TimingStudyRow
+from studies.timing import figure as timing_figure
 from studies.training import TrainingBenchmarkRow
 from studies.training import figure as training_figure
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
@@ -341,8 +342,8 @@ FIGURES = {
         attention_rows((1024,), measured=True), ABOUT
     ),
     "timing": lambda: timing_figure(
-        [{"method": name, "ratio": 0.9 + 0.02 * k} for k, name in enumerate(METHODS)],
-        (0.88, 0.93),
+        [TimingStudyRow(method=name, ratio=0.9 + 0.02 * k) for k, name in enumerate(METHODS)],
+        [0.88, 0.93],
         "--compile",
         ABOUT,
     ),

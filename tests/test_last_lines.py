@@ -15,12 +15,11 @@ from harness.base.tables import ANSWER_LINES, COLUMNS, Column, answer, column
 from harness.base.units import MB
 from harness.machine.disturbance import CURE
 from harness.run.run_text import trust_lines
-from studies import precision, training
+from studies import precision, timing, training
 from studies.engine.columns import compared, optional
 from studies.engine.report import disturbance_of, predicted_finding
 from studies.engine.study import Study
 from studies.memory import results as memory
-from studies.timing import results as timing
 
 RUN = [*SMALL_MODEL, "--num-steps", "3", "--device", "cpu"]
 
@@ -354,22 +353,16 @@ def test_rows_are_compared_by_spread_and_disturbance(more, word):
     assert compared(row | {"step_ms": 10.0} | more, row, "step")[1] == word
 
 
+def timing_row(method: str, **columns) -> timing.TimingStudyRow:
+    return timing.TimingStudyRow(method=method, status="ok", **columns)
+
+
 def test_the_timing_study_counts_the_wrong_conclusions():
-    right = {
-        "method": "right",
-        "status": "ok",
-        "ratio": 1.2,
-        "ratio_95": (1.1, 1.3),
-        "conclusion": "0.83x as fast",
-    }
-    others = [{"method": "one run", "status": "ok", "conclusion": "the same"}]
-    others.append(
-        {
-            "method": "no warm-up",
-            "status": "ok",
-            "conclusion": "the opposite: 1.05x as fast, not 0.83x",
-        }
-    )
+    right = timing_row("right", ratio=1.2, ratio_95=[1.1, 1.3], conclusion="0.83x as fast")
+    others = [
+        timing_row("one run", conclusion="the same"),
+        timing_row("no warm-up", conclusion="the opposite: 1.05x as fast, not 0.83x"),
+    ]
     assert timing.finding([right, *others], "--compile") == [
         "--compile: 0.83x as fast (95%: 0.77 to 0.91).",
         "1 of 2 wrong methods conclude something else: no warm-up.",
@@ -377,18 +370,11 @@ def test_the_timing_study_counts_the_wrong_conclusions():
 
 
 def test_within_noise_the_right_method_says_so():
-    right = {
-        "method": "right",
-        "status": "ok",
-        "baseline_ms": 1.0,
-        "ratio": 1.3,
-        "ratio_95": (0.9, 1.6),
-    }
-    other = {"method": "one run", "status": "ok", "baseline_ms": 1.0, "ratio": 1.5}
-    assert [row["conclusion"] for row in timing.with_conclusions([right, other])] == [
-        "0.77x as fast, within noise",
-        "the same",
-    ]
+    right = timing_row("right", baseline_ms=1.0, ratio=1.3, ratio_95=[0.9, 1.6])
+    other = timing_row("one run", baseline_ms=1.0, ratio=1.5)
+    timing.conclude([right, other])
+    assert right.conclusion == "0.77x as fast, within noise"
+    assert other.conclusion == "the same"
 
 
 REASONS = [

@@ -1,1 +1,0 @@
-"""What would wrong ways to time a step have concluded?"""
