@@ -340,8 +340,9 @@ def infer(
                 with meter.phase("data"):
                     batch = next(stream)
                 with meter.phase("forward"), instruments.forward(step), state.autocast:
-                    loss = workload.loss(state.model, batch)
-                    meter.add_loss(loss)  # within the phase, so that its copy is timed
+                    # Within the phase, so that its copy is timed; in no variable, which would keep
+                    # it through the next step.
+                    meter.add_loss(workload.loss(state.model, batch))
 
 
 def record_snapshot(session: Session, mode: str, folder: Path) -> None:
