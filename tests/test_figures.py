@@ -22,8 +22,10 @@ from studies import memory
 from studies.attention.figure import attention_figure
 from studies.optimization.figure import optimization_figure
 from studies.scaling.figure import scaling_figure
-from studies.timing.figure import timing_figure
-from studies.training.figure import training_figure
+from studies.timing import TimingStudyRow
+from studies.timing import figure as timing_figure
+from studies.training import TrainingBenchmarkRow
+from studies.training import figure as training_figure
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 
 ABOUT = "2,873,600 parameters, batch 8 x 128 tokens, fp32, on Intel(R) Xeon(R) Processor"
@@ -239,14 +241,14 @@ def attention_rows(lengths, *, measured: bool) -> list[dict]:
     ]  # fmt: skip
 
 
-def phase_row(**more) -> dict:
-    times = {
-        "forward_mean_ms": 13.0,
-        "backward_mean_ms": 25.0,
-        "optimizer_mean_ms": 4.0,
-        "step_mean_ms": 42.0,
-    }
-    return {**times, "step_std_ms": 20.0, **more}
+def phase_row() -> TrainingBenchmarkRow:
+    return TrainingBenchmarkRow(
+        forward_mean_ms=13.0,
+        backward_mean_ms=25.0,
+        optimizer_mean_ms=4.0,
+        step_mean_ms=42.0,
+        step_std_ms=20.0,
+    )
 
 
 def memory_rows() -> list[memory.MemoryStudyRow]:
@@ -347,8 +349,8 @@ FIGURES = {
         attention_rows((1024,), measured=True), ABOUT
     ),
     "timing": lambda: timing_figure(
-        [{"method": name, "ratio": 0.9 + 0.02 * k} for k, name in enumerate(METHODS)],
-        (0.88, 0.93),
+        [TimingStudyRow(method=name, ratio=0.9 + 0.02 * k) for k, name in enumerate(METHODS)],
+        [0.88, 0.93],
         "--compile",
         ABOUT,
     ),

@@ -23,10 +23,9 @@ from harness.instruments.schedule import ProfilerConfig
 from harness.ranks.failures import exit_code_of
 from harness.ranks.parallel import ParallelConfig
 from harness.run.flag_combinations import PredictionConfig
+from studies import timing, training
 from studies.engine import isolation, ranks
 from studies.engine.command_line import workload_of
-from studies.timing import methods
-from studies.training import passes
 from tiny_llama_v1 import TinyLlamaWorkload
 
 # Flags of tiny_llama_v1.py that change nothing about what a step trains.
@@ -139,7 +138,7 @@ def steps(monkeypatch):
         return "ok", [answer] * world_size
 
     monkeypatch.setattr(TinyLlamaWorkload, "train", watched(TinyLlamaWorkload.train))
-    monkeypatch.setattr(passes, "infer", watched(passes.infer))
+    monkeypatch.setattr(training, "infer", watched(training.infer))
     monkeypatch.setattr(isolation, "in_fresh_process", here)
     monkeypatch.setattr(ranks, "on_ranks", on_one_rank)
     before = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
@@ -293,7 +292,7 @@ def test_both_arms_of_a_timing_study_run_under_their_own_settings(steps, flags, 
     monkeypatch.setattr("harness.machine.devices.lacks_precision", lambda *precision: None)  # tf32
     settings = {"device": "cpu", "size": "tiny", "batch_size": 1, "seq_len": 8, "n_layers": 1}
     baseline, changed = workload_of(**settings), workload_of(flags.split(), **settings)
-    methods.interleaved(baseline, changed, 2, 2, 1)
+    timing.interleaved(baseline, changed, 2, 2, 1)
     assert {workload for workload, _, _ in steps} == {baseline, changed}
     assert_in_force(steps)
     assert (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()) == (

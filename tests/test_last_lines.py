@@ -16,16 +16,11 @@ from harness.base.units import MB
 from harness.machine.disturbance import CURE
 from harness.run.run_text import trust_lines
 from harness.schema import Unknown
+from studies import memory, precision, timing, training
 from studies.engine.columns import compared, optional
 from studies.engine.report import disturbance_of, predicted_finding
 from studies.engine.rows import SweepRow
 from studies.engine.study import SweepStudy
-from studies.memory import MemoryFit, MemoryStudyRow
-from studies.memory import finding as memory_finding
-from studies.memory import fit_section as memory_fit_section
-from studies.precision import results as precision
-from studies.timing import results as timing
-from studies.training import results as training
 
 RUN = [*SMALL_MODEL, "--num-steps", "3", "--device", "cpu"]
 
@@ -225,31 +220,31 @@ def test_the_parts_of_a_peak_add_up():
 # ---- Findings ------------------------------------------------------------------------------------
 
 
-def memory_row(batch_size: int, peak: int, phase: str = "backward") -> MemoryStudyRow:
+def memory_row(batch_size: int, peak: int, phase: str = "backward") -> memory.MemoryStudyRow:
     """peak: in MB."""
-    row = MemoryStudyRow(batch_size=batch_size, seq_len=8, status="ok", reason="")
+    row = memory.MemoryStudyRow(batch_size=batch_size, seq_len=8, status="ok", reason="")
     row.set(predicted_bytes=peak * MB, peak_bytes=peak * MB, peak_phase=phase)
     row.bytes_by_category = {"activations": peak * MB}
     return row
 
 
-def memory_fit(**known) -> MemoryFit:
+def memory_fit(**known) -> memory.MemoryFit:
     values = dict.fromkeys(("constant_bytes", "linear_bytes", "quadratic_bytes"))
-    return MemoryFit(**values | {"largest_error_percent": 0.1, "rows": None} | known)
+    return memory.MemoryFit(**values | {"largest_error_percent": 0.1, "rows": None} | known)
 
 
 def test_the_memory_study_names_what_is_left_out_of_its_fit():
     rows = [memory_row(1, 10, "optimizer"), memory_row(2, 20)]
     fit = memory_fit(constant_bytes=0.0, linear_bytes=1.0 * MB, quadratic_bytes=0.0, rows=8)
-    text = memory_fit_section(fit, rows).note[-1]
+    text = memory.fit_section(fit, rows).note[-1]
     assert text.startswith("Largest error over 8 runs: 0.10%; not in the fit")
     assert text.endswith(": batch 1 x 8 tokens")
-    first, second = memory_finding(rows, fit, 1600 * MB)
+    first, second = memory.finding(rows, fit, 1600 * MB)
     assert first.startswith("The largest peak is 20.0 MB, batch 2 x 8 tokens: activations 20.0")
     assert "filled by a batch of 200 x 8 tokens" in second
     no_fit = memory_fit(rows=Unknown("too few"))
-    assert memory_finding(rows, no_fit, 1)[1] == "No fit: too few."
-    (alone,) = memory_finding(rows[1:], no_fit, 1)
+    assert memory.finding(rows, no_fit, 1)[1] == "No fit: too few."
+    (alone,) = memory.finding(rows[1:], no_fit, 1)
     assert alone.startswith("The peak is 20.0 MB, batch 2 x 8 tokens: activations 20.0")
 
 
@@ -267,24 +262,26 @@ def test_without_measurements_the_finding_is_what_fits():
     assert second.startswith("0 of 1 fit in the 15.0 MB")
 
 
-def training_row(size: str, mode: str, ms: float, **more) -> dict:
-    key = {
-        "size": size,
-        "seq_len": 8,
-        "batch_size": 1,
-        "mode": mode,
-        "precision": "fp32",
-        "compiled": False,
-    }
-    phases = {"forward_ms": ms / 4, "backward_ms": ms / 2, "optimizer_ms": ms / 4}
-    found = {
-        "warmup_steps": 1,
-        "status": "ok",
-        "step_ms": ms,
-        "parameters": 10 * len(size),
-        "achieved_tflops": 0.5,
-    }
-    return key | phases | found | more
+def training_row(
+    size: str, mode: str, ms: float, compile_s: float | None = None
+) -> training.TrainingBenchmarkRow:
+    return training.TrainingBenchmarkRow(
+        size=size,
+        seq_len=8,
+        batch_size=1,
+        mode=mode,
+        precision="fp32",
+        compiled=compile_s is not None,
+        warmup_steps=1,
+        status="ok",
+        forward_ms=ms / 4,
+        backward_ms=ms / 2,
+        optimizer_ms=ms / 4,
+        step_ms=ms,
+        parameters=10 * len(size),
+        achieved_tflops=0.5,
+        compile_s=compile_s,
+    )
 
 
 def test_the_training_benchmark_compares_steps_of_a_kind():
@@ -302,7 +299,7 @@ def test_the_training_benchmark_compares_steps_of_a_kind():
     assert second.startswith(
         "The fastest, tiny 1 x 8 train fp32, 4.00 ms, is 3.00x as fast, with 0.5 times"
     )
-    compiled = training_row("tiny", "train", 2.0, compiled=True, compile_s=3.0)
+    compiled = training_row("tiny", "train", 2.0, compile_s=3.0)
     assert (
         training.finding([rows[1], compiled])[1]
         == "Compiled, a pass is 2.00x to 2.00x as fast; of 1 row: 1 spread unknown."
@@ -311,9 +308,17 @@ def test_the_training_benchmark_compares_steps_of_a_kind():
 
 
 def test_the_precision_study_compares_with_fp32():
-    row = {"status": "ok", "step_ms": 10.0, "predicted_peak_bytes": 100 * MB, "precision": "fp32"}
-    row |= {"step_std_ms": 1.0, "repetitions": 4}
-    found = precision.finding([row, row | {"precision": "bf16", "step_ms": 5.0}])
+    def row(precision: str, ms: float) -> training.StepTimesRow:
+        return training.StepTimesRow(
+            precision=precision,
+            status="ok",
+            step_ms=ms,
+            step_std_ms=1.0,
+            repetitions=4,
+            predicted_peak_bytes=100 * MB,
+        )
+
+    found = precision.finding([row("fp32", 10.0), row("bf16", 5.0)])
     assert found == [
         "A step, relative to fp32 (10.00 ms): bf16 2.00x as fast.",
         "Predicted peak memory relative to fp32 (100.0 MB): bf16 1.00.",
@@ -335,22 +340,16 @@ def test_rows_are_compared_by_spread_and_disturbance(more, word):
     assert compared(row | {"step_ms": 10.0} | more, row, "step")[1] == word
 
 
+def timing_row(method: str, **columns) -> timing.TimingStudyRow:
+    return timing.TimingStudyRow(method=method, status="ok", **columns)
+
+
 def test_the_timing_study_counts_the_wrong_conclusions():
-    right = {
-        "method": "right",
-        "status": "ok",
-        "ratio": 1.2,
-        "ratio_95": (1.1, 1.3),
-        "conclusion": "0.83x as fast",
-    }
-    others = [{"method": "one run", "status": "ok", "conclusion": "the same"}]
-    others.append(
-        {
-            "method": "no warm-up",
-            "status": "ok",
-            "conclusion": "the opposite: 1.05x as fast, not 0.83x",
-        }
-    )
+    right = timing_row("right", ratio=1.2, ratio_95=[1.1, 1.3], conclusion="0.83x as fast")
+    others = [
+        timing_row("one run", conclusion="the same"),
+        timing_row("no warm-up", conclusion="the opposite: 1.05x as fast, not 0.83x"),
+    ]
     assert timing.finding([right, *others], "--compile") == [
         "--compile: 0.83x as fast (95%: 0.77 to 0.91).",
         "1 of 2 wrong methods conclude something else: no warm-up.",
@@ -358,18 +357,11 @@ def test_the_timing_study_counts_the_wrong_conclusions():
 
 
 def test_within_noise_the_right_method_says_so():
-    right = {
-        "method": "right",
-        "status": "ok",
-        "baseline_ms": 1.0,
-        "ratio": 1.3,
-        "ratio_95": (0.9, 1.6),
-    }
-    other = {"method": "one run", "status": "ok", "baseline_ms": 1.0, "ratio": 1.5}
-    assert [row["conclusion"] for row in timing.with_conclusions([right, other])] == [
-        "0.77x as fast, within noise",
-        "the same",
-    ]
+    right = timing_row("right", baseline_ms=1.0, ratio=1.3, ratio_95=[0.9, 1.6])
+    other = timing_row("one run", baseline_ms=1.0, ratio=1.5)
+    timing.conclude([right, other])
+    assert right.conclusion == "0.77x as fast, within noise"
+    assert other.conclusion == "the same"
 
 
 REASONS = [

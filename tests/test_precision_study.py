@@ -18,14 +18,8 @@ from harness.machine import devices
 from harness.model.workload import TrainingState
 from studies.engine import isolation
 from studies.engine.device import unsupported_precisions
-from studies.precision.autocast import (
-    ToyModel,
-    data_types,
-    dtype_sections,
-    side_by_side,
-    types_in_a_step,
-)
-from studies.precision.number_formats import accumulation, formats, squares
+from studies.precision import ToyModel, data_types, dtype_sections, side_by_side, types_in_a_step
+from studies.precision_parts.number_formats import accumulation, formats, squares
 
 CPU = torch.device("cpu")
 needs_fp16 = pytest.mark.skipif(
@@ -39,11 +33,10 @@ needs_fp16 = pytest.mark.skipif(
 @pytest.fixture(scope="module", params=["bf16", pytest.param("fp16", marks=needs_fp16)])
 def found(request):
     rows = data_types(request.param, CPU)
-    types = {
-        (row["model"], row["what"], row["name"]): row["dtype"]
-        for row in rows
-        if row["what"] != "part"
-    }
+    types = {}
+    for row in rows:
+        if row.what != "part":
+            types[row.model, row.what, row.name] = row.dtype
     return request.param, rows, types
 
 
@@ -76,7 +69,7 @@ def test_matmuls_have_16_bits_and_parameters_and_states_32(found):
             assert dtype == "float32", (what, where)
     for where in ("embedding", "rope", "norm", "layers.*.attention_norm", "layers.*.mlp_norm"):
         assert types["TinyLlamaModel", "output", where] == "float32"
-    parts = {(row["name"], row["dtype"]) for row in rows if row["what"] == "part"}
+    parts = {(row.name, row.dtype) for row in rows if row.what == "part"}
     assert {
         ("layers.*.attention.softmax", "float32"),
         ("layers.*.attention.weighted_sum", low),
@@ -92,8 +85,8 @@ def test_each_tensor_is_counted_once(found):
     for model, tensors in (("TinyLlamaModel", 3 + 2 * 9), ("ToyModel", 4)):
         counts = dict.fromkeys(("parameter", "gradient", "optimizer state"), 0)
         for row in rows:
-            if row["model"] == model and row["what"] in counts:
-                counts[row["what"]] += row["count"]
+            if row.model == model and row.what in counts:
+                counts[row.what] += row.count
         assert counts == {"parameter": tensors, "gradient": tensors, "optimizer state": 3 * tensors}
 
 
@@ -106,15 +99,11 @@ def test_a_model_in_bfloat16_throughout():
         torch.autocast("cpu", enabled=False),
     )
     state = TrainingState(model, torch.optim.AdamW(model.parameters()), scaler, autocast)
-    rows = types_in_a_step(state, itertools.repeat(batch))
-    others = {(row["what"], row["name"]) for row in rows if row["dtype"] != "bfloat16"}
+    rows = types_in_a_step(state, itertools.repeat(batch), "bf16")
+    others = {(row.what, row.name) for row in rows if row.dtype != "bfloat16"}
     assert others == {("optimizer state", "step")}
-    (line,) = [
-        line
-        for line in side_by_side([row | {"autocast": "bf16"} for row in rows])
-        if line["name"] == "step"
-    ]
-    assert (line["count"], line["bf16"]) == (4, "float32")
+    (line,) = [line for line in side_by_side(rows) if line.name == "step"]
+    assert (line.count, line.dtypes) == (4, {"bf16": "float32"})
 
 
 def test_a_type_that_was_not_run_is_not_mentioned():
@@ -135,21 +124,21 @@ def float32_of(bits: int) -> float:
 
 
 def test_formats_are_those_of_the_bits():
-    rows = {row["type"]: row for row in formats()}
+    rows = {row.type: row for row in formats()}
     for name, dropped in (
         ("float32", 0),
         ("tfloat32", 13),
         ("bfloat16", 16),
     ):  # bits that float32 has beyond
         row, one = rows[name], 1 << dropped
-        assert row["largest"] == float32_of(0x7F800000 - one), name
-        assert row["smallest_subnormal"] == float32_of(one)
-        assert row["smallest_normal"] == float32_of(0x00800000)
-        assert row["eps"] == float32_of(0x3F800000 + one) - 1
+        assert row.largest == float32_of(0x7F800000 - one), name
+        assert row.smallest_subnormal == float32_of(one)
+        assert row.smallest_normal == float32_of(0x00800000)
+        assert row.eps == float32_of(0x3F800000 + one) - 1
     half = np.finfo(np.float16)
-    assert rows["float16"]["largest"] == half.max == 65504
-    assert rows["float16"]["smallest_subnormal"] == half.smallest_subnormal
-    assert [row["decimal_digits"] for row in rows.values()] == [
+    assert rows["float16"].largest == half.max == 65504
+    assert rows["float16"].smallest_subnormal == half.smallest_subnormal
+    assert [row.decimal_digits for row in rows.values()] == [
         np.finfo(np.float32).precision,
         3,
         2,
@@ -161,22 +150,20 @@ def test_formats_are_those_of_the_bits():
 def test_limits_of_sums_of_squares(width):
     """By exact arithmetic: half a unit above the largest is inf, half of the smallest is 0.  A mean
     is computed from a sum in float32, so it is inf too where that sum is."""
-    rows = {row["type"]: row for row in squares(width, CPU)}
+    rows = {row.type: row for row in squares(width, CPU)}
+    of_float32 = formats()[0].largest
     for kind in formats():
-        if kind["type"] != "tfloat32":
-            row, too_large = rows[kind["type"]], kind["largest"] * (1 + kind["eps"] / 4)
-            x = row["sum_infinite_from"]
-            assert width * (x / 2) ** 2 < too_large <= width * x**2
-            x, of_float32 = row["mean_infinite_from"], formats()[0]["largest"]
-            assert (x / 2) ** 2 < too_large and width * (x / 2) ** 2 < of_float32
-            assert x**2 >= too_large or width * x**2 > of_float32
-            x = row["zero_up_to"]
-            assert x**2 <= kind["smallest_subnormal"] / 2 < (2 * x) ** 2
-            assert (row["written_out"], row["rms_norm"], row["layer_norm"]) == (
-                row["type"] != "float16",
-                1,
-                1,
-            )
+        if kind.type == "tfloat32":
+            continue
+        row, too_large = rows[kind.type], kind.largest * (1 + kind.eps / 4)
+        x = row.sum_infinite_from
+        assert width * (x / 2) ** 2 < too_large <= width * x**2
+        x = row.mean_infinite_from
+        assert (x / 2) ** 2 < too_large and width * (x / 2) ** 2 < of_float32
+        assert x**2 >= too_large or width * x**2 > of_float32
+        x = row.zero_up_to
+        assert x**2 <= kind.smallest_subnormal / 2 < (2 * x) ** 2
+        assert (row.written_out, row.rms_norm, row.layer_norm) == (row.type != "float16", 1, 1)
 
 
 # ---- Accumulation --------------------------------------------------------------------------------
@@ -198,18 +185,18 @@ ROUND = {
 def test_sums_are_those_of_rounding_by_hand():
     rows = accumulation(CPU)
     for row in rows:
-        to, addend = ROUND[row["accumulator"]], ROUND[row["addend"]](0.01)
+        to, addend = ROUND[row.accumulator], ROUND[row.addend](0.01)
         sums, total = [], 0.0
         for _ in range(
             1000
         ):  # float64 holds the sum of two numbers of these types, so this rounds once
             total = to(total + addend)
             sums.append(total)
-        assert row["result"] == total
-        assert row["relative_error"] == pytest.approx(total / 10 - 1, rel=1e-9)
+        assert row.result == total
+        assert row.relative_error == pytest.approx(total / 10 - 1, rel=1e-9)
         stalled = next((n for n in range(1, 1000) if sums[n] == sums[n - 1]), None)
-        assert row["first_lost_addition"] == (stalled and stalled + 1)
-    assert {row["accumulator"] for row in rows if row["first_lost_addition"]} == {"bfloat16"}
+        assert row.first_lost_addition == (stalled and stalled + 1)
+    assert {row.accumulator for row in rows if row.first_lost_addition} == {"bfloat16"}
 
 
 # ---- The study -----------------------------------------------------------------------------------

@@ -12,10 +12,18 @@ from helpers import run_command
 import run_study
 from harness.machine.clock import time_synced
 from harness.session.session import Session
+from studies import timing
 from studies.engine.command_line import workload_of
-from studies.timing import methods
-from studies.timing.methods import METHODS, RIGHT, dispatch_ms
-from studies.timing.results import conclusion, reported, with_conclusions
+from studies.timing import (
+    METHODS,
+    RIGHT,
+    StepTimes,
+    TimingStudyRow,
+    columns_of,
+    conclude,
+    conclusion,
+    dispatch_ms,
+)
 
 CPU = torch.device("cpu")
 FAST = (
@@ -78,15 +86,19 @@ def test_conclusions(claimed, interval, expected):
 
 
 def test_which_methods_report_a_mean():
-    times = [10.0, 10.0, 40.0]
-    assert reported("mean with an outlier", times, [10.0] * 3)["baseline_ms"] == 20
-    assert reported("no warm-up", times, [10.0] * 3)["ratio"] == 0.5
-    assert reported("profiler left on", times, [10.0] * 3)["ratio"] == 1
+    times = StepTimes([10.0, 10.0, 40.0], [10.0, 10.0, 10.0])
+    assert columns_of("mean with an outlier", times)["baseline_ms"] == 20
+    assert columns_of("no warm-up", times)["ratio"] == 0.5
+    assert columns_of("profiler left on", times)["ratio"] == 1
 
 
 def test_without_the_right_method_nothing_is_concluded():
-    rows = [{"method": "one run", "status": "ok"}, {"method": RIGHT, "status": "failed"}]
-    assert with_conclusions(rows) == rows
+    rows = [
+        TimingStudyRow(method="one run", status="ok", baseline_ms=1.0, ratio=1.5),
+        TimingStudyRow(method=RIGHT, status="failed"),
+    ]
+    conclude(rows)
+    assert [(row.conclusion, row.baseline_factor) for row in rows] == [(None, None)] * 2
 
 
 def test_dispatched_steps_are_completed():
@@ -189,10 +201,10 @@ def test_both_arms_are_warmed_up(monkeypatch):
         session.taken.append(count)
         return [1.0] * count
 
-    monkeypatch.setattr(methods, "Session", Stub)
-    monkeypatch.setattr(methods, "steps_ms", steps_of)
+    monkeypatch.setattr(timing, "Session", Stub)
+    monkeypatch.setattr(timing, "steps_ms", steps_of)
     training = types.SimpleNamespace(device="cpu")
     pair = [types.SimpleNamespace(name=name, training=training) for name in steps]
-    methods.interleaved(*pair, repetitions=3, wrong_repetitions=2, warmup=7)
+    timing.interleaved(*pair, repetitions=3, wrong_repetitions=2, warmup=7)
     both = [7, 1, 1, 1, "step", "step", 2]  # warmed up, in turn, dispatched, profiled
     assert steps == {"baseline": [*both, "step", "step"], "changed": [*both, 2]}

@@ -20,9 +20,15 @@ from harness.instruments.memory_tracker import MemoryTracker
 from studies.engine import isolation
 from studies.engine.command_line import workload_of
 from studies.engine.sweep import Cell
-from studies.training.passes import measure_passes, measured_columns
-from studies.training.results import sections, speedup
-from studies.training.study import TrainingBenchmark, measured_rows
+from studies.training import (
+    PassTimes,
+    TrainingBenchmarkRow,
+    columns_of,
+    compilation,
+    measure_passes,
+    measure_steps,
+    sections,
+)
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 
 CPU = torch.device("cpu")
@@ -70,30 +76,30 @@ def test_a_sweep(scratch, capfd):
 
 
 def test_warm_up_steps_are_excluded():
-    answer = {
-        "phases_ms": [{"data": 1.0, "forward": float(n)} for n in (9, 5, 4, 3)],
-        "step_ms": [10.0, 6.0, 5.0, 4.0],
-        "compile_s": None,
-        "losses": [7.0, 6.0, 5.0, 4.0],
-        "peak_bytes": 7,
-        "workspace_bytes": 0,
-    }
+    times = PassTimes(
+        phases_ms=[{"data": 1.0, "forward": float(n)} for n in (9, 5, 4, 3)],
+        step_ms=[10.0, 6.0, 5.0, 4.0],
+        losses=[7.0, 6.0, 5.0, 4.0],
+        compile_s=None,
+        peak_bytes=7,
+        workspace_bytes=0,
+    )
     for warmup, expected in ((0, [10, 6, 5]), (1, [6, 5, 4])):
-        found = measured_columns(answer, warmup, 3, flops=3)
-        assert found["step_mean_ms"] == pytest.approx(statistics.fmean(expected))
-        assert found["step_std_ms"] == pytest.approx(statistics.stdev(expected))
-        assert found["step_ms"] == expected[1]
-        assert found["forward_ms"] == expected[1] - 1
-        assert found["backward_ms"] is None
+        columns = columns_of(times, warmup, 3, flops=3)
+        assert columns["step_mean_ms"] == pytest.approx(statistics.fmean(expected))
+        assert columns["step_std_ms"] == pytest.approx(statistics.stdev(expected))
+        assert columns["step_ms"] == expected[1]
+        assert columns["forward_ms"] == expected[1] - 1
+        assert columns["backward_ms"] is None
 
 
 @pytest.mark.parametrize("mode", ["forward", "train"])
 def test_measuring(mode):
-    found = measure_passes(WORKLOAD, mode, 3)
+    times = measure_passes(WORKLOAD, mode, 3)
     phases = {"forward", "backward", "optimizer"} if mode == "train" else {"forward"}
-    assert len(found["step_ms"]) == 3
-    assert all(set(row) - {"data"} == phases for row in found["phases_ms"])
-    assert found["compile_s"] is None
+    assert len(times.step_ms) == 3
+    assert all(set(of_step) - {"data"} == phases for of_step in times.phases_ms)
+    assert times.compile_s is None
 
 
 def test_memory_of_a_forward_pass_is_as_predicted():
@@ -166,24 +172,28 @@ def test_without_a_compiler_the_row_says_so(without_compiler):
         measure_passes(WORKLOAD.with_settings(compile=True), "forward", 1)
 
 
-def row(compiled: bool, step_ms: float, compile_s: float | None) -> dict:
-    key = ("tiny", 8, 1, "train", "fp32", compiled, 1)
-    empty = dict.fromkeys(TrainingBenchmark.columns())
-    times = {
-        "step_ms": step_ms,
-        "step_mean_ms": step_ms,
-        "compile_s": compile_s,
-        "status": "ok",
-        "reason": "",
-    }
-    return empty | dict(zip(TrainingBenchmark.key, key, strict=True)) | times
+def row(compiled: bool, step_ms: float, **more) -> TrainingBenchmarkRow:
+    return TrainingBenchmarkRow(
+        size="tiny",
+        seq_len=8,
+        batch_size=1,
+        mode="train",
+        precision="fp32",
+        compiled=compiled,
+        warmup_steps=1,
+        step_ms=step_ms,
+        step_mean_ms=step_ms,
+        status="ok",
+        reason="",
+        **more,
+    )
 
 
 @pytest.mark.parametrize(
     ("step_ms", "expected"), [(5.0, ["2.00x", "400"]), (20.0, ["0.50x", "never"])]
 )
 def test_compiled_compared_with_not_compiled(step_ms, expected):
-    section = sections([row(False, 10.0, None), row(True, step_ms, 2.0)], snapshots=False)[-1]
+    section = sections([row(False, 10.0), row(True, step_ms, compile_s=2.0)], snapshots=False)[-1]
     line = as_text(section)[-1]
     assert all(word in line.split() for word in expected), line
 
@@ -242,24 +252,24 @@ def test_a_row_is_skipped_by_the_rule_of_a_dry_run(scratch, monkeypatch):
 
 def test_workspaces_of_libraries_are_part_of_both_peaks(monkeypatch):
     """The allocator's peak includes them, so the prediction beside it must."""
-    monkeypatch.setattr(
-        "studies.training.passes.workspace_bytes", lambda device, precision: 64 * 2**20
-    )
-    answer = measure_passes(WORKLOAD, "train", 2)
-    assert answer["workspace_bytes"] == 64 * 2**20
+    monkeypatch.setattr("studies.training.workspace_bytes", lambda device, precision: 64 * 2**20)
+    times = measure_passes(WORKLOAD, "train", 2)
+    assert times.workspace_bytes == 64 * 2**20
 
     class FakeStudy:
         predicts_gpu = False
 
         def predict(self, *arguments):
-            return {"predicted_peak_bytes": 1000}
+            return 1000
 
-        def measure_in_process(self, *arguments, precision):
-            return {"status": "ok"}, answer
+        def measure_in_process(self, rows, peak, *arguments, precision):
+            assert peak == 1000
+            return times
 
-    cell = Cell(rows=[{"warmup_steps": 1}], workload=WORKLOAD)
-    (row,) = measured_rows(FakeStudy(), cell, repetitions=1)
-    assert (row["predicted_peak_bytes"], row["workspace_bytes"]) == (1000 + 64 * 2**20, 64 * 2**20)
+    measured = row(False, 10.0)
+    measure_steps(FakeStudy(), Cell(rows=[measured], workload=WORKLOAD), "train", repetitions=1)
+    assert measured.predicted_peak_bytes == 1000 + 64 * 2**20
+    assert measured.workspace_bytes == 64 * 2**20
 
 
 @pytest.mark.gpu
@@ -298,14 +308,8 @@ def test_gpu_running_out_of_memory_is_a_row(scratch):
     ("compile_s", "saved_ms", "step"), [(0.0, 5.0, "0"), (1.0, 5.0, "200"), (1.0, -5.0, "never")]
 )
 def test_compiling_that_cost_nothing_pays_from_the_first_step(compile_s, saved_ms, step):
-    compiled = {
-        "status": "ok",
-        "compile_s": compile_s,
-        "step_ms": 10.0,
-        "step_std_ms": 0.1,
-        "repetitions": 5,
-    }
-    assert speedup(compiled, compiled | {"step_ms": 10.0 + saved_ms})["break_even_step"] == step
+    compiled = row(True, 10.0, compile_s=compile_s)
+    assert compilation(compiled, row(False, 10.0 + saved_ms)).break_even == step
 
 
 def test_timed_steps_have_no_audit_in_them(monkeypatch):
@@ -313,8 +317,8 @@ def test_timed_steps_have_no_audit_in_them(monkeypatch):
     phases = []
     monkeypatch.setattr(FirstStepAudit, "range_push", lambda audit, name: phases.append(name))
     monkeypatch.setattr(FirstStepAudit, "range_pop", lambda audit: None)
-    answer = measure_passes(WORKLOAD, "train", 2)
-    assert (len(answer["step_ms"]), phases) == (2, [])
+    times = measure_passes(WORKLOAD, "train", 2)
+    assert (len(times.step_ms), phases) == (2, [])
 
 
 def test_an_optimizer_for_forward_passes_alone_is_refused(scratch, capfd):

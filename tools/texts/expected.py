@@ -41,7 +41,7 @@ from harness.base.units import MB
 from studies.attention.cost import predicted_tensors
 from studies.attention.implementations import AttentionInputs, function_of, selected_kernel
 from studies.engine.command_line import workload_of
-from studies.training.passes import predicted_pass
+from studies.training import predicted_pass
 from tools.texts.numbers import table, text_block
 from workshop.exercise.page import exercises, fields
 from workshop.exercise.results import RESULTS, Answer, machine
@@ -236,10 +236,7 @@ def snapshot_peaks(size: str, *lengths: int) -> str:
     lines = []
     for seq_len in lengths:
         workload = workload_of(size=size, seq_len=seq_len)
-        peaks = [
-            predicted_pass(workload, mode, True)["predicted_peak_bytes"]
-            for mode in ("forward", "train")
-        ]
+        peaks = [predicted_pass(workload, mode, True) for mode in ("forward", "train")]
         lines.append([f"{seq_len}", *(f"{peak / MB:,.0f}" for peak in peaks)])
     about = (
         f"`{size}`, batch {workload.batch_size}, fp32: predicted, without what the matmul libraries"

@@ -1,1 +1,0 @@
-"""Time and memory of a step by precision, data types under autocast, and rounding."""

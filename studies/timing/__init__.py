@@ -1,1 +1,0 @@
-"""The same step timed correctly and in five wrong ways, and what each would conclude."""

@@ -1,1 +1,0 @@
-"""Time of forward, backward, optimizer and step, by size, length and precision."""
