@@ -274,9 +274,11 @@ def test_studies_hand_every_flag_on_in_both_arms(
     flags, arms = STUDIES[command]
     option = {"run_timing_study": "--change", "run_scaling_study": "--flags"}.get(command)
     given = [*flags.split(), *([f"{option}={ASKED}"] if option else [])]
-    monkeypatch.setattr("studies.optimization.turns.matmul_rate", lambda device, precision: None)
     monkeypatch.setattr(
-        "studies.optimization.study.OptimizationStudy.profile_of", lambda study, baseline: None
+        "studies.optimization_parts.turns.matmul_rate", lambda device, precision: None
+    )
+    monkeypatch.setattr(
+        "studies.optimization.Study.profile_of", lambda study, baseline, workload: None
     )
     assert run_command(importlib.import_module(command), *given, "--output-dir", "run") == 0, (
         capfd.readouterr()

@@ -21,7 +21,7 @@ MODULES = (
     " compare_runs "
     "studies.memory.study studies.timing.study studies.precision.study studies.attention.study"
     " studies.training.study "
-    "studies.optimization.study studies.optimization.figure analysis.diagnosis.document "
+    "studies.optimization analysis.diagnosis.document "
     "analysis.report.html "
     "analysis.prediction.document analysis.commands.run_explanations"
     " analysis.commands.analyze_traces "

@@ -37,7 +37,7 @@ MODULES = (
     " run_precision_study run_attention_benchmark run_training_benchmark run_optimization_study"
     " launch_performance_study compare_runs studies.memory.study studies.timing.study"
     " studies.precision.study studies.attention.study studies.training.study"
-    " studies.optimization.study studies.optimization.figure analysis.diagnosis.document"
+    " studies.optimization analysis.diagnosis.document"
     " analysis.report.html analysis.prediction.document analysis.commands.run_explanations"
     " analysis.commands.analyze_traces analysis.commands.flops_command"
     " analysis.report.comparison_figure harness.model.decoder.memory analysis.hardware.rate_limits"

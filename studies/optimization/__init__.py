@@ -1,1 +1,0 @@
-"""What does each optimization gain, alone and on top of others?"""
