@@ -478,7 +478,7 @@ def captured_in_studies() -> dict[str, list]:
     replayed them."""
     from harness.model.cuda_graphs import GraphedModel
     from studies.engine.command_line import workload_of
-    from studies.optimization import turns
+    from studies.optimization_parts import turns
     from studies.timing import cold_steps, interleaved
 
     settings = {"size": "tiny", "n_layers": 1, "batch_size": 1, "seq_len": 8, "device": "cuda"}

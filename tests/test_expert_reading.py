@@ -31,7 +31,8 @@ from analysis.report.page import first_screen, trust_in
 from analysis.trace.redact import Redaction
 from analysis.work.operator_costs import cost
 from harness.base.sections import as_text
-from studies.optimization.results import best_of
+from studies.optimization_parts.rows import OptimizationStudyRow
+from studies.optimization_parts.verdict import best_of
 
 GEMM = "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_32x3_nn"
 NONE = {"summary": None, **dict.fromkeys(("memory", "flops", "intensity", "roofline"))}
@@ -327,13 +328,12 @@ def test_a_summary_of_another_program_is_no_run(tmp_path):
 
 
 def test_compiling_counts_in_what_is_fastest():
-    rows = [
-        {"flags": "--fused-rope", "ratio": 0.9, "step_ms": 90.0},
-        {"flags": "--compile", "ratio": 0.8, "step_ms": 80.0, "compile_s": 1.0, "num_steps": 100},
-    ]
-    rows = [row | {"ratio_high": row["ratio"], "not_the_same": None} for row in rows]
-    assert best_of(rows)["flags"] == "--fused-rope"  # 80 + 10 ms a step, and 90
-    assert best_of([rows[0], rows[1] | {"num_steps": 101}])["flags"] == "--compile"
+    plain = OptimizationStudyRow(flags="--fused-rope", ratio=0.9, ratio_high=0.9, step_ms=90.0)
+    compiled = OptimizationStudyRow(flags="--compile", ratio=0.8, ratio_high=0.8, step_ms=80.0)
+    compiled.set(compile_s=1.0, num_steps=100)
+    assert best_of([plain, compiled]) is plain  # 80 + 10 ms a step, and 90
+    compiled.num_steps = 101
+    assert best_of([plain, compiled]) is compiled
 
 
 def test_the_name_of_a_host_goes_whatever_its_form():

@@ -20,7 +20,8 @@ from analysis.vocabulary.operators import CATEGORIES
 from harness.base.units import MB
 from studies import memory
 from studies.attention.figure import attention_figure
-from studies.optimization.figure import optimization_figure
+from studies.optimization import figure as optimization_figure
+from studies.optimization_parts.rows import OptimizationStudyRow
 from studies.scaling.figure import scaling_figure
 from studies.timing import TimingStudyRow
 from studies.timing import figure as timing_figure
@@ -262,22 +263,21 @@ def memory_rows() -> list[memory.MemoryStudyRow]:
     return rows
 
 
-def optimization_rows(bound: float | None) -> list[dict]:
+def optimization_rows(size: str, bound: float | None) -> list[OptimizationStudyRow]:
     """The ladder, of which one rung loses, and others alone."""
     ladder = {"": 1.0, "--attention sdpa": 0.9, "--attention sdpa --fused-rope": 0.95}
     ladder["--attention sdpa --fused-projections --optimizer-impl fused --compile"] = 0.7
     alone = {"--activation-checkpointing": 1.3, "--precision bf16": 25.0 if bound is None else 0.6}
     alone["transformers 5.23.0 LlamaForCausalLM: sdpa, fused AdamW, compiled"] = 0.8
-    return [
-        {
-            "flags": flags, "ladder": place, "ratio": ratio, "ratio_low": ratio * 0.95,
-            "ratio_high": ratio * 1.1, "bound": bound and ratio * bound,
-        }
-        for some, climbs in ((ladder, True), (alone, False))
-        for place, (flags, ratio) in (
-            (n if climbs else None, one) for n, one in enumerate(some.items())
-        )
-    ]  # fmt: skip
+    rows = []
+    for place, (flags, ratio) in enumerate([*ladder.items(), *alone.items()]):
+        row = OptimizationStudyRow(
+            size=size, batch_size=8, seq_len=128, precision="fp32", flags=flags,
+            ladder=place if flags in ladder else None, ratio=ratio, ratio_low=ratio * 0.95,
+            ratio_high=ratio * 1.1, bound=bound and ratio * bound,
+        )  # fmt: skip
+        rows.append(row)
+    return rows
 
 
 def scaling_rows() -> list[dict]:
@@ -354,15 +354,9 @@ FIGURES = {
         "--compile",
         ABOUT,
     ),
-    "optimizations": lambda: optimization_figure(
-        {"tiny 8 x 128 fp32": optimization_rows(0.8)}, ABOUT
-    ),
+    "optimizations": lambda: optimization_figure(optimization_rows("tiny", 0.8), ABOUT),
     "optimizations_of_sizes": lambda: optimization_figure(
-        {
-            f"{size} 8 x 128 fp32": optimization_rows(bound)
-            for size, bound in (("tiny", None), ("small", 0.9))
-        },
-        ABOUT,
+        [*optimization_rows("tiny", None), *optimization_rows("small", 0.9)], ABOUT
     ),
     "scaling": lambda: scaling_figure(scaling_rows(), f"{ABOUT}; base: 1 rank"),
 }
@@ -372,11 +366,11 @@ FIGURES = {
 
 
 def test_every_rung_has_its_interval():
-    rows = optimization_rows(0.8)
-    panel = optimization_figure({"tiny 8 x 128 fp32": rows}, ABOUT).axes[0]
+    rows = optimization_rows("tiny", 0.8)
+    panel = optimization_figure(rows, ABOUT).axes[0]
     drawn = {tuple(line.get_xdata()) for line in panel.lines if line.get_color() == "black"}
-    measured = [row for row in rows if row["ratio"] is not None and row["ladder"] != 0]
-    assert drawn == {(row["ratio_low"], row["ratio_high"]) for row in measured}
+    measured = [row for row in rows if row.ratio is not None and row.ladder != 0]
+    assert drawn == {(row.ratio_low, row.ratio_high) for row in measured}
 
 
 @pytest.mark.slow_cases

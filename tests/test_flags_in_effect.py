@@ -273,9 +273,11 @@ def test_studies_hand_every_flag_on_in_both_arms(
     flags, arms = STUDIES[study]
     option = {"timing": "--change", "scaling": "--flags"}.get(study)
     given = [*flags.split(), *([f"{option}={ASKED}"] if option else [])]
-    monkeypatch.setattr("studies.optimization.turns.matmul_rate", lambda device, precision: None)
     monkeypatch.setattr(
-        "studies.optimization.study.OptimizationStudy.profile_of", lambda self, baseline: None
+        "studies.optimization_parts.turns.matmul_rate", lambda device, precision: None
+    )
+    monkeypatch.setattr(
+        "studies.optimization.Study.profile_of", lambda study, baseline, workload: None
     )
     assert run_command(run_study, study, *given, "--output-dir", "run") == 0, capfd.readouterr()
     expected = [asked_for(arm) for arm in arms]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import tiny_llama_v1 as tiny_llama
-from studies.optimization.reference import our_name, reference_model
+from studies.optimization_parts.reference import our_name, reference_model
 
 
 @pytest.mark.slow_cases

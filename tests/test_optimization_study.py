@@ -18,17 +18,16 @@ import run_study
 from analysis.work.user_workload import UserWorkload, examined
 from harness.instruments.first_step import FirstStepAudit
 from harness.instruments.phases import median_interval
-from harness.schema import explained
+from harness.schema import Unknown
 from studies.engine.command_line import workload_of
 from studies.engine.isolation import cold_compiler
-from studies.optimization import reference, rungs, turns
-from studies.optimization import study as optimization
-from studies.optimization.groups import Candidate, groups_that_fit, rows_of_group
-from studies.optimization.reference import ReferenceWorkload, reference_of
-from studies.optimization.results import best_of, columns_beside, finding
-from studies.optimization.rungs import NAMES, flag_sets, predicted_ratio
-from studies.optimization.study import OptimizationStudy
-from studies.optimization.turns import Turns, take_turns
+from studies.optimization import FlagsCell, Processes, Study, groups_that_fit, predicted_peaks
+from studies.optimization_parts import ladder, reference, turns
+from studies.optimization_parts.ladder import NAMES, allowed_by_trace, flag_sets
+from studies.optimization_parts.reference import ReferenceWorkload, reference_of
+from studies.optimization_parts.rows import OptimizationStudyRow, fill_beside
+from studies.optimization_parts.turns import Answer, Turns, take_turns
+from studies.optimization_parts.verdict import best_of, finding
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 
 study = functools.partial(run_command, run_study, "optimization")
@@ -70,7 +69,7 @@ def test_all_rungs_can_be_combined_as_the_ladder_has_them():
     for one in sets:
         workload_of(one.flags.split(), device="cpu")
     alone = {one.flags for one in sets if len(one.rungs) == 1}
-    assert alone == {rung.flag for rung in rungs.RUNGS}
+    assert alone == {rung.flag for rung in ladder.RUNGS}
     assert len({one.flags for one in sets}) == len(sets)
 
 
@@ -108,7 +107,7 @@ ANALYSIS = {
     ],
     "not_here": [{"name": "fused loss", "reason": "0.2% could be saved"}],
 }
-BY_NAME = {rung.name: rung for rung in rungs.RUNGS}
+BY_NAME = {rung.name: rung for rung in ladder.RUNGS}
 
 
 @pytest.mark.parametrize(
@@ -132,18 +131,18 @@ BY_NAME = {rung.name: rung for rung in rungs.RUNGS}
     ],
 )
 def test_what_the_trace_allows(names, bound, estimate):
-    found = predicted_ratio([BY_NAME[name] for name in names.split()], ANALYSIS)
-    for name, expected in (("bound", bound), ("estimate", estimate)):
+    allowed = allowed_by_trace([BY_NAME[name] for name in names.split()], ANALYSIS)
+    for ratio, expected in ((allowed.bound, bound), (allowed.estimate, estimate)):
         if isinstance(expected, str):
-            assert found[name] is None and found[f"{name}_reason"].startswith(expected)
+            assert ratio.reason.startswith(expected)
         else:
-            assert found[name] == pytest.approx(expected)
+            assert ratio == pytest.approx(expected)
 
 
 def test_without_a_trace_there_is_no_bound():
     why = {"opportunities": [], "not_here": [], "opportunities_reason": "not trustworthy"}
-    assert predicted_ratio([BY_NAME["sdpa"]], why)["bound_reason"] == "not trustworthy"
-    assert predicted_ratio([BY_NAME["sdpa"]], None)["bound_reason"] == "there is no trace"
+    assert allowed_by_trace([BY_NAME["sdpa"]], why).bound == Unknown("not trustworthy")
+    assert allowed_by_trace([BY_NAME["sdpa"]], None).bound == Unknown("there is no trace")
 
 
 # ---- In turn -------------------------------------------------------------------------------------
@@ -155,16 +154,19 @@ def test_without_a_trace_there_is_no_bound():
 def test_as_many_as_fit_in_memory_take_turns(available, expected):
     """Each keeps 120 bytes between steps, and 60 more at its peak."""
     workload = types.SimpleNamespace(parameter_count=lambda: 10, parameter_dtype=torch.float32)
-    todo = [Candidate({"flags": name, "predicted_memory_bytes": 180}, workload) for name in "abcd"]
-    baseline, *others = todo
-    groups = list(groups_that_fit(todo, baseline, available))
+    cell = FlagsCell(rows=[])
+    for flags in "abcd":
+        planned = OptimizationStudyRow(flags=flags, predicted_memory_bytes=180)
+        cell.insert(len(cell.rows), planned, workload)
+    baseline, *others = cell.rows
+    groups = list(groups_that_fit(cell.rows, cell, available))
     assert [len(group) for group in groups] == expected
-    assert {one.row["flags"] for group in groups for one in group} == set("abcd")
+    assert {one.flags for group in groups for one in group} == set("abcd")
     assert all(group[0] is baseline for group in groups)
     for status in ("skipped", "oom"):
-        baseline.row["status"] = status
-        (group,) = groups_that_fit(others, baseline, 1000)
-        assert [one.row["flags"] for one in group] == list("bcd")
+        baseline.status = status
+        (group,) = groups_that_fit(others, cell, 1000)
+        assert [one.flags for one in group] == list("bcd")
 
 
 @pytest.mark.parametrize(
@@ -182,58 +184,50 @@ def test_as_many_as_fit_in_memory_take_turns(available, expected):
     ids=["one set", "the baseline", "the baseline and one set", "a pair"],
 )
 def test_if_the_process_dies_only_what_ended_it_is_out_of_memory(dying, processes, statuses):
-    calls = []
+    calls, numbers = [], {flags: str(n) for n, flags in enumerate(statuses)}
 
-    def measure(group):
-        calls.append("".join(one.workload.name for one in group))
+    def measure(rows):
+        calls.append("".join(numbers[one.flags] for one in rows))
+        for one in rows:
+            one.set(status="oom", reason="killed")
         if calls[-1] in dying:
-            return {"status": "oom", "reason": "killed"}, None
-        found = {
-            "status": "ok",
-            "reason": "",
-            "step_times_ms": BASE,
-            "losses": [4.0],
-            "first_step_ms": 1.0,
-        }
-        found |= {"audit_ok": True, "audit": "ok", "measured_peak_tflops": None}
-        return {"status": "ok", "reason": ""}, [found] * len(group)
+            return None
+        return [Answer(step_times_ms=BASE, losses=[4.0], audit_ok=True, audit="ok")] * len(rows)
 
-    group = [
-        Candidate(
-            row(flags, BASE, n) | {"status": None},
-            types.SimpleNamespace(name=str(n), step_flops=int, compiled=False),
-        )
-        for n, flags in enumerate(statuses)
-    ]
-    rows = rows_of_group(measure, group)
+    workload = types.SimpleNamespace(step_flops=int, compiled=False)
+    group = []
+    for n, flags in enumerate(statuses):
+        group.append(row(flags, BASE, n))
+        group[-1].status = None
+    rows = Processes(dict.fromkeys(statuses, workload), measure).rows_of(group)
     assert calls == processes
-    assert {one["flags"]: one["status"] for one in rows} == statuses and len(rows) == len(group)
+    assert {one.flags: one.status for one in rows} == statuses and len(rows) == len(group)
     for one in rows[1:]:
-        beside_baseline = one["status"] == "ok" and statuses[""] == "ok"
-        assert one.get("ratio") == (1.0 if beside_baseline else None)
+        beside_baseline = one.status == "ok" and statuses[""] == "ok"
+        assert one.ratio == (1.0 if beside_baseline else None)
         assert (
-            one["status"] != "ok"
+            one.status != "ok"
             or beside_baseline
-            or "in turn with this one" in one["ratio_reason"]
+            or "in turn with this one" in one.reason_of("ratio")
         )
 
 
 def test_the_profile_of_the_baseline_is_forced_or_skipped_as_its_row_is(tmp_path):
     runs = []
 
-    def measure_in_process(peak, work, workload, *rest, precision):
+    def measure_in_process(rows, peak, work, workload, *rest, precision):
         runs.append((peak, workload.training.force))
-        return {"status": "skipped", "reason": "would not fit"}, None
+        rows[0].set(status="skipped", reason="would not fit")
 
+    baseline = OptimizationStudyRow(size="tiny", precision="fp32", predicted_memory_bytes=7)
     for force in (False, True):
         sweep, args = types.SimpleNamespace(folder=tmp_path), types.SimpleNamespace(force=force)
         study = types.SimpleNamespace(
             sweep=sweep, args=args, measure_in_process=measure_in_process, while_waiting=id
         )
-        shape = {"size": "tiny", "precision": "fp32", "predicted_memory_bytes": 7}
-        found = OptimizationStudy.profile_of(study, Candidate(shape, SMALL))
+        found = Study.profile_of(study, baseline, SMALL)
         assert found["opportunities_reason"] == "the baseline was not profiled: would not fit"
-    assert runs == [(7, False), (7, True)]
+    assert runs == [(7, False), (7, True)] and baseline.status is None
 
 
 @pytest.mark.slow
@@ -254,20 +248,19 @@ def test_one_that_fails_leaves_the_others_their_turns(monkeypatch):
     monkeypatch.setattr(turns, "matmul_rate", lambda device, precision: 1.0)
     kinds = ({}, {"fused_rope": True}, {"attention": "sdpa"}, {"precision": "bf16"})
     baseline, failed, sdpa, bf16 = take_turns([SMALL.with_settings(**kind) for kind in kinds], 3, 1)
-    assert failed["status"] == "oom" and "8 bytes" in failed["reason"]
-    for row in (baseline, sdpa, bf16):
-        assert row["status"] == "ok" and row["audit_ok"], row
-        assert len(row["step_times_ms"]) == 3 and len(row["losses"]) == 7
-    assert sdpa["losses"] == pytest.approx(baseline["losses"], abs=1e-5)
-    assert bf16["losses"] != baseline["losses"]
-    assert [row["trains"] for row in (baseline, sdpa, bf16)] == [
+    assert failed.status == "oom" and "8 bytes" in failed.reason
+    for answer in (baseline, sdpa, bf16):
+        assert answer.status == "ok" and answer.audit_ok, answer
+        assert len(answer.step_times_ms) == 3 and len(answer.losses) == 7
+    assert sdpa.losses == pytest.approx(baseline.losses, abs=1e-5)
+    assert bf16.losses != baseline.losses
+    assert [answer.trains for answer in (baseline, sdpa, bf16)] == [
         "bit-equal",
         "rounding",
         "lower precision",
     ]
-    assert not any(row["differs_in"] for row in (baseline, sdpa, bf16))
-    peak = optimization.predicted_peaks([SMALL], False)[0]["predicted_memory_bytes"]
-    assert baseline["measured_memory_bytes"] == peak
+    assert not any(answer.differs_in for answer in (baseline, sdpa, bf16))
+    assert predicted_peaks([SMALL], False) == [baseline.measured_memory_bytes]
 
 
 @pytest.mark.slow
@@ -282,9 +275,9 @@ def test_a_baseline_that_fails_beside_itself_leaves_the_others(monkeypatch):
 
     monkeypatch.setattr(turns.Variant, "__init__", fail)
     monkeypatch.setattr(turns, "matmul_rate", lambda device, precision: 1.0)
-    rows = take_turns([SMALL, SMALL.with_settings(attention="sdpa")], 1, 0)
-    assert [row["status"] for row in rows] == ["ok", "ok"]
-    assert not any("trains" in row for row in rows)
+    answers = take_turns([SMALL, SMALL.with_settings(attention="sdpa")], 1, 0)
+    assert [answer.status for answer in answers] == ["ok", "ok"]
+    assert not any(answer.trains for answer in answers)
 
 
 @pytest.mark.slow
@@ -299,38 +292,38 @@ def test_the_reference_trains_as_ours_does(monkeypatch):
     )
     monkeypatch.setattr(turns, "matmul_rate", lambda device, precision: None)
     ours, found = take_turns([SMALL, theirs], 3, 0)
-    assert found["audit_ok"], found
-    assert found["losses"] == pytest.approx(ours["losses"], abs=1e-5)
-    (predicted,) = optimization.predicted_peaks([theirs], False)
+    assert found.audit_ok, found
+    assert found.losses == pytest.approx(ours.losses, abs=1e-5)
     # Not to the byte: while PyTorch traces, transformers copies grouped heads.
-    assert predicted["predicted_memory_bytes"] == pytest.approx(
-        found["measured_memory_bytes"], rel=0.05
+    assert predicted_peaks([theirs], False) == pytest.approx(
+        [found.measured_memory_bytes], rel=0.05
     )
 
 
 # ---- Rows side by side ---------------------------------------------------------------------------
 
 
-def row(flags: str, times: list[float], ladder: int | None = None, **more) -> dict:
-    found = {
+def row(flags: str, times: list[float], ladder: int | None = None, **more) -> OptimizationStudyRow:
+    values = {
         "size": "tiny", "seq_len": 16, "batch_size": 1, "precision": "fp32", "flags": flags,
         "ladder": ladder, "status": "ok", "reason": "", "step_ms": float(np.median(times)),
         "step_times_ms": times,
         "audit_ok": True, "audit": "ok", "share_of_measured_peak": 0.5,
     }  # fmt: skip
-    return found | more
+    values.update(more)
+    return OptimizationStudyRow(**values)
 
 
-def together(*rows: dict, **differs_in: list[str]) -> list[dict]:
+def together(*rows: OptimizationStudyRow, **differs_in: list[str]) -> list[OptimizationStudyRow]:
     """differs_in: of the flag of this name."""
-    of = {
-        one["flags"]: differs_in.get(one["flags"].strip("-").replace("-", "_"), []) for one in rows
-    }
-    answers = {flags: {"losses": [4.0, 3.9], "differs_in": parts} for flags, parts in of.items()}
-    return [
-        explained(one | columns_beside(one, list(rows), answers), documents.OptimizationStudyRow)
-        for one in rows
-    ]
+    answers = {}
+    for one in rows:
+        parts = differs_in.get(one.flags.strip("-").replace("-", "_"), [])
+        answers[one.flags] = Answer(losses=[4.0, 3.9], differs_in=parts)
+    for one in rows:
+        fill_beside(one, list(rows), answers)
+        one.as_json()  # raises for a null without a reason
+    return list(rows)
 
 
 BASE = [10.0, 11.0, 10.0, 12.0, 10.0]
@@ -346,18 +339,16 @@ TIMES = {
 
 def test_ratios_are_of_rounds_in_which_both_took_a_step():
     rows = {
-        one["flags"]: one
-        for one in together(*(row(flags, *found) for flags, found in TIMES.items()))
+        one.flags: one for one in together(*(row(flags, *found) for flags, found in TIMES.items()))
     }
     sdpa = rows["--attention sdpa"]
-    assert [sdpa[name] for name in ("ratio", "ratio_low", "ratio_high")] == pytest.approx(
-        [0.9] * 3
-    )  # in pairs
-    assert sdpa["ratio_to_previous"] == pytest.approx(0.9)
-    assert sdpa["ratio_to_reference"] == pytest.approx(0.9 / 0.95)
-    assert rows["--attention sdpa --fused-rope"]["ratio_to_previous"] == pytest.approx(1.1)
-    assert rows["--fused-loss"]["ratio_to_previous"] is None
-    assert best_of([*rows.values()])["flags"] == "--attention sdpa"  # bf16 is other arithmetic
+    # In pairs.
+    assert [sdpa.ratio, sdpa.ratio_low, sdpa.ratio_high] == pytest.approx([0.9] * 3)
+    assert sdpa.ratio_to_previous == pytest.approx(0.9)
+    assert sdpa.ratio_to_reference == pytest.approx(0.9 / 0.95)
+    assert rows["--attention sdpa --fused-rope"].ratio_to_previous == pytest.approx(1.1)
+    assert rows["--fused-loss"].ratio_to_previous is None
+    assert best_of(rows.values()).flags == "--attention sdpa"  # bf16 is other arithmetic
     assert finding([*rows.values()], "this CPU") == [
         (
             "Keep on this CPU: --attention sdpa, 1.11x as fast (95%: 1.11 to 1.11) at tiny 1 x 16"
@@ -394,7 +385,7 @@ def test_a_rung_whose_interval_contains_one_is_not_kept():
     rows = together(
         row("", BASE, 0), row("--fused-loss", WIDE, 1), row(top, [ms / 2 for ms in BASE], 2)
     )
-    assert rows[1]["ratio_low"] < 1 < rows[1]["ratio_high"]
+    assert rows[1].ratio_low < 1 < rows[1].ratio_high
     assert (
         finding(rows, "x")[0]
         == "Keep on x: --attention sdpa, 2.00x as fast (95%: 2.00 to 2.00) at tiny 1 x 16 fp32, "
@@ -431,7 +422,8 @@ def test_compiling_that_pays_off_after_the_run_is_not_kept():
     compiled = row(
         "--attention sdpa --compile", [ms * 0.5 for ms in BASE], 2, compile_s=2.0, num_steps=50
     )
-    lines = finding(together(row("", BASE, 0), sdpa, compiled), "x")
+    rows = together(row("", BASE, 0), sdpa, compiled)
+    lines = finding(rows, "x")
     assert lines[:2] == [
         "Keep on x: --attention sdpa, 1.11x as fast (95%: 1.11 to 1.11) at tiny 1 x 16 fp32.",
         (
@@ -442,10 +434,8 @@ def test_compiling_that_pays_off_after_the_run_is_not_kept():
     ]
     # At step 400 it has paid off against the baseline, and not against what is faster than that.
     for steps, best in ((400, "--attention sdpa,"), (4000, "--attention sdpa --compile,")):
-        lines = finding(
-            together(row("", BASE, 0), sdpa | {"num_steps": None}, compiled | {"num_steps": steps}),
-            "x",
-        )
+        compiled.num_steps = steps
+        lines = finding(rows, "x")
         assert lines[0].startswith(f"Keep on x: {best}")
 
 
@@ -469,7 +459,7 @@ def test_without_an_interval_nothing_is_decided(rows, why):
 def test_beside_a_baseline_that_fails_its_audit_nothing_is_decided():
     base = row("", BASE, 0, audit_ok=False, audit="no gradient")
     rows = together(base, row("--fused-rope", [ms / 2 for ms in BASE], 1))
-    assert [one["not_the_same"] for one in rows] == [
+    assert [one.not_the_same for one in rows] == [
         "no gradient",
         "the baseline fails its audit: no gradient",
     ]
@@ -484,8 +474,8 @@ def test_what_does_not_train_the_same_is_not_kept():
     rows = together(
         row("", BASE, 0), unaudited, row("--fused-rope", [2.0] * 5), fused_rope=["norm.weight"]
     )
-    assert rows[1]["not_the_same"] == fails
-    assert rows[2]["not_the_same"] == "its first steps differ by more than rounding: norm.weight"
+    assert rows[1].not_the_same == fails
+    assert rows[2].not_the_same == "its first steps differ by more than rounding: norm.weight"
     assert best_of(rows) is None
     assert (
         f"not the same training: --attention sdpa ({fails}), --fused-rope (its first steps"
@@ -495,13 +485,13 @@ def test_what_does_not_train_the_same_is_not_kept():
 
 def test_break_even_step_and_a_row_without_a_baseline():
     base, compiled = together(row("", BASE, 0), row("--compile", [9.0] * 5, 1, compile_s=2.0))
-    assert compiled["break_even_step"] == 2000
+    assert compiled.break_even_step == 2000
     slower = together(base, row("--compile", [10.5] * 5, 1, compile_s=2.0))[1]
-    assert slower["break_even_step"] is None and "not faster" in slower["break_even_step_reason"]
+    assert slower.break_even_step is None and "not faster" in slower.reason_of("break_even_step")
     (alone,) = together(row("--compile", [9.0] * 5, 1, compile_s=2.0))
-    assert alone["ratio"] is None and best_of([alone]) is None
+    assert alone.ratio is None and best_of([alone]) is None
     two = together(row("", [10.0, 11.0], 0), row("--fused-rope", [9.0, 9.0], 1))[1]
-    assert two["ratio"] and two["ratio_low_reason"] == "an interval needs 3 rounds"
+    assert two.ratio and two.reason_of("ratio_low") == "an interval needs 3 rounds"
 
 
 def test_what_the_processor_has_is_no_compile_time_of_the_first_row(monkeypatch):
@@ -570,8 +560,7 @@ def test_the_study_and_its_resumption(scratch, capfd, in_this_process, monkeypat
     (scratch / "run" / "optimization_study.json").write_text(json.dumps(document))
     measured = []
     monkeypatch.setattr(
-        optimization,
-        "take_turns",
+        "studies.optimization.take_turns",
         lambda workloads, *rest: measured.append(workloads) or take_turns(workloads, *rest),
     )
     assert study(*flags, "--resume", "run") == 0
@@ -590,9 +579,9 @@ def test_a_file_of_ones_own_has_what_needs_no_change_of_its_code(scratch, monkey
         sizes=["tiny"], precisions=["fp32"], rungs=NAMES, reference=True, batch_size=None,
         seq_len=None, device="cpu", workload="mine.py", device_memory=None,
     )  # fmt: skip
-    (ladder,) = OptimizationStudy(args, CPU_PROPERTIES).cells()
-    workloads = [candidate.workload for candidate in ladder.candidates]
-    assert {one["size"] for one in ladder.rows} == {"mine.py"}
+    (cell,) = Study(args, CPU_PROPERTIES).cells()
+    workloads = [cell.workloads[one.flags] for one in cell.rows]
+    assert {one.size for one in cell.rows} == {"mine.py"}
     fused = "--optimizer-impl fused"
     flags = [
         "",
@@ -601,7 +590,7 @@ def test_a_file_of_ones_own_has_what_needs_no_change_of_its_code(scratch, monkey
         fused,
         f"{fused} --compile",
     ]  # no blocks to checkpoint
-    assert [one["flags"] for one in ladder.rows] == flags
+    assert [one.flags for one in cell.rows] == flags
     loss_of, drawn = UserWorkload.loss, {}
 
     def loss(self, model, batch):
@@ -610,9 +599,9 @@ def test_a_file_of_ones_own_has_what_needs_no_change_of_its_code(scratch, monkey
 
     monkeypatch.setattr(UserWorkload, "loss", loss)
     baseline, bf16, fused = take_turns([workloads[i] for i in (0, 2, 3)], 3, 0)
-    assert baseline["status"] == bf16["status"] == fused["status"] == "ok", (baseline, bf16, fused)
-    assert baseline["audit_ok"] and len(baseline["step_times_ms"]) == 3
-    assert fused["losses"] == pytest.approx(baseline["losses"], abs=1e-5)
+    assert baseline.status == bf16.status == fused.status == "ok", (baseline, bf16, fused)
+    assert baseline.audit_ok and len(baseline.step_times_ms) == 3
+    assert fused.losses == pytest.approx(baseline.losses, abs=1e-5)
     batches = [
         torch.stack(one) for one in drawn.values() if len(one) == 7
     ]  # the yardsticks have fewer
@@ -646,8 +635,8 @@ def test_without_transformers_one_line_says_so(without):
         sizes=["tiny"], precisions=["fp32"], rungs=["sdpa"], reference=True, batch_size=1,
         seq_len=8, device="cpu", workload=None, device_memory=None, notes=[],
     )  # fmt: skip
-    (ladder,) = OptimizationStudy(args, CPU_PROPERTIES).cells()
-    assert [one["flags"] for one in ladder.rows] == ["", "--attention sdpa"]
+    (cell,) = Study(args, CPU_PROPERTIES).cells()
+    assert [one.flags for one in cell.rows] == ["", "--attention sdpa"]
     assert args.notes == [reference.MISSING]
 
 
@@ -676,7 +665,7 @@ def test_the_time_left_has_what_follows_a_group(monkeypatch):
     """Three times as much as a group of 40 s, of which half is over."""
     turns = Turns([], torch.device("cpu"), after=3.0)
     monkeypatch.setattr(
-        "studies.optimization.turns.time",
+        "studies.optimization_parts.turns.time",
         types.SimpleNamespace(monotonic=lambda: turns.started + 20.0),
     )
     assert turns.time_left(20.0) == " (about 2 min left)"

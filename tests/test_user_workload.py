@@ -40,7 +40,7 @@ from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import NullMeter
 from harness.model.user_file import UserFile
 from studies.engine import command_line
-from studies.optimization.rungs import NAMES, names_for
+from studies.optimization_parts.ladder import NAMES, names_for
 
 CPU = torch.device("cpu")
 FILE = """

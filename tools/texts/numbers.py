@@ -35,8 +35,9 @@ from harness.base.tables import COLUMNS, Column, markdown_table
 from harness.base.text import significant
 from harness.base.units import MB
 from studies.engine.command_line import workload_of
-from studies.optimization.results import table as optimization_table
-from studies.optimization.rungs import RUNGS
+from studies.optimization import OptimizationStudyRow
+from studies.optimization import table as optimization_table
+from studies.optimization_parts.ladder import RUNGS
 from studies.scaling.results import calls_text
 from tiny_llama_v1 import (
     SHAPE,
@@ -320,10 +321,11 @@ def optimizations() -> str:
     """The ladder of optimizations, each alone and one on another, beside transformers' LLaMA."""
     [path] = RESULTS.parent.glob("*/optimization_study.json")
     document = read_document(path)
-    rows = [row for row in document["rows"] + document["reference"] if row["status"] == "ok"]
-    measured = optimization_table(
-        [row | {"flags": re.sub("^(--.*)", r"`\1`", row["flags"])} for row in rows]
-    )
+    rows = [OptimizationStudyRow.from_json(row) for row in document["rows"] + document["reference"]]
+    measured = optimization_table([row for row in rows if row.is_measured])
+    for row in measured.rows:
+        if row.is_set_of_flags:
+            row.flags = f"`{row.flags}`"
     columns = [column for column in measured.columns if column.title in SHOWN_OF_STUDY.split(",")]
     about = (
         f"{machine(document['environment'])}. [All"

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -18,14 +19,31 @@ from harness.machine.environment import describe_device
 from harness.model.workload import Workload
 from harness.program.hooks.switches import move
 from harness.program.hooks.trial import AUDIT_STEPS
-from harness.schema import unknown
+from harness.schema import Unknown
 from harness.session.session import UNCOUNTED, Preparation, Session
 from studies.engine.isolation import cold_compiler, status_of, tell
-from studies.optimization.same_training import FirstSteps, may_of, same_training
+from studies.optimization_parts.same_training import FirstSteps, may_of, same_training
 
 # Of all shapes: seconds, where the peak that is kept for a machine takes four times as long.
 MATMUL_ROUNDS = 2
 TOLD_S = 15.0  # between two lines about the rounds
+
+
+@dataclass
+class Answer:
+    """What the turns of a workload have yielded.  Of one that is not ok: status and reason."""
+
+    status: str = "ok"
+    reason: str = ""
+    step_times_ms: list[float] = field(default_factory=list)  # round by round
+    losses: list[float] = field(default_factory=list)  # from the first step
+    compile_s: float | None = None
+    measured_memory_bytes: int | Unknown | None = None  # live tensors at the peak of a step
+    measured_peak_tflops: float | None = None  # of a matmul in this process
+    audit_ok: bool | None = None
+    audit: str | None = None
+    trains: str | None = None  # as the first workload does; None: it is not known
+    differs_in: list[str] = field(default_factory=list)  # then more than rounding explains
 
 
 class RandomNumbers:
@@ -75,15 +93,15 @@ class Variant:
             self.session.step(self.meter, watching)
         return self._noted()
 
-    def peak_memory(self) -> dict:
-        """`measured_memory_bytes`: live tensors at the peak of a step, which is taken, without
-        those of other variants."""
+    def peak_memory(self) -> int | Unknown:
+        """Bytes of live tensors at the peak of a step, which is taken, without those of other
+        variants."""
         if not self.session.runs_operators:
-            return unknown(UNCOUNTED, "measured_memory_bytes")
+            return Unknown(UNCOUNTED)
         with self.random_numbers:
             peak_bytes = self.session.peak_bytes(self.meter)
         self._noted()
-        return {"measured_memory_bytes": peak_bytes}
+        return peak_bytes
 
     def _noted(self) -> StepRecord:
         """The last step, told to those that compare the first ones."""
@@ -100,7 +118,7 @@ class Turns:
         """after: how many times as long as these takes what follows them."""
         self.workloads, self.device = workloads, device
         self.started, self.after = time.monotonic(), after
-        self.answers: list[dict] = [{"status": "ok", "reason": ""} for _ in workloads]
+        self.answers = [Answer() for _ in workloads]
         self.variants: dict[int, Variant] = {}
         self.yardsticks: dict[str, Apart] | None = None  # how far the first is from itself
 
@@ -110,15 +128,11 @@ class Turns:
 
     def prepare(self, warmup_steps: int, rounds: int, names: Sequence[str]) -> None:
         """And tell which one is at work, and how long all will take with these rounds; names: of
-        the workloads."""
+        the workloads, without which nothing is told."""
         started, count = time.monotonic(), len(self.workloads)
         for i in range(count):
             if names:
-                left = ""
-                if i:
-                    each_s = (time.monotonic() - started) / i
-                    rounds_s = rounds * self._round_ms() / 1e3 * count / i
-                    left = self.time_left(each_s * (count - i) + rounds_s)
+                left = self._left_after(i, time.monotonic() - started, rounds)
                 tell(f"{i + 1} of {count}: {names[i]}{left}")
             self._attempt(self._prepare, i, warmup_steps)
             if i == 0 and i in self.variants and count > 1:  # before the others are in memory
@@ -129,14 +143,19 @@ class Turns:
                     )
                 self._compare_with_itself(i)
 
-    def _round_ms(self) -> float:
-        """A step of each variant that there is."""
-        return sum(variant.meter.records[-1].total_ms for variant in self.variants.values())
+    def _left_after(self, i: int, elapsed_s: float, rounds: int) -> str:
+        """The time that is left when i variants are prepared, which took this long."""
+        if not i:
+            return ""
+        count = len(self.workloads)
+        round_ms = sum(variant.meter.records[-1].total_ms for variant in self.variants.values())
+        rounds_s = rounds * round_ms / 1e3 * count / i
+        return self.time_left(elapsed_s / i * (count - i) + rounds_s)
 
     def _prepare(self, i: int, warmup_steps: int) -> None:
         variant = Variant(self.workloads[i], self.device)
         self.variants[i] = variant
-        self.answers[i].update(variant.peak_memory())
+        self.answers[i].measured_memory_bytes = variant.peak_memory()
         for _ in range(max(warmup_steps, AUDIT_STEPS - len(variant.meter.records))):
             variant.step()
 
@@ -148,9 +167,8 @@ class Turns:
                 variant.step()
             return variant.first_steps.told
 
-        with contextlib.suppress(
-            RuntimeError, FloatingPointError
-        ):  # then it is not known who trains the same
+        # One that fails: it is not known who trains the same.
+        with contextlib.suppress(RuntimeError, FloatingPointError):
             nudged = []
             for kind, nudges in NUDGES.items():
                 nudged += [(kind, first_steps(nudge)) for nudge in nudges]
@@ -158,16 +176,23 @@ class Turns:
             self.yardsticks = yardsticks_of(self.variants[i].first_steps.told, again, nudged)
         gc.collect()
 
-    def same_training(self, variant: Variant) -> dict:
-        """Beside the first workload, of whose group it is."""
+    def compare_first_steps(self, i: int) -> None:
+        """With those of the first workload: whether it trains the same."""
         if 0 not in self.variants or self.yardsticks is None:
-            return {}
-        plain, may = self.variants[0].first_steps.told, may_of(variant.workload, self.workloads[0])
-        return same_training(variant.first_steps.told, plain, self.yardsticks, may)
+            return
+        variant, answer = self.variants[i], self.answers[i]
+        of_baseline = self.variants[0].first_steps.told
+        may = may_of(variant.workload, self.workloads[0])
+        answer.trains, answer.differs_in = same_training(
+            variant.first_steps.told, of_baseline, self.yardsticks, may
+        )
 
     def round(self, backwards: bool) -> None:
         for i in sorted(self.variants, reverse=backwards):
-            self._attempt(lambda i: self.variants[i].step(), i)
+            self._attempt(self._step, i)
+
+    def _step(self, i: int) -> None:
+        self.variants[i].step()
 
     def _attempt(self, work: Callable, i: int, *arguments) -> None:
         """work(i, *arguments), noted in the answer if it fails; the memory of the variant is freed
@@ -175,7 +200,7 @@ class Turns:
         try:
             work(i, *arguments)
         except Exception as error:  # noqa: BLE001 any set of flags may fail, and the others go on
-            self.answers[i] = dict(zip(("status", "reason"), status_of(error), strict=True))
+            self.answers[i] = Answer(*status_of(error))
             self.variants.pop(i, None)
             error.__traceback__ = None  # whose frames hold its tensors
             gc.collect()
@@ -189,11 +214,9 @@ def take_turns(
     warmup_steps: int,
     names: Sequence[str] = (),
     after: float = 0.0,
-) -> list[dict]:
-    """In a new process: for each workload its status and reason; if that is ok, the milliseconds of
-    its steps, round by round, its losses from the first step, its audit, whether it trains as the
-    first does, memory, and the rate of matmuls measured here.  names: of the workloads, to tell
-    which one is at work; without them nothing is told.  after: of Turns."""
+) -> list[Answer]:
+    """In a new process: so many rounds, in each of which every workload takes one step.  names: of
+    the workloads, to tell which one is at work; without them nothing is told.  after: of Turns."""
     device = choose_device(workloads[0].training.device)
     # Before anything else is in memory.
     precisions = {workload.precision for workload in workloads}
@@ -211,9 +234,9 @@ def take_turns(
     about = describe_device(device).as_json()
     for i, variant in turns.variants.items():
         answer = turns.answers[i]
-        answer.update(results_of(variant, repetitions, about))
-        answer["measured_peak_tflops"] = rates[variant.workload.precision]
-        answer.update(turns.same_training(variant))
+        complete(answer, variant, repetitions, about)
+        answer.measured_peak_tflops = rates[variant.workload.precision]
+        turns.compare_first_steps(i)
     return turns.answers
 
 
@@ -224,17 +247,16 @@ def matmul_rate(device: torch.device, precision: str) -> float | None:
     return fastest and fastest.rate / 1e12
 
 
-def results_of(variant: Variant, repetitions: int, device: dict) -> dict:
-    """device: of describe_device()."""
+def complete(answer: Answer, variant: Variant, repetitions: int, device: dict) -> None:
+    """Times, losses and audit of a variant that has had all its turns.  device: of
+    describe_device()."""
     workload, records = variant.workload, variant.meter.records
     rounds = records[-repetitions:]
     limit = rate_limit(device, workload.precision)
     first = variant.session.first_step
     audit = audit_document(first, rounds, records[0].loss, workload, limit).as_json()
-    return {
-        "step_times_ms": [record.total_ms for record in rounds],
-        "losses": [record.loss for record in records],
-        "compile_s": variant.session.compile_seconds,
-        "audit_ok": audit["ok"],
-        "audit": audit_text(audit),
-    }
+    answer.step_times_ms = [record.total_ms for record in rounds]
+    answer.losses = [record.loss for record in records]
+    answer.compile_s = variant.session.compile_seconds
+    answer.audit_ok = audit["ok"]
+    answer.audit = audit_text(audit)

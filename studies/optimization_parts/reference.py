@@ -34,16 +34,20 @@ def reference_model(
     """LlamaForCausalLM of the same shape, with the same weights.  attention: eager or sdpa."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    widths = {"hidden_size": config.hidden_dim, "intermediate_size": config.intermediate_dim}
-    heads = {"num_attention_heads": config.n_heads, "num_key_value_heads": config.n_kv_heads}
-    sizes = {"vocab_size": config.vocab_size, "num_hidden_layers": config.n_layers}
-    others = {
-        "max_position_embeddings": config.max_seq_len,
-        "rms_norm_eps": config.norm_eps,
-        "use_cache": False,
-    }
-    others |= {"tie_word_embeddings": False, "attn_implementation": attention}
-    reference = LlamaForCausalLM(LlamaConfig(**widths, **heads, **sizes, **others))
+    llama_config = LlamaConfig(
+        hidden_size=config.hidden_dim,
+        intermediate_size=config.intermediate_dim,
+        num_attention_heads=config.n_heads,
+        num_key_value_heads=config.n_kv_heads,
+        vocab_size=config.vocab_size,
+        num_hidden_layers=config.n_layers,
+        max_position_embeddings=config.max_seq_len,
+        rms_norm_eps=config.norm_eps,
+        use_cache=False,
+        tie_word_embeddings=False,
+        attn_implementation=attention,
+    )
+    reference = LlamaForCausalLM(llama_config)
     ours = model.state_dict()
     reference.load_state_dict({theirs: ours[our_name(theirs)] for theirs in reference.state_dict()})
     return reference
@@ -70,9 +74,9 @@ class ReferenceWorkload(TinyLlamaWorkload):
 
         def theirs(ours: TinyLlamaModel) -> nn.Module:
             model = Reference(reference_model(self.config, ours, self.training.attention))
-            return (
-                model if device.type == "cpu" else model.to(device)
-            )  # fake tensors cannot be moved
+            if device.type == "cpu":  # fake tensors cannot be moved
+                return model
+            return model.to(device)
 
         return build(self.config, self.training, device, theirs)
 

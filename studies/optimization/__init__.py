@@ -1,1 +1,0 @@
-"""What each optimization gains, alone and on top of others, beside its bound."""
