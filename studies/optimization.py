@@ -1,5 +1,4 @@
-"""What each optimization gains, alone and on top of others, beside what the trace allows and
-transformers' LLaMA.
+"""What each optimization gains, alone and on top of others, beside its bound.
 
 Every size and precision is profiled once, for what the baseline's trace allows.  Then one process
 has all sets of flags, as far as memory permits, and each takes one step in every round.

@@ -1,5 +1,4 @@
-"""Time and memory of a step in fp32, tf32, bf16 and fp16, data types under autocast, and rounding
-of each format."""
+"""Time and memory of a step by precision, data types under autocast, and rounding."""
 
 from __future__ import annotations
 

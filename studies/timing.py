@@ -1,5 +1,4 @@
-"""The same step timed by five wrong methods, each compared with the right one, and what that does
-to the conclusion."""
+"""The same step timed correctly and in five wrong ways, and what each would conclude."""
 
 from __future__ import annotations
 

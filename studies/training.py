@@ -1,5 +1,4 @@
-"""Time of forward, backward, optimizer and full step by size, sequence length, precision, warm-up
-and compilation."""
+"""Time of forward, backward, optimizer and step, by size, length and precision."""
 
 from __future__ import annotations
 

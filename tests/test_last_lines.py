@@ -336,8 +336,9 @@ def test_the_precision_study_compares_with_fp32():
     ],
 )
 def test_rows_are_compared_by_spread_and_disturbance(more, word):
-    row = {"step_ms": 5.0, "step_std_ms": 1.0, "repetitions": 4}
-    assert compared(row | {"step_ms": 10.0} | more, row, "step")[1] == word
+    known = {"step_ms": 5.0, "step_std_ms": 1.0, "repetitions": 4}
+    slower = training.TrainingBenchmarkRow(**{**known, "step_ms": 10.0, **more})
+    assert compared(slower, training.TrainingBenchmarkRow(**known), "step")[1] == word
 
 
 def timing_row(method: str, **columns) -> timing.TimingStudyRow:
