@@ -1,1 +1,0 @@
-"""How long do collectives take, by bytes and ranks?"""
