@@ -19,7 +19,7 @@ MODULES = (
     " run_precision_study "
     "run_attention_benchmark run_training_benchmark run_optimization_study launch_performance_study"
     " compare_runs "
-    "studies.memory.study studies.timing.study studies.precision.study studies.attention.study"
+    "studies.memory.study studies.timing.study studies.precision.study studies.attention"
     " studies.training.study "
     "studies.optimization.study studies.optimization.figure analysis.diagnosis.document "
     "analysis.report.html "

@@ -36,7 +36,7 @@ MODULES = (
     "tiny_llama_v1 run_pytorch_profiler run_deepspeed_flops run_memory_study run_timing_study"
     " run_precision_study run_attention_benchmark run_training_benchmark run_optimization_study"
     " launch_performance_study compare_runs studies.memory.study studies.timing.study"
-    " studies.precision.study studies.attention.study studies.training.study"
+    " studies.precision.study studies.attention studies.training.study"
     " studies.optimization.study studies.optimization.figure analysis.diagnosis.document"
     " analysis.report.html analysis.prediction.document analysis.commands.run_explanations"
     " analysis.commands.analyze_traces analysis.commands.flops_command"

@@ -1,1 +1,0 @@
-"""What does attention alone cost, by implementation and sequence length?"""

@@ -1,1 +1,0 @@
-"""How does training scale over ranks, and what holds it up?"""
