@@ -10,10 +10,10 @@ from helpers import PROJECT, finish, read_until, run_command, start
 
 import run_study
 from harness.base.units import MB
-from studies.attention import cost
-from studies.attention.cost import measure_attention, predicted_tensors, reason_in
-from studies.attention.implementations import manual_attention
-from studies.attention.study import AttentionBenchmark
+from studies.attention import measure_attention
+from studies.attention_parts import prediction
+from studies.attention_parts.implementations import AttentionCall, manual_attention
+from studies.attention_parts.prediction import predicted_tensors, reason_in
 from studies.engine import isolation
 from tiny_llama_v1 import eager_attention, fused_attention
 
@@ -37,15 +37,14 @@ PUBLISHED = {
 }
 
 
-def spec(implementation, d_head=16, seq_len=32, dtype="fp32", batch_size=2, causal=False):
-    values = (implementation, dtype, batch_size, 1, d_head, seq_len, causal)
-    return dict(zip(AttentionBenchmark.key, values, strict=True))
+def attention(implementation, d_head=16, seq_len=32, dtype="fp32", batch_size=2, causal=False):
+    return AttentionCall(implementation, dtype, batch_size, 1, d_head, seq_len, causal)
 
 
 @pytest.mark.parametrize(("shape", "measured"), PUBLISHED.items())
 def test_published_measurements(shape, measured):
     """They are the prediction plus the workspaces of the BLAS library."""
-    found = predicted_tensors(spec("manual", *shape, batch_size=8), CPU)
+    found = predicted_tensors(attention("manual", *shape, batch_size=8), CPU)
     assert 0 <= measured - found["predicted_memory_bytes"] <= 18 * MB
 
 
@@ -63,16 +62,16 @@ def test_predictions_are_the_sizes_of_the_tensors(dtype, causal):
         "sdpa-flash": 5 * wide + b * s * 4,
     }
     for implementation, total in expected.items():
-        found = predicted_tensors(spec(implementation, dtype=dtype, causal=causal), CPU)
+        found = predicted_tensors(attention(implementation, dtype=dtype, causal=causal), CPU)
         assert found["predicted_memory_bytes"] == total, implementation
-        assert sum(tensor["bytes"] for tensor in found["tensors"]) == total
+        assert sum(tensor.bytes for tensor in found["tensors"]) == total
         assert found["predicted_peak_bytes"] > total - 8
 
 
 @pytest.mark.slow
 def test_compiled_attention_keeps_no_more_than_eager():
     eager, compiled = (
-        predicted_tensors(spec(name, seq_len=64), CPU) for name in ("eager", "compiled")
+        predicted_tensors(attention(name, seq_len=64), CPU) for name in ("eager", "compiled")
     )
     assert 0 < compiled["predicted_memory_bytes"] <= eager["predicted_memory_bytes"]
 
@@ -80,9 +79,9 @@ def test_compiled_attention_keeps_no_more_than_eager():
 @pytest.mark.parametrize("implementation", ["manual", "eager", "sdpa-flash", "sdpa-math"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_measured_memory_is_as_predicted(implementation, causal):
-    one = spec(implementation, seq_len=48, causal=causal)
-    found = measure_attention(one, "cpu", repetitions=2, warmup_steps=0)
-    assert found["memory_bytes"] == predicted_tensors(one, CPU)["predicted_memory_bytes"]
+    call = attention(implementation, seq_len=48, causal=causal)
+    found = measure_attention(call, "cpu", repetitions=2, warmup_steps=0)
+    assert found["memory_bytes"] == predicted_tensors(call, CPU)["predicted_memory_bytes"]
     assert found["forward_ms"] > 0 < found["backward_ms"]
     kernels = {"sdpa-flash": "flash_attention_for_cpu", "sdpa-math": "_attention_math"}
     assert kernels.get(implementation, "aten::bmm") in found["kernel"]
@@ -94,9 +93,9 @@ def test_measured_memory_is_as_predicted(implementation, causal):
 )
 def test_gpu_memory_is_as_predicted(implementation):
     """Within the allocator's rounding, 512 bytes a tensor."""
-    one = spec(implementation, d_head=64, seq_len=512, dtype="bf16", batch_size=8)
-    expected = predicted_tensors(one, torch.device("cuda"))
-    status, found = isolation.in_fresh_process(measure_attention, one, "cuda", 3, 1)
+    call = attention(implementation, d_head=64, seq_len=512, dtype="bf16", batch_size=8)
+    expected = predicted_tensors(call, torch.device("cuda"))
+    status, found = isolation.in_fresh_process(measure_attention, call, "cuda", 3, 1)
     assert status == "ok", found
     assert abs(found["memory_bytes"] - expected["predicted_memory_bytes"]) <= 512 * len(
         expected["tensors"]
@@ -276,10 +275,10 @@ def test_the_reason_of_one_backend_is_found_among_all_warnings():
 
 @pytest.mark.slow
 def test_without_a_prediction_the_row_is_measured(scratch, monkeypatch):
-    def broken(spec, device):
+    def broken(call, device):
         raise RuntimeError("no such operator\non fake tensors")
 
-    monkeypatch.setattr(cost, "predicted_tensors", broken)
+    monkeypatch.setattr(prediction, "predicted_tensors", broken)
     assert bench(*TINY, "--implementations", "eager", "--output-dir", "run") == 0
     rows = document_in(scratch / "run")["rows"]
     assert {row["status"] for row in rows} == {"ok"}

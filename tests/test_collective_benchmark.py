@@ -13,8 +13,14 @@ from analysis.prediction.communication import communication
 from analysis.prediction.network import Network, fitted, keep_network, measured_network, network_of
 from analysis.work.sent_bytes import sent_bytes
 from harness.base.errors import UserError
-from studies.collectives.rank_timing import COLLECTIVES, size_on_ranks
-from studies.collectives.results import common_fit, fit_rows, measured_columns
+from studies.collectives import (
+    COLLECTIVES,
+    CollectiveBenchmarkRow,
+    common_fit,
+    fill_measured,
+    fits_of,
+    size_on_ranks,
+)
 
 bench = functools.partial(run_command, run_study, "collectives")
 DEVICE = {"name": "A card", "type": "cuda"}
@@ -26,31 +32,30 @@ def made_up(
     alpha_us=20.0,
     gb_per_sec=10.0,
     sizes=(1 << 10, 1 << 20, 1 << 30),
-):
-    rows = [
-        {"kind": kind, "world_size": world_size, "bytes": size, "status": "ok"} for size in sizes
-    ]
-    for row in rows:
-        row["time_us"] = alpha_us + sent_bytes([row], world_size) / gb_per_sec / 1e3
+) -> list[CollectiveBenchmarkRow]:
+    rows = []
+    for size in sizes:
+        row = CollectiveBenchmarkRow(kind=kind, world_size=world_size, bytes=size, status="ok")
+        row.time_us = alpha_us + row.sent_bytes / gb_per_sec / 1e3
+        rows.append(row)
     return rows
 
 
 def test_latency_and_bandwidth_are_found_again():
     """All-reduce of n bytes on 4 ranks sends 2 x 3/4 n: half of the time is latency at alpha x beta
     sent bytes."""
-    found = fitted(made_up())
-    assert (found["alpha_us"], found["beta_gb_per_sec"]) == pytest.approx((20, 10))
-    assert found["half_bytes"] == pytest.approx(20e-6 * 10e9)
-    assert found["residual"] == pytest.approx(0, abs=1e-9)
+    (fit,) = fits_of(made_up())
+    assert (fit.alpha_us, fit.beta_gb_per_sec) == pytest.approx((20, 10))
+    assert fit.half_bytes == pytest.approx(20e-6 * 10e9)
+    assert fit.residual == pytest.approx(0, abs=1e-9)
 
 
 def test_a_fit_is_never_negative():
-    falling = [
-        row | {"time_us": 30.0 - i} for i, row in enumerate(made_up())
-    ]  # nothing but latency
-    assert fitted(falling)["beta_gb_per_sec"] > 0 < fitted(falling)["alpha_us"]
-    rising = [row | {"time_us": row["bytes"] ** 1.2} for row in made_up()]  # no latency to be seen
-    assert fitted(rising)["alpha_us"] == 0 < fitted(rising)["beta_gb_per_sec"]
+    sent = [1e3, 1e6, 1e9]
+    nothing_but_latency = fitted([30.0, 29.0, 28.0], sent)
+    assert nothing_but_latency["beta_gb_per_sec"] > 0 < nothing_but_latency["alpha_us"]
+    no_latency = fitted([size**1.2 for size in sent], sent)
+    assert no_latency["alpha_us"] == 0 < no_latency["beta_gb_per_sec"]
 
 
 def test_fits_by_kind_and_ranks_and_a_common_one():
@@ -60,27 +65,23 @@ def test_fits_by_kind_and_ranks_and_a_common_one():
         + made_up(world_size=2)
         + made_up("broadcast", gb_per_sec=99)
     )
-    assert [(row["kind"], row["world_size"], round(row["alpha_us"])) for row in fit_rows(rows)] == [
+    assert [(fit.kind, fit.world_size, round(fit.alpha_us)) for fit in fits_of(rows)] == [
         ("all_reduce", 4, 20),
         ("all_gather", 4, 40),
         ("all_reduce", 2, 20),
         ("broadcast", 4, 20),
     ]
     common = common_fit(rows)
-    assert common["world_size"] == 4 and 20 < common["alpha_us"] < 40
-    assert common["beta_gb_per_sec"] == pytest.approx(10, rel=0.1)  # without broadcast
-    assert common_fit(made_up(sizes=(8,))) is None and fit_rows(made_up(sizes=(8,))) == []
+    assert common.world_size == 4 and 20 < common.alpha_us < 40
+    assert common.beta_gb_per_sec == pytest.approx(10, rel=0.1)  # without broadcast
+    assert common_fit(made_up(sizes=(8,))) is None and fits_of(made_up(sizes=(8,))) == []
 
 
 def test_the_slowest_rank_counts():
-    row = {"kind": "all_gather", "world_size": 2, "bytes": 4000}
-    ranks = [{("all_gather", 4000): [1.0, 2.0, 9.0]}, {("all_gather", 4000): [2.0, 1.0, 3.0]}]
-    found = measured_columns(row, ranks)
-    assert found["time_us"] == 2.0
-    assert (found["algorithm_bandwidth_gb_per_sec"], found["bus_bandwidth_gb_per_sec"]) == (
-        2.0,
-        1.0,
-    )
+    row = CollectiveBenchmarkRow(kind="all_gather", world_size=2, bytes=4000)
+    fill_measured(row, [[1.0, 2.0, 9.0], [2.0, 1.0, 3.0]])
+    assert row.time_us == 2.0
+    assert (row.algorithm_bandwidth_gb_per_sec, row.bus_bandwidth_gb_per_sec) == (2.0, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,9 @@ from analysis.report.palette import MEMORY_COLORS, PHASE_COLORS, color_of
 from analysis.report.roofline_figure import draw_roofline
 from analysis.vocabulary.operators import CATEGORIES
 from harness.base.units import MB
-from studies import memory
-from studies.attention.figure import attention_figure
+from studies import attention, memory, scaling
 from studies.optimization import figure as optimization_figure
 from studies.optimization_parts.rows import OptimizationStudyRow
-from studies.scaling.figure import scaling_figure
 from studies.timing import TimingStudyRow
 from studies.timing import figure as timing_figure
 from studies.training import TrainingBenchmarkRow
@@ -226,20 +224,19 @@ def comparison_document(names, step_flops) -> dict:
     return about | {"runs": rows, "components": changes, "classes": [], "operators": []}
 
 
-def attention_rows(lengths, *, measured: bool) -> list[dict]:
-    return [
-        {
-            "implementation": name, "seq_len": length,
-            "forward_ms": k * length**2 / 1e4 if measured else None,
-            "backward_ms": k * length**2 / 4e3 if measured else None,
-            "predicted_memory_bytes": 16 * length**2,
-            "memory_bytes": 16 * length**2 if measured else None,
-        }
-        for k, name in enumerate(
-            ("manual", "eager", "compiled", "sdpa-flash", "sdpa-efficient", "sdpa-math"), 1
-        )
-        for length in lengths
-    ]  # fmt: skip
+def attention_rows(lengths, *, measured: bool) -> list[attention.AttentionBenchmarkRow]:
+    names = ("manual", "eager", "compiled", "sdpa-flash", "sdpa-efficient", "sdpa-math")
+    rows = []
+    for factor, name in enumerate(names, 1):
+        for length in lengths:
+            row = attention.AttentionBenchmarkRow(implementation=name, seq_len=length)
+            row.predicted_memory_bytes = 16 * length**2
+            if measured:
+                row.forward_ms = factor * length**2 / 1e4
+                row.backward_ms = factor * length**2 / 4e3
+                row.memory_bytes = 16 * length**2
+            rows.append(row)
+    return rows
 
 
 def phase_row() -> TrainingBenchmarkRow:
@@ -280,25 +277,24 @@ def optimization_rows(size: str, bound: float | None) -> list[OptimizationStudyR
     return rows
 
 
-def scaling_rows() -> list[dict]:
+def scaling_rows() -> list[scaling.ScalingStudyRow]:
     modes = [("ddp", 1.0), ("ddp", 25.0), ("zero1", 1.0), ("zero1", 25.0), ("fsdp", None)]
-    base = {
-        "parallel": None,
-        "bucket_mb": None,
-        "world_size": 1,
-        "efficiency": 1.0,
-        "efficiency_95": None,
-    }
-    rows = [base | {"predicted_efficiency": None}] + [
-        {
-            "parallel": mode, "bucket_mb": bucket_mb, "world_size": world_size,
-            "efficiency": 0.9 - k / 20, "efficiency_95": [0.7 - k / 20, 1.1],
-            "predicted_efficiency": [0.8, 0.95],
-        }
-        for k, (mode, bucket_mb) in enumerate(modes)
-        for world_size in (2, 4)
-    ]  # fmt: skip
-    return [row | {"scaling": scaling} for scaling in ("weak", "strong") for row in rows]
+    rows = []
+    for kind in ("weak", "strong"):
+        rows.append(scaling.ScalingStudyRow(scaling=kind, world_size=1, efficiency=1.0))
+        for number, (mode, bucket_mb) in enumerate(modes):
+            for world_size in (2, 4):
+                row = scaling.ScalingStudyRow(
+                    scaling=kind,
+                    parallel=mode,
+                    bucket_mb=bucket_mb,
+                    world_size=world_size,
+                    efficiency=0.9 - number / 20,
+                    efficiency_95=[0.7 - number / 20, 1.1],
+                    predicted_efficiency=[0.8, 0.95],
+                )
+                rows.append(row)
+    return rows
 
 
 RSS = "resident set size of the process, libraries included (--profile-memory counts only tensors)"
@@ -338,14 +334,14 @@ FIGURES = {
         [phase_row() for _ in METHODS], [f"tiny {name}" for name in METHODS], ABOUT
     ),
     "memory_study": lambda: memory.figure(memory_rows(), FIT, ABOUT),
-    "attention": lambda: attention_figure(attention_rows((256, 512, 1024), measured=True), ABOUT),
-    "attention_long": lambda: attention_figure(
+    "attention": lambda: attention.figure(attention_rows((256, 512, 1024), measured=True), ABOUT),
+    "attention_long": lambda: attention.figure(
         attention_rows([2**k for k in range(7, 15)], measured=True), ABOUT
     ),
-    "attention_dry_run": lambda: attention_figure(
+    "attention_dry_run": lambda: attention.figure(
         attention_rows((8192, 16384), measured=False), ABOUT
     ),
-    "attention_of_one_length": lambda: attention_figure(
+    "attention_of_one_length": lambda: attention.figure(
         attention_rows((1024,), measured=True), ABOUT
     ),
     "timing": lambda: timing_figure(
@@ -358,7 +354,7 @@ FIGURES = {
     "optimizations_of_sizes": lambda: optimization_figure(
         [*optimization_rows("tiny", None), *optimization_rows("small", 0.9)], ABOUT
     ),
-    "scaling": lambda: scaling_figure(scaling_rows(), f"{ABOUT}; base: 1 rank"),
+    "scaling": lambda: scaling.figure(scaling_rows(), f"{ABOUT}; base: 1 rank"),
 }
 
 

@@ -15,34 +15,30 @@ from helpers import CPU_PROPERTIES, SMALL_MODEL, documents, run_command, unregis
 
 import run_study
 from analysis.prediction.network import Network
+from harness.instruments.memory_timeline import CollectiveRow
 from harness.instruments.phases import median_interval
+from studies import scaling
 from studies.engine.ranks import on_ranks
-from studies.scaling import study as scaling
-from studies.scaling.columns import columns_before
-from studies.scaling.faults import FAULTS, ReducedAfterBackward
-from studies.scaling.results import findings, verdicts, with_conclusions
+from studies.scaling import ScalingStudyRow, conclude, fault_verdicts, findings
+from studies.scaling_parts.faults import FAULTS, Finding, ReducedAfterBackward
 
 study = functools.partial(run_command, run_study, "scaling")
 SMALL = ["--batch-size", "4", "--seq-len", "16", f"--flags={' '.join(SMALL_MODEL[:8])}"]
 MB = 2**20
 
 
-def collectives(calls: int, kind: str = "all_reduce", size: int = 8 * MB) -> list[dict]:
-    return [{"kind": kind, "calls": calls, "bytes": size}]
+def collectives(calls: int, kind: str = "all_reduce", size: int = 8 * MB) -> list[CollectiveRow]:
+    return [CollectiveRow(kind=kind, calls=calls, bytes=size)]
 
 
-def row(world_size=2, step_ms=10.0, **more) -> dict:
+def row(world_size=2, step_ms=10.0, **more) -> ScalingStudyRow:
     alone = world_size == 1
-    key = {
+    columns = {
         "scaling": "weak",
         "parallel": None if alone else "ddp",
         "world_size": world_size,
-        "bucket_mb": None,
-    }
-    found = {
         "status": "ok",
         "reason": "",
-        "fault": None,
         "base_world_size": 1,
         "batch_size": 8,
         "step_ms": step_ms,
@@ -60,7 +56,13 @@ def row(world_size=2, step_ms=10.0, **more) -> dict:
         "measured_collective_bytes": 8 * MB,
         "predicted_collective_bytes": 8 * MB,
     }
-    return key | found | more
+    columns.update(more)
+    return ScalingStudyRow(**columns)
+
+
+def concluded(network: Network | None, *rows: ScalingStudyRow) -> list[ScalingStudyRow]:
+    conclude([*rows], network)
+    return [*rows]
 
 
 # ---- Rows together -------------------------------------------------------------------------------
@@ -68,38 +70,34 @@ def row(world_size=2, step_ms=10.0, **more) -> dict:
 
 def test_efficiency_refers_to_the_base():
     network = Network(8 * MB / 1e9 * 1e3, "made up")  # 8 MB in a millisecond
-    base, weak = with_conclusions([row(1, 8.0), row(4, 10.0)], network)
-    assert base["efficiency"] == 1.0 and base["efficiency_95_reason"] == "it is the base"
-    assert weak["efficiency"] == pytest.approx(0.8)
-    assert weak["efficiency_95"][0] < 0.8 < weak["efficiency_95"][1]
-    assert weak["predicted_efficiency"] == pytest.approx([8 / 9.5, 1.0])  # 2 x 3/4 x 8 MB
-    (alone,) = with_conclusions([row(4, 10.0)], network)
-    assert alone["efficiency"] is None and alone["efficiency_reason"] == "the base was not measured"
+    base, weak = concluded(network, row(1, 8.0), row(4, 10.0))
+    assert base.efficiency == 1.0 and base.reason_of("efficiency_95") == "it is the base"
+    assert weak.efficiency == pytest.approx(0.8)
+    assert weak.efficiency_95[0] < 0.8 < weak.efficiency_95[1]
+    assert weak.predicted_efficiency == pytest.approx([8 / 9.5, 1.0])  # 2 x 3/4 x 8 MB
+    (alone,) = concluded(network, row(4, 10.0))
+    assert alone.efficiency is None
+    assert alone.reason_of("efficiency") == "the base was not measured"
     strong = row(4, 2.5, scaling="strong", batch_size=2, tokens_per_sec=8 * 128 / 2.5e-3)
-    assert with_conclusions([row(1, 8.0, scaling="strong"), strong], None)[1][
-        "efficiency"
-    ] == pytest.approx(0.8)
+    rows = concluded(None, row(1, 8.0, scaling="strong"), strong)
+    assert rows[1].efficiency == pytest.approx(0.8)
 
 
 def test_without_one_rank_the_base_is_that_of_the_mode():
-    rows = [row(2, 10.0, parallel=mode, base_world_size=2) for mode in ("ddp", "fsdp")]
-    rows.append(row(4, 20.0, parallel="fsdp", base_world_size=2))
-    found = with_conclusions(
-        [
-            rows[0],
-            rows[1] | {"step_ms": 15.0, "tokens_per_sec": rows[1]["tokens_per_sec"] / 1.5},
-            rows[2],
-        ],
+    rows = concluded(
         None,
+        row(2, 10.0, parallel="ddp", base_world_size=2),
+        row(2, 15.0, parallel="fsdp", base_world_size=2),
+        row(4, 20.0, parallel="fsdp", base_world_size=2),
     )
-    assert found[2]["efficiency"] == pytest.approx(0.75)
-    assert found[2]["predicted_efficiency_reason"] == "the base communicates"
+    assert rows[2].efficiency == pytest.approx(0.75)
+    assert rows[2].reason_of("predicted_efficiency") == "the base communicates"
 
 
 def test_the_interval_is_over_launches():
     assert median_interval(np.divide, [[1.0] * 5, [2.0] * 5], [[1.0] * 5] * 2) == [1.0, 2.0]
-    once = with_conclusions([row(1, 8.0), row(2, 10.0, step_times_ms=[[10.0] * 3])], None)[1]
-    assert once["efficiency"] and once["efficiency_95"] is None
+    once = concluded(None, row(1, 8.0), row(2, 10.0, step_times_ms=[[10.0] * 3]))[1]
+    assert once.efficiency and once.efficiency_95 is None
 
 
 FOUND = {
@@ -114,41 +112,38 @@ FOUND = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_is_named_from_what_was_measured(fault):
-    reference = row()
+    plain = {}
     if fault == "fine-wrapping":
-        reference |= {
+        plain = {
             "parallel": "fsdp",
             "measured_collectives": collectives(9, "all_gather"),
             "overlapped_share": None,
         }
-    planted = reference | FOUND[fault]
-    assert findings(reference, None) == {}
-    assert findings(planted, reference).keys() == {*(FAULTS[fault].named_by or [fault])}
-    (verdict,) = verdicts([reference, planted | {"fault": fault}])
-    assert verdict["named"]
-    (verdict,) = verdicts([reference, reference | {"fault": fault}])
-    assert not verdict["named"] and verdict["text"] == "nothing was found"
+    faulty = {**plain, **FOUND[fault]}
+    reference = row(**plain)
+    assert findings(reference, None) == []
+    names = {told.name for told in findings(row(**faulty), reference)}
+    assert names == {*(FAULTS[fault].named_by or [fault])}
+    (verdict,) = fault_verdicts([reference, row(**faulty, fault=fault)])
+    assert verdict.named
+    (verdict,) = fault_verdicts([reference, row(**plain, fault=fault)])
+    assert not verdict.named and verdict.text == "nothing was found"
     if fault not in ("small-buckets", "fine-wrapping"):  # a reference with the same fault
-        (verdict,) = verdicts([planted, planted | {"fault": fault, "disturbed": True}])
-        assert not verdict["named"]
-        assert verdict["text"].startswith(
+        (verdict,) = fault_verdicts([row(**faulty), row(**faulty, fault=fault, disturbed=True)])
+        assert not verdict.named
+        assert verdict.text.startswith(
             "without the fault too; not decidable: the run was disturbed; "
         )
 
 
 def test_findings_give_their_evidence():
-    (slow,) = findings(row(local_step_ms=[8.0, 12.0]), None).values()
-    assert (
-        slow
-        == "rank 1 is slow: 1.50 times the others' step without communication; ranks wait 1.0 ms a"
-        " step"
-    )
-    (more,) = findings(
-        row(parallel="fsdp", samples_by_rank=[8, 12], local_step_ms=None), None
-    ).values()
-    assert more == "rank 1 has more data, 12 samples, others 8"
-    (small,) = findings(row(measured_collectives=collectives(32)), row()).values()
-    assert small.startswith(
+    (slow,) = findings(row(local_step_ms=[8.0, 12.0]), None)
+    text = "1.50 times the others' step without communication; ranks wait 1.0 ms a step"
+    assert slow == Finding("slow-rank", f"rank 1 is slow: {text}")
+    (more,) = findings(row(parallel="fsdp", samples_by_rank=[8, 12], local_step_ms=None), None)
+    assert more == Finding("more-data", "rank 1 has more data, 12 samples, others 8")
+    (small,) = findings(row(measured_collectives=collectives(32)), row())
+    assert small.text.startswith(
         "all-reduces are too small, 32 of 262 KB, not 3 of 2,796 KB: too small buckets"
     )
 
@@ -176,18 +171,17 @@ def flags(**more):
 
 def test_batches_of_weak_and_strong_scaling():
     given = flags(bucket_mbs=[1.0, 5.0], faults=["more-data", "small-buckets"])
-    launches = scaling.ScalingStudy(given, CPU_PROPERTIES).launches()
-    assert [row["scaling"] for row in launches[0].rows] == [
-        "weak",
-        "strong",
-    ]  # one launch is the base of both
-    found = {tuple(launch.rows[0].values()): launch for launch in launches}
-    assert found["strong", "fsdp", 4, None, None].workload.batch_size == 2
-    assert found["weak", "ddp", 4, 5.0, None].workload.parallel.bucket_mb == 5.0
-    weak = found["weak", "ddp", 4, 5.0, None]
-    assert columns_before(weak.rows[0], weak.workload.batch_size, 1)["global_batch_size"] == 32
-    assert found["weak", "ddp", 4, None, "small-buckets"].workload.parallel.bucket_mb == 0.05
-    assert len(found) == len(launches) == 1 + 2 * 2 * 3 + 2
+    cells = scaling.Study(given, CPU_PROPERTIES).cells_of_round(0)
+    first = cells[0].rows  # one launch is the base of both
+    assert [row.scaling for row in first] == ["weak", "strong"]
+    by_row = {cell.rows[0].identity: cell for cell in cells}
+    assert by_row["strong", "fsdp", 4, None, None].workload.batch_size == 2
+    weak = by_row["weak", "ddp", 4, 5.0, None]
+    assert weak.workload.parallel.bucket_mb == 5.0
+    assert weak.rows[0].global_batch_size == 32
+    small_buckets = by_row["weak", "ddp", 4, None, "small-buckets"]
+    assert small_buckets.workload.parallel.bucket_mb == 0.05
+    assert len(by_row) == len(cells) == 1 + 2 * 2 * 3 + 2
 
 
 @pytest.mark.slow_cases
@@ -258,10 +252,12 @@ def on_made_up_ranks(launches: list, fail: tuple = ()):
             "samples": workload.batch_size,
             "peak_bytes": 100,
             "bytes_by_category": {"activations": 100},
-            "collectives": collectives(3) if world_size > 1 else [],
+            "collectives": [],
             "overlapped_bytes": 8 * MB,
             "disturbance": {"disturbed": False, "reasons": []},
         }
+        if world_size > 1:
+            rank["collectives"] = [calls.as_json() for calls in collectives(3)]
         return "ok", [rank] * world_size
 
     return on_ranks
@@ -274,7 +270,7 @@ def made_up(monkeypatch):
     launches = []
     found = {"predicted_memory_bytes": 100, "predicted_memory_by_category": {"activations": 100}}
     found |= {"predicted_collective_bytes": 8 * MB, "predicted_collectives": collectives(3)}
-    monkeypatch.setattr("studies.scaling.columns.predicted_columns", lambda *workload: dict(found))
+    monkeypatch.setattr(scaling, "predicted_columns", lambda *workload: dict(found))
     monkeypatch.setattr(scaling, "measured_network", lambda device: None)
 
     def install(*fail):

@@ -1,6 +1,7 @@
 """How long do collectives take on a network?  The model alpha + bytes / beta, fitted to measured
 ones, and kept by run_study.py collectives for --network measured."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,22 +52,24 @@ class Network:
         return total_us / 1e3
 
 
-def fitted(rows: list[dict]) -> dict:
+def fitted(times_us: Sequence[float], sent_bytes: Sequence[float]) -> dict[str, float]:
     """alpha, beta and the error of time = alpha + sent / beta, by least squares on relative errors,
-    so that short and long calls count alike.  rows: kind, world_size, bytes, time_us, of at least
-    two sizes."""
-    times = np.array([row["time_us"] for row in rows])
-    sent = np.array([sent_bytes([row], row["world_size"]) for row in rows])
-    terms = np.stack([1 / times, sent / times], axis=1)  # [rows, 2], in units of the measured time
-    (alpha, per_byte), *_ = np.linalg.lstsq(terms, np.ones(len(rows)), rcond=None)
+    so that short and long calls count alike.  By call, of at least two sizes: its time and the
+    bytes that a rank sends."""
+    times, sent = np.array(times_us), np.array(sent_bytes)
+    terms = np.stack([1 / times, sent / times], axis=1)  # [calls, 2], in units of the measured time
+    (alpha, per_byte), *_ = np.linalg.lstsq(terms, np.ones(len(times)), rcond=None)
     if alpha < 0:  # no latency to be seen
         alpha, per_byte = 0.0, float(terms[:, 1].sum() / (terms[:, 1] ** 2).sum())
     elif per_byte <= 0:  # nothing but latency: at least the rate of the longest call
         per_byte = float(times.max() / sent[times.argmax()])
     errors = terms @ np.array([alpha, per_byte]) - 1
-    residual, half = float(np.sqrt((errors**2).mean())), float(alpha / per_byte)
-    line = {"alpha_us": float(alpha), "beta_gb_per_sec": 1 / per_byte / 1e3}
-    return line | {"residual": residual, "half_bytes": half}
+    return {
+        "alpha_us": float(alpha),
+        "beta_gb_per_sec": 1 / per_byte / 1e3,
+        "residual": float(np.sqrt((errors**2).mean())),
+        "half_bytes": float(alpha / per_byte),
+    }
 
 
 # ---- --network -----------------------------------------------------------------------------------

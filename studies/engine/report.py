@@ -75,7 +75,7 @@ def on_screen(section: Section) -> Section:
 def _without_disturbance(row: object) -> object:
     if not isinstance(row, SweepRow) or not row.disturbed:
         return row
-    short = copy.copy(row)
+    short = copy.deepcopy(row)
     short.disturbance = ""
     return short
 

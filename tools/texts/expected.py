@@ -38,8 +38,8 @@ from harness.base.documents import read_document
 from harness.base.tables import COLUMNS
 from harness.base.text import significant
 from harness.base.units import MB
-from studies.attention.cost import predicted_tensors
-from studies.attention.implementations import AttentionInputs, function_of, selected_kernel
+from studies.attention_parts.implementations import AttentionCall, AttentionInputs
+from studies.attention_parts.prediction import predicted_tensors
 from studies.engine.command_line import workload_of
 from studies.training import predicted_pass
 from tools.texts.numbers import table, text_block
@@ -248,23 +248,33 @@ def snapshot_peaks(size: str, *lengths: int) -> str:
 # ---- Computed: attention and matmuls -------------------------------------------------------------
 
 
+def attention_call(implementation: str, dtype: str, seq_len: int, d_head: int) -> AttentionCall:
+    return AttentionCall(
+        implementation=implementation,
+        dtype=dtype,
+        batch_size=8,
+        n_heads=1,
+        d_head=d_head,
+        seq_len=seq_len,
+        causal=False,
+    )
+
+
 def attention_ms(
     implementation: str, dtype: str, seq_len: int, d_head: int, card: Datasheet
 ) -> list[tuple]:
     """(ms, of which the GPU waits for the host) of the forward and of the backward pass: batch 8,
     one head."""
     compiled = implementation == "compiled"
-    name = (
-        "eager" if compiled else implementation
-    )  # of which a compiler fuses what is between the matmuls
-    spec = {"implementation": name, "dtype": dtype, "seq_len": seq_len, "d_head": d_head}
-    spec |= {"batch_size": 8, "n_heads": 1, "causal": False}
+    # A compiler fuses what is between the matmuls of eager attention.
+    name = "eager" if compiled else implementation
+    call = attention_call(name, dtype, seq_len, d_head)
     logs = {phase: OperatorLog(fused=compiled) for phase in ("forward", "backward")}
-    with FakeTensorMode(), selected_kernel(spec):
-        inputs = AttentionInputs(spec, torch.device("cpu"))
+    with FakeTensorMode(), call.selected_kernel():
+        inputs = AttentionInputs(call, torch.device("cpu"))
         with logs["forward"] as log:
             log.segments.append("forward")
-            output = inputs.attend(function_of(spec))
+            output = inputs.attend(call.function)
         gradient = torch.ones_like(output)
         with logs["backward"] as log:
             log.segments.append("backward")
@@ -278,11 +288,9 @@ def attention_peak(
     implementation: str, dtype: str, seq_len: int, d_head: int
 ) -> tuple[float, float]:
     """MB before the backward pass and at the peak."""
-    keys = {"implementation": implementation, "dtype": dtype, "seq_len": seq_len, "d_head": d_head}
-    found = predicted_tensors(
-        keys | {"batch_size": 8, "n_heads": 1, "causal": False}, torch.device("cpu")
-    )
-    return found["predicted_memory_bytes"] / MB, found["predicted_peak_bytes"] / MB
+    call = attention_call(implementation, dtype, seq_len, d_head)
+    columns = predicted_tensors(call, torch.device("cpu"))
+    return columns["predicted_memory_bytes"] / MB, columns["predicted_peak_bytes"] / MB
 
 
 def attention(dtypes: Sequence[str], d_heads: Sequence[int], seq_lens: Sequence[int]) -> str:

@@ -34,11 +34,12 @@ from harness.base.documents import read_document
 from harness.base.tables import COLUMNS, Column, markdown_table
 from harness.base.text import significant
 from harness.base.units import MB
+from harness.instruments.memory_timeline import CollectiveRow
 from studies.engine.command_line import workload_of
 from studies.optimization import OptimizationStudyRow
 from studies.optimization import table as optimization_table
 from studies.optimization_parts.ladder import RUNGS
-from studies.scaling.results import calls_text
+from studies.scaling import calls_text
 from tiny_llama_v1 import (
     SHAPE,
     SIZES,
@@ -236,7 +237,12 @@ def modes() -> str:
             ]
             sizes += [memory["peak_bytes"], sent_bytes(collectives, ranks)]
             rows.append(
-                [mode, calls_text(collectives), f"{ranks}", *(f"{size / MB:.2f}" for size in sizes)]
+                [
+                    mode,
+                    calls_text(map(CollectiveRow.from_json, collectives)),
+                    f"{ranks}",
+                    *(f"{size / MB:.2f}" for size in sizes),
+                ]
             )
     titles = ["parameters", "gathered", "gradients", "optimizer", "peak", "sent"]
     return table(["mode", "collectives", "W", *(f"{title}, MB" for title in titles)], rows, left=2)

@@ -1,1 +1,0 @@
-"""Time and memory of attention alone, by implementation and sequence length."""

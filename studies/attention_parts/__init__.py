@@ -1,0 +1,1 @@
+"""Which implementations of attention are there, and what memory does each take?"""
