@@ -12,8 +12,8 @@ import difflib
 import importlib
 import sys
 
-from harness.base.studies import description_of_study, study_names
 from harness.run.startup import run_command
+from harness.study_files import description_of_study, study_names
 
 
 def main() -> None:

@@ -6,7 +6,7 @@
 if [ -z "${1:-}" ] || ! [ -f "$HERE/studies/$1.py" ]; then
     without_setup "$HERE/run_study.py" "$@" # which tells the names
 fi
-case $1 in # what its document is called, as in harness/base/studies.py
+case $1 in # what its document is called, as in harness/study_files.py
 attention | training) prefix=$1_benchmark ;;
 collectives) prefix=collective_benchmark ;;
 *) prefix=$1_study ;;

@@ -10,7 +10,7 @@ from helpers import PROJECT, REAL_PYTHON, SMALL_MODEL, finish, start
 from programs import PLAIN
 from traces import SMALL, write_trace
 
-from harness.base.studies import study_names
+from harness.study_files import study_names
 
 TINY = "--size tiny --batch-size 1 --seq-len 8 --repetitions 2 --warmup-steps 1".split()
 STEPS = ["--num-steps", "3"]

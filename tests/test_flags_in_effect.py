@@ -18,11 +18,11 @@ import tiny_llama_v1
 from analysis.work.fake_user_code import under_fake_mode
 from analysis.work.user_workload import USED
 from harness.base.errors import UserError
-from harness.base.studies import study_names
 from harness.instruments.schedule import ProfilerConfig
 from harness.ranks.failures import exit_code_of
 from harness.ranks.parallel import ParallelConfig
 from harness.run.flag_combinations import PredictionConfig
+from harness.study_files import study_names
 from studies import timing, training
 from studies.engine import isolation, ranks
 from studies.engine.command_line import workload_of

@@ -8,7 +8,7 @@ from helpers import PROJECT, REAL_PYTHON, finish, start
 
 import run_study
 from harness.base.files import kind_of
-from harness.base.studies import description_of_study, document_of_study, study_names
+from harness.study_files import description_of_study, document_of_study, study_names
 
 FIRST = "the first argument is the name of a study"
 PROBLEMS = {

@@ -20,8 +20,8 @@ from typing import BinaryIO
 from harness.base.console import say, world_size_of_run
 from harness.base.documents import SCHEMA_VERSION
 from harness.base.errors import UserError
-from harness.base.studies import document_of_study, study_names
 from harness.schema import Document, explained
+from harness.study_files import document_of_study, study_names
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,15 @@ def _registered(row: str) -> FileKind:
 
 
 def _rows() -> Iterator[str]:
-    """Those of files.txt; a row of studies once for each of them."""
+    """Those of files.txt; those of studies once for each study."""
+    of_studies = [row for row in _LINES if "<name>" in row]
     for row in _LINES:
-        if "<name>" in row:
+        if row == of_studies[0]:
             for name in study_names():
-                yield row.replace("<name>", name).replace("<study>", document_of_study(name))
-        elif "|" in row:
+                for of_study in of_studies:
+                    document = document_of_study(name)
+                    yield of_study.replace("<name>", name).replace("<study>", document)
+        elif "|" in row and row not in of_studies:
             yield row
 
 
