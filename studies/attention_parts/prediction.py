@@ -1,5 +1,7 @@
 """What memory does a call of attention take?  Predicted tensor by tensor, from fake tensors."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
