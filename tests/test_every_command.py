@@ -10,7 +10,7 @@ from helpers import PROJECT, REAL_PYTHON, SMALL_MODEL, finish, start
 from programs import PLAIN
 from traces import SMALL, write_trace
 
-from harness.study_files import study_names
+from harness.study_files import document_of_study, study_names
 
 TINY = "--size tiny --batch-size 1 --seq-len 8 --repetitions 2 --warmup-steps 1".split()
 STEPS = ["--num-steps", "3"]
@@ -60,9 +60,13 @@ COMMANDS = {
 
 
 def test_no_command_is_left_out():
-    studies = {f"run_study.py {name}" for name in study_names()}
+    """A study that is not here has a test module of its own, which runs it."""
     scripts = {path.name for path in PROJECT.glob("*.py")} - {"run_study.py"}
-    assert COMMANDS.keys() == scripts | studies
+    studies = {f"run_study.py {name}" for name in study_names()}
+    assert scripts <= COMMANDS.keys() <= scripts | studies
+    for name in study_names():
+        module = PROJECT / "tests" / f"test_{document_of_study(name)}.py"
+        assert module.exists(), module
 
 
 def prepared(folder: Path) -> None:

@@ -228,7 +228,6 @@ STUDIES = {  # study -> its flags, and those of each arm
     ),
 }  # fmt: skip
 RUN_OTHERS = {"run_exercise", "run_study"}  # commands, or the studies above
-TRAIN_NOTHING = {"attention", "collectives"}
 
 
 def test_every_command_that_trains_is_here():
@@ -237,7 +236,17 @@ def test_every_command_that_trains_is_here():
         "launch_performance_study",
     }
     assert commands == {*COMMANDS, *RUN_OTHERS}
-    assert {*study_names()} == {*STUDIES, *TRAIN_NOTHING}
+
+
+# By which a study takes flags of the script: one, several, a workload with all of them.
+TAKE_FLAGS = {"--change", "--flags", "--precision", "--precisions", "--compile", "--workload"}
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_every_study_that_takes_flags_of_the_script_is_here(name):
+    parser = importlib.import_module(f"studies.{name}").Study.parser(name, "")
+    if TAKE_FLAGS & parser._option_string_actions.keys():
+        assert name in STUDIES
 
 
 @pytest.mark.parametrize(
