@@ -15,7 +15,7 @@ from traces import H100_PROPERTIES, analysis_of, attributed, event, on_gpu, step
 import tiny_llama_v1 as tiny_llama
 from analysis.attribution.model_flops import model_flops_per_step
 from analysis.trace.tables import read_trace
-from analysis.vocabulary.operators import category
+from analysis.vocabulary.kernel_classes import category
 from analysis.work.operator_costs import Cost, cost, unmasked_pairs
 
 

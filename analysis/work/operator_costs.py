@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from analysis.vocabulary.annotations import BATCH
-from analysis.vocabulary.operators import BYTES_OF, category, is_view_or_metadata_op
+from analysis.vocabulary.kernel_classes import category
+from analysis.vocabulary.operators import BYTES_OF, is_view_or_metadata_op
 from harness.base.text import read_ini
 
 
