@@ -29,7 +29,7 @@ from analysis.limits.peaks import device_of
 from analysis.prediction.expected_time import Operator, kernel_us
 from analysis.trace.links import link
 from analysis.trace.tables import read_trace
-from analysis.vocabulary.operators import category
+from analysis.vocabulary.kernel_classes import category
 from analysis.work.operator_costs import factor_type
 from benchmarks.common import benchmark_parser, report
 from harness.base.errors import UserError

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from analysis.vocabulary.operators import MATMUL_CLASSES
+from analysis.vocabulary.kernel_classes import MATMUL_CLASSES
 
 ROUNDING = 1e-3  # of the time that they are part of, by which figures may differ
 NO_PART_OF_STEPS = (

@@ -16,7 +16,7 @@ from analysis.report.comparison_figure import draw_comparison
 from analysis.report.memory_figure import draw_memory_timeline
 from analysis.report.palette import MEMORY_COLORS, PHASE_COLORS, color_of
 from analysis.report.roofline_figure import draw_roofline
-from analysis.vocabulary.operators import CATEGORIES
+from analysis.vocabulary.kernel_classes import CATEGORIES
 from harness.base.units import MB
 from studies import attention, memory, scaling
 from studies.optimization import figure as optimization_figure

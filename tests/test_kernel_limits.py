@@ -8,8 +8,9 @@ from traces import H100_PROPERTIES, attributed, event, gpu_step, shaped, trace_o
 from analysis.attribution.ledger import of_steps
 from analysis.limits.kernel_limits import ridge_range
 from analysis.limits.shape_rates import shape_rates
-from analysis.limits.slice_limits import BOUNDS, basis_shares, with_bounds
+from analysis.limits.slice_limits import basis_shares, with_bounds
 from analysis.vocabulary import kernels
+from analysis.vocabulary.bounds import MEANINGS
 
 
 class Ridges:
@@ -168,7 +169,7 @@ def test_shares_of_what_told_add_up_to_the_time_of_matmuls(tmp_path):
     slices = with_bounds(of_steps(links), links, RIDGE)
     shares = basis_shares(slices)
     assert shares == pytest.approx({"neighbors": 0.08, "kernel name": 0.09})
-    assert list(slices["bound"].cat.categories) == [*BOUNDS]
+    assert list(slices["bound"].cat.categories) == [*MEANINGS]
     assert np.isclose(slices["us"][(slices["bound"] == "unexplained").to_numpy()].sum(), 50)
 
 

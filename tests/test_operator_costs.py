@@ -15,8 +15,8 @@ from traces import H100_PROPERTIES, analysis_of, attributed, event, on_gpu, step
 import tiny_llama_v1 as tiny_llama
 from analysis.attribution.model_flops import model_flops_per_step
 from analysis.trace.tables import read_trace
-from analysis.vocabulary.operators import category
-from analysis.work.operator_costs import Cost, cost, unmasked_pairs
+from analysis.vocabulary.kernel_classes import category
+from analysis.work.operator_costs import Cost, Window, cost, unmasked_pairs
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_unmasked_scores_are_those_of_the_mask(queries, keys, left, right, top_l
         torch.arange(keys) - torch.arange(queries)[:, None] - (0 if top_left else keys - queries)
     )
     mask = (distance <= right) & (distance >= -left)
-    assert unmasked_pairs(queries, keys, left, right, top_left) == int(mask.sum())
+    assert unmasked_pairs(queries, keys, Window(left, right, top_left)) == int(mask.sum())
 
 
 def test_what_causal_attention_must_do_is_half_and_the_diagonal():

@@ -10,7 +10,16 @@ from helpers import PROJECT
 from traces import H100_PROPERTIES, analysis_of, event, on_gpu, real, step, trace_of
 
 from analysis.trace.tables import read_trace
-from analysis.vocabulary import annotations, calls, collectives, events, kernels, operators, roles
+from analysis.vocabulary import (
+    annotations,
+    calls,
+    collectives,
+    events,
+    kernel_classes,
+    kernels,
+    operators,
+    roles,
+)
 from analysis.vocabulary.roles import Meaning
 from harness.base.errors import UserError
 from harness.instruments.phases import PHASES
@@ -207,7 +216,7 @@ def test_a_kernel_names_its_collective_and_no_other_kernel_does():
     }.items(),
 )
 def test_kernels_of_inference_engines(kind, names):
-    assert {name: operators.category(name) for name in names.split()} == dict.fromkeys(
+    assert {name: kernel_classes.category(name) for name in names.split()} == dict.fromkeys(
         names.split(), kind
     )
 
@@ -332,7 +341,7 @@ def test_a_new_dialect_is_rows_of_the_vocabulary(tmp_path, monkeypatch, request)
     monkeypatch.setitem(calls.CALLS, "^acmeJoin$", roles.WAIT)
     monkeypatch.setitem(collectives.KIND_OF_LETTERS, "sumeverywhere", "all_reduce")
     monkeypatch.setitem(operators.OPERATORS, "^acme::sum_everywhere$", roles.COLLECTIVE)
-    monkeypatch.setitem(operators.CATEGORY_PATTERNS, "communication", re.compile("sum_everywhere"))
+    monkeypatch.setitem(kernel_classes.PATTERNS, "communication", re.compile("sum_everywhere"))
     found = json.dumps(analysis_of(read_trace(file)))
     for ours, theirs in IN_ACME.items():
         found = found.replace(theirs, ours)

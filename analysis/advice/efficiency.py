@@ -11,14 +11,11 @@ from analysis.limits.peaks import device_of
 from analysis.limits.shape_rates import Roofs
 from analysis.trace.links import AttributedLinks
 from analysis.trace.tables import by_name
+from analysis.vocabulary.kernel_classes import CLASS_OF_NAME
 from analysis.vocabulary.kernels import MISALIGNED
 from analysis.work.operator_costs import factor_type
 from harness.model.changes import CHANGES
 
-# Shares of the datasheet's peak that good kernels reach: large matmuls of libraries about 70%,
-# attention 50 to 73% (FlashAttention-2, arXiv 2307.08691, on an A100).
-REALISTIC = {"matmul": 0.7, "attention": 0.5}
-NAMES = {"matmul": "matmuls", "convolution": "convolutions", "attention": "attention"}
 FORECAST = (
     10.0  # times as fast: what should become faster by more has another reason than its kernel
 )
@@ -32,6 +29,7 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
     """Matmuls or attention whose shapes say that they are far below the nearer of the two roofs."""
     events, trace = evidence.events, evidence.links.trace
     classes = ("attention",) if what == "attention" else ("matmul", "convolution")
+    realistic_share = CLASS_OF_NAME[what].realistic_share
     known = events["class"].isin(classes).to_numpy() & (events["signature"] >= 0).to_numpy()
     known &= ~evidence.kernels(LAYOUT) & ~evidence.kernels(MISALIGNED)
     peaks, bandwidth = Roofs(evidence.links, evidence.summary), evidence.bandwidth_roofs
@@ -49,7 +47,7 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
         needed = 0.0 if peak.kind == "measured" or kind == "convolution" else 1.0
         roof_us = 1e6 * max(flops / peak.rate, moved / bandwidth[0].rate)
         likely = max(
-            roof_us / REALISTIC[what], SHORTEST_US * rows["launches"].sum() * evidence.links.on_gpu
+            roof_us / realistic_share, SHORTEST_US * rows["launches"].sum() * evidence.links.on_gpu
         )
         if likely < us:
             name = f"{trace.operators['name'].cat.categories[code]} {shapes_text(shapes)}"
@@ -74,14 +72,15 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
         )
     else:
         basis += (
-            f"; estimate: at {REALISTIC[what]:.0%} of the nearer roof, which good kernels reach"
+            f"; estimate: at {realistic_share:.0%} of the nearer roof, which good kernels reach"
         )
     how = (
         "wider, padded dimensions, a larger batch, or kernels chosen by timing:"
         " torch.compile(mode='max-autotune')"
     )
     kinds = {one[-1] for one in far}
-    who = " and ".join(name for kind, name in NAMES.items() if kind in kinds).capitalize()
+    who = " and ".join(CLASS_OF_NAME[name].plural for name in classes if name in kinds)
+    who = who.capitalize()
     if what == "attention":
         how = (
             "another fused kernel of attention, longer sequences or more heads per call, a head"
@@ -150,7 +149,7 @@ def aligned_matmuls(evidence: Evidence) -> Found:
     rows, us = evidence.part(mask)
     flops, roofs = rows["flops"].sum(), evidence.compute_roofs
     rate = evidence.best_rate("flops", ~mask) or (
-        roofs[0].rate / 1e6 * REALISTIC["matmul"] if roofs else None
+        roofs[0].rate / 1e6 * CLASS_OF_NAME["matmul"].realistic_share if roofs else None
     )
     likely = min(us, flops / rate) if rate and flops else None
     best, bound = at_roof(flops, roofs, "GFLOP/s", us if likely is None else likely)

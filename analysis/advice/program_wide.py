@@ -20,7 +20,8 @@ from analysis.hardware.matching import datasheet
 from analysis.limits.peaks import device_of, kernel_precision, precision_of, ran_here
 from analysis.trace.tables import by_name, has_role, take_or
 from analysis.vocabulary import roles
-from analysis.vocabulary.operators import MATMUL_CLASSES, is_of_pytorch
+from analysis.vocabulary.kernel_classes import FUSABLE_CLASSES, MATMUL_CLASSES
+from analysis.vocabulary.operators import is_of_pytorch
 from analysis.work.operator_costs import factor_type
 from analysis.work.update_bytes import adam_bytes
 from harness.base.units import MB
@@ -216,7 +217,6 @@ def gain_of_narrow_type(
 # Share of the work between matmuls: so much uncompiled tells that the model is compiled as it
 # should be
 LITTLE_LEFT = 0.1
-FUSABLE = ("element-wise", "normalization", "reduction", "copy")
 
 
 def compilation(evidence: Evidence) -> Found:
@@ -224,7 +224,7 @@ def compilation(evidence: Evidence) -> Found:
     events, inside = evidence.events, evidence.of_model & ~evidence.compiled
     fusable = (
         inside
-        & events["category"].isin(FUSABLE).to_numpy()
+        & events["category"].isin(FUSABLE_CLASSES).to_numpy()
         & ~evidence.of_copies(*roles.HOST_COPIES)
     )
     if (

@@ -11,7 +11,7 @@ from analysis.attribution.ledger import (
     idle_by_cause,
     ledger,
     of_steps,
-    owners,
+    owners_of,
 )
 from analysis.trace.links import AttributedLinks, Links
 from harness.base.sections import Section
@@ -31,8 +31,8 @@ def gpu_timeline(gpu: pd.DataFrame) -> dict[str, float | None]:
     """
     if gpu.empty:
         return dict.fromkeys(KEYS)
-    edges, _, kind = owners(gpu, np.array([gpu["start"].min(), gpu["end"].max()]))
-    return split(np.bincount(kind, np.diff(edges), len(KINDS) + 1))
+    owners = owners_of(gpu, np.array([gpu["start"].min(), gpu["end"].max()]))
+    return split(np.bincount(owners.kind, np.diff(owners.edges), len(KINDS) + 1))
 
 
 def split(us: np.ndarray) -> dict[str, float]:

@@ -33,6 +33,7 @@ step count in it until it ends.
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -387,75 +388,100 @@ def by_class(gpu: pd.DataFrame) -> list[np.ndarray]:
     return [~memcpy & ~communication, communication, memcpy]
 
 
-def owners(gpu: pd.DataFrame, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All edges of the events' time, with further ones, and of the time after each the event of
-    each class that owns it, [classes, times], -1 for none; and the number of the class in KINDS
-    that comes first, or their number."""
-    found = [slices_of(gpu, which) for which in by_class(gpu)]
-    edges = np.unique(np.concatenate([edges, *(one.edges for one in found)]))
-    own = np.stack([one.at(edges[:-1]) for one in found])
-    return (
-        edges,
-        own,
-        np.where((own >= 0).any(axis=0), (own >= 0).argmax(axis=0), IDLES).astype(np.int8),
-    )
+class Owners(NamedTuple):
+    """Whose time it is on the GPU."""
+
+    edges: np.ndarray  # us, [times + 1]: between two of them, nothing changes
+    by_class: np.ndarray  # [classes, times]: row of the event that owns the time; -1: none
+    kind: np.ndarray  # [times]: number of KINDS of the class that comes first; IDLES: none
+
+
+def owners_of(gpu: pd.DataFrame, further_edges: np.ndarray) -> Owners:
+    """further_edges: beside those of the events."""
+    slices = [slices_of(gpu, which) for which in by_class(gpu)]
+    edges = np.unique(np.concatenate([further_edges, *(one.edges for one in slices)]))
+    by_classes = np.stack([one.at(edges[:-1]) for one in slices])
+    is_owned = by_classes >= 0
+    kind = np.where(is_owned.any(axis=0), is_owned.argmax(axis=0), IDLES)
+    return Owners(edges, by_classes, kind.astype(np.int8))
+
+
+def overlapped_kinds(owners: Owners, kind: np.ndarray, on_host: np.ndarray) -> np.ndarray:
+    """[times]: which kinds run beside the one that the time is given to, as the sum of 1 for each
+    class of KINDS, 2 and 4.  on_host: whether a collective of the host runs."""
+    runs = owners.by_class >= 0
+    runs[COMMUNICATES] |= on_host
+    bits = runs[COMPUTES] + 2 * runs[COMMUNICATES] + 4 * runs[COPIES]
+    of_itself = np.where(kind < IDLES, 1 << kind.astype(np.int64), 0)
+    return bits & ~of_itself
 
 
 def gpu_slices(links: AttributedLinks) -> pd.DataFrame:
-    gpu, (first, last), found = links.gpu, links.window, collectives_of(links)
+    gpu, (first, last) = links.gpu, links.window
     whole = (min(first, float(gpu["start"].min())), max(last, float(gpu["end"].max())))
     # The GPU waits for collectives of the host where it has none of its own.
-    kernels, ranges = (
-        found.events[: len(found.events) * which] for which in (found.on_gpu, not found.on_gpu)
-    )
-    of_kernel, of_host = np.full(len(gpu), -1), slices_of(ranges)
-    of_kernel[kernels["row"]] = kernels.index
-    idle, causes, followers, before = idle_slices(links, whole, of_host)
-    edges, own, kind = owners(
-        gpu, np.concatenate([whole, (first, last), idle.edges, np.clip(of_host.edges, *whole)])
-    )
-    times = edges[:-1]
-    event = own[kind % len(KINDS), np.arange(len(times))]  # -1 where no class has one
-    gap, pending = idle.at(times), of_host.at(times)
-    cause = take_or(causes, gap, 0)
+    collectives = collectives_of(links)
+    kernels = collectives.events if collectives.on_gpu else collectives.events[:0]
+    ranges = collectives.events[:0] if collectives.on_gpu else collectives.events
+    collective_of_kernel = np.full(len(gpu), -1)
+    collective_of_kernel[kernels["row"]] = kernels.index
+    of_host = slices_of(ranges)
+    idle = idle_slices(links, whole, of_host)
+    own_edges = [whole, (first, last), idle.times.edges, np.clip(of_host.edges, *whole)]
+    owners = owners_of(gpu, np.concatenate(own_edges))
+    times, kind = owners.edges[:-1], owners.kind
+    event = owners.by_class[kind % len(KINDS), np.arange(len(times))]  # -1 where no class has one
+    gap, pending = idle.times.at(times), of_host.at(times)
+    cause = take_or(idle.cause, gap, 0)
     waits = (cause == NUMBER["communication"]) & (pending >= 0)
-    collective = np.where(waits, pending, take_or(of_kernel, event, -1))
     kind = np.where(waits, COMMUNICATES, kind)
-    beneath = (own >= 0) | [[False], [True], [False]] & (pending >= 0)
-    overlaps = (beneath * [[1], [2], [4]]).sum(axis=0) & ~np.where(kind < IDLES, 1 << kind, 0)
+    inside = (times >= first) & (times < last) & ~take_or(idle.before_recording, gap, False)
+    if not links.steps_are_marked and (owners.by_class >= 0).any():
+        at_edge = (times < gpu["start"].min()) | (times >= gpu["end"].max())
+        inside &= ~(at_edge & np.isin(cause, [NUMBER[name] for name in AT_EDGES]))
     columns = {
         "owner": event,
         "kind": kind,
-        "overlaps": overlaps,
+        "overlaps": overlapped_kinds(owners, kind, pending >= 0),
         "cause": cause,
-        "collective": collective,
+        "collective": np.where(waits, pending, take_or(collective_of_kernel, event, -1)),
+        "next": take_or(idle.after, gap, -1),
+        "of_steps": inside,
     }
-    inside = (times >= first) & (times < last) & ~take_or(before, gap, False)
-    if not links.steps_are_marked and (own >= 0).any():
-        at_edge = (times < gpu["start"].min()) | (times >= gpu["end"].max())
-        inside &= ~(at_edge & np.isin(cause, [NUMBER[name] for name in AT_EDGES]))
-    columns |= {"next": take_or(followers, gap, -1), "of_steps": inside}
-    slices = merged(edges, columns)
+    return with_events(gpu, merged(owners.edges, columns))
+
+
+def with_events(gpu: pd.DataFrame, slices: pd.DataFrame) -> pd.DataFrame:
+    """The slices with event, operator, step and state: of idle time, those of the event that
+    follows."""
     owner, inside = slices["owner"].to_numpy(), slices["of_steps"].to_numpy()
-    row, waits = (
-        np.where(owner < 0, slices.pop("next"), owner),
-        (owner < 0) & (slices["kind"] == COMMUNICATES),
-    )
+    is_idle = owner < 0
+    row = np.where(is_idle, slices.pop("next"), owner)
+    waits = is_idle & (slices["kind"] == COMMUNICATES).to_numpy()
     step = pd.Series(take_or(gpu["step"], row, -1))
     step = step.where((step >= 0) & inside).bfill().ffill().fillna(0)  # between events of the step
+    state = np.full(len(slices), WORKS)
+    state[is_idle] = RESTS
+    state[waits] = WAITS
     return slices.assign(
         event=np.where(waits, -1, row),
         operator=np.where(waits, -1, take_or(gpu["operator"], row, -1)),
         step=np.where(inside, step, -1).astype(np.int64),
-        state=np.select([waits, owner < 0], [WAITS, RESTS], WORKS),
+        state=state,
     )
 
 
-def gaps(
-    gpu: pd.DataFrame, first: float, last: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """When nothing ran on any device between these times, which no event exceeds: start, end, and
-    the rows of the events before and after; -1 means that there is no such event."""
+class Gaps(NamedTuple):
+    """When nothing ran on any device; arrays with an entry for each gap."""
+
+    start: np.ndarray  # us
+    end: np.ndarray  # us
+    before: np.ndarray  # row of the event that ends where the gap begins; -1: none
+    after: np.ndarray  # row of the event that follows; -1: none
+
+
+def gaps_of(gpu: pd.DataFrame, first: float, last: float) -> Gaps:
+    """Those between these times, which no event exceeds."""
     order = np.lexsort((-gpu["end"].to_numpy(), gpu["start"].to_numpy()))
     start, end = gpu["start"].to_numpy()[order], gpu["end"].to_numpy()[order]
     reached = np.maximum.accumulate(end)
@@ -463,63 +489,118 @@ def gaps(
     furthest = order[np.maximum.accumulate(np.where(end >= reached, np.arange(len(end)), 0))]
     begin, until = np.append(first, reached), np.append(start, last)
     keep = until > begin
-    return begin[keep], until[keep], np.append(-1, furthest)[keep], np.append(order, -1)[keep]
+    before, after = np.append(-1, furthest), np.append(order, -1)
+    return Gaps(begin[keep], until[keep], before[keep], after[keep])
 
 
-def idle_slices(
-    links: AttributedLinks, whole: tuple[float, float], collectives: Slices
-) -> tuple[Slices, np.ndarray, np.ndarray, np.ndarray]:
-    """When nothing runs on the GPU, cut where the cause changes; of each slice its cause, a number
-    of CAUSES, the row of the event that follows, and whether it is from before the recording.
-    collectives: those of the host."""
-    gpu, calls = links.gpu, links.calls
-    start, end, last, following = gaps(gpu, *whole)
-    gap, call = Slices(start, end), take_or(gpu["call"], following, -1)
-    replay = (
-        (call >= 0)
-        & (call == take_or(gpu["call"], last, -1))
-        & take_or(gpu["of_graph"], following, False)
-    )
-    known = (call >= 0) | (
-        following < 0
-    )  # after the last event, the host's step may go on without another launch
-    launched = np.where(call >= 0, take_or(calls["end"].to_numpy(float), call, np.nan), end)
+class Behind(NamedTuple):
+    """Why the event after each gap did not start sooner; arrays with an entry for each gap."""
+
+    host_until: np.ndarray  # us: the host was still launching the event up to here
+    late: np.ndarray  # us: up to here it may be the time that a launch takes to arrive
+    is_known: np.ndarray  # bool: whether its launch was recorded, or nothing follows
+    in_replay: np.ndarray  # bool: between two events of one replay of a graph
+    communication: np.ndarray  # bool: all was launched, and communication is on one side
+    copy: np.ndarray  # bool: the same of a copy
+    unrecorded: np.ndarray  # bool: what ran before was not recorded, as at the start of a trace
+
+
+def behind_gaps(links: AttributedLinks, gaps: Gaps) -> Behind:
+    gpu = links.gpu
+    call = take_or(gpu["call"], gaps.after, -1)
+    has_call = call >= 0
+    same_call = call == take_or(gpu["call"], gaps.before, -1)
+    in_replay = has_call & same_call & take_or(gpu["of_graph"], gaps.after, False)
+    # After the last event, the host's step may go on without another launch.
+    is_known = has_call | (gaps.after < 0)
+    call_ends = take_or(links.calls["end"].to_numpy(float), call, np.nan)
+    launched = np.where(has_call, call_ends, gaps.end)
     # The kernel may start before its launch call returns.
-    host_until = np.clip(np.where(known, np.minimum(launched, end), start), start, None)
-    late = np.minimum(host_until + LATENCY_US, end)
+    launched = np.where(is_known, np.minimum(launched, gaps.end), gaps.start)
+    host_until = np.maximum(launched, gaps.start)
+    late = np.minimum(host_until + LATENCY_US, gaps.end)
+    queued = is_known & (host_until <= gaps.start)
+    _, communicates, copies = (np.append(which, False) for which in by_class(gpu))
+    begins_stream = np.isin(gaps.after, first_of_streams(gpu))
+    return Behind(
+        host_until=host_until,
+        late=late,
+        is_known=is_known,
+        in_replay=in_replay,
+        communication=queued & (communicates[gaps.before] | communicates[gaps.after]),
+        copy=queued & (copies[gaps.before] | copies[gaps.after]),
+        unrecorded=begins_stream & has_call & (late < gaps.end) & ~in_replay,
+    )
+
+
+def first_of_streams(gpu: pd.DataFrame) -> np.ndarray:
+    """The rows of the first event of each stream."""
     stream = different_pairs(gpu["device"].to_numpy(), gpu["stream"].to_numpy())[1]
     order = np.argsort(gpu["start"].to_numpy(), kind="stable")
-    first = order[np.unique(stream[order], return_index=True)[1]]  # event of each stream
-    unrecorded = np.isin(following, first) & (call >= 0) & (late < end) & ~replay
-    _, communication, copies = (np.append(which, False) for which in by_class(gpu))
-    queued = [
-        known & (host_until <= start) & (which[last] | which[following])
-        for which in (communication, copies)
-    ]
-    of_host = {
-        "data": slices_of(
-            links.host, launching(links) & (links.host["phase"] == "data").to_numpy()
-        ),
+    return order[np.unique(stream[order], return_index=True)[1]]
+
+
+def host_activities(links: AttributedLinks, collectives: Slices) -> dict[str, Slices]:
+    """What the host does while the GPU is idle, by cause; where two are at once, the first counts.
+    collectives: those of the host."""
+    calls = links.calls
+    fetches = launching(links) & (links.host["phase"] == "data").to_numpy()
+    allocates = has_role(calls, roles.ALLOCATION) & ~creates_context(links)
+    return {
+        "data": slices_of(links.host, fetches),
         "communication": collectives,
-        "allocation": slices_of(calls, has_role(calls, roles.ALLOCATION) & ~creates_context(links)),
+        "allocation": slices_of(calls, allocates),
         "synchronization": slices_of(calls, calls["waits"].to_numpy(bool)),
         "start_up": slices_of(calls, starts_up(links)),
         "host_code": host_code(links),
     }
-    inner = np.concatenate([one.edges for one in of_host.values()])
-    edges = np.unique(np.concatenate([gap.edges, host_until, late, inner[gap.at(inner) >= 0]]))
+
+
+class IdleSlices(NamedTuple):
+    """When nothing runs on the GPU, cut where the cause changes; arrays with an entry for each
+    slice."""
+
+    times: Slices
+    cause: np.ndarray  # a number of CAUSES
+    after: np.ndarray  # row of the event that follows; -1: none
+    before_recording: np.ndarray  # bool: its cause is from before the recording
+
+
+def idle_slices(
+    links: AttributedLinks, whole: tuple[float, float], collectives: Slices
+) -> IdleSlices:
+    """collectives: those of the host."""
+    gaps = gaps_of(links.gpu, *whole)
+    behind = behind_gaps(links, gaps)
+    activities = host_activities(links, collectives)
+    gap_times = Slices(gaps.start, gaps.end)
+    changes = np.concatenate([activity.edges for activity in activities.values()])
+    changes = changes[gap_times.at(changes) >= 0]
+    edges = np.unique(np.concatenate([gap_times.edges, behind.host_until, behind.late, changes]))
     times = edges[:-1]
-    i, did = gap.at(times), {cause: one.at(times) >= 0 for cause, one in of_host.items()}
-    by_host = np.select([*did.values()], [NUMBER[cause] for cause in did], NUMBER["launch"])
-    sets_up = (by_host == NUMBER["host_code"]) & ((last < 0) & (end - start > SET_UP_US))[i]
-    by_host[sets_up] = NUMBER["start_up"]
-    soon = times < late[i]
-    behind = did["communication"] | (soon & queued[0][i])
-    rules = [times < host_until[i], behind, soon & queued[1][i], replay[i], soon & known[i]]
-    then = [by_host, *(NUMBER[cause] for cause in ("communication", "copy", "replay", "latency"))]
-    cause, keep = np.select(rules, then, NUMBER["unknown"]), i >= 0
-    before = unrecorded[i] & (times >= host_until[i])
-    return Slices(times[keep], edges[1:][keep]), cause[keep], following[i][keep], before[keep]
+    gap = gap_times.at(times)  # of each slice; -1 between two gaps
+    active = {cause: activity.at(times) >= 0 for cause, activity in activities.items()}
+    by_host = np.full(len(times), NUMBER["launch"])
+    for cause in reversed(active):
+        by_host[active[cause]] = NUMBER[cause]
+    sets_up = (gaps.before < 0) & (gaps.end - gaps.start > SET_UP_US)
+    by_host[sets_up[gap] & (by_host == NUMBER["host_code"])] = NUMBER["start_up"]
+    host_works = times < behind.host_until[gap]
+    soon = times < behind.late[gap]
+    # Each rule comes before those above it.
+    cause = np.full(len(times), NUMBER["unknown"])
+    cause[soon & behind.is_known[gap]] = NUMBER["latency"]
+    cause[behind.in_replay[gap]] = NUMBER["replay"]
+    cause[soon & behind.copy[gap]] = NUMBER["copy"]
+    cause[active["communication"] | (soon & behind.communication[gap])] = NUMBER["communication"]
+    cause[host_works] = by_host[host_works]
+    keep = gap >= 0
+    return IdleSlices(
+        times=Slices(times[keep], edges[1:][keep]),
+        cause=cause[keep],
+        after=gaps.after[gap][keep],
+        before_recording=(behind.unrecorded[gap] & ~host_works)[keep],
+    )
 
 
 def starts_up(links: AttributedLinks) -> np.ndarray:

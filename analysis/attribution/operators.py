@@ -10,7 +10,7 @@ from analysis.trace.links import AttributedLinks, Links, cached_on_links
 from analysis.trace.nesting import nearest_marked_ancestor, nearest_marked_caller
 from analysis.trace.tables import by_name, different_pairs, most_frequent, take_or_none
 from analysis.vocabulary.annotations import BATCH
-from analysis.vocabulary.operators import MATMUL_CLASSES
+from analysis.vocabulary.kernel_classes import MATMUL_CLASSES
 from analysis.work.operator_costs import Cost, cost, cost_of_called, tells_cost
 from harness.base.sections import Section
 from harness.base.tables import Column, column

@@ -9,7 +9,6 @@ to the region too, and so does the backward pass of what belongs to it.
 import math
 import re
 from collections.abc import Callable, Iterator
-from configparser import SectionProxy
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,26 +35,35 @@ Shapes = list[list[int]]  # of the tensors that an operator reads; empty: not re
 
 
 def read_the_same(text: str, inputs: list[Shapes]) -> np.ndarray:
-    """Which of these matmuls read a tensor of the same shape as the last one does;
-    at least two, or none."""
-    read = [
-        next((shape for shape in shapes if len(shape) > 1), None) for shapes in inputs
-    ]  # a bias comes before it
+    """Which of these matmuls read a tensor of the same shape as the last one does; at least two, or
+    none."""
+    read = [first_matrix(shapes) for shapes in inputs]
     same = np.array([shape == read[-1] for shape in read])
-    return same & (same.sum() > 1)
+    if same.sum() > 1:
+        return same
+    return np.full(len(text), False)
+
+
+def first_matrix(shapes: Shapes) -> list[int] | None:
+    """The first tensor of two or more dimensions: a bias may come before it."""
+    for shape in shapes:
+        if len(shape) > 1:
+            return shape
+    return None
 
 
 def weigh_their_scores(text: str, inputs: list[Shapes]) -> np.ndarray:
     """All of these operators, if the product before the softmax, its input, and what weighs the sum
     are of one size."""
-    soft, bmm = text.find(LETTERS["softmax"]), LETTERS["bmm"]
-    first, last = text.rfind(bmm, 0, soft), text.rfind(bmm)
-    one, other = (
-        [shape for shape in inputs[place] if len(shape) == 3][-2:] for place in (first, last)
-    )
-    if len(one) < 2 or len(other) < 2 or not inputs[soft]:
+    soft = text.find(LETTERS["softmax"])
+    before, after = text.rfind(LETTERS["bmm"], 0, soft), text.rfind(LETTERS["bmm"])
+    # Of each product the two batches of matrices that it multiplies, [B, M, K] and [B, K, N].
+    scores = [shape for shape in inputs[before] if len(shape) == 3][-2:]
+    weighing = [shape for shape in inputs[after] if len(shape) == 3][-2:]
+    if len(scores) < 2 or len(weighing) < 2 or not inputs[soft]:
         return np.full(len(text), True)
-    sizes = {math.prod(one[0][:2]) * one[1][2], math.prod(inputs[soft][0]), math.prod(other[0])}
+    product = math.prod(scores[0][:2]) * scores[1][2]
+    sizes = {product, math.prod(inputs[soft][0]), math.prod(weighing[0])}
     return np.full(len(text), len(sizes) == 1)
 
 
@@ -69,30 +77,46 @@ def pass_over_tokens(text: str, inputs: list[Shapes]) -> np.ndarray:
 
 # ---- Patterns ------------------------------------------------------------------------------------
 
+# Which of the operators that a pattern matches belong to the region, by letters and shapes; of
+# other patterns all do.
+BelongByShapes = Callable[[str, list[Shapes]], np.ndarray]
+BY_SHAPES: dict[str, BelongByShapes] = {
+    "attention": weigh_their_scores,
+    "q, k and v": read_the_same,
+    "gate and up": read_the_same,
+    "loss": pass_over_tokens,
+}
+
 
 class Pattern(NamedTuple):
     kind: str
     operators: str  # in words
     becomes: str
-    of_matmuls: bool
-    belong: Callable[[str, list[Shapes]], np.ndarray] | None  # by letters and shapes
+    of_matmuls: bool  # its matmuls belong to it, else all but these
+    belong: BelongByShapes | None
 
 
-BELONG = {check.__name__: check for check in (read_the_same, weigh_their_scores, pass_over_tokens)}
+def read_patterns() -> list[Pattern]:
+    """Those of regions.ini, a section each.  Raises ValueError where BY_SHAPES names none of
+    them."""
+    tables = read_ini(Path(__file__).with_suffix(".ini"))
+    left_over = BY_SHAPES.keys() - tables.sections()
+    if left_over:
+        raise ValueError(f"regions.ini has no pattern {sorted(left_over)}")
+    patterns = []
+    for name in tables.sections():
+        pattern = Pattern(
+            kind=name.partition(":")[0],
+            operators=" ".join(tables[name]["operators"].split()),
+            becomes=tables[name].get("becomes", ""),
+            of_matmuls=tables[name].getboolean("of_matmuls", False),
+            belong=BY_SHAPES.get(name),
+        )
+        patterns.append(pattern)
+    return patterns
 
 
-def pattern_of(row: SectionProxy) -> Pattern:
-    """That of a section of regions.ini."""
-    kind, operators = row.name.partition(":")[0], " ".join(row["operators"].split())
-    of_matmuls, belong = (
-        row.getboolean("of_matmuls", False),
-        row.get("belong") and BELONG[row["belong"]],
-    )
-    return Pattern(kind, operators, row.get("becomes", ""), of_matmuls, belong)
-
-
-_TABLES = read_ini(Path(__file__).with_suffix(".ini"))
-PATTERNS = [pattern_of(_TABLES[section]) for section in _TABLES.sections()]
+PATTERNS = read_patterns()
 
 
 @cached_on_links
@@ -116,7 +140,8 @@ def regions(links: AttributedLinks) -> pd.DataFrame:
     of_node = np.where(of_forward >= 0, instance[of_forward], -1)
     instance = np.where(backward & (node >= 0), of_node[node], instance)
     # Where no number links a backward operator to its forward one, the name alone may tell.
-    by_letter = {in_letters(one.operators): one.kind for one in PATTERNS} | {LETTERS["loss"]: LOSS}
+    by_letter = {in_letters(pattern.operators): pattern.kind for pattern in PATTERNS}
+    by_letter[LETTERS["loss"]] = LOSS
     of_name = by_name(host["name"], lambda name: by_letter.get(letter_of(name)))
     kind = np.where(backward & (instance < 0), of_name, kinds[instance])
     return pd.DataFrame({"kind": kind, "instance": instance})
@@ -159,18 +184,21 @@ def operators_in_order(links: AttributedLinks, backward: np.ndarray) -> tuple[np
 def instances(links: Links, rows: np.ndarray, text: str) -> Iterator[tuple[str, np.ndarray]]:
     """The kind of each region, and the places in the text of the operators that belong to it."""
     is_matmul = np.array([letter == LETTERS["matmul"] for letter in text])
-    for kind, operators, becomes, of_matmuls, belong in PATTERNS:
+    for pattern in PATTERNS:
         rewritten = list(text)
-        for match in re.finditer(in_letters(operators), text):
+        for match in re.finditer(in_letters(pattern.operators), text):
             first, last = match.span()
-            places = first + np.flatnonzero(is_matmul[first:last] == of_matmuls)
-            if belong:
+            places = np.arange(first, last)
+            places = places[is_matmul[first:last] == pattern.of_matmuls]
+            if pattern.belong:
                 inputs = [tensors_read(links, row) for row in rows[places]]
-                places = places[belong("".join(text[place] for place in places), inputs)]
-            if len(places):
-                yield kind, places
-                if becomes:
-                    rewritten[first:last] = LETTERS[becomes] * (last - first)
+                letters = "".join(text[place] for place in places)
+                places = places[pattern.belong(letters, inputs)]
+            if len(places) == 0:
+                continue
+            yield pattern.kind, places
+            if pattern.becomes:
+                rewritten[first:last] = LETTERS[pattern.becomes] * (last - first)
         text = "".join(rewritten)
 
 

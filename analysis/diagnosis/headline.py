@@ -13,8 +13,9 @@ from typing import NamedTuple
 from analysis.advice.catalogue import BY_NAME, HOST, KERNELS, KERNELS_AND_LAUNCHES
 from analysis.advice.text import is_disturbed, place_text
 from analysis.advice.who_reads import Reader, Words, the_same
-from analysis.diagnosis.verdict import MOST, OF_GPU, RULES, late_host
+from analysis.diagnosis.verdict import MOST, RULES, late_host
 from analysis.trust.integrity import profile_disturbance_text
+from analysis.vocabulary.bounds import OF_GPU
 from harness.base.text import shortened, significant
 from harness.schema import because
 

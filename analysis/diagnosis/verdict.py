@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 from analysis.attribution.ledger import IDLE, capture_share, of_steps, us_by
 from analysis.limits.peaks import Ridges
-from analysis.limits.slice_limits import BOUNDS, basis_shares, of_unknown_kind, with_bounds
+from analysis.limits.slice_limits import basis_shares, of_unknown_kind, with_bounds
 from analysis.trace.links import AttributedLinks
 from analysis.trust.integrity import UNDISTURBED
+from analysis.vocabulary.bounds import MEANINGS, OF_GPU, OF_HOST, TAKES
 from harness.base.sections import Section
 from harness.schema import because
 
@@ -35,19 +36,6 @@ ON_HOST, ALL_HOST = (
 )  # of the critical path: a faster GPU would soon wait for the host; the GPU hardly counts
 SHOWN_FROM = 0.01  # share of the step: less of unclassified work is not told
 
-# What takes the time, in the order in which a cure pays: the cheaper first, and waiting before
-# work.
-TAKES = {
-    "start_up": "start-up, which happens once",
-    "allocation": "spent waiting while memory is allocated or freed",
-    "data": "spent waiting for data",
-    "launch": "the host's overhead between one kernel or operator and the next",
-    "host_code": "code of the program",
-    "communication": "communication that nothing hides",
-    "memory": "work that moves data rather than computes",
-    "compute": "arithmetic of matmuls, convolutions and attention",
-}
-OF_GPU, OF_HOST = ("compute", "memory"), ("launch", "host_code", "data", "allocation")
 OTHERS = [name for name in TAKES if name not in OF_GPU]
 NAMES = {"gpu": "GPU-bound", "capture": "recording of a graph", "undecided": "undecided"}
 
@@ -359,7 +347,7 @@ def verdict(
     slices = with_bounds(of_steps(links), links, ridges)
     split, basis = us_by(slices, "bound", "state"), basis_shares(slices)
     total = float(split.sum()) or 1.0
-    shares = {name: float(split.get(name, split.iloc[:0]).sum()) / total for name in BOUNDS}
+    shares = {name: float(split.get(name, split.iloc[:0]).sum()) / total for name in MEANINGS}
     unrecorded = float(split.get(("unexplained", IDLE), 0.0)) / total
     unknown = of_unknown_kind(slices, links) & (slices["bound"] == "unexplained").to_numpy()
     unknown_kind = float(slices["us"].to_numpy()[unknown].sum()) / total
@@ -417,7 +405,7 @@ def verdict(
         "basis_shares": basis,
     }
     verdict |= {"unknown_kind_share": unknown_kind}
-    return verdict | {"meaning": BOUNDS, "thresholds": thresholds, "rules": rules}
+    return verdict | {"meaning": MEANINGS, "thresholds": thresholds, "rules": rules}
 
 
 def what_to_record(trust: dict, no_ridge: str | None, unrecorded: float, has_launches: bool) -> str:

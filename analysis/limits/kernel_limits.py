@@ -16,7 +16,15 @@ from analysis.hardware.datasheets import DATASHEETS
 from analysis.trace.links import AttributedLinks
 from analysis.trace.tables import by_name, different_pairs, take_or
 from analysis.vocabulary import kernels
-from analysis.vocabulary.operators import BYTES_OF, MATMUL_CLASSES, VECTOR_CLASSES, category
+from analysis.vocabulary.kernel_classes import (
+    KERNEL_CLASSES,
+    MATMUL_CLASSES,
+    VECTOR_CLASSES,
+    Work,
+    category,
+    names_of_work,
+)
+from analysis.vocabulary.operators import BYTES_OF
 from analysis.work.operator_costs import factor_type
 
 UNKNOWN, MEMORY, COMPUTE = range(3)  # what limits a kernel
@@ -41,10 +49,9 @@ NEAR = 9  # kernels, one and four on either side, tell the time of a pass over i
 # Of the time of all kernels of a name, the share that must be classified, and of that the share
 # classified alike.
 ENOUGH, AGREED = 0.2, 0.9
-# How often the time of a pass a kernel takes that arithmetic limits.  Limited by memory, a matmul
-# reads and writes as much as a pass or two over activations, attention and its backward pass four
-# to eight.
-PASSES = {"matmul": 1.5, "convolution": 1.5, "attention": 4.0}
+PASSES = {record.name: record.passes for record in KERNEL_CLASSES}
+# What the operator of a matmul launches beside it.
+BESIDE_MATMULS = names_of_work(Work.MOVES, Work.CALCULATES)
 # A pass takes at least so long to tell of grouped matmuls: each expert has a part of the tokens
 GROUPED_US = 40.0
 
@@ -87,7 +94,7 @@ def kernel_bounds(links: AttributedLinks, ridges) -> tuple[np.ndarray, np.ndarra
 
     The operator of one may launch copies and transposes too: they are limited by memory."""
     gpu, us = links.gpu, (links.gpu["end"] - links.gpu["start"]).to_numpy()
-    helps = gpu["named_category"].isin(["copy", *VECTOR_CLASSES]).to_numpy()
+    helps = gpu["named_category"].isin(BESIDE_MATMULS).to_numpy()
     shaped = take_or(by_shapes(links, ridges), gpu["operator"].to_numpy(), UNKNOWN)
     beside = helps | links.only_of_graph | (by_name(gpu["name"], kernels.use) == kernels.HELPER)
     shaped = np.where(beside, UNKNOWN, shaped)

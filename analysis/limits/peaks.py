@@ -12,8 +12,9 @@ from analysis.hardware.matching import datasheet, possible_rows, with_arch
 from analysis.trace.links import Links, cached_on_links
 from analysis.trace.tables import by_name, take_or
 from analysis.trust.integrity import flops_profiles_beside
+from analysis.vocabulary.kernel_classes import MATMUL_CLASSES
 from analysis.vocabulary.kernels import multiplied_type
-from analysis.vocabulary.operators import MATMUL_CLASSES, PRECISION_OF
+from analysis.vocabulary.operators import PRECISION_OF
 from analysis.work.operator_costs import factor_type
 from harness.base.text import arithmetic
 

@@ -8,7 +8,8 @@ from analysis.attribution.operators import costs_of_operators, operator_calls, s
 from analysis.hardware.ceilings import Ceiling, compute_ceilings
 from analysis.limits.peaks import PATHS, device_of, precision_of, roofs_of
 from analysis.trace.links import Links, median_step
-from analysis.vocabulary.operators import MATMUL_CLASSES, PRECISION_OF
+from analysis.vocabulary.kernel_classes import MATMUL_CLASSES
+from analysis.vocabulary.operators import PRECISION_OF
 from analysis.work.operator_costs import factor_type
 from harness.base.sections import Section
 from harness.base.tables import Column, column

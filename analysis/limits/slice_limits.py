@@ -1,62 +1,77 @@
 """What limits each slice of the ledger: a column `bound` beside its other columns."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.ledger import us_by
-from analysis.limits.kernel_limits import BASES, UNKNOWN, by_shapes, kernel_bounds
+from analysis.attribution.ledger import IDLE_CAUSES, us_by
+from analysis.limits.kernel_limits import BASES, COMPUTE, MEMORY, UNKNOWN, by_shapes, kernel_bounds
 from analysis.trace.links import AttributedLinks
 from analysis.trace.tables import by_name, take_or
-from analysis.vocabulary.operators import MATMUL_CLASSES, UNKNOWN_KIND, VECTOR_CLASSES, may_compute
-from harness.base.text import read_ini
+from analysis.vocabulary.bounds import BOUND_OF_CAUSE, MEANINGS
+from analysis.vocabulary.kernel_classes import MATMUL_CLASSES, UNKNOWN_CATEGORY, VECTOR_CLASSES
+from analysis.vocabulary.operators import may_compute
 
-_TABLES = read_ini(Path(__file__).with_suffix(".ini"))
-BOUNDS, BOUND_OF_CAUSE = dict(_TABLES["bounds"]), _TABLES["bound of a cause"]
+NUMBER = {name: number for number, name in enumerate(MEANINGS)}
+# Every cause of idle time stands for a bound; where the host or the GPU works, no cause does.
+NUMBER_OF_CAUSE = {cause: NUMBER[BOUND_OF_CAUSE[cause]] for cause in IDLE_CAUSES}
+# The bound of a slice whose kernel is limited so.
+BOUND_OF_KERNEL = np.zeros(3, int)
+BOUND_OF_KERNEL[UNKNOWN] = NUMBER["unexplained"]
+BOUND_OF_KERNEL[MEMORY] = NUMBER["memory"]
+BOUND_OF_KERNEL[COMPUTE] = NUMBER["compute"]
 
 
 def with_bounds(slices: pd.DataFrame, links: AttributedLinks, ridges) -> pd.DataFrame:
-    """Slices of the ledger with the columns `bound`, of BOUNDS: what limits each, and `basis`, of
-    BASES: how that was told of a matmul, attention or convolution."""
-    number = {name: i for i, name in enumerate(BOUNDS)}
-    operator, event = (slices[name].to_numpy() for name in ("operator", "event"))
-    multiplies, works = (
-        slices["category"].isin(MATMUL_CLASSES).to_numpy(),
-        (slices["state"] == "working").to_numpy(),
+    """Slices of the ledger with the columns `bound`: what limits each, and `basis`, of BASES: how
+    that was told of a matmul, attention or convolution."""
+    multiplies, limit, basis = matmul_limits(slices, links, ridges)
+    by_cause = bounds_of_causes(slices)
+    kind = slices["kind"].to_numpy()
+    # Each rule comes before those above it.
+    bound = np.full(len(slices), NUMBER["memory"])
+    bound[of_unknown_kind(slices, links)] = NUMBER["unexplained"]
+    bound[multiplies] = BOUND_OF_KERNEL[limit[multiplies]]
+    bound[kind == "copy"] = NUMBER["memory"]
+    bound[by_cause >= 0] = by_cause[by_cause >= 0]
+    bound[kind == "communication"] = NUMBER["communication"]
+    works = (slices["state"] == "working").to_numpy()
+    is_told = multiplies & works & (by_cause < 0) & (kind != "copy") & (kind != "communication")
+    return slices.assign(
+        bound=pd.Categorical.from_codes(bound, [*MEANINGS]),
+        basis=pd.Categorical.from_codes(np.where(is_told, basis, -1), [*BASES]),
     )
-    if links.on_gpu:
-        found, basis = (take_or(column, event, -1) for column in kernel_bounds(links, ridges))
-        named = take_or(links.gpu["named_category"].isin(MATMUL_CLASSES).to_numpy(), event, False)
-        told = (
-            slices["category"].isin(VECTOR_CLASSES).to_numpy()
-        )  # by the operator, which the kernel's name is not
-        multiplies = multiplies | (named & ~told)
-    else:
-        found = take_or(by_shapes(links, ridges), operator, UNKNOWN)
-        basis = np.where(found == UNKNOWN, -1, 0)
-    causes = [number.get(BOUND_OF_CAUSE.get(cause), -1) for cause in slices["cause"].cat.categories]
-    by_cause, kind = np.array(causes)[slices["cause"].cat.codes], slices["kind"]
-    unknown = of_unknown_kind(slices, links)
-    rules = [kind == "communication", by_cause >= 0, kind == "copy", multiplies, unknown]
-    of_kernel = np.array([number[name] for name in ("unexplained", "memory", "compute")])[found]
-    of_rules = [
-        number["communication"],
-        by_cause,
-        number["memory"],
-        of_kernel,
-        number["unexplained"],
-    ]
-    bound = np.select(rules, of_rules, number["memory"])
-    basis = np.where(np.select(rules[:3], [False] * 3, multiplies & works), basis, -1)
-    columns = {"bound": (bound, [*BOUNDS]), "basis": (basis, [*BASES])}
-    return slices.assign(**{name: pd.Categorical.from_codes(*of) for name, of in columns.items()})
+
+
+def matmul_limits(
+    slices: pd.DataFrame, links: AttributedLinks, ridges
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each slice, whether it is work of a matmul, attention or convolution; what limits that, of
+    UNKNOWN, MEMORY and COMPUTE; and the row of BASES that tells, or -1."""
+    multiplies = slices["category"].isin(MATMUL_CLASSES).to_numpy()
+    if not links.on_gpu:
+        limit = take_or(by_shapes(links, ridges), slices["operator"].to_numpy(), UNKNOWN)
+        return multiplies, limit, np.where(limit == UNKNOWN, -1, 0)
+    event = slices["event"].to_numpy()
+    limits, bases = kernel_bounds(links, ridges)
+    kernel_multiplies = links.gpu["named_category"].isin(MATMUL_CLASSES).to_numpy()
+    # The operator tells what it calculates, where the kernel's name says something else.
+    calculates = slices["category"].isin(VECTOR_CLASSES).to_numpy()
+    multiplies = multiplies | (take_or(kernel_multiplies, event, False) & ~calculates)
+    return multiplies, take_or(limits, event, -1), take_or(bases, event, -1)
+
+
+def bounds_of_causes(slices: pd.DataFrame) -> np.ndarray:
+    """The number of the bound that the cause of each slice stands for; -1 where it is no cause of
+    idle time."""
+    causes = slices["cause"].cat
+    numbers = [NUMBER_OF_CAUSE.get(cause, -1) for cause in causes.categories]
+    return np.array(numbers)[causes.codes]
 
 
 def of_unknown_kind(slices: pd.DataFrame, links: AttributedLinks) -> np.ndarray:
     """Which slices of the ledger are work of which neither operator nor kernel tells
     what kind it is."""
-    unknown = ((slices["category"] == UNKNOWN_KIND) & (slices["state"] == "working")).to_numpy()
+    unknown = ((slices["category"] == UNKNOWN_CATEGORY) & (slices["state"] == "working")).to_numpy()
     computes = by_name(links.trace.operators["name"], may_compute, bool)
     return unknown & take_or(computes, slices["operator"].to_numpy(), True)
 

@@ -23,8 +23,9 @@ from analysis.diagnosis.text import trust_text
 from analysis.diagnosis.verdict import named
 from analysis.hardware.mfu import mfu_percent
 from analysis.prediction.text import that_train
-from analysis.report.palette import BOUND_COLORS, PHASE_COLORS, color_of, text_color
-from analysis.vocabulary.operators import MATMUL_CLASSES
+from analysis.report.palette import PHASE_COLORS, color_of, text_color
+from analysis.vocabulary.bounds import BOUND_COLORS
+from analysis.vocabulary.kernel_classes import MATMUL_CLASSES
 from analysis.work.sections import run_sections
 from harness.base.documents import read_or_leave_out
 from harness.base.files import kind_of

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from zlib import crc32
 
+from analysis.vocabulary.kernel_classes import CLASS_OF_NAME
 from harness.base.text import read_ini
 
 _TABLES = read_ini(Path(__file__).with_suffix(".ini"))
@@ -18,9 +19,8 @@ FAMILIES = [
     (pattern, [*zip(shades.split()[::2], shades.split()[1::2], strict=True)])
     for pattern, shades in _TABLES["families"].items()
 ]
-PHASE_COLORS, MEMORY_COLORS, BOUND_COLORS = (
-    dict(_TABLES[name]) for name in ("phases", "memory", "bounds")
-)
+PHASE_COLORS = dict(_TABLES["phases"])
+MEMORY_COLORS = dict(_TABLES["memory"])
 HATCHES = dict(_TABLES["hatches"])
 GRAY = "#c8c8c8"
 # What is compared and is no part of a model, such as batch sizes: color, marker and dashes.
@@ -40,7 +40,9 @@ SERIES = tuple(zip(_COLORS, "os^DvPX<", _DASHES, strict=True))
 
 @cache
 def color_of(part: str) -> str:
-    """That of its family and, if its name tells one, of its shade."""
+    """That of its class of kernels, else of its family and, if its name tells one, of its shade."""
+    if part in CLASS_OF_NAME:
+        return CLASS_OF_NAME[part].color
     shades = next(shades for pattern, shades in FAMILIES if re.search(pattern, part, re.IGNORECASE))
     by_chance = shades[crc32(part.encode(errors="replace")) % len(shades)]
     return next((one for one in shades if re.search(one[0], part, re.IGNORECASE)), by_chance)[1]

@@ -128,7 +128,7 @@ class Links:
 class AttributedLinks(Links):
     """Links with the columns that components.attribute() adds to both tables.
 
-    host: component and phase (None if unknown), category (of vocabulary.operators.CATEGORIES), node
+    host: component and phase (None if unknown), category (of vocabulary.kernel_classes), node
     (row of the autograd node that the event runs in, or -1).  gpu: component, phase and category of
     the operator that launched the event.
     """

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from analysis.vocabulary import roles
 from analysis.vocabulary.collectives import collective_kind
-from analysis.vocabulary.operators import category
+from analysis.vocabulary.kernel_classes import category
 from analysis.vocabulary.roles import Meaning, table
 
 STEP_MARK = "ProfilerStep"  # the usual marks of steps

@@ -5,19 +5,10 @@ from functools import cache
 
 from analysis.vocabulary import roles
 from analysis.vocabulary.collectives import UNKNOWN, collective_kind
+from analysis.vocabulary.kernel_classes import category
 from analysis.vocabulary.roles import Meaning, table
 
-CATEGORY_PATTERNS = {
-    name: re.compile(pattern, re.IGNORECASE) for name, pattern in table("categories").items()
-}
-UNKNOWN_KIND = "other"  # the category of what no pattern knows
-CATEGORIES = (*CATEGORY_PATTERNS, UNKNOWN_KIND)
-# Kernels from torch.compile are named after all operators in them; their kind comes first.
-_GENERATED = re.compile(r"(?:graph_\d+_)?(?:triton_)?(cpp|poi|red|per|tem)_fused")
-_GENERATED_KIND = {"red": "reduction", "per": "reduction", "tem": "matmul"}
 COMPILED = "Torch-Compiled|CompiledFunction|triton_"  # in names that only a compiled program has
-MATMUL_CLASSES = ("matmul", "attention", "convolution")  # matmuls: may be compute-bound
-VECTOR_CLASSES = ("optimizer", "normalization", "reduction", "element-wise")  # other arithmetic
 
 _MAKES = re.compile("aten::(empty|zeros|ones|full|new_|rand|scalar_tensor|arange)")
 _ARITHMETIC = re.compile(
@@ -43,15 +34,6 @@ PRECISION_OF = {
     "c10::Half": "fp16",
 }  # float may be tf32 too
 PRECISION_OF |= {name: "fp8" for name in BYTES_OF if "Float8" in name}
-
-
-def category(name: str) -> str:
-    """Of CATEGORIES, that of an operator or kernel."""
-    if generated := _GENERATED.match(name):
-        return _GENERATED_KIND.get(generated[1], "element-wise")
-    return next(
-        (kind for kind, pattern in CATEGORY_PATTERNS.items() if pattern.search(name)), UNKNOWN_KIND
-    )
 
 
 def operator_class(phase: str | None, kind: str) -> str:

@@ -55,7 +55,7 @@ class Meaning(NamedTuple):
     """What a name tells of an event."""
 
     role: str | None = None  # what it is for, of those above
-    named_category: str = "other"  # of operators.CATEGORIES
+    named_category: str = "other"  # of kernel_classes.CATEGORIES
     named_phase: str | None = None  # of a step, that a range names
     collective: str | None = None  # its kind, of collectives.KINDS
     # The number of a step, the class of an optimizer or module, the module of a sharded unit

@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from analysis.hardware.ceilings import Ceiling
-from analysis.vocabulary.operators import VECTOR_CLASSES, category, operator_class
+from analysis.vocabulary.kernel_classes import VECTOR_CLASSES, category
+from analysis.vocabulary.operators import operator_class
 from analysis.work.fake_step import fake_step
 from analysis.work.flop_counts import register_cpu_attention
 from analysis.work.operator_costs import unmasked_pairs

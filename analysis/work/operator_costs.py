@@ -1,20 +1,21 @@
 """FLOPs and bytes of an operator's call, by the shapes of its inputs.
 
 Traces record inputs by their position alone.  operator_costs.ini names them, in the order in which
-an operator takes them.
+an operator takes them, by the kind of work that COST_OF_KIND has a formula for.
 """
 
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from analysis.vocabulary.annotations import BATCH
-from analysis.vocabulary.operators import BYTES_OF, category, is_view_or_metadata_op
+from analysis.vocabulary.kernel_classes import category
+from analysis.vocabulary.operators import BYTES_OF, is_view_or_metadata_op
 from harness.base.text import read_ini
 
 
@@ -29,16 +30,13 @@ class Cost:
 
     flops: int | None = None
     bytes: int | None = None  # inputs read and outputs written once
-    most_flops: int | None = (
-        None  # an upper limit, of what not all is recorded: lengths of packed sequences, strides
-    )
-    keys: int | None = (
-        None  # of each query at most, where that is not all of them: packed sequences, windows
-    )
+    # An upper limit, of what not all is recorded: lengths of packed sequences, strides.
+    most_flops: int | None = None
+    # Of each query at most, where that is not all of them: packed sequences, windows.
+    keys: int | None = None
     unmasked_flops: int | None = None  # of attention
-    recomputed_flops: int = (
-        0  # of `flops`: what was computed before and is computed again, as fused attention does
-    )
+    # Of `flops`, what was computed before and is computed again, as fused attention does.
+    recomputed_flops: int = 0
     at_least_flops: int | None = None  # a lower limit where `flops` is not known
 
     @property
@@ -74,21 +72,21 @@ def cost(
     range around the call that tells the lengths of sequences.
     """
     ours = name.startswith(("aten::", "kernels::"))
-    base = name if name in _FORMULAS else name.rsplit("::", 1)[-1].strip("_") if ours else None
+    base = None
+    if name in _FORMULAS:
+        base = name
+    elif ours:
+        base = name.rsplit("::", 1)[-1].strip("_")
     if base is None or is_view_or_metadata_op(name) or not all(map(is_shape, shapes)):
         return Cost()
     try:
-        sizes = [
-            BYTES_OF.get(kind) for kind in types or [None] * len(shapes)
-        ]  # PyTorch 1.8 records no types
         if base in _FORMULAS:
-            formula, names = _FORMULAS[base]
-            inputs = named_inputs(names, shapes, sizes, values)
-            if formula in (attention_cost, untold_attention_cost) and (
-                sums := BATCH.match(batch or "")
-            ):
-                return batch_attention_cost(inputs, formula, *map(int, sums.groups()))
-            return formula(inputs)
+            formula = _FORMULAS[base]
+            inputs = named_inputs(formula.names, shapes, types, values)
+            sums = BATCH.match(batch or "")
+            if sums and formula.cost in (attention_cost, untold_attention_cost):
+                return batch_attention_cost(inputs, formula.cost, *map(int, sums.groups()))
+            return formula.cost(inputs)
         if category(name) in ("element-wise", "normalization") or base in _SAME_SHAPE:
             return streaming_cost(base, shapes, types or [])
     except (LookupError, TypeError, ValueError):  # shapes that no operator of this name takes
@@ -106,20 +104,22 @@ def cost_of_called(name: str, shapes: list, types: list | None, values: list | N
     caller, of this name."""
     if not all(map(is_shape, shapes)):
         return Cost()
-    formula, names = _CALLERS[name.removeprefix("aten::")]
-    sizes = [BYTES_OF.get(kind) for kind in types or [None] * len(shapes)]
+    formula = _CALLERS[name.removeprefix("aten::")]
     try:
-        return formula(named_inputs(names, shapes, sizes, values))
+        return formula.cost(named_inputs(formula.names, shapes, types, values))
     except (LookupError, TypeError, ValueError):  # shapes that no operator of this name takes
         return Cost()
 
 
-def named_inputs(
-    names: list[str], shapes: list, sizes: list[int | None], values: list | None
-) -> Inputs:
-    """sizes: bytes of an element of each input."""
-    recorded = (dict(zip(names, of_all, strict=False)) for of_all in (shapes, sizes, values or []))
-    return Inputs(*recorded, names)
+def named_inputs(names: list[str], shapes: list, types: list | None, values: list | None) -> Inputs:
+    """names: of all inputs that the operator takes; types: none in traces of PyTorch 1.8."""
+    sizes = [BYTES_OF.get(kind) for kind in types or [None] * len(shapes)]
+    return Inputs(
+        shapes=dict(zip(names, shapes, strict=False)),
+        sizes=dict(zip(names, sizes, strict=False)),
+        values=dict(zip(names, values or [], strict=False)),
+        names=names,
+    )
 
 
 def factor_type(shapes: list, types: list | None) -> str | None:
@@ -229,20 +229,20 @@ def dispatched_convolution_cost(inputs: Inputs) -> Cost:
 def convolution_backward_cost(inputs: Inputs) -> Cost:
     """gradient [N, K, *out size], x, weight -> gradients of x and weight, each a matmul of the
     forward's size"""
-    gradient, x, weight, size = (
-        *map(inputs.shapes.__getitem__, ("gradient", "x", "weight")),
-        inputs.sizes["gradient"],
-    )
-    mask = inputs.values[
-        "output_mask"
-    ]  # which gradients are wanted: of x, of the weight, of the bias
-    of_x, of_weight = (re.findall("True|False", mask) or ["True", "True", ""])[:2]
-    wanted = (of_x == "True") + (of_weight == "True")
-    written = math.prod(x) * (of_x == "True") + math.prod(weight) * (of_weight == "True")
-    elements = sum(map(math.prod, (gradient, x, weight))) + written
+    gradient, x, weight = (inputs.shapes[name] for name in ("gradient", "x", "weight"))
+    # Which gradients are wanted: of x, of the weight, of the bias.
+    wanted = re.findall("True|False", inputs.values["output_mask"]) or ["True", "True", ""]
+    matmuls, written = 0, 0
+    for is_wanted, shape in zip(wanted, (x, weight), strict=False):
+        if is_wanted == "True":
+            matmuls += 1
+            written += math.prod(shape)
+    moved, size = None, inputs.sizes["gradient"]
+    if size:
+        moved = (math.prod(gradient) + math.prod(x) + math.prod(weight) + written) * size
     transposed = inputs.values.get("transposed") == "True"
-    each = math.prod(x if transposed else gradient) * math.prod(weight[1:])
-    return Cost(wanted * 2 * each, elements * size if size else None)
+    each = 2 * math.prod(x if transposed else gradient) * math.prod(weight[1:])
+    return Cost(matmuls * each, moved)
 
 
 def gradient_of_input_cost(inputs: Inputs) -> Cost:
@@ -302,6 +302,14 @@ def experts_cost(inputs: Inputs) -> Cost:
 # ---- Attention -----------------------------------------------------------------------------------
 
 
+class Window(NamedTuple):
+    """Which keys a query sees, besides that of its own position."""
+
+    left: float  # keys before it
+    right: float  # keys after it
+    top_left: bool  # the first query is beside the first key; else the last beside the last
+
+
 def attention_cost(inputs: Inputs, heads_first: bool = False) -> Cost:
     """query [B, S, H, E] or, with heads first, [B, H, S, E], keys of length T -> the query's shape;
     the full S x T, causal or not, but of a window its width.
@@ -312,49 +320,73 @@ def attention_cost(inputs: Inputs, heads_first: bool = False) -> Cost:
     keys in pages of a cache only the longest is known.  What is needed at least is that of
     sequences of equal length, because it grows with their squares.
     """
-    query, key, value = map(inputs.shapes.__getitem__, ("query", "key", "value"))
-    if query[0] == 1 and inputs.shapes.get("key_edges", []) and not heads_first:
-        query, key, value = (one[-3:] for one in (query, key, value))
-    backward, size = "gradient" in inputs.names, inputs.sizes["query"]
-    packed, pages = len(query) == 3, inputs.shapes.get("pages", [])
-    if packed and "longest_keys" not in inputs.names:
+    query, key, value = attention_shapes(inputs, heads_first)
+    is_packed, pages = len(query) == 3, inputs.shapes.get("pages", [])
+    if is_packed and "longest_keys" not in inputs.names:
         return Cost()
-    position = -2 if heads_first and not packed else -3
+    position = -2 if heads_first and not is_packed else -3
     queries, length = query[position], key[position]
-    mask, left, right = (inputs.values.get(name) or "" for name in ("causal", "left", "right"))
-    left, right = (int(text) if re.fullmatch(r"\d+", text) else math.inf for text in (left, right))
-    right = 0 if mask in CAUSAL else right
-    longest = inputs.values.get("longest_keys") if packed or pages else str(length)
-    in_pages = pages[1] * key[1] if pages else math.inf
-    keys = min(
-        in_pages, parse_value(longest) if longest or not pages else math.inf, left + right + 1
-    )
-    per_key = 3 * query[-1] + 2 * value[-1] if backward else query[-1] + value[-1]
+    window = window_of(inputs, heads_first)
+    keys = min(longest_keys(inputs, length, is_packed), window.left + window.right + 1)
+    is_backward = "gradient" in inputs.names
+    per_key = query[-1] + value[-1]
+    if is_backward:
+        per_key = 3 * query[-1] + 2 * value[-1]
     flops = 2 * math.prod(query[:-1]) * keys * per_key
-    scores = flops * query[-1] // per_key if backward else 0  # of the forward pass, computed again
     if pages:
         return Cost(most_flops=flops, keys=keys)
-    elements = 2 * math.prod(query) + math.prod(key) + math.prod(value)
-    moved = elements * (2 if backward else 1) * size if size else None
-    # The first query is beside the first key, or the last beside the last.
-    pairs = partial(unmasked_pairs, left=left, right=right, top_left=heads_first or mask == "1")
+    scores = 0  # of the forward pass, computed again
+    if is_backward:
+        scores = flops * query[-1] // per_key
+    size, moved = inputs.sizes["query"], None
+    if size:
+        passes = 2 if is_backward else 1
+        moved = (2 * math.prod(query) + math.prod(key) + math.prod(value)) * passes * size
     limited = keys if keys < length else None
-    if not packed:
-        least = 2 * math.prod(query[:-1]) // queries * pairs(queries, length) * per_key
+    if not is_packed:
+        per_query = 2 * math.prod(query[:-1]) // queries * per_key
+        least = per_query * unmasked_pairs(queries, length, window)
         return Cost(flops, moved, None, limited, least, scores)
     sequences = inputs.shapes["key_edges"][0] - 1
-    each, longer = divmod(queries, sequences)
-    unmasked = (sequences - longer) * pairs(each, each) + longer * pairs(each + 1, each + 1)
-    least = 2 * query[-2] * unmasked * per_key if queries == length else None
-    known = keys <= length / sequences
-    return Cost(
-        flops if known else None,
-        moved,
-        None if known else flops,
-        limited,
-        least,
-        scores if known else 0,
-    )
+    least = None
+    if queries == length:
+        least = 2 * query[-2] * unmasked_pairs_of_equal(queries, sequences, window) * per_key
+    if keys <= length / sequences:
+        return Cost(flops, moved, None, limited, least, scores)
+    return Cost(None, moved, flops, limited, least)
+
+
+def attention_shapes(inputs: Inputs, heads_first: bool) -> tuple[list, list, list]:
+    """Of query, key and value; of packed sequences without the batch, which is 1."""
+    query, key, value = (inputs.shapes[name] for name in ("query", "key", "value"))
+    if query[0] == 1 and inputs.shapes.get("key_edges", []) and not heads_first:
+        return query[-3:], key[-3:], value[-3:]
+    return query, key, value
+
+
+def window_of(inputs: Inputs, heads_first: bool) -> Window:
+    mask = inputs.values.get("causal") or ""
+    left, right = (width_of(inputs.values.get(name)) for name in ("left", "right"))
+    if mask in CAUSAL:
+        right = 0
+    return Window(left, right, top_left=heads_first or mask == "1")
+
+
+def width_of(text: str | None) -> float:
+    """Of a side of a window; without a number it has no end."""
+    return int(text) if re.fullmatch(r"\d+", text or "") else math.inf
+
+
+def longest_keys(inputs: Inputs, length: int, is_packed: bool) -> float:
+    """How many keys a query has at most, windows apart.  length: of the keys that were passed."""
+    pages = inputs.shapes.get("pages", [])
+    if not is_packed and not pages:
+        return length
+    longest = inputs.values.get("longest_keys")
+    if not pages:
+        return parse_value(longest)
+    in_pages = pages[1] * inputs.shapes["key"][1]
+    return min(in_pages, parse_value(longest)) if longest else in_pages
 
 
 def heads_first_attention_cost(inputs: Inputs) -> Cost:
@@ -390,12 +422,19 @@ CAUSAL = (
 )  # texts of the input; the numbers are kinds of masks, 1 from the upper left corner
 
 
-def unmasked_pairs(queries: int, keys: int, left: float, right: float, top_left: bool) -> int:
-    """How many scores are left, where a query sees so many keys before and after the one
-    of its own position."""
-    beside = np.arange(queries) + (0 if top_left else keys - queries)
-    seen = np.minimum(beside + right, keys - 1) - np.maximum(beside - left, 0) + 1
-    return int(np.maximum(seen, 0).sum())
+def unmasked_pairs(queries: int, keys: int, window: Window) -> int:
+    """How many scores are left, where a query sees the keys of its window."""
+    beside = np.arange(queries) + (0 if window.top_left else keys - queries)
+    last = np.minimum(beside + window.right, keys - 1)
+    first = np.maximum(beside - window.left, 0)
+    return int(np.maximum(last - first + 1, 0).sum())
+
+
+def unmasked_pairs_of_equal(queries: int, sequences: int, window: Window) -> int:
+    """The same of queries in so many sequences of equal length, as near as that can be."""
+    each, longer = divmod(queries, sequences)
+    of_shorter = (sequences - longer) * unmasked_pairs(each, each, window)
+    return of_shorter + longer * unmasked_pairs(each + 1, each + 1, window)
 
 
 def paged_attention_cost(inputs: Inputs) -> Cost:
@@ -486,16 +525,52 @@ def parse_value(text: str):
 # ---- Which formula, and the names of an operator's inputs, in its order --------------------------
 
 
-_TABLES = read_ini(Path(__file__).with_suffix(".ini"))
-_SHARED = _TABLES["shared"]
-_OF_A_CALLER = " of a caller"  # ends the sections of operators that call what does the work
-_FORMULAS, _CALLERS = {}, {}
-for _section in _TABLES.sections():
-    if _section != "shared":
-        _formula, _rows = globals()[_section.removesuffix(_OF_A_CALLER)], _TABLES[_section].items()
-        _known = _CALLERS if _section.endswith(_OF_A_CALLER) else _FORMULAS
-        for _operator, _words in _rows:
-            _known[_operator] = (
-                _formula,
-                [name for word in _words.split() for name in _SHARED.get(word, word).split()],
-            )
+class Formula(NamedTuple):
+    """How the cost of an operator is computed."""
+
+    cost: Callable[[Inputs], Cost]
+    names: list[str]  # of its inputs
+
+
+# By kind of work, as the tables of operator_costs.ini are called.
+COST_OF_KIND = {
+    "matmul": matmul_cost,
+    "scaled matmul": scaled_matmul_cost,
+    "grouped matmul": grouped_matmul_cost,
+    "any layout matmul": any_layout_matmul_cost,
+    "experts": experts_cost,
+    "norm": norm_cost,
+    "convolution": convolution_cost,
+    "linear": linear_cost,
+    "transposed convolution": transposed_convolution_cost,
+    "dispatched convolution": dispatched_convolution_cost,
+    "convolution backward": convolution_backward_cost,
+    "gradient of input": gradient_of_input_cost,
+    "attention": attention_cost,
+    "heads first attention": heads_first_attention_cost,
+    "untold attention": untold_attention_cost,
+    "paged attention": paged_attention_cost,
+}
+_OF_A_CALLER = " of a caller"  # ends the names of tables of operators that call what does the work
+
+
+def _read_formulas() -> tuple[dict[str, Formula], dict[str, Formula]]:
+    """Of operators that do their work, and of those that call one which does."""
+    tables = read_ini(Path(__file__).with_suffix(".ini"))
+    shared = tables["shared"]
+    formulas: dict[str, Formula] = {}
+    formulas_of_callers: dict[str, Formula] = {}
+    for table in tables.sections():
+        if table == "shared":
+            continue
+        cost_of_kind = COST_OF_KIND[table.removesuffix(_OF_A_CALLER)]
+        of_table = formulas_of_callers if table.endswith(_OF_A_CALLER) else formulas
+        for operator, words in tables[table].items():
+            names = []
+            for word in words.split():
+                names += shared.get(word, word).split()
+            of_table[operator] = Formula(cost_of_kind, names)
+    return formulas, formulas_of_callers
+
+
+_FORMULAS, _CALLERS = _read_formulas()
