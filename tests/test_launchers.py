@@ -72,6 +72,9 @@ def project(tmp_path):
     (folder / "requirements.txt").touch()
     for command in PROJECT.glob("*.py"):
         (folder / command.name).write_text(STAND_IN)
+    (folder / "studies").mkdir()
+    for study in PROJECT.glob("studies/*.py"):  # which there are is told by their files
+        (folder / "studies" / study.name).touch()
     return folder
 
 

@@ -19,7 +19,7 @@ from analysis.vocabulary.kernel_classes import VECTOR_CLASSES, category
 from analysis.vocabulary.operators import operator_class
 from analysis.work.fake_step import fake_step
 from analysis.work.flop_counts import register_cpu_attention
-from analysis.work.operator_costs import unmasked_pairs
+from analysis.work.operator_costs import Window, unmasked_pairs
 from harness.base.ranges import range_observers
 from harness.documents.flops import ComputationalIntensity
 from harness.instruments.phases import PHASES
@@ -223,9 +223,8 @@ def masked_flops(given: dict, flops: int) -> int:
     if not (flops and given.get("is_causal")):
         return 0
     queries, keys = (given[name].shape[-2] for name in ("query", "key"))
-    return flops - flops * unmasked_pairs(queries, keys, math.inf, 0, top_left=True) // (
-        queries * keys
-    )
+    causal = Window(left=math.inf, right=0, top_left=True)
+    return flops - flops * unmasked_pairs(queries, keys, causal) // (queries * keys)
 
 
 def accesses(func, given: dict, out) -> tuple[Accesses, Accesses]:
