@@ -143,7 +143,8 @@ def parse_sweep(
 
     not_with_workload: the flags that --workload takes the place of."""
     args = parser.parse_args()
-    if not_with_workload and args.workload:
+    has_workload = bool(getattr(args, "workload", None))
+    if not_with_workload and has_workload:
         refuse_with_workload(parser, not_with_workload)
     require_one_process(parser.prog)
     if args.device_memory and not args.dry_run:
@@ -152,33 +153,37 @@ def parse_sweep(
         parser.error("--resume: the sweep stays in its folder; leave out --output-dir")
     require("a sweep", ["matplotlib"])
     asked = args.device or "auto"
-    device = run_in_subprocess_if_gpu(
-        asked != "cpu" and torch.cuda.is_available(), properties_of, asked
-    )
-    smaller = []
+    may_use_gpu = asked != "cpu" and torch.cuda.is_available()
+    device = run_in_subprocess_if_gpu(may_use_gpu, properties_of, asked)
+    smaller = fill_defaults(args, device.on_gpu, has_workload)
+    args.notes = []
+    if smaller and not device.on_gpu:
+        args.notes.append(f"No GPU: the defaults are {', '.join(smaller)}")
+    return args, device
+
+
+def fill_defaults(args: argparse.Namespace, on_gpu: bool, has_workload: bool) -> list[str]:
+    """Give flags that have a default for each device that of this one, and lists each value once;
+    return these flags as they would be typed."""
+    typed = []
     for name, value in vars(args).items():
         if isinstance(value, ByDevice):
-            value = value.gpu if device.on_gpu else value.cpu
-            if name != "sizes" or not getattr(
-                args, "workload", None
-            ):  # whose file has a size of its own
-                smaller.append(flag_of(name, as_typed(value)))
-        setattr(args, name, list(dict.fromkeys(value)) if isinstance(value, list) else value)
-    args.notes = (
-        [f"No GPU: the defaults are {', '.join(smaller)}"] if smaller and not device.on_gpu else []
-    )
-    return args, device
+            value = value.gpu if on_gpu else value.cpu
+            if name != "sizes" or not has_workload:  # whose file has a size of its own
+                typed.append(flag_of(name, as_typed(value)))
+        if isinstance(value, list):
+            value = list(dict.fromkeys(value))
+        setattr(args, name, value)
+    return typed
 
 
 def refuse_with_workload(parser: OneLineParser, names: Sequence[str]) -> None:
     """Refuse those of the flags that were given."""
     given = parser.parse_args(namespace=argparse.Namespace(**dict.fromkeys(names)))
-    if refused := next((name for name in names if getattr(given, name)), None):
-        why = (
-            "has no effect with --workload: model, batches and optimizer are the file's; leave"
-            " it out"
-        )
-        parser.error(f"{flag_of(refused)}: {why}")
+    why = "has no effect with --workload: model, batches and optimizer are the file's; leave it out"
+    for name in names:
+        if getattr(given, name):
+            parser.error(f"{flag_of(name)}: {why}")
 
 
 def check_step_flags(option: str, flags: Sequence[str], not_here: Mapping[str, str]) -> None:
@@ -186,7 +191,8 @@ def check_step_flags(option: str, flags: Sequence[str], not_here: Mapping[str, s
     option of a study, that would have no effect on the study's steps.  not_here: further ones by
     their field, each with the reason."""
     given = vars(build_parser().parse_args(flags))
-    refused = dict.fromkeys(NOT_OF_A_STEP, "does not change the step; leave it out") | not_here
+    refused = dict.fromkeys(NOT_OF_A_STEP, "does not change the step; leave it out")
+    refused.update(not_here)
     for name, why in refused.items():
         if given.get(name) not in (None, False):
             raise UserError(f"{option} {flag_of(name)}: {why}", 2)
@@ -195,7 +201,8 @@ def check_step_flags(option: str, flags: Sequence[str], not_here: Mapping[str, s
 def check_device_has_flags(option: str, workload: TinyLlamaWorkload, on_gpu: bool) -> None:
     """Raise UserError, exit code 2, for a flag given with this option of a study
     that needs another machine."""
-    if line := missing(workload.training, on_gpu):
+    line = missing(workload.training, on_gpu)
+    if line:
         raise UserError(f"{option} {line}", 2)
 
 

@@ -71,6 +71,9 @@ def properties_of(asked: str) -> DeviceProperties:
 
 def unsupported_precisions(device: torch.device) -> dict[str, str]:
     """Each precision that the device does not support, and why."""
-    return {
-        precision: why for precision in PRECISIONS if (why := lacks_precision(precision, device))
-    }
+    unsupported = {}
+    for precision in PRECISIONS:
+        why = lacks_precision(precision, device)
+        if why:
+            unsupported[precision] = why
+    return unsupported

@@ -11,7 +11,7 @@ import torch
 
 from harness.machine.devices import choose_device
 from harness.ranks.distributed import process_group
-from studies.engine.isolation import Child, Tell
+from studies.engine.isolation import Child, Outcome, Tell
 
 
 class RankContext(NamedTuple):
@@ -39,24 +39,35 @@ def on_ranks(
     results: dict[int, object] = {}
     try:
         while len(results) < world_size:
-            waiting = [child.receiver for rank, child in enumerate(ranks) if rank not in results]
-            ready = connection.wait(waiting, 1.0)
-            answers = {
-                rank: child.answer() for rank, child in enumerate(ranks) if child.receiver in ready
-            }
-            told = [
-                answers.pop(rank) for rank, answer in [*answers.items()] if isinstance(answer, str)
-            ]
-            for rank, answer in sorted(answers.items(), key=lambda item: item[1].at_s):
-                if answer.status != "ok":
+            texts = []
+            for rank, answer in answers_of(ranks, results):
+                if isinstance(answer, str):
+                    texts.append(answer)
+                elif answer.status != "ok":
                     return answer.status, f"rank {rank}: {answer.result}"
-                results[rank] = answer.result
-            for text in told or [""]:
+                else:
+                    results[rank] = answer.result
+            for text in texts or [""]:
                 while_waiting(text)
         return "ok", [results[rank] for rank in range(world_size)]
     finally:
         for child in ranks:
             child.end()
+
+
+def answers_of(ranks: list[Child], results: dict[int, object]) -> list[tuple[int, Outcome | str]]:
+    """What the ranks that have no result yet send within a second: what they tell, and then how
+    they end, the first to end first."""
+    waiting = {rank: child for rank, child in enumerate(ranks) if rank not in results}
+    ready = connection.wait([child.receiver for child in waiting.values()], 1.0)
+    texts, outcomes = [], []
+    for rank, child in waiting.items():
+        if child.receiver not in ready:
+            continue
+        answer = child.answer()
+        (texts if isinstance(answer, str) else outcomes).append((rank, answer))
+    outcomes.sort(key=lambda ended: ended[1].at_s)
+    return texts + outcomes
 
 
 def free_port() -> int:
@@ -73,8 +84,9 @@ def work_of_rank(
         "LOCAL_RANK": rank,
         "WORLD_SIZE": world_size,
         "LOCAL_WORLD_SIZE": world_size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
     }
-    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
     if device_name == "cpu":
         torch.set_num_threads(1)
