@@ -105,6 +105,8 @@ class Server:
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            # Its number may become that of a file of the client, which it would close in the end.
+            connection.detach()
             *files, users, mounts = files
             if asked["mounts"] != os.readlink("/proc/self/ns/mnt"):
                 join(users, mounts)
