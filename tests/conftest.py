@@ -35,6 +35,10 @@ os.environ["TINY_LLAMA_STRICT"] = (
     "1"  # a null without a reason is an error, here and in processes that tests start
 )
 
+# Each process that compiles would try by compiling for them which vector instructions there are:
+# a second of a core, and seven in an empty cache.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = (
         "1"  # kernels run on the CPU; Triton reads it when it is imported
@@ -255,7 +259,8 @@ def without_compiler():
     from torch._inductor import config
 
     torch.compiler.reset()
-    with config.patch({"cpp.cxx": (None, "/nonexistent"), "fx_graph_cache": False}):
+    nothing = {"cpp.cxx": (None, "/nonexistent"), "cpp.vec_isa_ok": None, "fx_graph_cache": False}
+    with config.patch(nothing):
         yield
 
 
