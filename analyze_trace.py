@@ -11,8 +11,8 @@ own.  Examples:
   python3 analyze_trace.py trace.json.gz            report.html in analysis_<timestamp>/
   python3 analyze_trace.py traces/ --output-dir result --verbose
                                                     of all ranks; prints the tables too
-  python3 analyze_trace.py trace.json --slim small.json.gz --redact
-                                                    writes one without names that can be mailed
+  python3 analyze_trace.py trace.json --slim small.json.gz
+                                                    also writes a smaller one for viewers
 """
 
 import importlib.util

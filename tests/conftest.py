@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -33,6 +34,10 @@ from harness.base import files
 os.environ["TINY_LLAMA_STRICT"] = (
     "1"  # a null without a reason is an error, here and in processes that tests start
 )
+
+# Each process that compiles would try by compiling for them which vector instructions there are:
+# a second of a core, and seven in an empty cache.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = (
@@ -77,6 +82,18 @@ def measured_peaks(tmp_path_factory):
     folder = tmp_path_factory.getbasetemp()
     shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     os.environ["XDG_CACHE_HOME"] = str(shared / "cache")
+
+
+@pytest.fixture(autouse=True)
+def environment_is_left():
+    """Libraries set environment variables as they are imported, such as DeepSpeed; what later tests
+    start would then differ from the interpreter that starts warm, and each start be one from
+    nothing."""
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @pytest.fixture(scope="session")
@@ -222,8 +239,16 @@ def profiler(command):
     return run
 
 
+@pytest.fixture(scope="session")
+def warm_servers():
+    """Those of the warm interpreter run before a program does.  Without workers of xdist they
+    descend from this process: what ends a program with all that it started would end them, too."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--help"]
+    subprocess.run(start, stdout=subprocess.DEVNULL, check=True)
+
+
 @pytest.fixture
-def warm_programs(monkeypatch):
+def warm_programs(warm_servers, monkeypatch):
     """Programs that profile_program.py runs start warm."""
     monkeypatch.setenv("WARM_PROGRAMS", "yes")
 
@@ -234,7 +259,8 @@ def without_compiler():
     from torch._inductor import config
 
     torch.compiler.reset()
-    with config.patch({"cpp.cxx": (None, "/nonexistent"), "fx_graph_cache": False}):
+    nothing = {"cpp.cxx": (None, "/nonexistent"), "cpp.vec_isa_ok": None, "fx_graph_cache": False}
+    with config.patch(nothing):
         yield
 
 

@@ -56,7 +56,7 @@ def test_without_pytorch_there_is_the_answer(command, without, tmp_path):
         ([], 2, "PATH"),
         (["absent.json"], 1, "absent.json"),
         (["absent.json", "--batch-size", "4"], 2, "unknown argument --batch-size"),
-        (["trace.json", "--redact"], 2, "--redact: requires --slim"),
+        (["trace.json", "--shortest", "5"], 2, "--shortest 5: requires --slim"),
         (["empty.json"], 1, "empty.json: empty"),
     ],
 )
@@ -84,7 +84,7 @@ def test_help_has_groups_and_commands_to_copy(command):
         == 64
     )
     _, out, _ = command(analyze_trace, "--help")
-    assert len(re.findall(r"^  python3 analyze_trace.py", out, re.M)) >= 2 and "--redact" in out
+    assert len(re.findall(r"^  python3 analyze_trace.py", out, re.M)) >= 2 and "--slim" in out
 
 
 # ---- The next recording --------------------------------------------------------------------------

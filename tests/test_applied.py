@@ -33,6 +33,8 @@ from harness.program.hooks.signs import (
 from harness.program.hooks.switches import SWITCHES, compiled, is_skipped
 from harness.program.trials import TrialResult
 
+pytestmark = pytest.mark.usefixtures("warm_servers")
+
 
 def signs_of(loss: torch.Tensor) -> dict:
     signs = Signs()

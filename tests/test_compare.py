@@ -90,6 +90,13 @@ def copy_of(folder, target, times=None, **changes):
     return target
 
 
+def started_on(day, folder):
+    file = folder / "performance_summary.json"
+    summary = json.loads(file.read_text())
+    summary["environment"]["timestamp"] = f"2026-11-{day:02}T03:00:00+00:00"
+    file.write_text(json.dumps(summary))
+
+
 def lines_of(comparison):
     return as_text(comparison_section(with_short_names(comparison)))[1:]
 
@@ -492,6 +499,8 @@ def test_the_answer_names_the_difference_and_its_largest_reason(runs, tmp_path):
         copy_of(runs / ("wide" if name == "same" else "large_batch"), tmp_path / name, times)
         for name, times in runs_of.items()
     ]
+    for day, folder in enumerate(others, 1):
+        started_on(day, folder)
     lines = comparison_answer(compare([base, *others]), "comparison.md")
     assert_answer("\n\n" + "\n".join(lines))
     text = "\n".join(lines)

@@ -28,7 +28,6 @@ from analysis.diagnosis.text import judged_first, trust_text
 from analysis.diagnosis.traces import analyze_all
 from analysis.report.charts import breakdown_chart
 from analysis.report.page import first_screen, trust_in
-from analysis.trace.redact import Redaction
 from analysis.work.operator_costs import cost
 from harness.base.sections import as_text
 from studies.optimization_parts.rows import OptimizationStudyRow
@@ -334,10 +333,3 @@ def test_compiling_counts_in_what_is_fastest():
     assert best_of([plain, compiled]) is plain  # 80 + 10 ms a step, and 90
     compiled.num_steps = 101
     assert best_of([plain, compiled]) is compiled
-
-
-def test_the_name_of_a_host_goes_whatever_its_form():
-    for name in ("vm", "node", "host-1.cluster"):
-        redaction = Redaction([])
-        kept = redaction.metadata({"hostInfo": {"name": name, "boot_id": "1"}})
-        assert name not in kept["hostInfo"]["name"] and redaction.replaced["host"]

@@ -1,19 +1,16 @@
-"""The gate on slowdowns and the history of runs, on made-up step times around a real summary."""
+"""The gate on slowdowns, on made-up step times around a real summary."""
 
 import json
 
 import numpy as np
 import pytest
 from helpers import SMALL_MODEL, assert_answer
+from traces import SMALL, write_trace
 
 import compare_runs
 import tiny_llama_v1 as tiny_llama
 from analysis.comparison.gate import EXIT_SLOWER
-from analysis.comparison.history import FIRST, history, history_answer, history_section
-from analysis.comparison.noise import NOISE, UNDECIDED, noise_between_runs
-from analysis.report.comparison_figure import draw_history
-from harness.base.errors import UserError
-from harness.base.sections import as_text
+from analysis.comparison.noise import UNDECIDED, noise_between_runs
 
 SUMMARY = "performance_summary.json"
 
@@ -187,13 +184,6 @@ def test_what_cannot_be_judged_is_one_line(write_run, tmp_path, command):
         ),
         (["a", "--fail-if-slower", "5"], 2, "takes two folders"),
         (["a", "b", "--fail-if-slower", "5%"], 2, "--fail-if-slower: 5% is not a positive"),
-        (["a", "--history", "."], 2, "--history: takes one folder"),
-        (
-            ["--history", "theirs"],
-            1,
-            "theirs: no run of this workshop in it or below it; Not a run of this workshop:",
-        ),
-        (["--history", "nowhere"], 1, "nowhere: no such folder"),
         ([], 2, "give two runs or more"),
     ):
         code, _, error = command(compare_runs, *flags)
@@ -203,72 +193,29 @@ def test_what_cannot_be_judged_is_one_line(write_run, tmp_path, command):
     assert command(compare_runs, "mixed/eager", "mixed/sdpa", "--fail-if-slower", "5")[0] == 0
 
 
-@pytest.mark.slow
-def test_history_tells_what_changed_beyond_noise(write_run, tmp_path, command):
-    rng = np.random.default_rng(0)
-    root = tmp_path / "nightly"
-    for day in range(1, 15):
-        commit = f"{day:x}" * 40
-        slow = 1.3 if day >= 9 else 1.0
-        write_run(
-            root / f"eager_{day}", slow * step_times(rng, "normal", 0.004), day, commit=commit
-        )
-        host = "other" if day >= 12 else "one"
-        write_run(
-            root / f"sdpa_{day}", step_times(rng, "normal", 0.0), day, attention="sdpa", host=host
-        )
-    write_run(root / "failed", [], 15, status="failed")
-    (root / "theirs").mkdir()
-    (root / "theirs" / "config.json").write_text("{}")
-    (root / "damaged").mkdir()
-    (root / "damaged" / SUMMARY).write_text("{")
-    found = history(root)
-    rows = {row["name"]: row for row in found["runs"]}
-    assert len(rows) == 29 and found["settings"] == ["attention eager", "attention sdpa"]
-    assert [row["name"] for row in found["runs"]][-1] == "failed" and rows["failed"][
-        "difference"
-    ] == "failed"
-    assert rows["eager_1"]["difference"] == FIRST and rows["eager_9"]["difference"] == "slower"
-    assert {
-        row["difference"] for name, row in rows.items() if name[-2:] not in ("_1", "_9", "ed")
-    } == {NOISE}
-    assert rows["eager_9"]["against"] == "eager_8" and "0.7" in rows["eager_9"]["changed"][0]
-    assert "host other" in rows["sdpa_12"]["environment"]
-    assert [text.partition(": ")[0] for text in sorted(found["others"])] == [
-        str(root / "damaged" / SUMMARY),
-        "Not a run of this workshop",
+def test_runs_after_the_baseline_are_sorted_by_the_date_of_their_start(
+    write_run, tmp_path, command
+):
+    for name, day in (("last", 9), ("first", 2), ("middle", 5), ("baseline", 7)):
+        write_run(tmp_path / name, [100.0] * 9, day)
+    write_trace(tmp_path / "trace.json", *SMALL)
+    given = ["baseline", "trace.json", "last", "first", "middle"]
+    code, out, _ = command(compare_runs, *given, "--output-dir", "out", "--verbose")
+    assert code == 0, out
+    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())["runs"]
+    assert [row["name"] for row in rows] == ["baseline", "first", "middle", "last", "trace.json"]
+    assert [row["started"] and row["started"][8:10] for row in rows] == [
+        "07",
+        "02",
+        "05",
+        "09",
+        None,
     ]
-    lines = history_answer(found, "history.md")
-    text = "\n".join(lines)
-    assert "29 from 2026-11-01 to 2026-11-15, of 2 settings" in text
-    assert "2026-11-09 eager_9: step 0.7" in text and "failed failed" in text
-    assert any("11-09 03:00" in line for line in as_text(history_section(found)))
-    axes = draw_history(found).axes
-    assert [one.get_title(loc="left") for one in axes] == found["settings"]
-    assert [text.get_text() for text in axes[0].texts] == [
-        f"{1 / rows['eager_9']['ratio']:.2f}x as fast"
-    ]
-    code, out, _ = command(compare_runs, "--history", "nightly", "--output-dir", "out", "--verbose")
-    assert code == 0 and assert_answer(out)
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "history.json",
-        "history.md",
-        "history.png",
-    }
-    (root / "empty").mkdir()
-    with pytest.raises(UserError, match="no run of this workshop"):
-        history(root / "empty")
+    table = [line for line in out.splitlines() if "2026-11-" in line]
+    assert [line.split()[0] for line in table] == ["baseline", "first", "middle", "last"]
 
 
-def test_history_of_memory_losses_and_single_runs(write_run, tmp_path, recorded):
-    memory = recorded["memory"]
-    write_run(tmp_path / "a", [100.0] * 9, 1)
-    write_run(tmp_path / "b", [100.0] * 9, 2, memory=memory | {"peak_mb": 2 * memory["peak_mb"]})
-    audit = {"ok": False, "findings": [{"check": "rate", "detail": "too fast"}], "not_checked": []}
-    write_run(tmp_path / "c", [100.0] * 9, 3, memory=memory, audit=audit)
-    changed = [row["changed"] for row in history(tmp_path)["runs"]]
-    assert changed[0] == [] and changed[1][0].startswith("peak ") and changed[2][-1] == "too fast"
-    write_run(tmp_path / "alone" / "d", [100.0] * 9, 4)
-    write_run(tmp_path / "alone" / "e", [50.0] * 9, 5, batch_size=2)
-    axes = draw_history(history(tmp_path / "alone")).axes
-    assert [one.get_title(loc="left") for one in axes] == ["every run has settings of its own"]
+@pytest.mark.parametrize("flag", ["--history", "--fail"])
+def test_a_flag_that_is_gone_is_an_error(command, flag):
+    code, _, error = command(compare_runs, flag, "runs")
+    assert code == 2 and error.count("\n") == 1

@@ -53,24 +53,13 @@ def read(path):
     "flags",
     [
         "--batch-size 3 --seq-len 33",
-        pytest.param("", marks=pytest.mark.slow),
-        pytest.param("--batch-size 2 --seq-len 64", marks=pytest.mark.slow),
-        pytest.param("--batch-size 16 --seq-len 32 --precision bf16", marks=pytest.mark.slow),
-        pytest.param("--gradient-accumulation-steps 4", marks=pytest.mark.slow),
-        pytest.param("--activation-checkpointing", marks=pytest.mark.slow),
-        pytest.param("--activation-checkpointing 2 --precision bf16-true", marks=pytest.mark.slow),
-        pytest.param(
-            "--activation-checkpointing op --attention sdpa --precision bf16-true",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "--fused-projections --fused-norm --fused-rope --fused-loss --vocab-size 900",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("--size small --batch-size 2", marks=pytest.mark.slow),
-        pytest.param(
-            "--size small --batch-size 1 --seq-len 40 --precision bf16", marks=pytest.mark.slow
-        ),
+        "--batch-size 16 --seq-len 32 --precision bf16",
+        "--batch-size 4 --seq-len 32 --gradient-accumulation-steps 4",
+        "--batch-size 2 --seq-len 64 --activation-checkpointing",
+        "--batch-size 2 --activation-checkpointing 2 --precision bf16-true",
+        "--batch-size 2 --activation-checkpointing op --attention sdpa --precision bf16-true",
+        "--batch-size 2 --fused-projections --fused-norm --fused-rope --fused-loss --vocab-size 90",
+        "--size small --batch-size 1 --seq-len 40 --precision bf16",
     ],
 )
 def test_the_predicted_peak_is_the_measured_one(train, tmp_path, flags):

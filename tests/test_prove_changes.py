@@ -35,6 +35,7 @@ from harness.program.hooks.trial import sketch
 from harness.program.trials import TrialResult, trials_of
 from tools.planted_changes import audits
 
+pytestmark = pytest.mark.usefixtures("warm_servers")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
 
 

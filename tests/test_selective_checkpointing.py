@@ -1,5 +1,7 @@
 """--activation-checkpointing full, op and N: the same training with other work and other memory."""
 
+import functools
+
 import pytest
 import torch
 from test_parallel import on_one_rank, resolved
@@ -81,24 +83,25 @@ def test_a_choice_that_is_none(train, value):
     assert "is not known; use full, op, or N of every N-th block" in err
 
 
+@functools.cache
+def losses_compiled(flags: str) -> list[float]:
+    torch.compiler.reset()
+    workload = resolved(f"--batch-size 8 --n-layers 2 --attention sdpa {flags}")
+    torch.manual_seed(workload.training.seed)
+    state, stream = workload.build(torch.device("cpu")), workload.batches(torch.device("cpu"))
+    compile_in_place(state.model)
+    losses = []
+    for _ in range(2):
+        loss = workload.loss(state.model, next(stream))
+        loss.backward()
+        state.optimizer.step()
+        state.optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", CHOICES[2:])
 def test_compiled_it_trains_alike(choice):
     """Compiled code rounds as it rounds without checkpointing."""
-
-    def losses(flags: str) -> list[float]:
-        torch.compiler.reset()
-        workload = resolved(f"--batch-size 8 --n-layers 2 --attention sdpa {flags}")
-        torch.manual_seed(workload.training.seed)
-        state, stream = workload.build(torch.device("cpu")), workload.batches(torch.device("cpu"))
-        compile_in_place(state.model)
-        found = []
-        for _ in range(2):
-            loss = workload.loss(state.model, next(stream))
-            loss.backward()
-            state.optimizer.step()
-            state.optimizer.zero_grad()
-            found.append(loss.item())
-        return found
-
-    assert losses(choice) == losses("")
+    assert losses_compiled(choice) == losses_compiled("")

@@ -5,11 +5,10 @@ import re
 import shutil
 import stat
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from helpers import PROJECT
+from helpers import PROJECT, REAL_PYTHON
 
 # A python3 with packages of its own: what it has are metadata folders, and pip makes more of them.
 # Of torch there is also version.py, which names the build: that of the index, or STUB_BUILD.
@@ -168,7 +167,7 @@ class Machine:
     def run(self, *command: str, **variables: str):
         environment = {
             "PATH": f"{self.bin}:/usr/bin:/bin",
-            "REAL_PYTHON": sys.executable,
+            "REAL_PYTHON": REAL_PYTHON,
             "STUB_LOG": str(self.log),
             "ROCM_PATH": str(self.project / "no-rocm"),
             "TINY_LLAMA_ROOT": str(self.root),

@@ -26,6 +26,7 @@ from traces import (
     event,
     on_gpu,
     real,
+    real_path,
     rows_of,
     step,
     trace_of,
@@ -36,6 +37,7 @@ import tiny_llama_v1 as tiny_llama
 from analysis.attribution.gpu_time import gpu_timeline
 from analysis.attribution.operators import kernel_section, kernel_table
 from analysis.diagnosis.text import trust_text
+from analysis.diagnosis.traces import analyze_all
 from analysis.trace.columns import Part, Reader
 from analysis.trace.links import link
 from analysis.trace.nesting import parents
@@ -567,6 +569,27 @@ def test_a_slim_trace_of_the_last_steps(tmp_path):
     write_slim(tmp_path / "trace.json", tmp_path / "slim.json", None, {"window": 2})
     kept = json.loads((tmp_path / "slim.json").read_text())["traceEvents"]
     assert kept == [reaches, *steps[1], *steps[2]]
+
+
+SLIMMED = (
+    "b200_eager b300_moe graph_replay_lagging_gpu mi250_trailing_step mi300_sglang_decode"
+    " mi300_attention_far_below_roof rocm_external_id_only start_up_simple_add flux_compiled"
+    " mi300_resnet_training_rank0 nanogpt_trailing_step"
+).split()
+
+
+@pytest.mark.slow_cases
+@pytest.mark.parametrize("name", [*(f"{name}.json.gz" for name in SLIMMED), H100, TORCH_1_8])
+def test_a_slim_trace_is_analyzed_as_the_whole_one(tmp_path, name):
+    whole, slim = real_path(name), tmp_path / "slim.json.gz"
+    write_slim(whole, slim, None, {})
+    documents = []
+    for path in (whole, slim):
+        ((_, document),), _ = analyze_all([path])
+        document["integrity"].pop("stacks_recorded")  # frames are left out of the slim one
+        documents.append(json.loads(json.dumps(document).replace(path.name, "the trace")))
+    documents[1]["trace"] = documents[0]["trace"]
+    assert documents[1] == documents[0]
 
 
 DAMAGED = {

@@ -370,7 +370,6 @@ ALLOWED = {
     "analysis/commands/reading_flags.py": {
         "steps begin with the events of this name, not ProfilerStep"
     },  # for --help
-    "analysis/trace/redact.py": {"nccl_version"},  # an entry of a file's metadata
     "analysis/prediction/network.py": {"gloo", "nccl"},  # backends, as torch.distributed takes them
     "analysis/prediction/text.py": {"cuda_graphs"},  # a setting of the script
 }

@@ -51,8 +51,8 @@ def analyze_existing(
     Raises UserError if there is no trace; after all is written, if the only one is cut off.
     """
     asked = asked or ReadingAlone()
-    if asked.slim or asked.shortest or asked.redact:
-        check_slim(path, asked.slim, asked.shortest, asked.redact)
+    if asked.slim or asked.shortest:
+        check_slim(path, asked.slim, asked.shortest)
     if asked.slices:
         check_slices(path, asked.slices)
     target = (
@@ -107,7 +107,7 @@ def analyze_existing(
         if asked.slices:
             say("", f"Slices: {asked.slices}, {write_slices(asked.slices, tables):,} rows")
         if asked.slim:
-            say("", *wrapped(write_slim(path, asked.slim, asked.shortest, reading, asked.redact)))
+            say("", *wrapped([write_slim(path, asked.slim, asked.shortest, reading)]))
     finally:  # the answer needs none of these files
         say("", *answer_of_traces(analyses, report_in(files)))
     if len(paths) == 1 and analyses[0][1]["integrity"]["cut_off"]:

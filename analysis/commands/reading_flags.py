@@ -42,9 +42,6 @@ class Reading:
     shortest: float | None = flag(
         None, "with --slim: without shorter events", type=number_of(float, 0), metavar="US"
     )
-    redact: bool = flag(
-        False, "with --slim: without names of hosts, users, files and programs, to be mailed"
-    )
 
 
 @dataclass

@@ -39,18 +39,28 @@ SCALES = 1.1
 
 
 def compare(folders: list[Path]) -> dict:
-    """comparison.json.  Raises UserError."""
+    """comparison.json; the first is the baseline, the others are sorted by the time at which they
+    began, then traces, which do not tell it.  Raises UserError."""
+    baseline, *others = read_runs(folders)
+    runs = sorted((run for run in others if not run.of_trace), key=ComparedRun.began)
+    traces = [run for run in others if run.of_trace]
+    return compare_read([baseline, *runs, *traces])
+
+
+def read_runs(folders: list[Path]) -> list[ComparedRun]:
+    """Each run by the name of its folder, or by its path where several have that name.
+    Raises UserError."""
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise UserError("a folder is named twice; give each once", exit_code=2)
     names = [folder.resolve().name for folder in folders]
-    pairs = zip(folders, names, strict=True)
-    return compare_read(
-        [read_run(one, str(one) if names.count(name) > 1 else name) for one, name in pairs]
-    )
+    runs = []
+    for folder, name in zip(folders, names, strict=True):
+        runs.append(read_run(folder, str(folder) if names.count(name) > 1 else name))
+    return runs
 
 
 def compare_read(runs: list[ComparedRun]) -> dict:
-    """The same of runs that were read already, the baseline first."""
+    """comparison.json of runs that were read already, the baseline first."""
     repeats = repeated(runs)
     rows = [run_row(run, runs[0], repeats) for run in runs]
     document = {
@@ -100,6 +110,7 @@ def run_row(run: ComparedRun, baseline: ComparedRun, repeats: dict | None) -> di
     row = {
         "name": run.name,
         "folder": str(run.folder),
+        "started": summary["environment"]["timestamp"],
         "status": summary["status"],
         "size": model.get("size"),
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.comparison.document import compare
+from analysis.comparison.document import compare_read, read_runs
 from analysis.comparison.noise import REPEATED, around, judged, least_left, noise_between_runs
 from analysis.comparison.runs import ComparedRun, different_settings, repeated_runs, settings_text
 from analysis.trust.same_training import OF_THE_DATA, OF_THE_MODEL
@@ -30,7 +30,7 @@ def compare_with_gate(base: Path, new: Path, allowed_percent: float) -> dict:
             f"--fail-if-slower: {base} and {new} do not do the same work:"
             f" {settings_text(different)}"
         )
-    comparison = compare([run.folder for run in (*before, *after)])
+    comparison = compare_read(read_runs([run.folder for run in (*before, *after)]))
     found = judge_slowdown(before, after, allowed_percent)
     sides = {
         "base": [run.name for run in before],

@@ -200,12 +200,9 @@ def ratio_of_medians(times: np.ndarray, baseline: np.ndarray) -> dict:
 # ---- Runs beside runs ----------------------------------------------------------------------------
 
 
-def noise_between_runs(base: Runs, new: Runs, spread: tuple[float, int] = (0.0, 0)) -> float | None:
+def noise_between_runs(base: Runs, new: Runs) -> float | None:
     """How much slower runs of the same code may be by chance: 0.04 is 4%.  None: a run has too few
     steps.
-
-    spread: of further repeats, squares of the logarithms of their medians summed about their mean,
-    and degrees of freedom.
 
     What varies is the run, not the step: steps share the clock, the memory and the neighbors of
     their run (Kalibera and Jones, Rigorous benchmarking in reasonable time, ISMM 2013).  So this is
@@ -218,8 +215,8 @@ def noise_between_runs(base: Runs, new: Runs, spread: tuple[float, int] = (0.0, 
     if min(map(len, (*base, *new))) < STEPS_OF_RUN:
         return None
     medians = [np.log([np.median(times) for times in runs]) for runs in (base, new)]
-    squares = sum(float(((one - one.mean()) ** 2).sum()) for one in medians) + spread[0]
-    measured = sum(len(one) - 1 for one in medians) + spread[1]
+    squares = sum(float(((one - one.mean()) ** 2).sum()) for one in medians)
+    measured = sum(len(one) - 1 for one in medians)
     deviation = max(RESTARTS, math.sqrt(squares / max(1, measured)))
     chance = t_draws(measured + math.ceil(ASSUMED * (RESTARTS / deviation) ** 2)) * deviation
     if measured < 2 * (REPEATED - 1):

@@ -186,7 +186,7 @@ def summary_of_trace(analysis: dict) -> dict:
             "model": {"parameters": None},
         },
         "environment": {"device": {"name": None}, "packages": {}, "variables": {}}
-        | dict.fromkeys(("host", "python", "commit", "uncommitted_changes")),
+        | dict.fromkeys(("host", "python", "commit", "uncommitted_changes", "timestamp")),
         "training": {"world_size": analysis["integrity"]["world_size"]},
         "performance": dict.fromkeys((*names, *(f"avg_{phase}_time_ms" for phase in PHASES))),
         "memory": memory_of_trace(analysis),

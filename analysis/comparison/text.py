@@ -15,6 +15,7 @@ SETTINGS_IN_ANSWER = 2
 
 TIME_COLUMNS = [
     column("run", "name", left=True),
+    Column("started", lambda row: row["started"] and row["started"][:16].replace("T", " ")),
     column("steps", "steps_counted"),
     column("median ms", "median_ms", "~9"),
     *(column(name, f"{name}_ms", "~9") for name in ("std", "p95")),
@@ -56,6 +57,7 @@ def comparison_section(comparison: dict) -> Section:
             "Only the steps that averages include; as fast as the baseline by their medians, with"
             " the 95% interval over them: above 1x is faster"
         ),
+        "After the baseline, runs are sorted by the date of their start",
         "Waited: share of thread time spent waiting for a core",
         *(
             f"Disturbance of {row['name']}: {row['disturbance']}"

@@ -5,6 +5,7 @@ A kernel takes its arithmetic or its traffic, whichever is longer, and begins wh
 has ended and the host has launched it.  Collectives run beside, one after another.
 """
 
+import functools
 import math
 import weakref
 from collections import Counter
@@ -157,6 +158,7 @@ class OperatorLog(WorkCounter):
             self.began = None
 
 
+@functools.lru_cache(maxsize=8)
 def operators_of(workload: Workload, on_gpu: bool) -> list[Operator]:
     """Of a step of rank 0.  All micro-batches but the last do the same: of several, two are run.  A
     compiled step is told from the one that is not."""

@@ -4,11 +4,11 @@ import textwrap
 
 from matplotlib.figure import Figure
 
-from analysis.comparison.noise import NOISE, around, as_fast, is_decided
+from analysis.comparison.noise import NOISE, as_fast
 from analysis.comparison.parts import OTHER_PROFILER
 from analysis.comparison.text import profilers_text
 from analysis.report.axes import WIDTH, bare, beside, entitle, legend, stacked_bars
-from analysis.report.palette import GRAY, PHASE_COLORS, color_of, series
+from analysis.report.palette import GRAY, PHASE_COLORS, color_of
 from analysis.trust.same_training import NOT_THE_SAME
 from harness.base.text import shortened, told_apart
 from harness.instruments.phases import PHASES
@@ -98,72 +98,3 @@ def draw_changes(axes, comparison: dict) -> None:
         f"{what}: {shortened(rows[0]['run'], 60)} against {shortened(comparison['baseline'], 60)}"
     )
     axes.set_title(textwrap.fill(title, 80), loc="left", fontsize=10)
-
-
-# ---- The history of runs -------------------------------------------------------------------------
-
-DATES = 9  # for which an axis has room
-PANELS = 6  # of the settings with most runs
-
-
-def draw_history(history: dict) -> Figure:
-    """Step time over the runs, a panel for each group of several with the same settings; one of all
-    if none has."""
-    measured = [row for row in history["runs"] if row["median_ms"]]
-    groups = [
-        [row for row in measured if row["group"] == n] for n in range(len(history["settings"]))
-    ]
-    several = sorted((group for group in groups if len(group) > 1), key=len, reverse=True)[:PANELS]
-    names = [
-        history["settings"][rows[0]["group"]] or "all with the same settings" for rows in several
-    ]
-    panels, names = (
-        (several, names) if several else ([measured], ["every run has settings of its own"])
-    )
-    figure = Figure(figsize=(WIDTH, 1 + 2.5 * len(panels)), layout="constrained")
-    about = (
-        "bar: standard deviation of steps; band: noise around the run before; filled: changed"
-        " beyond noise"
-    )
-    entitle(
-        figure,
-        f"Median step time by date, {sum(map(len, panels))} of {len(history['runs'])} runs",
-        about,
-    )
-    for n, axes in enumerate(figure.subplots(len(panels), 1, squeeze=False)[:, 0]):
-        draw_runs(axes, panels[n], series(n)[0])
-        axes.set_title(shortened(names[n], 110), loc="left", fontsize=9.5)
-    return figure
-
-
-def draw_runs(axes, rows: list[dict], color: str) -> None:
-    """Points by date; those that changed beyond noise are filled, and say by how much."""
-    bare(axes)
-    at, medians, std = (
-        range(len(rows)),
-        *([row[key] or 0 for row in rows] for key in ("median_ms", "std_ms")),
-    )
-    axes.errorbar(at, medians, yerr=std, color=color, linewidth=1, elinewidth=3, zorder=2)
-    for i, row in enumerate(rows):
-        told = is_decided(row["difference"])
-        axes.plot(
-            [i], medians[i], "o", color=color, markerfacecolor=color if told else "white", zorder=3
-        )
-        if row["noise"] is not None:
-            low, high = around(medians[i] / row["ratio"], row["noise"])
-            axes.fill_between(
-                [i - 0.3, i + 0.3], low, high, color=GRAY, alpha=0.5, linewidth=0, zorder=1
-            )
-        if told:
-            text, above = (
-                f"{1 / row['ratio']:.2f}x as fast",
-                {"xytext": (0, 5), "textcoords": "offset points"},
-            )
-            axes.annotate(text, (i, medians[i] + std[i]), ha="center", fontsize=8, **above)
-    shown = at[:: -(-len(rows) // DATES)]
-    labels = [
-        f"{rows[i]['started'][5:16].replace('T', ' ')}\n{rows[i]['commit'] or ''}" for i in shown
-    ]
-    axes.set_xticks(shown, labels, fontsize=8)
-    axes.margins(x=0.04, y=0.2)
-    axes.set(ylabel="ms per step")

@@ -1,5 +1,5 @@
 """A smaller trace for viewers, which cannot open large ones: of some steps, without Python frames
-or short events; and without what names people and machines, if it is to be mailed."""
+or short events."""
 
 import gzip
 import json
@@ -11,7 +11,6 @@ import msgspec
 
 from analysis.trace.readers.chrome import ARROWS, ChromeTrace, Event
 from analysis.trace.readers.formats import ENDINGS, reader_of
-from analysis.trace.redact import Redaction, names_of
 from analysis.trace.tables import read_trace
 from analysis.vocabulary.annotations import MODULE_PREFIX, is_step_mark
 from analysis.vocabulary.events import FRAME, kind_of_category
@@ -22,12 +21,10 @@ from harness.base.units import megabytes
 texts_of_events = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-def check_slim(source: Path, target: Path | None, shortest: float | None, redact: bool) -> None:
+def check_slim(source: Path, target: Path | None, shortest: float | None) -> None:
     """Raise UserError if this cannot be written."""
     if target is None:
-        raise UserError(
-            f"{'--redact' if redact else f'--shortest {shortest:g}'}: requires --slim", 2
-        )
+        raise UserError(f"--shortest {shortest:g}: requires --slim", 2)
     if not target.name.endswith(ENDINGS):
         raise UserError(f"--slim {target}: viewers open files named *.json or *.json.gz", 2)
     if source.is_dir():
@@ -51,13 +48,10 @@ def check_target(flag: str, source: Path, target: Path) -> None:
         raise UserError(f"{flag} {target}: {target.parent} cannot be written")
 
 
-def write_slim(
-    source: Path, target: Path, shortest: float | None, reading: dict, redact: bool = False
-) -> list[str]:
+def write_slim(source: Path, target: Path, shortest: float | None, reading: dict) -> str:
     """Write the trace without Python frames but those of modules, of the steps that `reading`
-    chooses, without events shorter than this in us; the marks of steps stay.  redact: also without
-    names of people and machines.  Says what it left out.  Arrows stay where all that they may
-    connect does."""
+    chooses, without events shorter than this in us; the marks of steps stay.  Arrows stay where all
+    that they may connect does.  Returns how much of the trace that is, in a line."""
     within = None
     if reading.get("window"):
         trace = read_trace(source, **reading)
@@ -68,7 +62,6 @@ def write_slim(
         )
         within = trace.first_us + begin, trace.first_us + end
     file, n, kept = ChromeTrace(source), 0, 0
-    redaction = Redaction(names_of(source)) if redact else None
     with ExitStack() as stack:
         out = stack.enter_context(written_whole(target))
         if target.suffix == ".gz":
@@ -79,15 +72,12 @@ def write_slim(
         for events, text in file.records():
             pairs = zip(events, texts_of(text), strict=True)
             chosen = [bytes(one) for event, one in pairs if stays(event, within, shortest or 0.0)]
-            chosen = [*map(redaction.event, chosen)] if redaction else chosen
             out.write((b",\n" if kept and chosen else b"\n") + b",\n".join(chosen))
             n, kept = n + len(events), kept + len(chosen)
         metadata = json.loads(json.dumps(file.metadata), parse_constant=null)
-        metadata = redaction.metadata(metadata) if redaction else metadata
         out.write(b"\n]" + (b", " if metadata else b"") + json.dumps(metadata)[1:].encode())
     sizes = (megabytes(path.stat().st_size) for path in (target, source))
-    line = f"For viewers: {target}, {kept:,} of {n:,} events, {' of '.join(sizes)}"
-    return [line, *(redaction.told() if redaction else [])]
+    return f"For viewers: {target}, {kept:,} of {n:,} events, {' of '.join(sizes)}"
 
 
 def stays(event: Event, within: tuple[float, float] | None, shortest: float) -> bool:

@@ -3,6 +3,7 @@ class of operators: computational_intensity.json."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import Counter
@@ -255,6 +256,7 @@ def accesses(func, given: dict, out) -> tuple[Accesses, Accesses]:
     return [*itertools.chain(*read.values())], written
 
 
+@functools.lru_cache(maxsize=8)
 def step_work(workload: Workload, on_gpu: bool = False) -> WorkCounter:
     """Bytes and operations of one training step, by a fake-tensor run."""
     micro_steps = workload.micro_steps

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing_extensions import NotRequired
 
 from harness.documents.memory import NO_PEAK
-from harness.machine.environment import NO_CHECKOUT
 from harness.run.run_summary import NO_STEP, ONE_STEP
 from harness.schema import Document, field
 
@@ -14,7 +13,6 @@ NO_BOUND = (
     "no step in common, or another model, data, seed, learning rate or number of samples per step"
 )
 NO_LOSS = "how much time was lost to other processes is not known"
-FIRST = "no run before it with the same settings"
 NOT_IN_TRACE = "not in a trace"
 UNMEASURED, UNTOLD = "not measured by the run", "not measured"
 
@@ -31,6 +29,7 @@ class PhaseTimes(Document):
 class ComparedRow(Document):
     name: str = field("of its folder or trace")
     folder: str = field("or the trace")
+    started: str | None = field("ISO 8601 with time zone", null=NOT_IN_TRACE)
     status: str = field("completed, interrupted, failed")
     size: str | None = field("as given with --size", null="no --size was given")
     device: str | None = field("its name", null=NOT_IN_TRACE)
@@ -147,30 +146,6 @@ class Comparison(Document):
     profiles_reason: NotRequired[str] = field("why profiles are not compared")
     gate: NotRequired[Gate] = field("with --fail-if-slower")
     not_read: NotRequired[list[str]] = field("documents of the runs that cannot be read, and why")
-
-
-class HistoryRow(ComparedRow):
-    """Compared with the run before it with the same settings."""
-
-    short: str = field("name, as long as it has to be")
-    group: int = field("runs with the same number, from 0, have the same settings")
-    environment: list[str] = field(
-        "device, torch and host, where they are not those of the run before"
-    )
-    started: str = field("ISO 8601 with time zone")
-    commit: str | None = field("of the project; *: with changes", null=NO_CHECKOUT)
-    against: str | None = field("the run that it is compared with", null=FIRST)
-    noise: float | None = field(
-        "0.04: the same code may take 4% more", null=f"{FIRST}, or too few steps"
-    )
-    changed: list[str] = field("beyond noise, since that run")
-
-
-class RunHistory(Document):
-    folder: str = field("that was asked for")
-    settings: list[str] = field("by group, in what it differs from the others")
-    runs: list[HistoryRow] = field("by date")
-    others: list[str] = field("what looks like a run but is not, and why")
 
 
 # ---- Changes that were tried on another program -------------------------------------------------

@@ -29,6 +29,7 @@ READ_LATER = {
     "PYTHON",
     "PYTHONPATH",
     "PYTHONUNBUFFERED",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
     "TORCHINDUCTOR_CACHE_DIR",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     # Commands set these for themselves.

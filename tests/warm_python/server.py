@@ -5,7 +5,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
-import importlib
+import importlib.util
 import io
 import json
 import multiprocessing.process
@@ -42,6 +42,7 @@ MODULES = (
     " analysis.report.comparison_figure harness.model.decoder.memory analysis.hardware.rate_limits"
 ).split()
 MOST_FILES = 250  # that one message may carry
+PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 HIDDEN = (__file__, "<string>")  # from tracebacks
 
 
@@ -104,6 +105,8 @@ class Server:
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            # Its number may become that of a file of the client, which it would close in the end.
+            connection.detach()
             *files, users, mounts = files
             if asked["mounts"] != os.readlink("/proc/self/ns/mnt"):
                 join(users, mounts)
@@ -198,9 +201,12 @@ def become(asked: dict) -> None:
 
 
 def pretend_a_card() -> None:
-    """What tests/pretend_gpu/sitecustomize.py does once torch is imported."""
-    import sitecustomize
-
+    """What tests/pretend_gpu/sitecustomize.py does once torch is imported.  By its path: that of a
+    watched program may come first."""
+    file = os.path.join(PROJECT, "tests", "pretend_gpu", "sitecustomize.py")
+    spec = importlib.util.spec_from_file_location("pretended_sitecustomize", file)
+    sitecustomize = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sitecustomize)
     sitecustomize._install(None)
     if "analysis.hardware.measuring" in sys.modules:
         sitecustomize._measure_briefly(sys.modules["analysis.hardware.measuring"])
@@ -212,12 +218,14 @@ def load_hooks(folder: str) -> None:
     file = os.path.join(folder, "sitecustomize.py")
     with open(file) as source:
         code = compile(source.read(), file, "exec")
+    before = list(sys.meta_path)
     exec(code, {"__file__": file, "__name__": "sitecustomize"})
     loaded = types.SimpleNamespace(exec_module=lambda module: None)
     of_torch = types.SimpleNamespace(loader=loaded)
     torch_is_here = types.SimpleNamespace(find_spec=lambda *_: of_torch)
-    waiting = sys.meta_path[0]  # for torch to be imported
-    sys.meta_path.insert(1, torch_is_here)
+    # For torch to be imported.  A further sitecustomize.py may have put its own before it.
+    waiting = [finder for finder in sys.meta_path if finder not in before][-1]
+    sys.meta_path.insert(sys.meta_path.index(waiting) + 1, torch_is_here)
     spec = waiting.find_spec("torch")
     sys.meta_path.remove(torch_is_here)
     spec.loader.exec_module(sys.modules["torch"])

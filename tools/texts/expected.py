@@ -14,6 +14,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 
@@ -33,11 +34,14 @@ from analysis.prediction.expected_time import (
     setting_of,
 )
 from analysis.prediction.memory import predicted_memory
+from analysis.work.fake_step import GpuMemoryTracker, fake_step
 from harness import PROJECT
 from harness.base.documents import read_document
 from harness.base.tables import COLUMNS
 from harness.base.text import significant
 from harness.base.units import MB
+from harness.instruments.memory_timeline import StepMemory
+from harness.model.workload import Workload
 from studies.attention_parts.implementations import AttentionCall, AttentionInputs
 from studies.attention_parts.prediction import predicted_tensors
 from studies.engine.command_line import workload_of
@@ -141,9 +145,36 @@ def seen(number: int, *ids: str, on_gpu: bool = False) -> str:
 # ---- Computed: training steps --------------------------------------------------------------------
 
 
+class BothWatchers(AbstractContextManager):
+    """Watches the memory and the operators of one step."""
+
+    def __init__(self, *model: object):
+        self.memory, self.operators = GpuMemoryTracker(*model), OperatorLog(fused=False)
+
+    def __enter__(self) -> BothWatchers:
+        self.memory.__enter__()
+        self.operators.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.operators.__exit__(*exception)
+        self.memory.__exit__(*exception)
+
+
+@cache
+def watched_step(workload: Workload) -> tuple[StepMemory, list[Operator]]:
+    """predicted_memory() and operators_of() of a step that is not compiled, of one run on fake
+    tensors: steps of large models take seconds."""
+    watchers = fake_step(workload, True, BothWatchers, ranks=True)
+    return watchers.memory.timeline, watchers.operators.operators
+
+
 @cache
 def operators(flags: str) -> list[Operator]:
-    return operators_of(workload_of(flags.split()), on_gpu=True)
+    workload = workload_of(flags.split())
+    if workload.compiled or workload.micro_steps > 1:  # these are not those of one whole run
+        return operators_of(workload, on_gpu=True)
+    return watched_step(workload)[1]
 
 
 def parts_of(
@@ -167,7 +198,11 @@ def peak_gb(flags: str) -> float:
     """Of a step: what is allocated at its peak, workspaces of an H100's libraries included."""
     workload = workload_of(flags.split())
     workspaces = workspaces_by_default(CARDS[H100].arch).get(workload.precision, 0)
-    return (predicted_memory(workload, True).document()["peak_bytes"] + workspaces) / MB / 1024
+    if workload.micro_steps > 1:
+        memory = predicted_memory(workload, True)
+    else:
+        memory, _ = watched_step(workload)
+    return (memory.document()["peak_bytes"] + workspaces) / MB / 1024
 
 
 def steps(*rows: str) -> str:
