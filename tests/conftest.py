@@ -108,9 +108,18 @@ def known_peaks(measured_peaks):
     bandwidth_ceilings(device)
 
 
-TAKE_MINUTES = (
+LONG_TESTS = (
     "test_an_exercise_runs_and_fills_its_worksheet",
     "test_blocks_of_the_other_texts_run",
+    "test_numbers_are_those_of_the_code",
+    "test_compiled_it_trains_alike",
+    "test_a_fault_of_a_compiled_network_is_found",
+    "test_compiling",
+    "test_the_study_and_its_resumption",
+    "test_a_rehearsal_on_a_pretended_card",
+    "test_no_published_step_is_faster_than_its_bound",
+    "test_a_file_of_ones_own_has_what_needs_no_change_of_its_code",
+    "test_views_of_a_run",
 )
 
 
@@ -163,9 +172,9 @@ def pytest_configure_node(node):
 
 def pytest_collection_modifyitems(items):
     mark_slow_cases(items)
-    # What takes minutes begins first: else one worker would run the last of it while the other has
+    # What takes long begins first: else one worker would run the last of it while the others have
     # nothing left.
-    items.sort(key=lambda item: item.name.split("[")[0] not in TAKE_MINUTES)
+    items.sort(key=lambda item: item.name.split("[")[0] not in LONG_TESTS)
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:

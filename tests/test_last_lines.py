@@ -88,8 +88,7 @@ RANKS = "--dry-run --world-size 16 --network 0.01 --parallel"
             pytest.param(flags, marks=pytest.mark.slow)
             for flags in (
                 f"{RANKS} ddp --device-memory 0.27 --gradient-accumulation-steps 2",
-                f"{RANKS} fsdp --target-device MI250X --activation-checkpointing --verbose",
-                f"{RANKS} zero1 --target-device H100 --attention sdpa --precision bf16",
+                f"{RANKS} fsdp --target-device MI250X --precision bf16 --verbose",
                 "--dry-run --world-size 3 --optimizer-impl fused --cuda-graphs",
             )
         ),

@@ -1,7 +1,5 @@
 """--activation-checkpointing full, op and N: the same training with other work and other memory."""
 
-import functools
-
 import pytest
 import torch
 from test_parallel import on_one_rank, resolved
@@ -83,10 +81,9 @@ def test_a_choice_that_is_none(train, value):
     assert "is not known; use full, op, or N of every N-th block" in err
 
 
-@functools.cache
 def losses_compiled(flags: str) -> list[float]:
     torch.compiler.reset()
-    workload = resolved(f"--batch-size 8 --n-layers 2 --attention sdpa {flags}")
+    workload = resolved(f"--batch-size 8 --n-layers 1 --attention sdpa {flags}")
     torch.manual_seed(workload.training.seed)
     state, stream = workload.build(torch.device("cpu")), workload.batches(torch.device("cpu"))
     compile_in_place(state.model)
@@ -101,7 +98,7 @@ def losses_compiled(flags: str) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("choice", CHOICES[2:])
-def test_compiled_it_trains_alike(choice):
-    """Compiled code rounds as it rounds without checkpointing."""
-    assert losses_compiled(choice) == losses_compiled("")
+def test_compiled_it_trains_alike():
+    """Compiled code rounds as it rounds without checkpointing; by operator is what compiles to
+    other code."""
+    assert losses_compiled("--activation-checkpointing op") == losses_compiled("")
