@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import PROJECT, REAL_PYTHON, SMALL_MODEL, finish, start
+from helpers import PROJECT, REAL_PYTHON, SMALL_MODEL, finish, start, unregistered
 from programs import PLAIN
 from traces import SMALL, write_trace
 
@@ -95,5 +95,9 @@ def test_a_command_ends_well_and_leaves_its_file(tmp_path, known_peaks, name):
     assert "Traceback" not in out
     left = tmp_path / "out" / file
     assert left.stat().st_size > 0
+    assert unregistered(tmp_path / "out") == []
     if left.suffix == ".json":
         json.loads(left.read_text())
+    if study:
+        of_study = {left.name, left.with_suffix(".md").name, "config.json"}
+        assert of_study <= {path.name for path in left.parent.iterdir()}

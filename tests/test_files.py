@@ -14,14 +14,11 @@ import compare_runs
 import launch_performance_study
 import run_deepspeed_flops
 import run_pytorch_profiler
-import run_study
 from analysis.trace.readers.formats import may_be_trace
 from harness.base.documents import SCHEMA_VERSION
 from harness.base.files import FILES, FOLDERS, kind_of, prepare_folder
 
 SMALL_RUN = [*SMALL_MODEL, "--num-steps", "9", "--peak", "1"]
-ONE_ROW = "--seq-lens 16 --batch-size 2 --repetitions 2 --device cpu".split()
-ONE_STEP = "--seq-len 16 --batch-size 2 --repetitions 2 --device cpu".split()
 
 
 def names_in(folder) -> set[str]:
@@ -93,40 +90,6 @@ def test_all_that_a_script_writes_with_deepspeed(command, tmp_path):
         == unregistered(tmp_path / "performance_results_tiny")
         == []
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("study", "name", "flags"),
-    [
-        (
-            "memory",
-            "memory_study",
-            [*SMALL_MODEL[:8], "--num-steps", "3", "--batch-sizes", "1", "2", "--seq-lens", "8"],
-        ),
-        (
-            "training",
-            "training_benchmark",
-            [*ONE_ROW, "--sizes", "tiny", "--modes", "forward", "--dry-run"],
-        ),
-        (
-            "attention",
-            "attention_benchmark",
-            [*ONE_ROW, "--implementations", "eager", "--d-heads", "8"],
-        ),
-        (
-            "precision",
-            "precision_study",
-            [*ONE_STEP, "--size", "tiny", "--precisions", "fp32", "bf16"],
-        ),
-        ("timing", "timing_study", [*ONE_STEP, "--wrong-method-repetitions", "3"]),
-    ],
-)
-def test_a_sweep(command, tmp_path, study, name, flags):
-    ran(command(run_study, study, *flags))
-    assert names_in(tmp_path) == {name}
-    assert {f"{name}.json", f"{name}.md", "config.json"} <= names_in(tmp_path / name)
-    assert unregistered(tmp_path) == []
 
 
 # ---- What follows from the registry --------------------------------------------------------------
