@@ -370,8 +370,7 @@ def finding(measured: list[AttentionBenchmarkRow], growth: list[AttentionGrowth]
     ends = [fast]
     if slow is not fast:
         ends.append(slow)
-        ratio, word = compared(fast, slow, *PASSES)
-        first += f", {as_fast(ratio, word=word, than=f' as {slow.implementation}')}"
+        first += f", {as_fast(*compared(fast, slow, *PASSES), than=f' as {slow.implementation}')}"
     powers = {(line.implementation, line.dtype, line.d_head): line.memory_bytes for line in growth}
     kept = []
     for row in ends:

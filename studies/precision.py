@@ -300,8 +300,7 @@ def finding(measured: list[StepTimesRow]) -> list[str]:
         return [f"Nothing to compare: {', '.join(row.label() for row in measured)} alone."]
     times = []
     for row in others:
-        ratio, word = compared(row, fp32, "step")
-        times.append(f"{row.precision} {as_fast(ratio, word=word)}")
+        times.append(f"{row.precision} {as_fast(*compared(row, fp32, 'step'))}")
     first = f"A step, relative to fp32 ({fp32.step_ms:,.2f} ms): {'; '.join(times)}."
     if any(row.predicted_peak_bytes is None for row in measured):
         return [first, f"Memory is not predicted: {fp32.reason_of('predicted_peak_bytes')}."]

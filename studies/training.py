@@ -390,7 +390,7 @@ def compilations(rows: list[TrainingBenchmarkRow]) -> dict[tuple, Compilation]:
 def compilation(row: TrainingBenchmarkRow, plain: TrainingBenchmarkRow) -> Compilation:
     if not row.is_measured or not plain.is_measured:
         return Compilation(plain.step_ms)
-    ratio, word = compared(row, plain, "step")
+    ratio, _, word = compared(row, plain, "step")
     # Step 0: code from the cache cost nothing.
     step = break_even_step(row.compile_s, plain.step_ms - row.step_ms)
     return Compilation(plain.step_ms, 1 / ratio, word, "never" if step is None else f"{step:,}")

@@ -57,7 +57,7 @@ def test_rows_of_the_same_code_are_decided_in_one_of_twenty(within, between, n):
     rng, words, of_runs = np.random.default_rng(0), [], []
     for _ in range(PAIRS):
         one, other = (WITHIN[within](rng, n) * BETWEEN[between](rng) for _ in range(2))
-        words.append(compared(row_of(one), row_of(other), "step")[1])
+        words.append(compared(row_of(one), row_of(other), "step").word)
         of_runs.append(ratio_of_medians(one, other)["difference"])
     assert decided(words) <= AT_MOST + LUCK
     assert decided(of_runs) <= AT_MOST + LUCK
@@ -94,7 +94,7 @@ def test_differences_that_are_there_are_found():
     rng, found, in_turn = np.random.default_rng(0), [], 0
     for _ in range(200):
         one, other = rng.normal(108, 2, 20), rng.normal(100, 2, 20)
-        found.append(compared(row_of(one), row_of(other), "step")[1])
+        found.append(compared(row_of(one), row_of(other), "step").word)
         low, _ = interval_in_turn(rng.normal(103, 2, 20), other, 1.03)
         in_turn += low > 1
     assert found.count("slower") > 190
@@ -108,10 +108,11 @@ def test_forward_and_backward_passes_are_slow_together():
     total = Measured.sum(parts)
     assert total.time == 30.0
     assert total.error == pytest.approx(2 * 1.2533 / 3, rel=1e-3)
-    assert compared(row, row, *passes) == (1.0, "within noise")
+    ratio, (low, high), word = compared(row, row, *passes)
+    assert (ratio, word) == (1.0, "within noise") and low < 1 < high
     other = PassTimesRow(repetitions=9, **times)
     other.backward_std_ms = None
-    assert compared(row, other, *passes)[1] == "spread unknown"
+    assert compared(row, other, *passes) == (1.0, None, "spread unknown")
 
 
 def test_quantiles_are_those_of_the_tables():

@@ -17,7 +17,6 @@ from analysis.trace.readers.formats import reader_of
 from analysis.vocabulary import roles
 from analysis.vocabulary.annotations import MODULE_PREFIX, NO_MARKS, is_step_mark
 from analysis.vocabulary.events import ON_GPU, OPERATOR
-from analysis.vocabulary.operators import COMPILED
 from harness.base.errors import UserError
 from harness.base.units import MB
 from harness.machine.host_limits import available_host_memory
@@ -93,11 +92,6 @@ class Trace:
     def steps(self) -> pd.DataFrame:
         """The marked steps, in order: number, start, end."""
         return marked_steps(vars(self), self.steps_from)
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether some name in it is one that only compiled programs have."""
-        return bool(self.operators["name"].cat.categories.str.contains(COMPILED).any())
 
     @property
     def ranks_in_file(self) -> list[int]:

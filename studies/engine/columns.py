@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from analysis.comparison.noise import Measured, interval_of_ratio, judged
 from analysis.prediction.memory import peak_bytes
@@ -62,13 +63,21 @@ def predicted_peak(workload: Workload, on_gpu: bool) -> int | Unknown:
         return Unknown(str(error))
 
 
-def compared(row: SweepRow, baseline: SweepRow, *names: str) -> tuple[float, str]:
-    """The ratio of times that add up, such as forward and backward, of two rows, which two
-    processes measured, and the word of judged()."""
+class RatioOfRows(NamedTuple):
+    """How the times of two rows compare, which two processes measured."""
+
+    ratio: float  # time / the baseline's, medians
+    ratio_95: list[float] | None  # its 95% interval; None: the spread of one is not known
+    word: str  # of judged()
+
+
+def compared(row: SweepRow, baseline: SweepRow, *names: str) -> RatioOfRows:
+    """By times that add up, such as forward and backward."""
     time, baseline_time = total_ms(row, names), total_ms(baseline, names)
     ratio = time / baseline_time
     interval = interval_of_ratio(measured_total(row, names), measured_total(baseline, names), ratio)
-    return ratio, judged(ratio, interval, disturbance_of_row(row), disturbance_of_row(baseline))
+    word = judged(ratio, interval, disturbance_of_row(row), disturbance_of_row(baseline))
+    return RatioOfRows(ratio, interval, word)
 
 
 def total_ms(row: SweepRow, names: Sequence[str]) -> float:
