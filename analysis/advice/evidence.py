@@ -12,12 +12,12 @@ import pandas as pd
 from analysis.advice.who_reads import command_of, who_reads
 from analysis.attribution import regions
 from analysis.attribution.components import IDLE, views_and_metadata
-from analysis.attribution.critical_path import GPU, walk
+from analysis.attribution.critical_path import Path, has_launches, path_of_step
 from analysis.attribution.ledger import events_of_steps, idle_by_cause, of_steps
 from analysis.attribution.operators import costs_of_operators
 from analysis.hardware.ceilings import Ceiling
 from analysis.limits.peaks import roofs_of
-from analysis.trace.links import MODULE, AttributedLinks, median_step
+from analysis.trace.links import MODULE, AttributedLinks
 from analysis.trace.nesting import nearest_marked_ancestor
 from analysis.trace.tables import by_name, has_role, take_or, take_or_none
 from analysis.trust.integrity import profiler_overhead
@@ -225,23 +225,12 @@ class Evidence:
                 us_by_classes[classes] = us_by_classes.get(classes, 0.0) + us
         return max(us_by_classes, key=us_by_classes.get, default=None)
 
-    @functools.cached_property
-    def on_path(self) -> pd.Series | None:
-        """How much of each GPU event's time is on the critical path of a step of about median
-        duration, in us, by its row of links.gpu;
-        attrs: which step.  None where no path is known."""
-        links = self.links
-        launched = (links.calls["starts_kernel"] | links.calls["starts_graph"]).any()
-        step = median_step(links) or min(1, self.steps - 1)  # as critical_path() takes it
-        if not (self.path_is_known and launched and (links.gpu["step"] == step).any()):
-            return None
-        on_path: dict[int, float] = {}
-        for where, row, begin, end in walk(links, step):
-            if where == GPU:
-                on_path[row] = on_path.get(row, 0.0) + end - begin
-        times = pd.Series(on_path, dtype=float)
-        times.attrs["step"] = step
-        return times
+    @property
+    def path(self) -> Path | None:
+        """The critical path of a step of about median duration; None where none is known."""
+        if self.path_is_known and has_launches(self.links):
+            return path_of_step(self.links)
+        return None
 
     def path_share(self, mask: np.ndarray) -> float:
         """The share of these events' time that is on the critical path: what is not cannot make a
@@ -249,16 +238,14 @@ class Evidence:
         the profiler."""
         before_event = (self.slices["event"] >= 0) & self.slices["cause"].isin(OF_HOST)
         waits_us = float(self.slices["us"][before_event.to_numpy()].sum())
-        if waits_us < LATE_HOST * self.total_us or self.on_path is None:
+        if waits_us < LATE_HOST * self.total_us or self.path is None:
             return 1.0
         step = self.links.gpu["step"].to_numpy()[np.maximum(self.events.index.to_numpy(), 0)]
-        which = (
-            np.asarray(mask, bool) & (step == self.on_path.attrs["step"]) & (self.events.index >= 0)
-        )
+        which = np.asarray(mask, bool) & (step == self.path.step) & (self.events.index >= 0)
         rows = self.events[which]
         if not rows["us"].sum():
             return 1.0
-        on_path_us = float(self.on_path.reindex(rows.index, fill_value=0.0).sum())
+        on_path_us = float(self.path.gpu_us.reindex(rows.index, fill_value=0.0).sum())
         share = min(1.0, on_path_us / float(rows["us"].sum()))
         if (
             self.links.idle_left < 1

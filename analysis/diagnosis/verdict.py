@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from analysis.attribution.critical_path import has_launches, host_share
 from analysis.attribution.ledger import IDLE, capture_share, of_steps, us_by
 from analysis.limits.peaks import Ridges
 from analysis.limits.slice_limits import basis_shares, of_unknown_kind, with_bounds
@@ -340,10 +341,7 @@ def verdict(
     links: AttributedLinks, trust: dict, summary: dict | None, path: dict | None, rates: list[dict]
 ) -> dict:
     """`verdict` of operator_analysis.json.  path: its critical path.  rates: its `shape_rates`."""
-    ridges, launches = (
-        Ridges(links, summary),
-        links.calls["starts_kernel"] | links.calls["starts_graph"],
-    )
+    ridges, launches = Ridges(links, summary), has_launches(links)
     slices = with_bounds(of_steps(links), links, ridges)
     split, basis = us_by(slices, "bound", "state"), basis_shares(slices)
     total = float(split.sum()) or 1.0
@@ -356,12 +354,7 @@ def verdict(
         unclassified=max(0.0, shares["unexplained"] - unrecorded),
         unrecorded=unrecorded,
         capture=capture_share(links),
-        # Without a recorded launch the path never comes to the GPU.
-        on_host=(
-            sum(row["share"] for row in path["rows"] if row["where"] == "host")
-            if path and launches.any()
-            else 0.0
-        ),
+        on_host=host_share(path) if path and launches else 0.0,
         idle=float(split.xs(IDLE, level="state").sum()) / total if links.idle_left < 1 else 1.0,
         guessed=basis.get("length", 0.0),
         slow=sum(row["share"] for row in rates if (row["share_of_roof"] or 1.0) < SLOW_BELOW),
@@ -371,7 +364,7 @@ def verdict(
         on_gpu=links.on_gpu,
         unknown_kind=unknown_kind,
         missing=what_to_record(
-            trust, None if ridges.of(None) else ridges.source, unrecorded, bool(launches.any())
+            trust, None if ridges.of(None) else ridges.source, unrecorded, launches
         ),
     )
     asked = [(rule, *ask(facts)) for rule, ask in RULES.items()]
