@@ -10,7 +10,7 @@ from analysis.limits.peaks import PATHS, device_of, precision_of, roofs_of
 from analysis.trace.links import Links, median_step
 from analysis.vocabulary.kernel_classes import MATMUL_CLASSES
 from analysis.vocabulary.operators import PRECISION_OF
-from analysis.work.operator_costs import factor_type
+from analysis.work.operator_costs import Cost, factor_type
 from harness.base.sections import Section
 from harness.base.tables import Column, column
 from harness.base.text import significant
@@ -25,37 +25,65 @@ def shape_rates(links: Links, summary: dict | None) -> list[dict]:
     device's peaks allow over its time."""
     trace, clock = links.trace, "self_device_us" if links.on_gpu else "self_cpu_us"
     calls = operator_calls(links)
-    total = calls[clock].sum()
-    named = trace.operators["named_category"].isin(MATMUL_CLASSES).to_numpy()
-    rated = named & (calls["signature"] >= 0).to_numpy() & (calls[clock] > 0).to_numpy()
-    names, rows = trace.operators["name"].cat.categories, []
-    compute, bandwidth = Roofs(links, summary), roofs_of(links, summary)[1]
+    total_us = calls[clock].sum()
+    multiplies = trace.operators["named_category"].isin(MATMUL_CLASSES).to_numpy()
+    is_rated = multiplies & (calls["signature"] >= 0).to_numpy() & (calls[clock] > 0).to_numpy()
+    names = trace.operators["name"].cat.categories
+    compute_roofs, (_, bandwidth_roofs) = Roofs(links, summary), roofs_of(links, summary)
     costs, which = costs_of_operators(links)
-    for (code, signature), same in calls[rated].groupby(["code", "signature"]):
-        name, (shapes, types, _) = names[code], trace.signatures[signature]
-        one, n, us = costs[which[same.index[0]]], same["call"].nunique(), float(same[clock].sum())
-        if not (flops := one.flops or one.most_flops):
+    rows = []
+    for (code, signature), same in calls[is_rated].groupby(["code", "signature"]):
+        cost = costs[which[same.index[0]]]
+        if not (cost.flops or cost.most_flops):
             continue
-        precision, peak = compute.of(factor_type(shapes, types))
-        # A kernel may skip what a causal mask hides, so the roof is above what it must do.
-        least = {"compute": n * one.least_flops / peak.rate} if peak and one.flops else {}
-        if bandwidth and one.bytes:
-            least["memory"] = n * one.bytes / bandwidth[0].rate
-        roof = max(least, key=least.get) if "compute" in least else None
-        inputs = shapes_text(shapes) + (f", up to {one.keys:,} keys each" if one.keys else "")
+        shapes, types, _ = trace.signatures[signature]
+        precision, peak = compute_roofs.of(factor_type(shapes, types))
+        us, n = float(same[clock].sum()), same["call"].nunique()
+        bandwidth = bandwidth_roofs[0] if bandwidth_roofs else None
         row = {
-            "name": name,
-            "shapes": inputs,
+            "name": names[code],
+            "shapes": inputs_text(shapes, cost),
             "precision": precision,
             "calls": n,
             "ms": us / 1e3,
-            "share": us / total,
+            "share": us / total_us,
+            **rates_of_calls(cost, n, us),
+            **nearer_roof(cost, n, us, peak, bandwidth),
         }
-        row |= {"tflops": n * flops / us / 1e6, "at_most": one.flops is None}
-        row |= {"unmasked_tflops": n * one.least_flops / us / 1e6 if one.least_flops else None}
-        row |= {"tb_per_sec": n * one.bytes / us / 1e6 if one.bytes else None}
-        rows.append(row | {"roof": roof, "share_of_roof": 1e6 * least[roof] / us if roof else None})
+        rows.append(row)
     return sorted(rows, key=lambda row: -row["ms"])
+
+
+def inputs_text(shapes: list, cost: Cost) -> str:
+    """'[4, 128, 8, 64] [4, 128, 8, 64], up to 64 keys each'"""
+    text = shapes_text(shapes)
+    return f"{text}, up to {cost.keys:,} keys each" if cost.keys else text
+
+
+def rates_of_calls(cost: Cost, n: int, us: float) -> dict:
+    """Of n calls of this cost that take this time together."""
+    flops, least_flops = cost.flops or cost.most_flops, cost.least_flops
+    return {
+        "tflops": n * flops / us / 1e6,
+        "at_most": cost.flops is None,
+        "unmasked_tflops": n * least_flops / us / 1e6 if least_flops else None,
+        "tb_per_sec": n * cost.bytes / us / 1e6 if cost.bytes else None,
+    }
+
+
+def nearer_roof(
+    cost: Cost, n: int, us: float, peak: Ceiling | None, bandwidth: Ceiling | None
+) -> dict:
+    """The same calls beside the roofs; a peak is needed, or nothing is known."""
+    if peak is None or not cost.flops:
+        return {"roof": None, "share_of_roof": None}
+    # A kernel may skip what a causal mask hides, so the roof is above what it must do.
+    roof, least_sec = "compute", n * cost.least_flops / peak.rate
+    if bandwidth is not None and cost.bytes:
+        memory_sec = n * cost.bytes / bandwidth.rate
+        if memory_sec > least_sec:
+            roof, least_sec = "memory", memory_sec
+    return {"roof": roof, "share_of_roof": 1e6 * least_sec / us}
 
 
 class Roofs:
@@ -63,8 +91,8 @@ class Roofs:
 
     def __init__(self, links: Links, summary: dict | None):
         self.device, self.usual = device_of(links, summary), precision_of(links, summary)
-        found = roofs_of(links, summary)[0]
-        self.peaks: dict[str, Ceiling | None] = {self.usual: found[0] if found else None}
+        compute, _ = roofs_of(links, summary)
+        self.peaks: dict[str, Ceiling | None] = {self.usual: compute[0] if compute else None}
 
     def of(self, kind: str | None) -> tuple[str, Ceiling | None]:
         """The precision, and its peak; of another type than the usual one by the datasheet."""
@@ -73,34 +101,32 @@ class Roofs:
         if kind is None or (precision, self.usual) == ("fp32", "tf32"):
             precision = self.usual
         if precision not in self.peaks:
-            found = (
-                compute_ceilings(self.device, precision, measure="never")
-                if precision in PATHS
-                else []
-            )
-            self.peaks[precision] = found[0] if found else None
+            ceilings = []
+            if precision in PATHS:
+                ceilings = compute_ceilings(self.device, precision, measure="never")
+            self.peaks[precision] = ceilings[0] if ceilings else None
         return precision, self.peaks[precision]
 
 
 def kernel_durations(links: Links) -> list[dict]:
     """How many of the steps' kernels are how short, and their share of the kernels' time."""
-    gpu = links.gpu[
-        (links.gpu["kind"] == "kernel").to_numpy() & (links.gpu["step"] >= 0).to_numpy()
-    ]
-    us = (gpu["end"] - gpu["start"]).to_numpy()
-    limits = [limit for limit in DURATIONS_US if limit]
-    which = np.searchsorted(limits, us)
-    counts, sums = (np.bincount(which, weights=w, minlength=len(DURATIONS_US)) for w in (None, us))
-    return [
-        {
-            "up_to_us": limit,
-            "kernels_per_step": float(n / len(links.steps)),
-            "share_of_kernels": float(n / len(us)),
-            "share_of_time": float(time / us.sum()) if us.sum() else 0.0,
-        }
-        for limit, n, time in zip(DURATIONS_US, counts, sums, strict=True)
-        if n
-    ]
+    is_kernel = (links.gpu["kind"] == "kernel") & (links.gpu["step"] >= 0)
+    kernels = links.gpu[is_kernel.to_numpy()]
+    us = (kernels["end"] - kernels["start"]).to_numpy()
+    which = np.searchsorted(DURATIONS_US[:-1], us)
+    counts = np.bincount(which, minlength=len(DURATIONS_US))
+    sums_us = np.bincount(which, us, minlength=len(DURATIONS_US))
+    rows = []
+    for limit, n, sum_us in zip(DURATIONS_US, counts, sums_us, strict=True):
+        if n:
+            row = {
+                "up_to_us": limit,
+                "kernels_per_step": float(n / len(links.steps)),
+                "share_of_kernels": float(n / len(us)),
+                "share_of_time": float(sum_us / us.sum()) if us.sum() else 0.0,
+            }
+            rows.append(row)
+    return rows
 
 
 def queue_over_step(links: Links) -> dict | None:
@@ -109,23 +135,31 @@ def queue_over_step(links: Links) -> dict | None:
     events = launched_events(links)
     if not ((events["kind"] == "kernel") | events["of_graph"]).any():
         return None
-    which = median_step(links)
-    number, first, last = (links.steps[name].iloc[which] for name in ("number", "start", "end"))
-    times = np.linspace(first, last, POINTS)
+    step = links.steps.iloc[median_step(links)]
+    times = np.linspace(step["start"], step["end"], POINTS)
     launched, began = events["launched"].to_numpy(), events["start"].to_numpy()
-    at = np.searchsorted(launched, times, side="right")
-    queued = np.maximum(0, at - np.searchsorted(np.sort(began), times, side="right"))
-    ahead = np.where(at > 0, np.maximum(0.0, began[at - 1] - times), 0.0)
-    time_ms, ahead_ms = ((us / 1e3).round(4).tolist() for us in (times - first, ahead))
+    n_launched = np.searchsorted(launched, times, side="right")
+    n_began = np.searchsorted(np.sort(began), times, side="right")
+    until_latest = np.maximum(0.0, began[n_launched - 1] - times)
+    ahead_us = np.where(n_launched > 0, until_latest, 0.0)
     return {
-        "step": int(number),
-        "time_ms": time_ms,
-        "queued": queued.tolist(),
-        "ahead_ms": ahead_ms,
+        "step": int(step["number"]),
+        "time_ms": ((times - step["start"]) / 1e3).round(4).tolist(),
+        "queued": np.maximum(0, n_launched - n_began).tolist(),
+        "ahead_ms": (ahead_us / 1e3).round(4).tolist(),
     }
 
 
 # ---- For a reader --------------------------------------------------------------------------------
+
+
+def tflops_text(row: dict) -> str | None:
+    """'<= 12.3'; None for a row of several shapes together."""
+    if "tflops" not in row:
+        return None
+    rate = significant(row["tflops"])
+    return f"<= {rate}" if row["at_most"] else rate
+
 
 RATE_COLUMNS = [
     Column("matmul, input shapes", lambda row: f"{row['name']} {row.get('shapes', '')}", left=True),
@@ -133,12 +167,7 @@ RATE_COLUMNS = [
     column("calls", "calls", ","),
     column("ms", "ms", "~3"),
     column("share", "share", ".1%"),
-    Column(
-        "TFLOP/s",
-        lambda row: (
-            f"{'<= ' * row['at_most']}{significant(row['tflops'])}" if "tflops" in row else None
-        ),
-    ),
+    Column("TFLOP/s", tflops_text),
     column("unmasked", "unmasked_tflops", "~9"),
     column("GB/s", "tb_per_sec", "~1", 1e-3),
     column("roof", "roof", left=True),
@@ -157,14 +186,14 @@ DURATION_COLUMNS = [
 
 
 def rate_section(analysis: dict) -> Section:
-    note = (
-        "Matmuls, convolutions and attention by shape: rates in their own time, and the share of"
-        " the nearer roof"
-    )
-    rows, sums = analysis["shape_rates"], ("calls", "ms", "share")
-    return Section(
-        "Rates by shape", RATE_COLUMNS, rows, [note] * bool(rows), label="name", sums=sums
-    )
+    section = Section("Rates by shape", RATE_COLUMNS, analysis["shape_rates"], label="name")
+    section.sums = ("calls", "ms", "share")
+    if section.rows:
+        section.note = [
+            "Matmuls, convolutions and attention by shape: rates in their own time, and the share"
+            " of the nearer roof"
+        ]
+    return section
 
 
 def duration_section(analysis: dict) -> Section:
