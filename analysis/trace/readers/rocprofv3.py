@@ -21,9 +21,7 @@ from harness.base.errors import UserError
 from harness.base.files import named_errors
 
 GZIP = b"\x1f\x8b"
-OF_SET = re.compile(
-    r"_((kernel|memory_copy|memory_allocation|hip_api|hsa_api|marker_api)_trace|agent_info)\.csv$"
-)
+NOT_READ = ("memory_allocation_trace", "hsa_api_trace")  # tables of a set of CSV
 
 
 class Process(msgspec.Struct):
@@ -130,7 +128,8 @@ class Rocprofv3Csv(Rocprofv3):
     sql = "rocprofv3_csv.sql"
 
     def contents(self) -> Iterator[SourceTable]:
-        begin = OF_SET.sub("_", self.path.name)
+        endings = "|".join([*self.reads, *NOT_READ])
+        begin = re.sub(rf"({endings})\.csv$", "", self.path.name)
         for table in self.reads:
             path = self.path.with_name(f"{begin}{table}.csv")
             if path.exists():
