@@ -55,9 +55,9 @@ def of_tensors(after: int, before: int, basis: str) -> Estimate:
 def of_norms(evidence: Evidence, rows: pd.DataFrame) -> Remains:
     """A fused norm still passes once over its tensor, as the most expensive of its operators does,
     forward and backward."""
-    links, of_regions = evidence.links, regions.regions(evidence.links)
-    step_of = step_at if links.on_gpu else step_around
-    in_step = step_of(links.host["start"].to_numpy(), links.steps) >= 0
+    timeline, of_regions = evidence.timeline, regions.regions(evidence.timeline)
+    step_of = step_at if timeline.on_gpu else step_around
+    in_step = step_of(timeline.host["start"].to_numpy(), timeline.steps) >= 0
     norms = of_regions["instance"][in_step & (of_regions["kind"] == regions.NORM)].nunique()
     likely_us = 0.0
     for _, phase in rows[rows["launches"] > 0].groupby("phase", observed=True):
@@ -202,7 +202,7 @@ def fusion(of: Fusion, evidence: Evidence) -> Found:
         return NotApplicable(of.name, left.fused_by)
     rows, us = evidence.part(left.events)
     finding, how, line, flag = finding_text(of, evidence, in_region, us), of.how, of.how, None
-    if of.how_compiled and not evidence.links.on_gpu:
+    if of.how_compiled and not evidence.timeline.on_gpu:
         how = line = of.how_compiled
         flag = answering("compile")[0]
     if of.kind == regions.ATTENTION:
@@ -283,7 +283,7 @@ def is_dropout(name: str) -> bool:
 
 def why_math_kernels(evidence: Evidence) -> MathKernels | None:
     """None: most of PyTorch's attention ran fused kernels, or there is none."""
-    host, trace = evidence.links.host, evidence.links.trace
+    host, trace = evidence.timeline.host, evidence.timeline.trace
     is_math = by_name(host["name"], lambda name: letter_of(name) == LETTERS["math_attention"], bool)
     if not is_math.any():
         return None
@@ -312,12 +312,12 @@ def why_math_kernels(evidence: Evidence) -> MathKernels | None:
 def without_dropout(evidence: Evidence) -> Found:
     """Dropout of a training step, forward and backward; where the math kernels of attention run
     because of it, what they take too."""
-    host = evidence.links.host
+    host = evidence.timeline.host
     is_drop = by_name(host["name"], is_dropout, bool)
     if not evidence.trains or not is_drop.any():
         return None
     events, owners = evidence.events, evidence.events.index.to_numpy()
-    if evidence.links.on_gpu:
+    if evidence.timeline.on_gpu:
         owners = events["operator"].to_numpy()
     drops = take_or(of_dropout(host, is_drop), owners, False)
     drops &= (events["category"] != "communication").to_numpy()

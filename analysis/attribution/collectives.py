@@ -14,10 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.trace.links import OPERATOR, AttributedLinks, Links, cached_on_links, first_row_of
+from analysis.trace.links import OPERATOR, first_row_of
 from analysis.trace.nesting import nearest_marked_ancestor, nearest_marked_caller, operators_around
 from analysis.trace.steps import step_at
 from analysis.trace.tables import Trace, has_role, most_frequent, take_or, take_or_none
+from analysis.trace.timeline import Timeline, cached_on_timeline
 from analysis.vocabulary import roles
 from analysis.vocabulary.collectives import UNKNOWN
 from analysis.vocabulary.operators import BYTES_OF, TENSORS
@@ -44,8 +45,8 @@ class Collectives:
     events: a row for each kernel or range, by start: kind, group (None: not in the trace),
     group_size (-1: unknown), ranks (of the group, as text), phase, component, bytes (NaN: unknown),
     start and end in us of the trace, step (-1: in none), calls (1 for the first event of a call,
-    else 0, as for bytes), row (of links.gpu or links.host).  on_gpu: whether they are kernels.
-    computes: which rows of links.host are operators that hide those of the host.
+    else 0, as for bytes), row (of gpu or host).  on_gpu: whether they are kernels.
+    computes: which rows of host are operators that hide those of the host.
     """
 
     events: pd.DataFrame
@@ -53,16 +54,16 @@ class Collectives:
     computes: np.ndarray
 
 
-@cached_on_links
-def collectives_of(links: AttributedLinks) -> Collectives:
+@cached_on_timeline
+def collectives_of(timeline: Timeline) -> Collectives:
     """The collectives of a trace: those on the GPU if it has any, else those of the host."""
-    calls = host_calls(links)
-    communicates = (links.gpu["category"] == "communication").to_numpy()
+    calls = host_calls(timeline)
+    communicates = (timeline.gpu["category"] == "communication").to_numpy()
     has_kernels = bool(communicates.any())
-    events = on_gpu(links, calls, communicates) if has_kernels else on_host(links, calls)
-    events = with_known_groups(events, links.trace)
+    events = on_gpu(timeline, calls, communicates) if has_kernels else on_host(timeline, calls)
+    events = with_known_groups(events, timeline.trace)
     events = events.sort_values("start", kind="stable", ignore_index=True)
-    return Collectives(events, has_kernels, computes(links.host, calls.call_of))
+    return Collectives(events, has_kernels, computes(timeline.host, calls.call_of))
 
 
 # ---- Calls ---------------------------------------------------------------------------------------
@@ -71,14 +72,14 @@ def collectives_of(links: AttributedLinks) -> Collectives:
 class HostCalls(NamedTuple):
     """The collectives that the host began."""
 
-    # A row for each, by its row of links.host: kind, group, group_size, ranks, phase, component,
+    # A row for each, by its row of host: kind, group, group_size, ranks, phase, component,
     # bytes
     table: pd.DataFrame
     call_of: np.ndarray  # [host events]: the call that each belongs to, or -1
 
 
-def host_calls(links: AttributedLinks) -> HostCalls:
-    host, trace = links.host, links.trace
+def host_calls(timeline: Timeline) -> HostCalls:
+    host, trace = timeline.host, timeline.trace
     row_of_note = trace.comms["operator"].map(first_row_of(trace.operators["external_id"]))
     noted = trace.comms.set_axis(row_of_note)
     noted = noted[noted.index.notna() & ~noted.index.duplicated()]
@@ -98,14 +99,14 @@ def host_calls(links: AttributedLinks) -> HostCalls:
     table = table.assign(
         kind=kind,
         bytes=noted_bytes.where(noted_bytes > 0, pd.Series(bytes_by_shapes, dtype=float)),
-        phase=phases_of_calls(links, rows),
+        phase=phases_of_calls(timeline, rows),
         component=components_of_calls(host, rows),
     )
     return HostCalls(table, call_of)
 
 
 def signatures_of_host(trace: Trace) -> list[Signature]:
-    """By row of links.host, which begins with operators and annotations; module calls have none."""
+    """By row of host, which begins with operators and annotations; module calls have none."""
     numbers = np.concatenate([trace.operators["signature"], trace.annotations["signature"]])
     by_number = [*trace.signatures, None]  # the last one is that of -1
     return [by_number[number] for number in numbers.tolist()]
@@ -200,11 +201,11 @@ def elements_in(shape: list) -> int:
     return math.prod(shape)
 
 
-def phases_of_calls(links: AttributedLinks, rows: np.ndarray) -> np.ndarray:
+def phases_of_calls(timeline: Timeline, rows: np.ndarray) -> np.ndarray:
     """The phase of each call.  Where a trace names phases, a call outside of them and of the
     backward pass, such as the sum of losses over ranks, is in none: having a sequence number does
     not make it forward work."""
-    host = links.host
+    host = timeline.host
     named = has_role(host, roles.PHASE)
     phase = host["phase"].to_numpy(object)[rows].copy()
     if named.any():
@@ -227,19 +228,19 @@ def components_of_calls(host: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
 # ---- Events --------------------------------------------------------------------------------------
 
 
-def on_gpu(links: AttributedLinks, calls: HostCalls, communicates: np.ndarray) -> pd.DataFrame:
+def on_gpu(timeline: Timeline, calls: HostCalls, communicates: np.ndarray) -> pd.DataFrame:
     """Communication kernels, each with its call; one whose call is not in the trace is a call of
     its own."""
-    gpu = links.gpu[communicates]
+    gpu = timeline.gpu[communicates]
     call = take_or(calls.call_of, gpu["operator"].to_numpy(), -1)
     alone = np.flatnonzero((call < 0) & (gpu["call"] >= 0).to_numpy())
-    of_alone = ranges_around(links, gpu["call"].to_numpy()[alone])
+    of_alone = ranges_around(timeline, gpu["call"].to_numpy()[alone])
     call[alone] = take_or(calls.call_of, of_alone, -1)
     row = calls.table.index.get_indexer(call)
     events = gpu[["start", "end", "step", "device", "stream", "phase"]].copy()
     for name in OF_CALLS:
         events[name] = take_or_none(calls.table[name], row)
-    kind_of_kernel = gpu["external_id"].map(kinds_noted(links.trace)).astype(object)
+    kind_of_kernel = gpu["external_id"].map(kinds_noted(timeline.trace)).astype(object)
     kind_of_kernel = kind_of_kernel.fillna(gpu["collective"].astype(object)).fillna(UNKNOWN)
     is_unknown = events["kind"].isin([None, UNKNOWN])
     events["kind"] = np.where(is_unknown, kind_of_kernel, events["kind"])
@@ -259,17 +260,18 @@ def kinds_noted(trace: Trace) -> pd.Series:
     return comms[is_known].drop_duplicates("operator").set_index("operator")["kind"]
 
 
-def ranges_around(links: Links, calls: np.ndarray) -> np.ndarray:
-    """The row of links.host of the backend's range around each call, or -1: older versions have no
+def ranges_around(timeline: Timeline, calls: np.ndarray) -> np.ndarray:
+    """The row of host of the backend's range around each call, or -1: older versions have no
     operator for it."""
-    ranges = links.trace.annotations[has_role(links.trace.annotations, *roles.COLLECTIVE_RANGES)]
-    rows = ranges.index.to_numpy() + len(links.trace.operators)
-    return take_or(rows, operators_around(links.calls.iloc[calls], ranges), -1)
+    trace = timeline.trace
+    ranges = trace.annotations[has_role(trace.annotations, *roles.COLLECTIVE_RANGES)]
+    rows = ranges.index.to_numpy() + len(trace.operators)
+    return take_or(rows, operators_around(timeline.calls.iloc[calls], ranges), -1)
 
 
-def on_host(links: AttributedLinks, calls: HostCalls) -> pd.DataFrame:
+def on_host(timeline: Timeline, calls: HostCalls) -> pd.DataFrame:
     """The ranges of the backend."""
-    host = links.host
+    host = timeline.host
     is_range = has_role(host, roles.COLLECTIVE_RANGE)  # others end once the kernel is queued
     is_outer = nearest_marked_caller(host["parent"].to_numpy(), is_range) < 0
     rows = np.flatnonzero(is_range & is_outer)
@@ -278,7 +280,7 @@ def on_host(links: AttributedLinks, calls: HostCalls) -> pd.DataFrame:
     events = calls.table.loc[call].reset_index(drop=True)
     events["start"] = host["start"].to_numpy()[rows]
     events["end"] = host["end"].to_numpy()[rows]  # not until: it may outlive its caller
-    events["step"] = step_at(events["start"].to_numpy(), links.steps)
+    events["step"] = step_at(events["start"].to_numpy(), timeline.steps)
     events["calls"] = begins_call.astype(int)
     events["bytes"] = events["bytes"].where(begins_call, 0.0)
     events["row"] = rows

@@ -17,9 +17,10 @@ import pandas as pd
 
 from analysis.attribution.components import IDLE, OVERHEAD, UNATTRIBUTED
 from analysis.attribution.intervals import Slices, innermost
-from analysis.attribution.ledger import cut_to, ledger, left_out, of_steps, us_by
-from analysis.trace.links import CLOCK_TICK_US, AttributedLinks, cached_on_links, median_step
+from analysis.attribution.ledger import cut_to, left_out, of_steps, us_by
+from analysis.trace.links import CLOCK_TICK_US
 from analysis.trace.tables import take_or
+from analysis.trace.timeline import Timeline, cached_on_timeline, median_step
 from harness.base.sections import Section
 from harness.base.tables import added_up, column, text_columns
 from harness.base.text import significant
@@ -42,37 +43,37 @@ class Span(NamedTuple):
 class Path:
     """The critical path of a step."""
 
-    step: int  # row of links.steps
+    step: int  # row of timeline.steps
     spans: list[Span]  # from its end to its beginning; none if it takes no time
 
     @functools.cached_property
     def gpu_us(self) -> pd.Series:
-        """The time of each GPU event on the path, by its row of links.gpu."""
+        """The time of each GPU event on the path, by its row of timeline.gpu."""
         of_gpu = [(span.row, span.end - span.start) for span in self.spans if span.where == GPU]
         return pd.Series(added_up(of_gpu), dtype=float)
 
 
-@cached_on_links
-def path_of_step(links: AttributedLinks) -> Path | None:
+@cached_on_timeline
+def path_of_step(timeline: Timeline) -> Path | None:
     """The path through a step of about median duration; None if it has no GPU events."""
-    step = median_step(links)
-    if step == 0 and len(links.steps) > 1:
+    step = median_step(timeline)
+    if step == 0 and len(timeline.steps) > 1:
         step = 1  # of the first, the trace lacks what was before
-    if not (links.gpu["step"] == step).any():
+    if not (timeline.gpu["step"] == step).any():
         return None
-    return Path(step, walk(links, step))
+    return Path(step, walk(timeline, step))
 
 
-def critical_path(links: AttributedLinks) -> dict | None:
+def critical_path(timeline: Timeline) -> dict | None:
     """`critical_path` of operator_analysis.json: `rows` of where, component and ms, most time
     first, which add up to `length_ms`; None without GPU events, or if it takes no time."""
-    path = path_of_step(links)
+    path = path_of_step(timeline)
     if path is None or not path.spans:
         return None
-    us_by_part = added_up(time_by_component(links, path.spans))
+    us_by_part = added_up(time_by_component(timeline, path.spans))
     length_us = us_by_part.total()
     # As long as the path: both with the profiler
-    slices = ledger(links)
+    slices = timeline.slices
     of_path = cut_to(slices[slices["of_steps"].to_numpy()], path.spans[-1].start, path.spans[0].end)
     rows = []
     for (where, component), us in us_by_part.most_common():
@@ -82,7 +83,7 @@ def critical_path(links: AttributedLinks) -> dict | None:
                 {"where": where, "component": component, "ms": float(us / 1e3), "share": share}
             )
     return {
-        "step": int(links.steps["number"].iloc[path.step]),
+        "step": int(timeline.steps["number"].iloc[path.step]),
         "length_ms": float(length_us / 1e3),
         "gpu_idle_ms": float(us_by(of_path, "state").get(IDLE, 0.0) / 1e3),
         "rows": rows,
@@ -94,10 +95,10 @@ def host_share(path: dict) -> float:
     return sum(row["share"] for row in path["rows"] if row["where"] == HOST)
 
 
-def has_launches(links: AttributedLinks) -> bool:
+def has_launches(timeline: Timeline) -> bool:
     """Whether a launch was recorded: without any, a path never comes from the host to the GPU, so
     it tells nothing of either."""
-    return bool((links.calls["starts_kernel"] | links.calls["starts_graph"]).any())
+    return bool((timeline.calls["starts_kernel"] | timeline.calls["starts_graph"]).any())
 
 
 # ---- From the end backwards ----------------------------------------------------------------------
@@ -106,8 +107,8 @@ def has_launches(links: AttributedLinks) -> bool:
 class Events(NamedTuple):
     """GPU events in the order in which they end; arrays with an entry for each."""
 
-    row: np.ndarray  # of links.gpu
-    step: np.ndarray  # row of links.steps, -1: in none
+    row: np.ndarray  # of timeline.gpu
+    step: np.ndarray  # row of timeline.steps, -1: in none
     start: np.ndarray  # us
     end: np.ndarray  # us
     launched: np.ndarray  # us: when the call had launched it; -inf: not recorded
@@ -134,19 +135,19 @@ class Place(NamedTuple):
     left: int
 
 
-@cached_on_links
-def walk(links: AttributedLinks, step: int) -> list[Span]:
+@cached_on_timeline
+def walk(timeline: Timeline, step: int) -> list[Span]:
     """The path from its end to the beginning of the step; where the GPU runs behind, to the end of
     the step before."""
-    events, waits = events_by_end(links), waits_by_end(links)
-    slices = of_steps(links)
-    first = max(float(links.steps["start"].iloc[step]), slices["start"].min())
-    last = min(float(links.steps["end"].iloc[step]), slices["end"].max())
+    events, waits = events_by_end(timeline), waits_by_end(timeline)
+    slices = of_steps(timeline)
+    first = max(float(timeline.steps["start"].iloc[step]), slices["start"].min())
+    last = min(float(timeline.steps["end"].iloc[step]), slices["end"].max())
     earlier = events.end[(events.step >= 0) & (events.step < step)]
     first = max(first, float(earlier.max(initial=-np.inf)))
     latest = int(np.flatnonzero(events.step == step)[-1])
     ended = float(events.end[latest])
-    place = Place(max(ended, last), latest if ended >= last else -1, links.thread, latest + 1)
+    place = Place(max(ended, last), latest if ended >= last else -1, timeline.thread, latest + 1)
     spans: list[Span] = []
     while place.us > first:
         if place.event >= 0:
@@ -156,9 +157,9 @@ def walk(links: AttributedLinks, step: int) -> list[Span]:
     return spans
 
 
-def events_by_end(links: AttributedLinks) -> Events:
-    gpu, calls = links.gpu, links.calls
-    not_recorded = np.isin(np.arange(len(gpu)), left_out(links)["event"])
+def events_by_end(timeline: Timeline) -> Events:
+    gpu, calls = timeline.gpu, timeline.calls
+    not_recorded = np.isin(np.arange(len(gpu)), left_out(timeline)["event"])
     call = gpu["call"].to_numpy()
     # A call that also waits launched its event as it began; one of an event whose wait was not
     # recorded is taken as any other.
@@ -178,8 +179,8 @@ def events_by_end(links: AttributedLinks) -> Events:
     )
 
 
-def waits_by_end(links: AttributedLinks) -> Waits:
-    calls = links.calls
+def waits_by_end(timeline: Timeline) -> Waits:
+    calls = timeline.calls
     waits = calls[calls["waits"].to_numpy(bool)].sort_values("end")
     return Waits(waits["start"].to_numpy(), waits["end"].to_numpy())
 
@@ -226,12 +227,10 @@ def before_host(
 # ---- Whose time it is ----------------------------------------------------------------------------
 
 
-def time_by_component(
-    links: AttributedLinks, spans: list[Span]
-) -> list[tuple[tuple[str, str], float]]:
+def time_by_component(timeline: Timeline, spans: list[Span]) -> list[tuple[tuple[str, str], float]]:
     """The time of each span, by where and component; that of the host by the innermost event,
     else overhead."""
-    component = links.gpu["component"].to_numpy(object)
+    component = timeline.gpu["component"].to_numpy(object)
     times: list[tuple[tuple[str, str], float]] = []
     host_spans: dict[int, list[tuple[float, float]]] = {}
     for span in spans:
@@ -242,7 +241,7 @@ def time_by_component(
             name = str(name) if pd.notna(name) else UNATTRIBUTED
             times.append(((span.where, name), span.end - span.start))
     for thread in sorted(host_spans):
-        times += host_time_by_component(links.host, thread, np.array(host_spans[thread]))
+        times += host_time_by_component(timeline.host, thread, np.array(host_spans[thread]))
     return times
 
 

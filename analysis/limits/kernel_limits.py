@@ -14,8 +14,9 @@ import pandas as pd
 
 from analysis.attribution.operators import costs_of_operators, inputs_of_operators
 from analysis.hardware.datasheets import DATASHEETS
-from analysis.trace.links import AttributedLinks
+from analysis.hardware.roofs import Roofs
 from analysis.trace.tables import by_name, different_pairs, take_or
+from analysis.trace.timeline import Timeline
 from analysis.vocabulary import kernels
 from analysis.vocabulary.kernel_classes import (
     ATTENTION,
@@ -59,7 +60,7 @@ BESIDE_MATMULS = names_of_work(Work.MOVES, Work.CALCULATES)
 GROUPED_US = 40.0
 
 
-def ridge_range(ridges, kind: str | None) -> tuple[float, float]:
+def ridge_range(roofs: Roofs, kind: str | None) -> tuple[float, float]:
     """The lowest and highest ridge point in FLOPs/byte for what is multiplied; where nothing is
     known, of any device.  Narrower types are twice as fast each."""
     times_as_fast = 1
@@ -69,7 +70,7 @@ def ridge_range(ridges, kind: str | None) -> tuple[float, float]:
         times_as_fast = 2
     if times_as_fast > 1:
         kind = "c10::Half"
-    points = ridges.of(kind)
+    points = roofs.ridge(kind)
     if points is None:
         points = ridge_points_of_all({"tf32": "tf32", "float": "fp32"}.get(kind, "fp16"))
     return times_as_fast * min(points), times_as_fast * max(points)
@@ -88,17 +89,17 @@ def ridge_points_of_all(precision: str) -> list[float]:
 # ---- By shapes -----------------------------------------------------------------------------------
 
 
-def by_shapes(links: AttributedLinks, ridges) -> np.ndarray:
+def by_shapes(timeline: Timeline) -> np.ndarray:
     """[operators]: what limits each, by its inputs; UNKNOWN for what has no FLOPs, or none that
     shapes determine."""
-    operators, (costs, which) = links.trace.operators, costs_of_operators(links)
-    codes, signatures = operators["name"].cat.codes.to_numpy(), inputs_of_operators(links)[0]
+    operators, (costs, which) = timeline.trace.operators, costs_of_operators(timeline)
+    codes, signatures = operators["name"].cat.codes.to_numpy(), inputs_of_operators(timeline)[0]
     pairs, _ = different_pairs(codes, signatures)
     limits = np.zeros(len(costs), np.int8)
     for i, ((_, signature), cost) in enumerate(zip(pairs, costs[:-1], strict=True)):
         if cost.bytes and (cost.flops or cost.most_flops):
-            multiplied = factor_type(*links.trace.signatures[signature][:2])
-            limits[i] = limit_of_cost(cost, *ridge_range(ridges, multiplied))
+            multiplied = factor_type(*timeline.trace.signatures[signature][:2])
+            limits[i] = limit_of_cost(cost, *ridge_range(timeline.context.roofs, multiplied))
     return limits[which]
 
 
@@ -123,18 +124,18 @@ class KernelBounds(NamedTuple):
     basis: np.ndarray  # row of BASES that tells; -1: none
 
 
-def kernel_bounds(links: AttributedLinks, ridges) -> KernelBounds:
+def kernel_bounds(timeline: Timeline) -> KernelBounds:
     """What limits each GPU event if it is a matmul, attention or convolution.
 
     The operator of one may launch copies and transposes too: they are limited by memory."""
-    gpu = links.gpu
+    gpu = timeline.gpu
     us = (gpu["end"] - gpu["start"]).to_numpy()
     moves = gpu["named_category"].isin(BESIDE_MATMULS).to_numpy()
     helps = by_name(gpu["name"], kernels.use) == kernels.HELPER
-    of_operator = take_or(by_shapes(links, ridges), gpu["operator"].to_numpy(), UNKNOWN)
-    shaped = np.where(moves | helps | links.only_of_graph, UNKNOWN, of_operator)
-    named = by_name(gpu["name"], lambda name: named_bound(name, ridges), np.int8)
-    neighbors = by_neighbors(links, us)
+    of_operator = take_or(by_shapes(timeline), gpu["operator"].to_numpy(), UNKNOWN)
+    shaped = np.where(moves | helps | timeline.only_of_graph, UNKNOWN, of_operator)
+    named = by_name(gpu["name"], lambda name: named_bound(name, timeline.context.roofs), np.int8)
+    neighbors = by_neighbors(timeline, us)
     is_large = by_name(gpu["name"], may_be_large, bool)
     is_long = np.isnan(neighbors.pass_us) & (us >= LONG_US) & is_large
     limits = {
@@ -170,7 +171,7 @@ def same_kernel(gpu: pd.DataFrame, us: np.ndarray, limit: np.ndarray) -> np.ndar
 # ---- By the name of a kernel ---------------------------------------------------------------------
 
 
-def named_bound(name: str, ridges) -> int:
+def named_bound(name: str, roofs: Roofs) -> int:
     """By its use; by its tile: an output with a short side has few FLOPs per byte, and a block that
     loads only its own rows and columns has so many at least."""
     if kernels.use(name) in (kernels.HELPER, kernels.SKINNY, kernels.SHORT_QUERIES):
@@ -179,7 +180,7 @@ def named_bound(name: str, ridges) -> int:
     if not tile or re.search(kernels.MISALIGNED, name):
         return UNKNOWN
     multiplied = kernels.multiplied_type(name)
-    highest_ridge = ridge_range(ridges, multiplied)[1]
+    highest_ridge = ridge_range(roofs, multiplied)[1]
     size = {"fp4": 0.5, "tf32": 4}.get(multiplied) or BYTES_OF.get(multiplied, 2)
     # Tiles of attention and convolutions are not those of a matmul.
     is_skinny = min(tile) < SKINNY_TILE and category(name) == MATMUL
@@ -214,13 +215,13 @@ class Neighbors(NamedTuple):
     pass_us: np.ndarray  # of a pass over the activations; NaN: no kernel tells
 
 
-def by_neighbors(links: AttributedLinks, us: np.ndarray) -> Neighbors:
+def by_neighbors(timeline: Timeline, us: np.ndarray) -> Neighbors:
     """By the time of a pass over the activations, which the element-wise kernels, reductions and
     norms around tell.
 
     Where a pass is long there are enough rows of activations for arithmetic to limit a large tile,
     and a kernel that takes no longer than a pass moves no less for what it multiplies."""
-    gpu = links.gpu
+    gpu = timeline.gpu
     kinds = gpu["named_category"]
     order = np.argsort(gpu["start"].to_numpy(), kind="stable")
     is_pass = kinds.isin(VECTOR_CLASSES).to_numpy() & (gpu["phase"] != "optimizer").to_numpy()

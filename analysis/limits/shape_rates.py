@@ -5,11 +5,9 @@ import numpy as np
 
 from analysis.attribution.gpu_time import launched_events
 from analysis.attribution.operators import costs_of_operators, operator_calls, shapes_text
-from analysis.hardware.ceilings import Ceiling, compute_ceilings
-from analysis.limits.peaks import PATHS, device_of, precision_of, roofs_of
-from analysis.trace.links import Links, median_step
+from analysis.hardware.ceilings import Ceiling
+from analysis.trace.timeline import Timeline, median_step
 from analysis.vocabulary.kernel_classes import MATMUL_CLASSES
-from analysis.vocabulary.operators import PRECISION_OF
 from analysis.work.operator_costs import Cost, factor_type
 from harness.base.sections import Section
 from harness.base.tables import Column, column
@@ -19,27 +17,27 @@ DURATIONS_US = (2, 5, 10, 20, 50, 100, 1000, None)  # upper limits of the histog
 POINTS = 200  # of the queue over a step
 
 
-def shape_rates(links: Links, summary: dict | None) -> list[dict]:
+def shape_rates(timeline: Timeline) -> list[dict]:
     """Each matmul, convolution and attention with its inputs' shapes, most time first: rates in its
     own time on the device, and the share of the nearer roof, which is the least time that the
     device's peaks allow over its time."""
-    trace, clock = links.trace, "self_device_us" if links.on_gpu else "self_cpu_us"
-    calls = operator_calls(links)
+    trace, clock = timeline.trace, "self_device_us" if timeline.on_gpu else "self_cpu_us"
+    calls = operator_calls(timeline)
     total_us = calls[clock].sum()
     multiplies = trace.operators["named_category"].isin(MATMUL_CLASSES).to_numpy()
     is_rated = multiplies & (calls["signature"] >= 0).to_numpy() & (calls[clock] > 0).to_numpy()
     names = trace.operators["name"].cat.categories
-    compute_roofs, (_, bandwidth_roofs) = Roofs(links, summary), roofs_of(links, summary)
-    costs, which = costs_of_operators(links)
+    roofs = timeline.context.roofs
+    bandwidth = roofs.bandwidth[0] if roofs.bandwidth else None
+    costs, which = costs_of_operators(timeline)
     rows = []
     for (code, signature), same in calls[is_rated].groupby(["code", "signature"]):
         cost = costs[which[same.index[0]]]
         if not (cost.flops or cost.most_flops):
             continue
         shapes, types, _ = trace.signatures[signature]
-        precision, peak = compute_roofs.of(factor_type(shapes, types))
+        precision, peak = roofs.peak(factor_type(shapes, types))
         us, n = float(same[clock].sum()), same["call"].nunique()
-        bandwidth = bandwidth_roofs[0] if bandwidth_roofs else None
         row = {
             "name": names[code],
             "shapes": inputs_text(shapes, cost),
@@ -86,32 +84,10 @@ def nearer_roof(
     return {"roof": roof, "share_of_roof": 1e6 * least_sec / us}
 
 
-class Roofs:
-    """The peak of the device for matmuls, by the type of their factors."""
-
-    def __init__(self, links: Links, summary: dict | None):
-        self.device, self.usual = device_of(links, summary), precision_of(links, summary)
-        compute, _ = roofs_of(links, summary)
-        self.peaks: dict[str, Ceiling | None] = {self.usual: compute[0] if compute else None}
-
-    def of(self, kind: str | None) -> tuple[str, Ceiling | None]:
-        """The precision, and its peak; of another type than the usual one by the datasheet."""
-        precision = PRECISION_OF.get(kind, str(kind))
-        # PyTorch 1.8 records no types, and none records whether float is tf32.
-        if kind is None or (precision, self.usual) == ("fp32", "tf32"):
-            precision = self.usual
-        if precision not in self.peaks:
-            ceilings = []
-            if precision in PATHS:
-                ceilings = compute_ceilings(self.device, precision, measure="never")
-            self.peaks[precision] = ceilings[0] if ceilings else None
-        return precision, self.peaks[precision]
-
-
-def kernel_durations(links: Links) -> list[dict]:
+def kernel_durations(timeline: Timeline) -> list[dict]:
     """How many of the steps' kernels are how short, and their share of the kernels' time."""
-    is_kernel = (links.gpu["kind"] == "kernel") & (links.gpu["step"] >= 0)
-    kernels = links.gpu[is_kernel.to_numpy()]
+    is_kernel = (timeline.gpu["kind"] == "kernel") & (timeline.gpu["step"] >= 0)
+    kernels = timeline.gpu[is_kernel.to_numpy()]
     us = (kernels["end"] - kernels["start"]).to_numpy()
     which = np.searchsorted(DURATIONS_US[:-1], us)
     counts = np.bincount(which, minlength=len(DURATIONS_US))
@@ -121,7 +97,7 @@ def kernel_durations(links: Links) -> list[dict]:
         if n:
             row = {
                 "up_to_us": limit,
-                "kernels_per_step": float(n / len(links.steps)),
+                "kernels_per_step": float(n / len(timeline.steps)),
                 "share_of_kernels": float(n / len(us)),
                 "share_of_time": float(sum_us / us.sum()) if us.sum() else 0.0,
             }
@@ -129,13 +105,13 @@ def kernel_durations(links: Links) -> list[dict]:
     return rows
 
 
-def queue_over_step(links: Links) -> dict | None:
+def queue_over_step(timeline: Timeline) -> dict | None:
     """Kernels, copies, memory sets, and graphs as a whole, launched but not started, and how long
     the latest one has to wait, over the step of median duration."""
-    events = launched_events(links)
+    events = launched_events(timeline)
     if not ((events["kind"] == "kernel") | events["of_graph"]).any():
         return None
-    step = links.steps.iloc[median_step(links)]
+    step = timeline.steps.iloc[median_step(timeline)]
     times = np.linspace(step["start"], step["end"], POINTS)
     launched, began = events["launched"].to_numpy(), events["start"].to_numpy()
     n_launched = np.searchsorted(launched, times, side="right")
