@@ -18,9 +18,9 @@ from torch.utils.flop_counter import flop_registry
 from analysis.hardware.ceilings import Ceiling
 from analysis.vocabulary.kernel_classes import VECTOR_CLASSES, category
 from analysis.vocabulary.operators import operator_class
+from analysis.work.attention_costs import Window, unmasked_pairs
 from analysis.work.fake_step import fake_step
 from analysis.work.flop_counts import register_cpu_attention
-from analysis.work.operator_costs import Window, unmasked_pairs
 from harness.base.ranges import range_observers
 from harness.documents.flops import ComputationalIntensity
 from harness.instruments.phases import PHASES
