@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 
 
 class Work(Enum):
@@ -170,7 +171,8 @@ KERNEL_CLASSES = (
 CLASS_OF_NAME = {record.name: record for record in KERNEL_CLASSES}
 CATEGORIES = tuple(CLASS_OF_NAME)
 UNKNOWN_CATEGORY = CATEGORIES[-1]  # of what no pattern knows
-ATTENTION, MATMUL = "attention", "matmul"  # of which rules of their own are known
+# Those of which rules of their own are known
+ATTENTION, CONVOLUTION, MATMUL = "attention", "convolution", "matmul"
 
 
 def names_of_work(*works: Work) -> tuple[str, ...]:
@@ -192,6 +194,7 @@ _GENERATED = re.compile(r"(?:graph_\d+_)?(?:triton_)?(cpp|poi|red|per|tem)_fused
 _CLASS_OF_GENERATED = {"red": "reduction", "per": "reduction", "tem": "matmul"}
 
 
+@cache
 def category(name: str) -> str:
     """The name of the class of an operator or kernel."""
     generated = _GENERATED.match(name)

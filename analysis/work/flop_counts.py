@@ -2,9 +2,9 @@
 formula, PyTorch's counter, DeepSpeed's."""
 
 import torch
-from torch.utils import flop_counter
 from torch.utils.flop_counter import FlopCounterMode
 
+from analysis.work.dispatched_costs import FORMULAS_BESIDE_TORCH
 from analysis.work.fake_step import fake_tensors
 from analysis.work.sections import COUNTS, counters_in
 from harness.documents.flops import NO_COUNT
@@ -16,56 +16,33 @@ CONVENTION = (
 )
 
 
-def register_cpu_attention() -> None:
-    """Have PyTorch count fused attention on a CPU, which it leaves out:
-    the same matmuls as on a GPU.
-
-    Each query head counts, also where several share a head of keys and values, which PyTorch's own
-    formulas refuse before 2.12.
-    """
-    forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    if forward in flop_counter.flop_registry:
-        return
-
-    @flop_counter.register_flop_formula(forward)
-    def of_forward(q, k, v, *rest, **options):
-        return flop_counter.sdpa_flop_count(q, with_heads_of(q, k), with_heads_of(q, v))
-
-    @flop_counter.register_flop_formula(backward)
-    def of_backward(gradient, q, k, v, *rest, **options):
-        k, v = with_heads_of(q, k), with_heads_of(q, v)
-        return flop_counter.sdpa_backward_flop_count(gradient, q, k, v)
-
-
-def with_heads_of(q: torch.Size, shared: torch.Size) -> torch.Size:
-    """The shape of keys or values (batch, heads, length, width) with as many heads as the queries
-    have."""
-    batch, _, length, width = shared
-    return torch.Size([batch, q[1], length, width])
-
-
 def counted_by_torch(workload: Workload) -> dict:
     """FLOPs of a step of one micro-batch by FlopCounterMode: forward, backward, forward by module.
 
     Counted on fake tensors, without allocating or computing anything.  Raises FakeRunError.
     """
-    register_cpu_attention()
     with fake_tensors("the forward pass", workload):
         model = workload.build(torch.device("cpu")).model
         batch = next(workload.fake_batches())
-        with FlopCounterMode(display=False) as forward:
+        with flop_counter() as forward:
             loss = workload.loss(model, batch)
-        with FlopCounterMode(display=False) as backward:
+        with flop_counter() as backward:
             loss.backward()
     counts, root = forward.get_flop_counts(), type(model).__name__
-    modules = {name: counts.get(f"{root}.{name}") for name, _ in model.named_modules()}
-    by_module = {name: int(sum(c.values())) for name, c in modules.items() if c}
-    totals = {
+    by_module = {}
+    for name, _ in model.named_modules():
+        of_module = counts.get(f"{root}.{name}")
+        if of_module:
+            by_module[name] = int(sum(of_module.values()))
+    return {
         "forward_flops": int(forward.get_total_flops()),
         "backward_flops": int(backward.get_total_flops()),
+        "forward_flops_by_module": by_module,
     }
-    return totals | {"forward_flops_by_module": by_module}
+
+
+def flop_counter() -> FlopCounterMode:
+    return FlopCounterMode(display=False, custom_mapping=FORMULAS_BESIDE_TORCH)
 
 
 def flops_of_step(workload: Workload) -> tuple[int, int]:
