@@ -18,7 +18,7 @@ from analysis.hardware.achievable import OVERHEADS, Rates, achievable_rates, int
 from analysis.hardware.ceilings import NOT_MEASURED, bandwidth_ceilings, compute_ceilings
 from analysis.hardware.matching import datasheet
 from analysis.prediction.network import Network
-from analysis.vocabulary.kernel_classes import ATTENTION, CONVOLUTION, MATMUL, category
+from analysis.vocabulary.kernel_classes import ATTENTION, CONVOLUTION, MATMUL
 from analysis.work.bytes_moved import WorkCounter
 from analysis.work.dispatched_costs import DispatchedCall, dispatched_call, tensors_in
 from analysis.work.fake_step import fake_step
@@ -68,6 +68,7 @@ class Operator:
     shape: tuple[int, ...]  # of the output; of attention the query
     views: int  # operators before it that launch nothing
     tensors: int  # of the lists that it takes
+    convolves: bool = False
 
 
 def kind_of(call: DispatchedCall) -> str:
@@ -138,6 +139,7 @@ class OperatorLog(WorkCounter):
             shape=shape_of(call, made),
             views=self.views,
             tensors=max(map(len, lists), default=0),
+            convolves=call is not None and call.kind == CONVOLUTION,
         )
         self.operators.append(operator)
         self.views = 0
@@ -192,7 +194,7 @@ def kernel_seconds(one: Operator, rates: Rates, tf32: bool) -> float:
     moved = one.bytes / rates.bandwidth
     if not one.flops:
         return moved
-    tf32 = tf32 or is_convolution(one)  # cuDNN's default
+    tf32 = tf32 or one.convolves  # cuDNN's default
     dtype = ("tf32" if tf32 else "fp32") if one.dtype is torch.float32 else "bf16"
     if one.kind == "matmul":
         return max(moved, one.flops / rates.matmul[dtype] / tile_share(one, rates.units))
@@ -208,14 +210,10 @@ def kernel_us(one: Operator, rates: Rates, tf32: bool, on_gpu: bool = True) -> f
     return max(shortest, 1e6 * kernel_seconds(one, rates, tf32))
 
 
-def is_convolution(one: Operator) -> bool:
-    return category(f"aten::{one.name}") == CONVOLUTION
-
-
 def tile_share(one: Operator, units: int) -> float:
     """How much of its rate a matmul of this shape reaches: multiprocessors compute whole tiles,
     wave after wave."""
-    if not units or len(one.shape) < 2 or is_convolution(one):
+    if not units or len(one.shape) < 2 or one.convolves:
         return 1.0
     *batch, m, n = one.shape
     k = max(1, one.flops // max(1, 2 * math.prod(one.shape)))

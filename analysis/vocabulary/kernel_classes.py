@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
 
 
 class Work(Enum):
@@ -194,7 +193,6 @@ _GENERATED = re.compile(r"(?:graph_\d+_)?(?:triton_)?(cpp|poi|red|per|tem)_fused
 _CLASS_OF_GENERATED = {"red": "reduction", "per": "reduction", "tem": "matmul"}
 
 
-@cache
 def category(name: str) -> str:
     """The name of the class of an operator or kernel."""
     generated = _GENERATED.match(name)
