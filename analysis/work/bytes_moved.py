@@ -59,9 +59,8 @@ class StorageUse:
     def minimum_bytes_moved_by_step(self) -> int:
         if self.made_in is not None:
             return 0
-        return sum(
-            min(sum(uses.values()), self.storage.nbytes()) for uses in (self.read, self.written)
-        )
+        size = self.storage.nbytes()
+        return min(sum(self.read.values()), size) + min(sum(self.written.values()), size)
 
 
 class Operation(NamedTuple):
@@ -118,11 +117,8 @@ class WorkCounter(TorchDispatchMode):
     def weight(self, segment: int) -> int:
         """How often this segment counts."""
         name = self.segments[segment]
-        return (
-            self.repeats
-            if name in ("forward", "backward") and name in self.segments[:segment]
-            else 1
-        )
+        is_repeated = name in ("forward", "backward") and name in self.segments[:segment]
+        return self.repeats if is_repeated else 1
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -203,9 +199,8 @@ def step_work(workload: Workload, on_gpu: bool = False) -> WorkCounter:
         gradient_accumulation_steps=counted,
         compile=False,  # operators as they are before any are fused
     )
-    repeats = max(
-        1, micro_steps - 1
-    )  # a step of a file's own may have several micro-batches too: all are counted
+    # A step of a file's own may have several micro-batches too: all are counted.
+    repeats = max(1, micro_steps - 1)
     return fake_step(part, on_gpu, lambda *model: WorkCounter(repeats))
 
 
@@ -215,17 +210,15 @@ def computational_intensity(profile: dict, workload: Workload) -> dict:
     work = step_work(workload, on_gpu=profile["environment"]["device"]["type"] == "cuda")
     table = work.table()
     phases = table.groupby("phase", sort=False)[["flops", "bytes"]].sum()
+    phases["minimum_bytes"] = pd.Series(work.minimum_by_phase())
     moved, least = int(table["bytes"].sum()), work.minimum()
-    counts, seconds = (
-        profile["flops_analysis"],
-        profile["performance_metrics"]["avg_step_time_ms"] / 1e3,
-    )
+    counts, efficiency = profile["flops_analysis"], profile["efficiency_metrics"]
+    seconds = profile["performance_metrics"]["avg_step_time_ms"] / 1e3
     flops = counts["step_flops"] + counts["recomputed_flops"]
-    efficiency = profile["efficiency_metrics"]
-    peak, peaks = efficiency["device_peak_flops"], efficiency["bandwidth_peaks"]
-    bandwidth = peaks[0]["rate"] if peaks else None
-    ridge = peak / bandwidth if peak and bandwidth else None
     intensity = flops / moved
+    peak, bandwidth_peaks = efficiency["device_peak_flops"], efficiency["bandwidth_peaks"]
+    bandwidth = bandwidth_peaks[0]["rate"] if bandwidth_peaks else None
+    ridge = peak / bandwidth if peak and bandwidth else None
     document = {
         "convention": {
             "flops": FLOP_CONVENTION,
@@ -233,22 +226,24 @@ def computational_intensity(profile: dict, workload: Workload) -> dict:
             "minimum": MINIMUM,
             "elements": ELEMENTS,
         },
-        **{"step_flops": flops, "step_bytes": moved, "minimum_step_bytes": least},
+        "step_flops": flops,
+        "step_bytes": moved,
+        "minimum_step_bytes": least,
         "arithmetic_intensity_flops_per_byte": intensity,
         "intensity_at_minimum_flops_per_byte": flops / least,
         "memory_bandwidth_used_gb_per_sec": moved / seconds / 1e9,
         "memory_bandwidth_peak_gb_per_sec": bandwidth and bandwidth / 1e9,
-        "memory_bandwidth_peak_source": Ceiling(**peaks[0]).label if peaks else None,
+        "memory_bandwidth_peak_source": (
+            Ceiling(**bandwidth_peaks[0]).label if bandwidth_peaks else None
+        ),
         "memory_bandwidth_utilization_percent": bandwidth and 100 * moved / seconds / bandwidth,
         "memory_bound_vs_compute_bound": bound_by_thresholds(intensity),
-        **{"ridge_point_flops_per_byte": ridge, "side_of_ridge_point": side_of(ridge, intensity)},
-        **{"device_peak_flops": peak, "peak_source": efficiency["peak_source"]},
+        "ridge_point_flops_per_byte": ridge,
+        "side_of_ridge_point": side_of(ridge, intensity),
+        "device_peak_flops": peak,
+        "peak_source": efficiency["peak_source"],
         "classes": class_rows(table, ridge),
-        "phases": (
-            phases.assign(minimum_bytes=pd.Series(work.minimum_by_phase()))
-            .reset_index()
-            .to_dict("records")
-        ),
+        "phases": phases.reset_index().to_dict("records"),
         "operators": table.sort_values("bytes", ascending=False).to_dict("records"),
     }
     return explained(document, ComputationalIntensity)
@@ -256,29 +251,28 @@ def computational_intensity(profile: dict, workload: Workload) -> dict:
 
 def bound_by_thresholds(intensity: float) -> str:
     """By FLOPs per byte alone, regardless of the device."""
-    return "memory_bound" if intensity < 10 else "mixed" if intensity <= 100 else "compute_bound"
+    if intensity < 10:
+        return "memory_bound"
+    return "mixed" if intensity <= 100 else "compute_bound"
 
 
 def side_of(ridge: float | None, intensity: float) -> str | None:
-    return ridge and ("memory" if intensity < ridge else "compute")
+    if ridge is None:
+        return None
+    return "memory" if intensity < ridge else "compute"
 
 
 def class_rows(table: pd.DataFrame, ridge: float | None) -> list[dict]:
     """Calls, operations and bytes per step of each class of operators, most bytes first."""
     columns = ["calls", "flops", "masked_flops", "elements", "bytes"]
-    sums = (
-        table.groupby("class")[columns]
-        .sum()
-        .sort_values("bytes", ascending=False)
-        .astype(int)
-        .reset_index()
-    )
-    rows = sums.rename(columns={"elements": "element_operations"}).to_dict("records")
+    sums = table.groupby("class")[columns].sum().sort_values("bytes", ascending=False).astype(int)
+    sums = sums.reset_index().rename(columns={"elements": "element_operations"})
+    rows = sums.to_dict("records")
     for row in rows:
         row["operations_per_byte"] = (row["flops"] + row["element_operations"]) / row["bytes"]
         # The ridge is that of matmuls in the precision in use; other work is limited by the
         # bandwidth alone.
-        row["side_of_ridge_point"] = (
-            side_of(ridge, row["operations_per_byte"]) if row["flops"] else "memory"
-        )
+        row["side_of_ridge_point"] = "memory"
+        if row["flops"]:
+            row["side_of_ridge_point"] = side_of(ridge, row["operations_per_byte"])
     return rows
