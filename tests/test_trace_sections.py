@@ -93,8 +93,10 @@ def test_each_table_of_a_trace_is_shown_once(tmp_path, name):
         assert rows.count(text) == 1
     for row in (*analysis["opportunities"], *analysis["not_here"]):
         assert sum(row.get("basis", row.get("reason")) in text for text in rows) >= 1
-    for rule in analysis["verdict"]["rules"]:
-        assert sum(text.startswith(rule["rule"]) for text in rows) == 1
+    labels = [label for one in sections for label in one.facts]
+    for number, rule in enumerate(analysis["verdict"]["rules"], 1):
+        label = f"Rule {number} decides" if rule["decides"] else f"{number}. {rule['name']}"
+        assert labels.count(label) == 1
     assert len({one.title for one in sections}) == len(sections)  # a page links to them by title
 
 

@@ -29,7 +29,7 @@ from analysis.attribution.once import once_rows
 from analysis.attribution.operators import kernel_table, operator_tables
 from analysis.diagnosis.headline import headline
 from analysis.diagnosis.timelines import memory_series, step_timeline
-from analysis.diagnosis.verdict import told_why, verdict
+from analysis.diagnosis.verdict import Verdict, verdict
 from analysis.limits.shape_rates import kernel_durations, queue_over_step, shape_rates
 from analysis.trace.links import Links
 from analysis.trust.integrity import MEASURABLE, integrity, overlap_us, profiler_overhead, step_rows
@@ -58,7 +58,6 @@ from harness.documents.trace import (
     ShapeRate,
     StepCommunication,
     StepTimeline,
-    Verdict,
 )
 from harness.instruments.phases import summary_stats
 from harness.schema import Document, because, explained, field
@@ -134,11 +133,11 @@ def operator_analysis(links: Links, summary: dict | None) -> dict:
     path = {"critical_path": None if "step_timeline" in unreliable else critical_path(links)}
     rates = shape_rates(links, summary)
     communication = communication and communication | beside
-    judged = told_why(verdict(links, trust, summary, path["critical_path"], rates), communication)
+    judged = verdict(links, trust, summary, path["critical_path"], rates, communication)
     document = {
         "trace": links.trace.path.name,
         "integrity": trust,
-        "verdict": judged,
+        "verdict": judged.as_json(),
         "steps": steps_document(links),
     }
     document |= step_breakdown(links) | {"classes": class_times(links)}

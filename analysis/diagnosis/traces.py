@@ -21,7 +21,7 @@ from analysis.diagnosis.stragglers import (
     rank_facts,
     why_late,
 )
-from analysis.diagnosis.verdict import judged_as, told_why
+from analysis.diagnosis.verdict import Verdict, verdict_of_ranks, with_communication
 from analysis.limits.peaks import Ridges
 from analysis.limits.slice_limits import with_bounds
 from analysis.trace.links import link
@@ -106,6 +106,7 @@ def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | No
     run: performance_summary.json of the run, which has the memory of every rank.
     """
     peaks = {one["rank"]: one["peak_memory_mb"] for one in (run or {}).get("ranks") or []}
+    verdicts: list[Verdict] = []
     documents, facts = zip(
         *sorted(zip(documents, facts, strict=True), key=lambda pair: pair[1].rank), strict=True
     )
@@ -125,18 +126,20 @@ def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | No
             kept = {name: about[name] for name in about if name.removesuffix("_reason") in beside}
             found = communication_of_steps(document["collectives"], *times) | kept
             document["communication"] = explained(found, StepCommunication)
-            document["verdict"] = told_why(document["verdict"], document["communication"])
+        own = Verdict.from_json(document["verdict"])
+        verdicts.append(with_communication(own, document["communication"]))
+        document["verdict"] = verdicts[-1].as_json()
         row |= rank_row(document, peaks.get(one.rank)) | parts_of_rank(document)
     comparison |= why_late(comparison)
-    verdicts = [document["verdict"] for document in documents]
     known = [i for i, row in enumerate(comparison["rows"]) if row["waiting_ms"] is not None]
     for document in documents:
         document["ranks"] = explained(comparison, Ranks)
     if len(known) == len(documents):  # the others wait for the one that waits least
         least = min(known, key=lambda i: comparison["rows"][i]["waiting_ms"])
         told = headline(documents[least])
-        for document in documents:
-            document["verdict"] = judged_as(document["verdict"], verdicts[least], facts[least].rank)
+        for document, own in zip(documents, verdicts, strict=True):
+            of_ranks = verdict_of_ranks(own, verdicts[least], facts[least].rank)
+            document["verdict"] = of_ranks.as_json()
             document["headline"] = told
     else:
         for document in documents:

@@ -107,62 +107,6 @@ class Integrity(Document):
     )
 
 
-class VerdictRule(Document):
-    rule: str = field("its name")
-    figures: str = field("that it looks at")
-    holds: bool = field("whether they meet it")
-    decides: bool = field("whether it is the first that holds")
-
-
-class Thresholds(Document):
-    bound_from_share: float = field("of the step, that makes a bound")
-    lead_share: float = field("of the step, by which it must be ahead of the next")
-    ridge_flops_per_byte: float | None = field(
-        "of the device", null="several are possible, or none is known"
-    )
-    ridge_source: str = field("where it is from")
-
-
-class Verdict(Document):
-    bound: str = field(
-        "compute, memory, launch, ..., as shares; capture: of a graph; gpu: work of either;"
-        " undecided"
-    )
-    strength: str = field(
-        "is; probably: evidence is missing or disturbed; between: it and runner_up; undecided"
-    )
-    because: str = field("in a sentence")
-    runner_up: str | None = field(
-        "with between, the other share", null="no second share is as close"
-    )
-    trustworthy: bool = field("if false, bound is undecided and line says untrustworthy")
-    line: str = field("the verdict in one line, with the shares")
-    shares: dict[str, float] = field(
-        "of the step's time: compute, memory, launch, ..., unexplained; they add up to 1"
-    )
-    unclassified_share: float = field("of it: work that may be limited by compute or by memory")
-    unrecorded_idle_share: float = field(
-        "of it: the GPU was idle for no recorded reason; both make up unexplained"
-    )
-    basis_shares: dict[str, float] = field(
-        "of it: matmuls, attention and convolutions by what classified them"
-    )
-    unknown_kind_share: float = field(
-        "of unclassified_share: kernels or operators that no rule knows"
-    )
-    rules: list[VerdictRule] = field("in order; the first that holds decides")
-    rank_judged: NotRequired[int] = field(
-        "of several: the rank that waits least, whose bound this is"
-    )
-    meaning: dict[str, str] = field("of each share")
-    thresholds: Thresholds = field("of the rules")
-
-    @staticmethod
-    def contradiction(value: dict) -> str | None:
-        """There is a share of what is not known, if only 0."""
-        return None if "unexplained" in value["shares"] else "shares.unexplained: is missing"
-
-
 class Place(Document):
     trace: str = field("the file")
     began_ms: float = field("after the first event of the file, from where Perfetto counts")
