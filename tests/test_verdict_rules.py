@@ -150,7 +150,7 @@ def test_the_rules_of_a_made_up_step_are_told_in_order(tmp_path, capsys, monkeyp
     for line in as_text(rule_section(analyze_all([path])[0][0][1])):
         assert " ".join(line.split()) in shown
     assert f"Rule 7 decides: {first['rule']} Its figures: {first['figures']}" in shown
-    assert "5. largest share: no (" in shown and "10. none of these: no (" in shown
+    assert "5. largest share: no: " in shown and "10. none of these: no: " in shown
     assert "by what classified them: shapes 48.0% of the step" in shown
 
 

@@ -185,7 +185,7 @@ def late_host(facts: Facts) -> Outcome:
     figures = f"critical path {facts.on_host:.1%} on the host"
     if facts.idle < facts.on_host:
         figures += f", GPU idle {facts.idle:.1%} without the profiler"
-    figures += f"; {facts.text(*OF_HOST)}"
+    figures += f"; the host's parts {facts.total(OF_HOST):.1%} of the step"
     largest_bound = facts.ranked[0]
     if largest_bound not in OF_GPU or facts.held_up < ON_HOST:
         return Outcome(figures, None)
@@ -317,8 +317,8 @@ UNTRUSTWORTHY = Rule(
 LATE_HOST = Rule(
     name="late host",
     condition=(
-        f"The GPU has most work, but waits for the host, which has {ON_HOST:.0%} of the critical"
-        f" path and {LARGE:.0%} of the step."
+        f"The GPU's work is the largest part, but {ON_HOST:.0%} of the critical path and"
+        f" {LARGE:.0%} of the step are on the host."
     ),
     verdict=(
         "the largest share but the GPU's work, or between two. If the host has less of the step,"

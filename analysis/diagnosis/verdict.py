@@ -341,7 +341,7 @@ def rule_section(document: dict) -> Section:
             facts["Its figures"] = row["figures"]
         else:
             holds = "holds too" if row["holds"] else "no"
-            others[f"{number}. {row['name']}"] = f"{holds} ({row['figures']})"
+            others[f"{number}. {row['name']}"] = f"{holds}: {row['figures']}"
     notes = []
     classified = [
         f"{basis} {share:.1%}" for basis, share in verdict["basis_shares"].items() if share
