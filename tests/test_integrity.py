@@ -29,8 +29,9 @@ from analysis.diagnosis.text import profile_answer, trust_text
 from analysis.diagnosis.traces import analyze_all
 from analysis.report.page import DOCUMENT_FILES, fill_template, first_screen
 from analysis.trace.tables import read_trace
-from analysis.trust.integrity import Findings, check_times, profiler_overhead
+from analysis.trust.findings import Findings
 from analysis.trust.missing_from_trace import not_recorded
+from analysis.trust.times import ProfileDisturbance, check_times, profiler_overhead
 from harness.base.errors import UserError
 
 MM = event("aten::mm", 0, 4)
@@ -481,7 +482,7 @@ def test_a_good_recording_lacks_nothing_and_each_missing_part_is_named(tmp_path)
 
 def test_a_run_has_its_memory_in_its_summary(tmp_path):
     links = attributed(trace_of(tmp_path, *recording()[:-1]))
-    assert [row["part"] for row in not_recorded(links, None)] == ["memory"]
+    assert [row.part for row in not_recorded(links, None)] == ["memory"]
     assert not_recorded(links, {"status": "completed"}) == []
 
 
@@ -505,7 +506,7 @@ def test_a_wait_for_the_gpu_is_as_long_without_the_profiler(tmp_path):
 
 
 def test_each_reason_to_doubt_a_time_is_told():
-    waited = {"text": "another program", "lost_share": 0.0}
+    waited = ProfileDisturbance(text="another program", lost_share=0.0)
     for corrected in (False, True):
         found = Findings()
         found.unreliable["operators"] = "3 graph launches"
@@ -531,18 +532,18 @@ def test_overhead_of_the_profiler(train, tmp_path):
     assert trace.steps["number"].tolist() == [6, 7, 8, 9, 10]  # as the run prints them
     slow = [5.0 if time in profiled else 1.0 for time in times.values()]
     disturbed = summary | {"steps": summary["steps"] | {"time_ms": slow}}
-    assert profiler_overhead(trace, disturbed)["ratio"] == 5
+    overhead = profiler_overhead(trace, disturbed).as_json()
+    assert overhead["ratio"] == 5
     # The name of a system profiler's file has no numbers of steps.
     named = SimpleNamespace(path=tmp_path / "p" / "system_profile_results.db")
-    assert profiler_overhead(named, disturbed) == profiler_overhead(trace, disturbed)
-    assert (
-        profiler_overhead(SimpleNamespace(path=tmp_path / "other.db"), disturbed)["ratio"] is None
-    )
+    assert profiler_overhead(named, disturbed).as_json() == overhead
+    other = SimpleNamespace(path=tmp_path / "other.db")
+    assert profiler_overhead(other, disturbed).ratio is None
     # Steps that begin with an operator have no numbers of the run.
     by_operator = read_trace(
         tmp_path / "p" / "trace_step_5_10.pt.trace.json", steps_from="aten::embedding"
     )
-    assert profiler_overhead(by_operator, disturbed) == profiler_overhead(trace, disturbed)
+    assert profiler_overhead(by_operator, disturbed).as_json() == overhead
     analysis = analysis_of(trace, disturbed)
     assert "5.0 times as long" in analysis["integrity"]["unreliable"]["verdict"]
     assert analysis["verdict"]["strength"] != "is"

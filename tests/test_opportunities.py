@@ -24,9 +24,10 @@ from traces import (
 
 from analysis.advice.evidence import Evidence
 from analysis.advice.program_wide import fused_optimizer
-from analysis.advice.text import best_three, gain_text, is_disturbed
+from analysis.advice.text import best_three, gain_text
 from analysis.hardware import measuring
 from analysis.hardware.measuring import Measurement
+from analysis.trust.times import is_disturbed
 from analysis.work.update_bytes import adam_bytes, adam_bytes_held
 from harness.base.command_line import compiler_problem
 from harness.base.units import MB

@@ -32,8 +32,9 @@ from analysis.diagnosis.timelines import memory_series, step_timeline
 from analysis.diagnosis.verdict import Verdict, verdict
 from analysis.limits.shape_rates import kernel_durations, queue_over_step, shape_rates
 from analysis.trace.links import Links
-from analysis.trust.integrity import MEASURABLE, integrity, overlap_us, profiler_overhead, step_rows
-from harness.base.text import shortened
+from analysis.trust.integrity import Integrity, integrity
+from analysis.trust.steps import ProfiledSteps, profiled_steps
+from analysis.trust.times import MEASURABLE, profiler_overhead
 from harness.documents.trace import (
     NO_COLLECTIVES,
     NO_GPU,
@@ -45,7 +46,6 @@ from harness.documents.trace import (
     CriticalPath,
     GpuTimeline,
     Headline,
-    Integrity,
     KernelRow,
     MeasuredCollectiveRow,
     MemorySeries,
@@ -53,13 +53,11 @@ from harness.documents.trace import (
     OperatorRow,
     Opportunity,
     PhaseRow,
-    ProfiledSteps,
     Ranks,
     ShapeRate,
     StepCommunication,
     StepTimeline,
 )
-from harness.instruments.phases import summary_stats
 from harness.schema import Document, because, explained, field
 
 
@@ -114,10 +112,11 @@ def operator_analysis(links: Links, summary: dict | None) -> dict:
     """operator_analysis.json of one trace, without the comparison of ranks."""
     links = attribute(links)
     overhead = profiler_overhead(links.trace, summary)
-    if (overhead["ratio"] or 0.0) > 1 + MEASURABLE:
-        links = as_without_profiler(links, overhead["unprofiled_median_ms"])
-    trust, exposed = integrity(links, summary), exposed_communication(links)
-    rows, unreliable = collective_rows(collectives_of(links).events, exposed), trust["unreliable"]
+    if (overhead.ratio or 0.0) > 1 + MEASURABLE:
+        links = as_without_profiler(links, overhead.unprofiled_median_ms)
+    kernels = kernel_table(links)
+    trust, exposed = integrity(links, summary, kernels), exposed_communication(links)
+    rows, unreliable = collective_rows(collectives_of(links).events, exposed), trust.unreliable
     n = len(links.steps)
     times = (float(us / 1e3 / n) for us in (exposed["us"].sum(), hidden_communication_us(links)))
     communication = communication_of_steps(rows, n, *times)
@@ -136,52 +135,25 @@ def operator_analysis(links: Links, summary: dict | None) -> dict:
     judged = verdict(links, trust, summary, path["critical_path"], rates, communication)
     document = {
         "trace": links.trace.path.name,
-        "integrity": trust,
+        "integrity": trust.as_json(),
         "verdict": judged.as_json(),
-        "steps": steps_document(links),
+        "steps": profiled_steps(links).as_json(),
     }
     document |= step_breakdown(links) | {"classes": class_times(links)}
     document |= {"reader": who_reads(summary).value, "opportunities": [], "not_here": []}
     step_ms = document["attribution"]["ms_per_step"]
     document["once"] = once_rows(links, occasional_times(links), start_up_slices(links), step_ms)
-    if trust["trustworthy"]:
+    if trust.trustworthy:
         document |= opportunities(links, summary, path["critical_path"] is not None)
     document |= {"gpu_timeline": gpu_timeline, "collectives": rows, "communication": communication}
-    document |= operator_tables(links) | {"kernels": kernel_table(links)} | counters(links, summary)
+    document |= operator_tables(links) | {"kernels": kernels} | counters(links, summary)
     document |= {"shape_rates": rates, "model_flops_per_step": model_flops_per_step(links)} | path
     document |= because(unreliable["step_timeline"], *path) if "step_timeline" in unreliable else {}
     document |= {"step_timeline": step_timeline(links), "memory": memory_series(links)}
-    note_unclassified(document)
-    if not trust["trustworthy"]:
+    if not trust.trustworthy:
         document["opportunities_reason"] = "the trace is not trustworthy, see integrity"
     document["headline"] = headline(document)
     return explained(document, OperatorAnalysis)
-
-
-def note_unclassified(document: dict) -> None:
-    """The kernels of which neither their own name nor their operator tells what they do."""
-    trust, kernels = document["integrity"], document["kernels"]
-    unknown = [row for row in kernels if row["category"] == "other"]
-    trust["unclassified_kernels"] = len(unknown)
-    trust["unclassified_share"] = sum(row["share"] for row in unknown)
-    if unknown:
-        names = ", ".join(shortened(row["name"]) for row in unknown[:3]) + ", …" * (
-            len(unknown) > 3
-        )
-        share = f"{trust['unclassified_share']:.1%} of the GPU events' time"
-        trust["notes"].append(f"unclassified kernels: {len(unknown)}, {share}: {names}")
-
-
-def steps_document(links: Links) -> dict:
-    """Durations of the profiled steps on the host, and their spread."""
-    rows = step_rows(links)
-    durations = [row["duration_ms"] for row in rows] if links.steps_are_marked else []
-    spread = {
-        f"{name}_ms" if name != "count" else name: value
-        for name, value in summary_stats(durations).items()
-    }
-    edges = {"min_ms": min(durations, default=None), "max_ms": max(durations, default=None)}
-    return spread | edges | {"overlap_ms": overlap_us(links.steps) / 1e3, "rows": rows}
 
 
 def add_prediction(document: dict, predicted: list[dict]) -> None:

@@ -11,10 +11,10 @@ import re
 from typing import NamedTuple
 
 from analysis.advice.catalogue import BY_NAME, HOST, KERNELS, KERNELS_AND_LAUNCHES
-from analysis.advice.text import is_disturbed, place_text
+from analysis.advice.text import place_text
 from analysis.advice.who_reads import Reader, Words, the_same
 from analysis.diagnosis.rules import LATE_HOST, MOST
-from analysis.trust.integrity import profile_disturbance_text
+from analysis.trust.times import is_disturbed, profile_disturbance_text
 from analysis.vocabulary.bounds import OF_GPU
 from harness.base.text import shortened, significant
 from harness.schema import because

@@ -2,7 +2,7 @@
 ranks are compared."""
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,14 +26,12 @@ from analysis.limits.peaks import Ridges
 from analysis.limits.slice_limits import with_bounds
 from analysis.trace.links import link
 from analysis.trace.tables import Trace, read_traces
-from analysis.trust.integrity import summary_beside
-from analysis.trust.missing_from_trace import lacking
+from analysis.trust.beside import summary_beside
+from analysis.trust.integrity import Integrity, not_compared, with_missing_ranks
 from harness.base.console import progress_bar
 from harness.base.errors import UserError
 from harness.documents.trace import Ranks, StepCommunication
 from harness.schema import because, explained
-
-MISSING_RANKS_NAMED = 1000  # at most
 
 
 def analyze_all(
@@ -72,16 +70,13 @@ def analyze_all(
     documents = [document for _, document in analyses]
     apart = not_of_one_run(facts)
     for document, rank in zip(documents, facts, strict=True):
-        note_missing_ranks(
-            document["integrity"], {rank.rank} if apart else {other.rank for other in facts}
-        )
-        if document["integrity"]["ranks_missing"]:
-            document["headline"] = headline(document)  # which may be to record them
+        present = {rank.rank} if apart else {other.rank for other in facts}
+        trust = with_missing_ranks(Integrity.from_json(document["integrity"]), present)
         if apart and len(facts) > 1:
-            document["integrity"]["not_compared"] = apart
-            document["integrity"]["notes"].append(
-                f"the {len(facts)} traces are not compared: {apart}"
-            )
+            trust = not_compared(trust, len(facts), apart)
+        document["integrity"] = trust.as_json()
+        if trust.ranks_missing:
+            document["headline"] = headline(document)  # which may be to record them
     if not apart and len(facts) > 1:
         add_comparison(documents, facts, runs[0])
     if slices is not None:
@@ -164,15 +159,3 @@ def rank_row(document: dict, peak_mb: float | None) -> dict:
         if about and about["waiting_ms"] is None
         else {}
     )
-
-
-def note_missing_ranks(trust: dict, present: Collection[int]) -> None:
-    world_size = trust["world_size"] or 1
-    n = world_size - len(present)
-    missing = (rank for rank in range(world_size if n > 0 else 0) if rank not in present)
-    trust["ranks_missing"] = list(itertools.islice(missing, MISSING_RANKS_NAMED))
-    if trust["ranks_missing"]:
-        trust["not_recorded"].append(lacking("other ranks"))
-        trust["notes"].append(
-            f"no traces of {n} of {world_size} ranks: a straggler among them would not be noticed"
-        )

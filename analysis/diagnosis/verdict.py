@@ -24,7 +24,7 @@ from analysis.diagnosis.rules import (
 from analysis.limits.peaks import Ridges
 from analysis.limits.slice_limits import basis_shares, of_unknown_kind, with_bounds
 from analysis.trace.links import AttributedLinks
-from analysis.trust.integrity import UNDISTURBED
+from analysis.trust.integrity import Integrity
 from analysis.vocabulary.bounds import MEANINGS, OF_GPU, OF_HOST, TAKES
 from harness.base.sections import Section
 from harness.schema import Document, field, known_or
@@ -94,7 +94,7 @@ class Verdict(Document):
 
 def verdict(
     links: AttributedLinks,
-    trust: dict,
+    trust: Integrity,
     summary: dict | None,
     path: dict | None,
     rates: list[dict],
@@ -119,9 +119,9 @@ def verdict(
         on_host=share_on_host(path) if path and has_launches else 0.0,
         guessed=of_step.by_basis.get("length", 0.0),
         slow=sum(slow),
-        problems=trust["problems"],
-        doubt=trust["unreliable"].get("verdict"),
-        lost=trust["disturbance"]["lost_share"] or 0.0,
+        problems=trust.problems,
+        doubt=trust.unreliable.get("verdict"),
+        lost=trust.disturbance.lost_share or 0.0,
         on_gpu=links.on_gpu,
         missing=what_to_record(trust, no_ridge, of_step.unrecorded, has_launches),
         idle=of_step.idle if links.idle_left < 1 else 1.0,
@@ -141,7 +141,7 @@ def verdict(
         strength=decision.strength,
         because=why or decision.because,
         runner_up=decision.runner_up,
-        trustworthy=trust["trustworthy"],
+        trustworthy=trust.trustworthy,
         line=verdict_line(asked, facts, notes_on(decision, facts, trust)),
         shares=of_step.by_bound,
         unclassified_share=of_step.unclassified,
@@ -206,20 +206,22 @@ def rule_row(asked: Asked) -> VerdictRule:
     )
 
 
-def what_to_record(trust: dict, no_ridge: str | None, unrecorded: float, has_launches: bool) -> str:
+def what_to_record(
+    trust: Integrity, no_ridge: str | None, unrecorded: float, has_launches: bool
+) -> str:
     """What would decide, of a trace that decides nothing.
 
     no_ridge: why no ridge point is known, if none is.  unrecorded: share of the step in which the
     GPU is idle for no recorded reason."""
     if unrecorded >= LEAD and not has_launches:
         how = "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
-        for row in trust["not_recorded"]:
-            if row["part"] == "calls":  # of a system profiler
-                how = row["how"]
+        for row in trust.not_recorded:
+            if row.part == "calls":  # of a system profiler
+                how = row.how
         return f"record the host too: {how}"
     if no_ridge and unrecorded < LEAD:
         return no_ridge.removeprefix("unknown: ")
-    if not trust["shapes_recorded"]:
+    if not trust.shapes_recorded:
         return "record with profile(record_shapes=True)"
     if unrecorded >= LEAD:
         return (
@@ -229,16 +231,16 @@ def what_to_record(trust: dict, no_ridge: str | None, unrecorded: float, has_lau
     return "record more steps"
 
 
-def notes_on(decision: Decision, facts: Facts, trust: dict) -> list[str]:
+def notes_on(decision: Decision, facts: Facts, trust: Integrity) -> list[str]:
     """What else belongs to a verdict: what it may owe to the recording, and to the machine."""
     notes = []
     if facts.held_up >= ON_HOST:
         notes += notes_on_path(decision, facts)
     if decision.bound == "gpu" and facts.slow_kernels >= MOST:
         notes.append(f"{facts.slow_kernels:.0%} in kernels below {SLOW_BELOW:.0%} of their roof")
-    if trust["stacks_recorded"] and decision.bound in ("launch", "host_code"):
+    if trust.stacks_recorded and decision.bound in ("launch", "host_code"):
         notes.append("recorded with stacks, which lengthen the host's part")
-    if trust["disturbance"]["text"] not in (None, UNDISTURBED):
+    if trust.disturbance.is_seen:
         notes.append("repeat on an idle machine")
     elif facts.doubt:
         notes.append(f"unreliable: {facts.doubt}")

@@ -11,7 +11,7 @@ from analysis.hardware.datasheets import DATASHEETS, Datasheet
 from analysis.hardware.matching import datasheet, possible_rows, with_arch
 from analysis.trace.links import Links, cached_on_links
 from analysis.trace.tables import by_name, take_or
-from analysis.trust.integrity import flops_profiles_beside
+from analysis.trust.beside import flops_profiles_beside
 from analysis.vocabulary.kernel_classes import MATMUL_CLASSES
 from analysis.vocabulary.kernels import multiplied_type
 from analysis.vocabulary.operators import PRECISION_OF
