@@ -28,6 +28,7 @@ from analysis.attribution.model_flops import model_flops_per_step
 from analysis.attribution.once import once_rows
 from analysis.attribution.operators import kernel_table, operator_tables
 from analysis.diagnosis.headline import headline
+from analysis.diagnosis.stragglers import Ranks
 from analysis.diagnosis.timelines import memory_series, step_timeline
 from analysis.diagnosis.verdict import Verdict, verdict
 from analysis.limits.shape_rates import kernel_durations, queue_over_step, shape_rates
@@ -53,7 +54,6 @@ from harness.documents.trace import (
     OperatorRow,
     Opportunity,
     PhaseRow,
-    Ranks,
     ShapeRate,
     StepCommunication,
     StepTimeline,

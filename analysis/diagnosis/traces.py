@@ -11,16 +11,10 @@ from analysis.attribution.collectives import collective_rows, communication_of_s
 from analysis.attribution.components import attribute
 from analysis.attribution.graph_replays import with_replayed_operators
 from analysis.attribution.ledger import cut_at_arrivals, ledger
+from analysis.diagnosis.arrivals import RankTrace, compare_arrivals, not_of_one_run, rank_facts
 from analysis.diagnosis.document import operator_analysis
 from analysis.diagnosis.headline import headline
-from analysis.diagnosis.stragglers import (
-    RankTrace,
-    compare_ranks,
-    not_of_one_run,
-    parts_of_rank,
-    rank_facts,
-    why_late,
-)
+from analysis.diagnosis.stragglers import compare_ranks
 from analysis.diagnosis.verdict import Verdict, verdict_of_ranks, with_communication
 from analysis.limits.peaks import Ridges
 from analysis.limits.slice_limits import with_bounds
@@ -30,8 +24,8 @@ from analysis.trust.beside import summary_beside
 from analysis.trust.integrity import Integrity, not_compared, with_missing_ranks
 from harness.base.console import progress_bar
 from harness.base.errors import UserError
-from harness.documents.trace import Ranks, StepCommunication
-from harness.schema import because, explained
+from harness.documents.trace import StepCommunication
+from harness.schema import explained
 
 
 def analyze_all(
@@ -100,21 +94,20 @@ def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | No
 
     run: performance_summary.json of the run, which has the memory of every rank.
     """
-    peaks = {one["rank"]: one["peak_memory_mb"] for one in (run or {}).get("ranks") or []}
     verdicts: list[Verdict] = []
     documents, facts = zip(
         *sorted(zip(documents, facts, strict=True), key=lambda pair: pair[1].rank), strict=True
     )
-    comparison, waiting, why = compare_ranks(facts)
-    waiting = waiting or [None] * len(facts)
-    for document, one, us, row in zip(documents, facts, waiting, comparison["rows"], strict=True):
+    comparison = compare_arrivals(facts)
+    waiting = comparison.waiting_us or [None] * len(facts)
+    for document, one, us in zip(documents, facts, waiting, strict=True):
         if us is not None:
             cut = partial(cut_at_arrivals, events=one.found.events, waiting_us=us)
             one.exposed, one.slices = (
                 cut(one.exposed),
                 None if one.slices is None else cut(one.slices),
             )
-        document["collectives"] = collective_rows(one.found.events, one.exposed, us, why)
+        document["collectives"] = collective_rows(one.found.events, one.exposed, us, comparison.why)
         if about := document["communication"]:
             times = (about[name] for name in ("steps", "exposed_ms", "hidden_ms"))
             beside = ("by_difference", "predicted")
@@ -124,13 +117,12 @@ def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | No
         own = Verdict.from_json(document["verdict"])
         verdicts.append(with_communication(own, document["communication"]))
         document["verdict"] = verdicts[-1].as_json()
-        row |= rank_row(document, peaks.get(one.rank)) | parts_of_rank(document)
-    comparison |= why_late(comparison)
-    known = [i for i, row in enumerate(comparison["rows"]) if row["waiting_ms"] is not None]
+    ranks = compare_ranks(facts, comparison, documents, run)
+    known = [i for i, row in enumerate(ranks.rows) if row.waiting_ms is not None]
     for document in documents:
-        document["ranks"] = explained(comparison, Ranks)
+        document["ranks"] = ranks.as_json()
     if len(known) == len(documents):  # the others wait for the one that waits least
-        least = min(known, key=lambda i: comparison["rows"][i]["waiting_ms"])
+        least = min(known, key=lambda i: ranks.rows[i].waiting_ms)
         told = headline(documents[least])
         for document, own in zip(documents, verdicts, strict=True):
             of_ranks = verdict_of_ranks(own, verdicts[least], facts[least].rank)
@@ -139,23 +131,3 @@ def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | No
     else:
         for document in documents:
             document["headline"] = headline(document)
-
-
-def rank_row(document: dict, peak_mb: float | None) -> dict:
-    """What the comparison of ranks shows of each one's own analysis; times per step.  peak_mb: as
-    the run measured."""
-    about, memory = document["communication"], document["memory"]
-    out = {
-        "bound": document["verdict"]["bound"],
-        "ms_per_step": document["attribution"]["ms_per_step"],
-    }
-    out["peak_memory_mb"] = memory["peak_mb"] if peak_mb is None else peak_mb
-    out |= {
-        "exposed_comm_ms": about and about["exposed_ms"],
-        "waiting_ms": about and about["waiting_ms"],
-    }
-    return out | (
-        because(about["waiting_ms_reason"], "waiting_ms")
-        if about and about["waiting_ms"] is None
-        else {}
-    )

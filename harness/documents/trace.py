@@ -303,65 +303,6 @@ class StepCommunication(Document):
     )
 
 
-class RankRow(Document):
-    rank: int = field("its number")
-    file: str = field("its trace")
-    mean_step_ms: float | None = field("on the host", null=NO_MARKS)
-    bound: NotRequired[str] = field("as in verdict")
-    ms_per_step: NotRequired[float] = field("as in attribution")
-    gpu_busy_ms: float | None = field("per step", null=NO_GPU)
-    peak_memory_mb: NotRequired[float | None] = field(
-        "MB, by the summary of the run or by the trace", null=NO_MEMORY
-    )
-    in_collectives_ms: float = field("per step")
-    collectives: int = field("in the steps")
-    exposed_comm_ms: NotRequired[float | None] = field("per step", null=NO_COLLECTIVES)
-    waiting_ms: NotRequired[float | None] = field(
-        "per step, of exposed_comm_ms", null=NO_COLLECTIVES
-    )
-    parts_ms: NotRequired[dict[str, float]] = field(
-        "per step, communication apart: work, its verdict's shares, idle"
-    )
-    kernels_per_step: NotRequired[float | None] = field("communication apart", null=NO_GPU)
-    clock_offset_us: NotRequired[float] = field(
-        "of its clock against that of the first; here and below: if compared"
-    )
-    mean_lateness_us: NotRequired[float] = field(
-        "after the first to arrive, over the collectives compared"
-    )
-    median_lateness_us: NotRequired[float] = field("the same")
-    caused_waiting_ms: NotRequired[float] = field("per step, in which only this rank was missing")
-    last_to_arrive: NotRequired[int] = field(
-        "collectives in which ranks arrived apart, and this one last"
-    )
-
-
-class Ranks(Document):
-    rows: list[RankRow] = field("one for each trace")
-    one_clock: NotRequired[bool] = field(
-        "of their host; false: clocks were aligned by the ends of collectives"
-    )
-    caution: NotRequired[str] = field(
-        "what is not compared, or what else was waited for; absent: nothing"
-    )
-    collectives_compared: int = field("in the steps")
-    steps_compared: NotRequired[int] = field("that all ranks recorded")
-    collectives_with_spread: NotRequired[int] = field(
-        "in which ranks arrived further apart than clocks may differ"
-    )
-    excess_waiting_ms: NotRequired[float] = field("per step, caused by all ranks together")
-    straggler: int | None = field(
-        "rank", null="no rank causes more than half of the excess waiting"
-    )
-    straggler_why: NotRequired[str] = field(
-        "the part of its step that differs most; absent: no straggler"
-    )
-    straggler_saves_ms: NotRequired[float] = field(
-        "per step, of what computation does not hide, if it was as fast"
-    )
-    straggler_next: NotRequired[str] = field("what to do about it")
-
-
 class Lane(Document):
     name: str = field("host thread, or stream of a GPU")
     pieces: list[list] = field("[start ms, end ms, index in components]")
