@@ -17,8 +17,8 @@ import pandas as pd
 from analysis.attribution.collectives import ONE_TRACE, Collectives, collectives_of
 from analysis.attribution.gpu_time import timeline_of_slices
 from analysis.attribution.ledger import exposed_communication, named_slices, of_steps
-from analysis.trace.links import AttributedLinks
 from analysis.trace.tables import RANK_IN_NAME, Trace, take_or
+from analysis.trace.timeline import Timeline
 from harness.base.text import count_of
 
 # Ends of a collective on aligned clocks: if most differ by more than 1 ms and by more than this
@@ -58,31 +58,32 @@ class RankTrace:
         return (self.found.events["end"] - self.found.events["start"]).to_numpy()
 
 
-def rank_facts(links: AttributedLinks, slices: pd.DataFrame | None) -> RankTrace:
-    """slices: those to keep for a reader, if any."""
-    trace = links.trace
+def rank_facts(timeline: Timeline, keep_slices: bool) -> RankTrace:
+    """keep_slices: whether a reader asks for them."""
+    trace = timeline.trace
     mean_step_ms = None
-    if links.steps_are_marked and len(links.steps):
-        lengths_us = (links.steps["end"] - links.steps["start"]).to_numpy()
+    if timeline.steps_are_marked and len(timeline.steps):
+        lengths_us = (timeline.steps["end"] - timeline.steps["start"]).to_numpy()
         mean_step_ms = float(np.mean(lengths_us / 1e3))
     numbers = []
-    if links.steps_are_marked and links.steps_found is None and trace.steps_from is None:
-        numbers = links.steps["number"].tolist()
-    busy_ms = timeline_of_slices(links, of_steps(links))["busy_ms"]
+    if timeline.steps_are_marked and timeline.steps_found is None and trace.steps_from is None:
+        numbers = timeline.steps["number"].tolist()
+    busy_ms = timeline_of_slices(timeline, of_steps(timeline))["busy_ms"]
     rank = rank_of(trace)
-    if slices is not None:
-        slices = named_slices(links, slices).assign(rank=-1 if rank is None else rank)
-    found = collectives_of(links)
+    slices = None
+    if keep_slices:
+        slices = named_slices(timeline, timeline.slices).assign(rank=-1 if rank is None else rank)
+    found = collectives_of(timeline)
     return RankTrace(
         rank=rank,
         world_size=trace.world_size,
         file=trace.path.name,
         mean_step_ms=mean_step_ms,
         steps=numbers,
-        n_steps=len(links.steps),
-        busy_ms=busy_ms and busy_ms / len(links.steps),
+        n_steps=len(timeline.steps),
+        busy_ms=busy_ms and busy_ms / len(timeline.steps),
         found=found,
-        exposed=exposed_communication(links)[EXPOSED_COLUMNS],
+        exposed=exposed_communication(timeline)[EXPOSED_COLUMNS],
         base_us=trace.base_us,
         clock=None if found.on_gpu else trace.host,
         slices=slices,

@@ -14,11 +14,9 @@ from analysis.attribution.collectives import (
     communication_of_steps,
     predicted_beside,
 )
-from analysis.attribution.components import attribute
 from analysis.attribution.critical_path import critical_path
 from analysis.attribution.gpu_time import gpu_timelines
 from analysis.attribution.ledger import (
-    as_without_profiler,
     exposed_communication,
     hidden_communication_us,
     occasional_times,
@@ -32,10 +30,9 @@ from analysis.diagnosis.stragglers import Ranks
 from analysis.diagnosis.timelines import memory_series, step_timeline
 from analysis.diagnosis.verdict import Verdict, verdict
 from analysis.limits.shape_rates import kernel_durations, queue_over_step, shape_rates
-from analysis.trace.links import Links
+from analysis.trace.timeline import Timeline
 from analysis.trust.integrity import Integrity, integrity
 from analysis.trust.steps import ProfiledSteps, profiled_steps
-from analysis.trust.times import MEASURABLE, profiler_overhead
 from harness.documents.trace import (
     NO_COLLECTIVES,
     NO_GPU,
@@ -108,48 +105,50 @@ class OperatorAnalysis(Document):
     not_read: NotRequired[list[str]] = field("files that are no traces, each with the error")
 
 
-def operator_analysis(links: Links, summary: dict | None) -> dict:
+def operator_analysis(timeline: Timeline) -> dict:
     """operator_analysis.json of one trace, without the comparison of ranks."""
-    links = attribute(links)
-    overhead = profiler_overhead(links.trace, summary)
-    if (overhead.ratio or 0.0) > 1 + MEASURABLE:
-        links = as_without_profiler(links, overhead.unprofiled_median_ms)
-    kernels = kernel_table(links)
-    trust, exposed = integrity(links, summary, kernels), exposed_communication(links)
-    rows, unreliable = collective_rows(collectives_of(links).events, exposed), trust.unreliable
-    n = len(links.steps)
-    times = (float(us / 1e3 / n) for us in (exposed["us"].sum(), hidden_communication_us(links)))
+    summary = timeline.context.summary
+    kernels = kernel_table(timeline)
+    trust, exposed = integrity(timeline, kernels), exposed_communication(timeline)
+    rows, unreliable = collective_rows(collectives_of(timeline).events, exposed), trust.unreliable
+    n = len(timeline.steps)
+    times = (float(us / 1e3 / n) for us in (exposed["us"].sum(), hidden_communication_us(timeline)))
     communication = communication_of_steps(rows, n, *times)
     beside = {
         "by_difference": (summary or {}).get("no_sync"),
         "predicted": None,
     }  # the caller may predict
-    gpu_timeline = gpu_timelines(links, unreliable.get("idle_by_cause"))
+    gpu_timeline = gpu_timelines(timeline, unreliable.get("idle_by_cause"))
     gpu_timeline |= {
-        "kernel_durations": kernel_durations(links),
-        "queue_over_step": queue_over_step(links),
+        "kernel_durations": kernel_durations(timeline),
+        "queue_over_step": queue_over_step(timeline),
     }
-    path = {"critical_path": None if "step_timeline" in unreliable else critical_path(links)}
-    rates = shape_rates(links, summary)
+    path = {"critical_path": None if "step_timeline" in unreliable else critical_path(timeline)}
+    rates = shape_rates(timeline)
     communication = communication and communication | beside
-    judged = verdict(links, trust, summary, path["critical_path"], rates, communication)
+    judged = verdict(timeline, trust, path["critical_path"], rates, communication)
     document = {
-        "trace": links.trace.path.name,
+        "trace": timeline.trace.path.name,
         "integrity": trust.as_json(),
         "verdict": judged.as_json(),
-        "steps": profiled_steps(links).as_json(),
+        "steps": profiled_steps(timeline).as_json(),
     }
-    document |= step_breakdown(links) | {"classes": class_times(links)}
+    document |= step_breakdown(timeline) | {"classes": class_times(timeline)}
     document |= {"reader": who_reads(summary).value, "opportunities": [], "not_here": []}
     step_ms = document["attribution"]["ms_per_step"]
-    document["once"] = once_rows(links, occasional_times(links), start_up_slices(links), step_ms)
+    document["once"] = once_rows(
+        timeline, occasional_times(timeline), start_up_slices(timeline), step_ms
+    )
     if trust.trustworthy:
-        document |= opportunities(links, summary, path["critical_path"] is not None)
+        document |= opportunities(timeline, path["critical_path"] is not None)
     document |= {"gpu_timeline": gpu_timeline, "collectives": rows, "communication": communication}
-    document |= operator_tables(links) | {"kernels": kernels} | counters(links, summary)
-    document |= {"shape_rates": rates, "model_flops_per_step": model_flops_per_step(links)} | path
+    document |= operator_tables(timeline) | {"kernels": kernels} | counters(timeline)
+    document |= {
+        "shape_rates": rates,
+        "model_flops_per_step": model_flops_per_step(timeline),
+    } | path
     document |= because(unreliable["step_timeline"], *path) if "step_timeline" in unreliable else {}
-    document |= {"step_timeline": step_timeline(links), "memory": memory_series(links)}
+    document |= {"step_timeline": step_timeline(timeline), "memory": memory_series(timeline)}
     if not trust.trustworthy:
         document["opportunities_reason"] = "the trace is not trustworthy, see integrity"
     document["headline"] = headline(document)

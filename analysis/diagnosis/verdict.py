@@ -21,9 +21,8 @@ from analysis.diagnosis.rules import (
     ask,
     named,
 )
-from analysis.limits.peaks import Ridges
-from analysis.limits.slice_limits import basis_shares, of_unknown_kind, with_bounds
-from analysis.trace.links import AttributedLinks
+from analysis.limits.slice_limits import basis_shares, of_unknown_kind
+from analysis.trace.timeline import Timeline
 from analysis.trust.integrity import Integrity
 from analysis.vocabulary.bounds import MEANINGS, OF_GPU, OF_HOST, TAKES
 from harness.base.sections import Section
@@ -93,9 +92,8 @@ class Verdict(Document):
 
 
 def verdict(
-    links: AttributedLinks,
+    timeline: Timeline,
     trust: Integrity,
-    summary: dict | None,
     path: dict | None,
     rates: list[dict],
     communication: dict | None,
@@ -105,16 +103,16 @@ def verdict(
     path, rates, communication: `critical_path`, `shape_rates` and `communication` of
     operator_analysis.json.
     """
-    ridges = Ridges(links, summary)
-    of_step = shares_of_step(links, ridges)
-    has_launches = bool((links.calls["starts_kernel"] | links.calls["starts_graph"]).any())
-    no_ridge = ridges.source if ridges.of(None) is None else None
+    roofs = timeline.context.roofs
+    of_step = shares_of_step(timeline)
+    has_launches = bool((timeline.calls["starts_kernel"] | timeline.calls["starts_graph"]).any())
+    no_ridge = None if roofs.ridge() else roofs.ridge_source
     slow = [row["share"] for row in rates if (row["share_of_roof"] or 1.0) < SLOW_BELOW]
     facts = Facts(
         shares=of_step.by_bound,
         unclassified=of_step.unclassified,
         unrecorded=of_step.unrecorded,
-        capture=capture_share(links),
+        capture=capture_share(timeline),
         # Without a recorded launch the path never comes to the GPU.
         on_host=share_on_host(path) if path and has_launches else 0.0,
         guessed=of_step.by_basis.get("length", 0.0),
@@ -122,9 +120,9 @@ def verdict(
         problems=trust.problems,
         doubt=trust.unreliable.get("verdict"),
         lost=trust.disturbance.lost_share or 0.0,
-        on_gpu=links.on_gpu,
+        on_gpu=timeline.on_gpu,
         missing=what_to_record(trust, no_ridge, of_step.unrecorded, has_launches),
-        idle=of_step.idle if links.idle_left < 1 else 1.0,
+        idle=of_step.idle if timeline.idle_left < 1 else 1.0,
         unknown_kind=of_step.unknown_kind,
     )
     asked = ask(facts)
@@ -133,8 +131,8 @@ def verdict(
     thresholds = Thresholds(
         bound_from_share=BOUND_FROM,
         lead_share=LEAD,
-        ridge_flops_per_byte=known_or(ridges.exact, ridges.source),
-        ridge_source=ridges.source,
+        ridge_flops_per_byte=known_or(roofs.exact_ridge, roofs.ridge_source),
+        ridge_source=roofs.ridge_source,
     )
     return Verdict(
         bound=decision.bound,
@@ -165,8 +163,8 @@ class StepShares(NamedTuple):
     idle: float  # without work
 
 
-def shares_of_step(links: AttributedLinks, ridges: Ridges) -> StepShares:
-    slices = with_bounds(of_steps(links), links, ridges)
+def shares_of_step(timeline: Timeline) -> StepShares:
+    slices = of_steps(timeline)
     us = us_by(slices, "bound", "state")
     total_us = float(us.sum()) or 1.0
     by_bound = {}
@@ -174,7 +172,7 @@ def shares_of_step(links: AttributedLinks, ridges: Ridges) -> StepShares:
         by_bound[bound] = float(us.get(bound, us.iloc[:0]).sum()) / total_us
     unrecorded = float(us.get(("unexplained", IDLE), 0.0)) / total_us
     is_unexplained = (slices["bound"] == "unexplained").to_numpy()
-    is_unknown = of_unknown_kind(slices, links) & is_unexplained
+    is_unknown = of_unknown_kind(slices, timeline) & is_unexplained
     return StepShares(
         by_bound=by_bound,
         by_basis=basis_shares(slices),

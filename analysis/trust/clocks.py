@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from analysis.trace.links import Links
+from analysis.trace.timeline import Timeline
 from analysis.trust.findings import Findings
 
 CLOCK_ERROR_US = 5.0  # by which a kernel may seem to begin before its launch call does
@@ -11,14 +11,14 @@ MANY = 0.05  # of the kernels: if so many begin too early, no time of the GPU ca
 BOTH_CLOCKS = ("idle_by_cause", "launch_delay_us", "queue_depth", "step_timeline")
 
 
-def early_kernels(links: Links) -> np.ndarray:
+def early_kernels(timeline: Timeline) -> np.ndarray:
     """[kernels whose launch call is in the trace], whether they begin before it."""
-    early = links.gpu["start"] - links.gpu["launched"] < -CLOCK_ERROR_US
-    return early[links.gpu["call"] >= 0].to_numpy()
+    early = timeline.gpu["start"] - timeline.gpu["launched"] < -CLOCK_ERROR_US
+    return early[timeline.gpu["call"] >= 0].to_numpy()
 
 
-def check_clocks(found: Findings, links: Links) -> None:
-    early = early_kernels(links)
+def check_clocks(found: Findings, timeline: Timeline) -> None:
+    early = early_kernels(timeline)
     if not early.any():
         return
     why = (

@@ -9,8 +9,9 @@ import pandas as pd
 
 from analysis.attribution.components import NAMED_RANGES
 from analysis.attribution.ledger import idle_by_cause, left_out, of_steps
-from analysis.trace.links import AttributedLinks, Links, launched_before_trace
+from analysis.trace.links import launched_before_trace
 from analysis.trace.tables import has_role
+from analysis.trace.timeline import Timeline
 from analysis.trust.findings import Findings
 from analysis.vocabulary import roles
 from harness.base.text import count_of, shortened
@@ -41,16 +42,16 @@ class Launched(NamedTuple):
         return float(self.outside[self.by_host].mean()) if self.by_host.any() else None
 
 
-def where_launched(links: Links) -> Launched:
-    gpu = links.gpu
-    early = launched_before_trace(gpu, links.calls)
+def where_launched(timeline: Timeline) -> Launched:
+    gpu = timeline.gpu
+    early = launched_before_trace(gpu, timeline.calls)
     # Copies without any number were requested by the device itself.
     is_known = (gpu["kind"] == "kernel") | (gpu["correlation"] > 0) | (gpu["external_id"] > 0)
     by_host = is_known.to_numpy() & ~early
     has_operator = (gpu["operator"] >= 0).to_numpy()
     in_call = ((gpu["call"] >= 0) & ~gpu["of_graph"]).to_numpy()
     outside = np.zeros(len(gpu), bool)
-    if links.first_replayed > 0:  # there are operators
+    if timeline.first_replayed > 0:  # there are operators
         outside = by_host & ~has_operator & in_call
     return Launched(early, by_host, outside, by_host & has_operator)
 
@@ -58,16 +59,16 @@ def where_launched(links: Links) -> Launched:
 # ---- To which operators they belong --------------------------------------------------------------
 
 
-def check_operators(found: Findings, links: Links, launched: Launched) -> None:
+def check_operators(found: Findings, timeline: Timeline, launched: Launched) -> None:
     """Which GPU events belong to an operator.
 
     What no operator launched has run all the same: it counts in the verdict, by the names of
     kernels."""
-    gpu, calls = links.gpu, links.calls
+    gpu, calls = timeline.gpu, timeline.calls
     n_graph_launches = int(calls["starts_graph"].sum())
-    check_links(found, links, launched, n_graph_launches)
-    if links.on_gpu and not links.first_replayed:
-        check_without_operators(found, links)
+    check_links(found, timeline, launched, n_graph_launches)
+    if timeline.on_gpu and not timeline.first_replayed:
+        check_without_operators(found, timeline)
     n_early = int(launched.early.sum())
     if n_early:
         found.notes.append(
@@ -75,23 +76,25 @@ def check_operators(found: Findings, links: Links, launched: Launched) -> None:
             " runs behind the host: they count in gpu_timeline, but not in the steps"
         )
     if n_graph_launches:
-        check_graphs(found, links, n_graph_launches)
+        check_graphs(found, timeline, n_graph_launches)
     n_launches = int(calls["starts_kernel"].sum())
-    if n_launches and not links.on_gpu:
+    if n_launches and not timeline.on_gpu:
         found.problems.append(
             f"kernels were launched ({n_launches}), but the trace has no GPU events"
         )
 
 
-def check_links(found: Findings, links: Links, launched: Launched, n_graph_launches: int) -> None:
+def check_links(
+    found: Findings, timeline: Timeline, launched: Launched, n_graph_launches: int
+) -> None:
     """Of a trace with operators, too many GPU events that belong to none."""
     share = launched.linked_share
-    if not links.first_replayed or share is None or share >= 1 - UNLINKED_KERNELS:
+    if not timeline.first_replayed or share is None or share >= 1 - UNLINKED_KERNELS:
         return
     why = f"{1 - share:.0%} of the GPU events of the steps are linked to no operator"
     found.doubt(why, "components", "operators")
     if n_graph_launches == 0:
-        found.notes.append(unlinked_text(links.gpu, launched, why))
+        found.notes.append(unlinked_text(timeline.gpu, launched, why))
 
 
 def unlinked_text(gpu: pd.DataFrame, launched: Launched, why: str) -> str:
@@ -108,25 +111,25 @@ def unlinked_text(gpu: pd.DataFrame, launched: Launched, why: str) -> str:
     return f"{why}, {share:.1%} of the GPU events' time: {how}: {names}"
 
 
-def check_without_operators(found: Findings, links: Links) -> None:
+def check_without_operators(found: Findings, timeline: Timeline) -> None:
     """Of a trace that has GPU events, but no operator."""
-    if links.calls.empty:
+    if timeline.calls.empty:
         found.notes.append(
             "only GPU events, no operators: what launched the kernels, and why the GPU was idle, is"
             " unknown"
         )
     else:
         found.notes.append("no operators: kernels belong to the program's ranges around calls")
-    if links.source != NAMED_RANGES:
+    if timeline.source != NAMED_RANGES:
         found.doubt("no operators in the trace: components are kinds of kernels", "components")
 
 
-def check_graphs(found: Findings, links: Links, launches: int) -> None:
+def check_graphs(found: Findings, timeline: Timeline, launches: int) -> None:
     """How many of the GPU events of replayed graphs could be attributed to operators."""
-    n, n_unknown = int(links.gpu["of_graph"].sum()), int(links.only_of_graph.sum())
+    n, n_unknown = int(timeline.gpu["of_graph"].sum()), int(timeline.only_of_graph.sum())
     graphs = f"{launches} graph launches"
-    if links.trace.replayed:
-        through = " and ".join(links.trace.replayed.where)
+    if timeline.replayed:
+        through = " and ".join(timeline.replayed.where)
         found.notes.append(
             f"{graphs}: {n - n_unknown:,} of their {n:,} GPU events are attributed through"
             f" {through}"
@@ -153,61 +156,66 @@ def unclassified_text(unknown: list[dict]) -> str:
 # ---- Whether the GPU was used --------------------------------------------------------------------
 
 
-def check_gpu(found: Findings, links: Links, summary: dict | None) -> None:
+def check_gpu(found: Findings, timeline: Timeline) -> None:
     """No GPU events although the run used a GPU, by its summary or by what its operators and memory
     tell.  That the machine has one, which the trace names, does not say that the run used it."""
-    for kind, n in links.trace.file.unread.items():
+    for kind, n in timeline.trace.file.unread.items():
         what = (
             f"{n} events of an accelerator are in a category that is not known here, {kind}, and"
             " are missing below"
         )
-        lines = found.notes if n <= UNLINKED_KERNELS * len(links.gpu) else found.problems
+        lines = found.notes if n <= UNLINKED_KERNELS * len(timeline.gpu) else found.problems
         lines.append(what)
-    if links.on_gpu or links.calls["starts_kernel"].any():  # of launches, check_operators() tells
+    if (
+        timeline.on_gpu or timeline.calls["starts_kernel"].any()
+    ):  # of launches, check_operators() tells
         return
-    name = None
+    name, summary = None, timeline.context.summary
     if summary is not None:
         device = summary["environment"]["device"]
         if device["type"] == "cuda":
             name = device["name"]
-    elif used_gpu(links):
-        name = links.trace.device["name"] or "its operators are those of one"
+    elif used_gpu(timeline):
+        name = timeline.trace.device["name"] or "its operators are those of one"
     if name is not None:
         found.problems.append(f"the run used a GPU ({name}), but the trace has no GPU events")
 
 
-def used_gpu(links: Links) -> bool:
+def used_gpu(timeline: Timeline) -> bool:
     """Whether a trace without GPU events has operators or collectives of a GPU's libraries, its
     memory, or calls that start work on it.  A wait tells nothing: the profiler itself waits for the
     GPU as it ends."""
-    trace = links.trace
+    trace = timeline.trace
     in_libraries = has_role(trace.operators, roles.OF_GPU_LIBRARY).any()
     communicates = has_role(trace.annotations, roles.ENQUEUED_COLLECTIVE).any()
     starts_work = has_role(trace.launches, *roles.STARTS_WORK).any()
     return bool(in_libraries or communicates or starts_work or trace.memory["on_gpu"].any())
 
 
-def unused_gpu(links: Links, summary: dict | None) -> str:
+def unused_gpu(timeline: Timeline) -> str:
     """The GPU that a trace of a run on the CPU names; "" if it names none, or the run used it."""
     used = (
-        links.on_gpu or summary is not None or links.calls["starts_kernel"].any() or used_gpu(links)
+        timeline.on_gpu
+        or timeline.context.summary is not None
+        or timeline.calls["starts_kernel"].any()
+        or used_gpu(timeline)
     )
-    return "" if used else links.trace.device["name"]
+    return "" if used else timeline.trace.device["name"]
 
 
 # ---- Why it was idle -----------------------------------------------------------------------------
 
 
-def check_idle(found: Findings, links: AttributedLinks) -> float | None:
+def check_idle(found: Findings, timeline: Timeline) -> float | None:
     """The share of the steps' time in which the GPU was idle for no reason that the trace contains;
     None: the clocks do not tell."""
-    slices = of_steps(links)
+    slices = of_steps(timeline)
     total_us = slices["us"].sum()
-    if links.on_gpu:
-        check_left_out(found, links, total_us)
+    if timeline.on_gpu:
+        check_left_out(found, timeline, total_us)
     if "idle_by_cause" in found.unreliable:
         return None
-    if not links.on_gpu or not total_us:
+    if not timeline.on_gpu or not total_us:
         return 0.0
     share = idle_by_cause(slices)["unknown"] / total_us
     if share >= UNEXPLAINED:
@@ -218,11 +226,11 @@ def check_idle(found: Findings, links: AttributedLinks) -> float | None:
     return share
 
 
-def check_left_out(found: Findings, links: AttributedLinks, total_us: float) -> None:
+def check_left_out(found: Findings, timeline: Timeline, total_us: float) -> None:
     """What is no part of the steps, and whether enough is left.  total_us: of the steps."""
-    out, gpu = left_out(links), links.gpu
+    out, gpu = left_out(timeline), timeline.gpu
     at_edge = np.zeros(len(out), bool)
-    if not links.steps_are_marked:
+    if not timeline.steps_are_marked:
         is_before, is_after = out["end"] <= gpu["start"].min(), out["start"] >= gpu["end"].max()
         at_edge = (is_before | is_after).to_numpy()
     behind = (

@@ -8,8 +8,8 @@ from collections.abc import Collection
 
 from typing_extensions import NotRequired
 
-from analysis.trace.links import AttributedLinks
 from analysis.trace.tables import Trace
+from analysis.trace.timeline import Timeline
 from analysis.trust.beside import left_out_beside
 from analysis.trust.clocks import check_clocks
 from analysis.trust.findings import Findings
@@ -101,34 +101,34 @@ class Integrity(Document):
 # ---- Of one trace --------------------------------------------------------------------------------
 
 
-def integrity(links: AttributedLinks, summary: dict | None, kernels: list[dict]) -> Integrity:
+def integrity(timeline: Timeline, kernels: list[dict]) -> Integrity:
     """What a trace contains and lacks; of other ranks, with_missing_ranks() tells.
 
-    summary: performance_summary.json of the run.  kernels: of operator_analysis.json."""
-    trace, gpu, calls = links.trace, links.gpu, links.calls
-    steps, launched = step_rows(links), where_launched(links)
+    kernels: of operator_analysis.json."""
+    trace, gpu, calls = timeline.trace, timeline.gpu, timeline.calls
+    steps, launched = step_rows(timeline), where_launched(timeline)
     found = Findings()
     check_file(found, trace)
-    check_steps(found, links)
-    check_host(found, links)
-    check_operators(found, links, launched)
-    check_clocks(found, links)
-    check_gpu(found, links, summary)
-    unused = unused_gpu(links, summary)
-    note_origin(found, links, unused)
-    unexplained_share = check_idle(found, links)
-    missing = not_recorded(links, summary)
+    check_steps(found, timeline)
+    check_host(found, timeline)
+    check_operators(found, timeline, launched)
+    check_clocks(found, timeline)
+    check_gpu(found, timeline)
+    unused = unused_gpu(timeline)
+    note_origin(found, timeline, unused)
+    unexplained_share = check_idle(found, timeline)
+    missing = not_recorded(timeline)
     for row in missing:
         if row.part != "steps":  # how_found() tells more
             found.notes.append(missing_line(row))
-    disturbance = profile_disturbance(trace, summary)
-    overhead = profiler_overhead(trace, summary, links.idle_left)
-    check_times(found, disturbance, overhead.ratio, links.idle_left < 1)
+    disturbance = profile_disturbance(timeline)
+    overhead = profiler_overhead(timeline)
+    check_times(found, disturbance, overhead.ratio, timeline.idle_left < 1)
     unclassified = [row for row in kernels if row["category"] == UNKNOWN_CATEGORY]
     if unclassified:
         found.notes.append(unclassified_text(unclassified))
     without_gpu_events = None
-    if links.on_gpu:
+    if timeline.on_gpu:
         without_gpu_events = sum(step.gpu_events == 0 for step in steps)
     return Integrity(
         trustworthy=not found.problems,
@@ -139,9 +139,9 @@ def integrity(links: AttributedLinks, summary: dict | None, kernels: list[dict])
         events=trace.n_events,
         cut_off=trace.file.cut_off,
         malformed_events=trace.n_malformed,
-        operators=links.first_replayed,
+        operators=timeline.first_replayed,
         gpu_events=len(gpu),
-        steps=len(steps) if links.steps_are_marked else 0,
+        steps=len(steps) if timeline.steps_are_marked else 0,
         steps_without_gpu_events=without_gpu_events,
         kernel_launches=int(calls["starts_kernel"].sum()),
         launches_without_kernel=launches_without_kernel(steps),
@@ -151,8 +151,8 @@ def integrity(links: AttributedLinks, summary: dict | None, kernels: list[dict])
         unexplained_share=known_or(unexplained_share, found.unreliable.get("idle_by_cause", "")),
         graph_launches=int(calls["starts_graph"].sum()),
         graph_events=int(gpu["of_graph"].sum()),
-        graph_events_attributed=int((gpu["of_graph"] & ~links.only_of_graph).sum()),
-        graphs_attributed_through=trace.replayed.where if trace.replayed else [],
+        graph_events_attributed=int((gpu["of_graph"] & ~timeline.only_of_graph).sum()),
+        graphs_attributed_through=timeline.replayed.where if timeline.replayed else [],
         unclassified_kernels=len(unclassified),
         unclassified_share=sum(row["share"] for row in unclassified),
         unused_gpu=unused or ABSENT,
@@ -193,17 +193,17 @@ def check_file(found: Findings, trace: Trace) -> None:
         )
 
 
-def note_origin(found: Findings, links: AttributedLinks, unused: str) -> None:
+def note_origin(found: Findings, timeline: Timeline, unused: str) -> None:
     """What was judged, and what was left out.  unused: the GPU of the machine, if nothing used
     it."""
-    trace = links.trace
+    trace = timeline.trace
     if unused:
         found.notes.append(
             f"nothing in the trace used the GPU of this machine ({unused}), so it is judged as a"
             " run on the CPU; of a run that did use it, record its events too: activities=[CPU,"
             " CUDA]"
         )
-    of_steps = how_found(links)
+    of_steps = how_found(timeline)
     if of_steps:
         found.notes.append(of_steps)
     if trace.n_malformed:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from analysis.attribution.components import OPERATOR_KINDS
-from analysis.trace.links import AttributedLinks
+from analysis.trace.timeline import Timeline
 from harness.base.sections import Section
 from harness.schema import Document, field
 
@@ -35,53 +35,53 @@ class MissingPart(Document):
 # ---- What is missing? ----------------------------------------------------------------------------
 
 
-def has_operators(links: AttributedLinks) -> bool:
+def has_operators(timeline: Timeline) -> bool:
     """Else the trace is of a GPU alone, and has nothing that belongs to operators."""
-    return bool(links.trace.file.command) or len(links.trace.operators) > 0
+    return bool(timeline.trace.file.command) or len(timeline.trace.operators) > 0
 
 
-def has_marked_steps(links: AttributedLinks) -> bool:
-    return links.steps_are_marked and links.steps_found is None
+def has_marked_steps(timeline: Timeline) -> bool:
+    return timeline.steps_are_marked and timeline.steps_found is None
 
 
-def lacks_calls(links: AttributedLinks, summary: dict | None) -> bool:
-    return bool(links.trace.file.command) and links.on_gpu and links.calls.empty
+def lacks_calls(timeline: Timeline) -> bool:
+    return bool(timeline.trace.file.command) and timeline.on_gpu and timeline.calls.empty
 
 
-def lacks_steps(links: AttributedLinks, summary: dict | None) -> bool:
-    return not has_marked_steps(links)
+def lacks_steps(timeline: Timeline) -> bool:
+    return not has_marked_steps(timeline)
 
 
-def lacks_further_steps(links: AttributedLinks, summary: dict | None) -> bool:
-    return has_marked_steps(links) and len(links.steps) == 1
+def lacks_further_steps(timeline: Timeline) -> bool:
+    return has_marked_steps(timeline) and len(timeline.steps) == 1
 
 
-def lacks_warm_up(links: AttributedLinks, summary: dict | None) -> bool:
+def lacks_warm_up(timeline: Timeline) -> bool:
     """The steps before those of the trace, if a run has them, are in its summary."""
-    return summary is None and any(step.is_first for step in links.apart)
+    return timeline.context.summary is None and any(step.is_first for step in timeline.apart)
 
 
-def lacks_shapes(links: AttributedLinks, summary: dict | None) -> bool:
-    return has_operators(links) and not (links.trace.operators["signature"] >= 0).any()
+def lacks_shapes(timeline: Timeline) -> bool:
+    return has_operators(timeline) and not (timeline.trace.operators["signature"] >= 0).any()
 
 
-def lacks_parts_of_the_model(links: AttributedLinks, summary: dict | None) -> bool:
-    return has_operators(links) and links.source == OPERATOR_KINDS
+def lacks_parts_of_the_model(timeline: Timeline) -> bool:
+    return has_operators(timeline) and timeline.source == OPERATOR_KINDS
 
 
-def lacks_waiting_for_data(links: AttributedLinks, summary: dict | None) -> bool:
-    return has_operators(links) and not (links.host["phase"] == "data").any()
+def lacks_waiting_for_data(timeline: Timeline) -> bool:
+    return has_operators(timeline) and not (timeline.host["phase"] == "data").any()
 
 
-def lacks_memory(links: AttributedLinks, summary: dict | None) -> bool:
+def lacks_memory(timeline: Timeline) -> bool:
     """A run has it in its summary."""
-    return summary is None and links.trace.memory.empty
+    return timeline.context.summary is None and timeline.trace.memory.empty
 
 
-def lacks_device(links: AttributedLinks, summary: dict | None) -> bool:
-    trace = links.trace
-    is_told = summary is not None or trace.named or trace.target or trace.device["name"]
-    return bool(trace.file.command) and not is_told
+def lacks_device(timeline: Timeline) -> bool:
+    trace, context = timeline.trace, timeline.context
+    is_named = context.flags.named or context.flags.target or trace.device["name"]
+    return bool(trace.file.command) and context.summary is None and not is_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class Part:
     how: str
     # Where a system profiler records it, by names of its ranges, which are NVTX or ROCTX.
     in_ranges: str = ""
-    is_missing: Callable[[AttributedLinks, dict | None], bool] | None  # None: not told by a trace
+    is_missing: Callable[[Timeline], bool] | None  # None: not told by a trace
     of_torch: bool = True  # torch.profiler may leave it out, else only system profilers do
 
     def lacking(self, command: str = "") -> MissingPart:
@@ -182,15 +182,12 @@ OTHER_RANKS = Part(
 OF_TORCH = [part for part in (*PARTS, OTHER_RANKS) if part.of_torch]
 
 
-def not_recorded(links: AttributedLinks, summary: dict | None) -> list[MissingPart]:
-    """The parts that a trace lacks.
-
-    summary: performance_summary.json of its run, which has the memory, and warm-up steps.
-    """
+def not_recorded(timeline: Timeline) -> list[MissingPart]:
+    """The parts that a trace lacks, and its run's summary too."""
     rows = []
     for part in PARTS:
-        if part.is_missing(links, summary):
-            rows.append(part.lacking(links.trace.file.command))
+        if part.is_missing(timeline):
+            rows.append(part.lacking(timeline.trace.file.command))
     return rows
 
 

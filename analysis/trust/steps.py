@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.attribution.intervals import slices_of
-from analysis.trace.links import CLOCK_TICK_US, OPERATOR, Links, cached_on_links, unflushed_launches
-from analysis.trace.steps import MISSING_KERNELS, step_around
+from analysis.trace.links import CLOCK_TICK_US, OPERATOR
+from analysis.trace.steps import MISSING_KERNELS, step_around, unflushed_launches
 from analysis.trace.tables import has_role, take_or
+from analysis.trace.timeline import Timeline, cached_on_timeline
 from analysis.trust.clocks import early_kernels
 from analysis.trust.findings import Findings
 from analysis.vocabulary import roles
@@ -72,14 +73,14 @@ def launches_without_kernel(rows: list[ProfiledStep]) -> int:
 # ---- The steps and their GPU events --------------------------------------------------------------
 
 
-@cached_on_links
-def step_rows(links: Links) -> list[ProfiledStep]:
+@cached_on_timeline
+def step_rows(timeline: Timeline) -> list[ProfiledStep]:
     """Each step with its GPU events, and whether some of them are missing."""
-    steps = links.steps
-    counts = counts_of_steps(links)
-    one_clock = not early_kernels(links).any()
+    steps = timeline.steps
+    counts = counts_of_steps(timeline)
+    one_clock = not early_kernels(timeline).any()
     durations_ms = (steps["end"] - steps["start"]) / 1e3
-    incomplete = incomplete_steps(links, counts, one_clock)
+    incomplete = incomplete_steps(timeline, counts, one_clock)
     rows = []
     for i in range(len(steps)):
         row = ProfiledStep(
@@ -107,8 +108,8 @@ class StepCounts(NamedTuple):
     unflushed: np.ndarray  # of these, at the end of the recording, those whose kernel is not
 
 
-def counts_of_steps(links: Links) -> StepCounts:
-    gpu, calls, steps = links.gpu, links.calls, links.steps
+def counts_of_steps(timeline: Timeline) -> StepCounts:
+    gpu, calls, steps = timeline.gpu, timeline.calls, timeline.steps
 
     def per_step(step: np.ndarray) -> np.ndarray:
         """How many events each step has; step: that of each event, -1 for none."""
@@ -134,28 +135,28 @@ def counts_of_steps(links: Links) -> StepCounts:
     )
 
 
-def incomplete_steps(links: Links, counts: StepCounts, one_clock: bool) -> np.ndarray:
+def incomplete_steps(timeline: Timeline, counts: StepCounts, one_clock: bool) -> np.ndarray:
     """[steps], whether GPU events of the step are missing: of the kernels that it launched too
     many, or, of several steps, all that should have run meanwhile."""
-    steps = links.steps
+    steps = timeline.steps
     lost = counts.launches - counts.answered - counts.unflushed
     is_incomplete = lost > MISSING_KERNELS * counts.launches
-    if len(steps) < 2 or not (links.gpu["kind"] == "kernel").any():
+    if len(steps) < 2 or not (timeline.gpu["kind"] == "kernel").any():
         return is_incomplete
     is_incomplete[counts.kernels == 0] = True
     if one_clock:
         # A GPU that runs behind the host still runs kernels of earlier steps.
-        was_queued = queued_until(links)
+        was_queued = queued_until(timeline)
         for i in np.flatnonzero(counts.kernels_during == 0):
             if was_queued(steps["start"].iloc[i], steps["end"].iloc[i]):
                 is_incomplete[i] = True
     return is_incomplete
 
 
-def queued_until(links: Links) -> Callable[[float, float], bool]:
+def queued_until(timeline: Timeline) -> Callable[[float, float], bool]:
     """Whether the GPU, having run before, had work queued throughout a time: the kernel that
     follows was launched before it, or before the trace began."""
-    kernels = links.gpu[(links.gpu["kind"] == "kernel").to_numpy()].sort_values("start")
+    kernels = timeline.gpu[(timeline.gpu["kind"] == "kernel").to_numpy()].sort_values("start")
     starts, launched = kernels["start"].to_numpy(), kernels["launched"].fillna(-np.inf).to_numpy()
     with_call = (kernels["call"] >= 0).to_numpy() | (kernels["correlation"] > 0).to_numpy()
 
@@ -166,25 +167,25 @@ def queued_until(links: Links) -> Callable[[float, float], bool]:
     return queued
 
 
-def check_steps(found: Findings, links: Links) -> None:
+def check_steps(found: Findings, timeline: Timeline) -> None:
     """Steps that lack GPU events, that stand apart, or whose marks overlap."""
-    rows = step_rows(links)
-    check_kernels_of_steps(found, links, rows)
-    for step in links.apart:
+    rows = step_rows(timeline)
+    check_kernels_of_steps(found, timeline, rows)
+    for step in timeline.apart:
         why = f"kernels of it are missing: {UNFLUSHED}"
         if step.is_first:
             length_ms = (step.end - step.start) / 1e3
             why = f"{length_ms:,.1f} ms on the host, far longer than the others"
-        judged = count_of(len(links.steps), "step")
+        judged = count_of(len(timeline.steps), "step")
         found.notes.append(f"step {step.number} stands apart, {judged} judged: {why}")
-    check_begin(found, links, rows)
-    n_judged = len(links.steps) + len(links.apart) if links.steps_are_marked else 0
-    for number in links.trace.steps["number"].iloc[n_judged:]:
+    check_begin(found, timeline, rows)
+    n_judged = len(timeline.steps) + len(timeline.apart) if timeline.steps_are_marked else 0
+    for number in timeline.trace.steps["number"].iloc[n_judged:]:
         found.notes.append(
             f"step {number} was marked as recording ended, before any of its work: it is no step"
             " here"
         )
-    shared_us = overlap_us(links.steps)
+    shared_us = overlap_us(timeline.steps)
     if shared_us > CLOCK_TICK_US:
         found.problems.append(
             "the step marks overlap: two profilers were recording, or traces were merged into one"
@@ -193,7 +194,7 @@ def check_steps(found: Findings, links: Links) -> None:
         )
 
 
-def check_kernels_of_steps(found: Findings, links: Links, rows: list[ProfiledStep]) -> None:
+def check_kernels_of_steps(found: Findings, timeline: Timeline, rows: list[ProfiledStep]) -> None:
     """Launches whose kernel is not in the trace, and steps that lack too many."""
     incomplete = [row for row in rows if row.incomplete]
     lost = launches_without_kernel(incomplete or rows)
@@ -208,16 +209,16 @@ def check_kernels_of_steps(found: Findings, links: Links, rows: list[ProfiledSte
         )
     elif lost:
         note = f"{lost} kernel launches in the steps have no matching kernel in the trace"
-        found.notes.append(f"{note}: {UNFLUSHED}" if links.unflushed else note)
+        found.notes.append(f"{note}: {UNFLUSHED}" if timeline.unflushed else note)
 
 
-def check_begin(found: Findings, links: Links, rows: list[ProfiledStep]) -> None:
+def check_begin(found: Findings, timeline: Timeline, rows: list[ProfiledStep]) -> None:
     """Work from before the trace that the GPU still did in the first of several steps."""
     if len(rows) < 2 or not rows[0].kernels or rows[0].kernels_during:
         return
-    kernels = links.gpu[(links.gpu["kind"] == "kernel").to_numpy()].sort_values("start")
+    kernels = timeline.gpu[(timeline.gpu["kind"] == "kernel").to_numpy()].sort_values("start")
     if kernels["call"].iloc[0] < 0:
-        late_ms = (kernels["start"].iloc[0] - links.steps["start"].iloc[0]) / 1e3
+        late_ms = (kernels["start"].iloc[0] - timeline.steps["start"].iloc[0]) / 1e3
         found.notes.append(
             f"GPU events begin {late_ms:.1f} ms after the first step, although work was queued:"
             " what ran until then, from before the trace, was not recorded"
@@ -227,9 +228,9 @@ def check_begin(found: Findings, links: Links, rows: list[ProfiledStep]) -> None
 # ---- The host in the steps -----------------------------------------------------------------------
 
 
-def check_host(found: Findings, links: Links) -> None:
+def check_host(found: Findings, timeline: Timeline) -> None:
     """Events of the host that go on after what they began in, and steps in which nothing began."""
-    host, steps = links.host, links.steps
+    host, steps = timeline.host, timeline.steps
     goes_on = (host["end"] - host["until"] > CLOCK_TICK_US).to_numpy()
     if overlap_us(steps) > CLOCK_TICK_US:  # told already, and why events go on after a mark
         in_mark = take_or(has_role(host, roles.STEP), host["parent"].to_numpy(), False)
@@ -241,13 +242,13 @@ def check_host(found: Findings, links: Links) -> None:
         )
     if not (steps["end"] > steps["start"]).any():
         found.problems.append("the steps take no time")
-    if not links.on_gpu:
-        check_operators_of_host(found, links)
+    if not timeline.on_gpu:
+        check_operators_of_host(found, timeline)
 
 
-def check_operators_of_host(found: Findings, links: Links) -> None:
+def check_operators_of_host(found: Findings, timeline: Timeline) -> None:
     """Of a CPU: operators beyond the end of their step, and steps without any."""
-    host, steps = links.host, links.steps
+    host, steps = timeline.host, timeline.steps
     operators = host[(host["kind"] == OPERATOR).to_numpy()]
     step = step_around(operators["start"].to_numpy(), steps)
     is_beyond = operators["until"] > steps["end"].to_numpy()[step] + CLOCK_TICK_US
@@ -258,7 +259,7 @@ def check_operators_of_host(found: Findings, links: Links) -> None:
         )
     is_empty = np.bincount(step[step >= 0], minlength=len(steps)) == 0
     empty = steps["number"][is_empty]
-    if links.steps_are_marked and len(empty):
+    if timeline.steps_are_marked and len(empty):
         numbers = ", ".join(map(str, empty))
         found.notes.append(f"no operator began in {count_of(len(empty), 'step')}: {numbers}")
 
@@ -266,10 +267,10 @@ def check_operators_of_host(found: Findings, links: Links) -> None:
 # ---- How long they are, and where they come from -------------------------------------------------
 
 
-def profiled_steps(links: Links) -> ProfiledSteps:
+def profiled_steps(timeline: Timeline) -> ProfiledSteps:
     """Durations of the profiled steps on the host, and their spread."""
-    rows = step_rows(links)
-    durations_ms = [row.duration_ms for row in rows] if links.steps_are_marked else []
+    rows = step_rows(timeline)
+    durations_ms = [row.duration_ms for row in rows] if timeline.steps_are_marked else []
     spread = summary_stats(durations_ms)
     return ProfiledSteps(
         mean_ms=spread["mean"],
@@ -279,22 +280,22 @@ def profiled_steps(links: Links) -> ProfiledSteps:
         min_ms=min(durations_ms, default=None),
         max_ms=max(durations_ms, default=None),
         count=spread["count"],
-        overlap_ms=overlap_us(links.steps) / 1e3,
+        overlap_ms=overlap_us(timeline.steps) / 1e3,
         rows=rows,
     )
 
 
-def how_found(links: Links) -> str | None:
+def how_found(timeline: Timeline) -> str | None:
     """Where the steps come from that no ProfilerStep marks."""
-    if links.trace.steps_from and links.steps_are_marked:
-        return f"steps from one {links.trace.steps_from} to the next (--steps-from)"
-    if not links.steps_are_marked:
+    if timeline.trace.steps_from and timeline.steps_are_marked:
+        return f"steps from one {timeline.trace.steps_from} to the next (--steps-from)"
+    if not timeline.steps_are_marked:
         return f"{NO_MARKS}, and no work that repeats: the entire trace counts as one step"
-    if links.steps_found is None:
+    if timeline.steps_found is None:
         return None
-    first_ms, last_ms = links.steps["start"].iloc[0] / 1e3, links.steps["end"].iloc[-1] / 1e3
+    first_ms, last_ms = timeline.steps["start"].iloc[0] / 1e3, timeline.steps["end"].iloc[-1] / 1e3
     return (
-        f"{NO_MARKS}: {len(links.steps)} steps were found, {links.steps_found}, from"
+        f"{NO_MARKS}: {len(timeline.steps)} steps were found, {timeline.steps_found}, from"
         f" {first_ms:,.1f} to {last_ms:,.1f} ms; only they are judged, and --steps-from NAME"
         " chooses others"
     )

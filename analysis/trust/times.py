@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 from typing_extensions import NotRequired
 
-from analysis.trace.tables import Trace
+from analysis.trace.timeline import Timeline
 from analysis.trust.findings import Findings
 from harness.documents.trace import NO_SUMMARY
 from harness.run.run_summary import ONE_STEP
@@ -54,8 +54,9 @@ class RunSteps(NamedTuple):
     in_trace: pd.Series  # [steps], whether the trace has them
 
 
-def steps_of_run(trace: Trace, summary: dict | None) -> RunSteps | None:
+def steps_of_run(timeline: Timeline) -> RunSteps | None:
     """By the numbers in the name of the trace's file; None without the run's summary."""
+    trace, summary = timeline.trace, timeline.context.summary
     window = re.search(r"trace_step_(\d+)_(\d+)|^system_profile", trace.path.name)
     if summary is None or window is None:
         return None
@@ -70,12 +71,12 @@ def steps_of_run(trace: Trace, summary: dict | None) -> RunSteps | None:
     return RunSteps(table, table["step"].between(first + 1, last) & table["step"].isin(numbers))
 
 
-def profile_disturbance(trace: Trace, summary: dict | None) -> ProfileDisturbance:
+def profile_disturbance(timeline: Timeline) -> ProfileDisturbance:
     """How far the profiled steps were disturbed."""
-    of_run = steps_of_run(trace, summary)
+    of_run = steps_of_run(timeline)
     if of_run is None:
         return ProfileDisturbance(text=None, lost_share=None)
-    disturbance = summary.get("disturbance")
+    disturbance = timeline.context.summary.get("disturbance")
     if "disturbed" not in of_run.table or not disturbance:
         why = Unknown("the run did not measure it")
         return ProfileDisturbance(text=why, lost_share=why)
@@ -100,13 +101,10 @@ def profile_disturbance(trace: Trace, summary: dict | None) -> ProfileDisturbanc
     return ProfileDisturbance(text="; ".join(others) or UNDISTURBED, lost_share=0.0)
 
 
-def profiler_overhead(
-    trace: Trace, summary: dict | None, idle_left: float = 1.0
-) -> ProfilerOverhead:
-    """Profiled steps compared with the unprofiled ones of the same run.
-
-    idle_left: of the GPU's recorded idle time, what counts."""
-    of_run = steps_of_run(trace, summary)
+def profiler_overhead(timeline: Timeline) -> ProfilerOverhead:
+    """Profiled steps compared with the unprofiled ones of the same run."""
+    idle_left = timeline.idle_left
+    of_run = steps_of_run(timeline)
     if of_run is None:
         return ProfilerOverhead(ratio=None, idle_left=idle_left)
     table = of_run.table

@@ -19,11 +19,11 @@ from pathlib import Path
 from analysis.attribution.components import IDLE
 from analysis.diagnosis.document import operator_analysis
 from analysis.hardware.matching import described, rows_named
+from analysis.limits.timeline import timeline_of
 from analysis.prediction.capacity import capacity_elsewhere
 from analysis.prediction.document import time_bounds
 from analysis.prediction.expected_time import expected_step_time
 from analysis.prediction.memory import predicted_memory
-from analysis.trace.links import link
 from analysis.trace.tables import read_trace
 from analysis.work.bytes_moved import step_work
 from analysis.work.flop_counts import flops_of_step
@@ -814,7 +814,7 @@ def profiled_h100() -> str:
     idle = []
     run = read_document(GPU_RESULTS / "profile_medium_bf16_sdpa.json")
     for summary in (None, run):
-        found = operator_analysis(link(trace), summary)
+        found = operator_analysis(timeline_of(trace, summary))
         idle.append(next(row["share"] for row in found["components"] if row["component"] == IDLE))
     others, steps = run["performance"]["median_step_time_ms"], run["steps"]
     pairs = zip(steps["time_ms"], steps["exclusion_reason"], strict=True)
