@@ -828,6 +828,29 @@ def profiled_h100() -> str:
     return textwrap.fill(text, COLUMNS, break_on_hyphens=False)
 
 
+def steps_on_a_second_card() -> str:
+    """How the steps of an H200 compare with what was expected of them: those that its GPU limits,
+    and those that its host does."""
+    rows = read_document(RESULTS.parent / "nvidia-h200" / "measured_steps.json")["rows"]
+    of_gpu, of_host = [], []
+    for row in rows:
+        (of_host if row["bound"] == "launch" else of_gpu).append(row)
+    lines = []
+    for limit, limited in (("the GPU", of_gpu), ("the host", of_host)):
+        ratios = [row["ratio"] for row in limited]
+        inside = sum(row["inside"] == "yes" for row in limited)
+        lines.append(
+            f"- **{len(limited)} steps that {limit} limits**, by the dry run, are expected at"
+            f" {min(ratios):.2f} to {max(ratios):.2f} of what they took; {inside} lie inside their"
+            " interval."
+        )
+    wrapped = [
+        textwrap.fill(line, COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
+        for line in lines
+    ]
+    return "\n" + "\n".join(wrapped)
+
+
 def steps_of_profiled_runs() -> str:
     """Medians of the unprofiled steps of the runs that the stored traces are of: the same flags in
     other processes."""
