@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.advice.evidence import Evidence, Found, NotApplicable, at_roof
+from analysis.advice.evidence import Evidence
+from analysis.advice.proposals import Found, NotApplicable, at_roof
 from analysis.attribution import regions
 from analysis.attribution.components import forward_of_nodes
 from analysis.trace.nesting import nearest_marked_ancestor
@@ -133,7 +134,7 @@ OF_TRANSFORMERS = 'from_pretrained(..., attn_implementation="sdpa")'
 
 def fusion(of: Fusion, evidence: Evidence) -> Found:
     region = (evidence.events["region"] == of.kind).to_numpy()
-    in_use = {*answering(of.name)} & {*flags_in_use(evidence.config.get("training", {}))}
+    in_use = {*answering(of.name)} & {*flags_in_use(evidence.run.training)}
     if of.kind == regions.LOSS and not evidence.trains:
         return None
     if not region.any() or in_use:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from typing_extensions import NotRequired
 
 from analysis.advice.efficiency import counters
-from analysis.advice.opportunities import opportunities
-from analysis.advice.who_reads import who_reads
+from analysis.advice.opportunities import Opportunity, opportunities
+from analysis.advice.who_reads import TracedRun
 from analysis.attribution.breakdown import class_times, step_breakdown
 from analysis.attribution.collectives import (
     collective_rows,
@@ -25,7 +27,7 @@ from analysis.attribution.ledger import (
 from analysis.attribution.model_flops import model_flops_per_step
 from analysis.attribution.once import once_rows
 from analysis.attribution.operators import kernel_table, operator_tables
-from analysis.diagnosis.headline import headline
+from analysis.diagnosis.headline import Headline, headline
 from analysis.diagnosis.stragglers import Ranks
 from analysis.diagnosis.timelines import memory_series, step_timeline
 from analysis.diagnosis.verdict import Verdict, verdict
@@ -43,19 +45,17 @@ from harness.documents.trace import (
     ComponentRow,
     CriticalPath,
     GpuTimeline,
-    Headline,
     KernelRow,
     MeasuredCollectiveRow,
     MemorySeries,
     OnceRow,
     OperatorRow,
-    Opportunity,
     PhaseRow,
     ShapeRate,
     StepCommunication,
     StepTimeline,
 )
-from harness.schema import Document, because, explained, field
+from harness.schema import Document, Unknown, because, explained, field
 
 
 class OperatorAnalysis(Document):
@@ -134,15 +134,21 @@ def operator_analysis(timeline: Timeline) -> dict:
         "steps": profiled_steps(timeline).as_json(),
     }
     document |= step_breakdown(timeline) | {"classes": class_times(timeline)}
-    document |= {"reader": who_reads(summary).value, "opportunities": [], "not_here": []}
+    document |= {"reader": TracedRun(summary).reader.value, "opportunities": [], "not_here": []}
     step_ms = document["attribution"]["ms_per_step"]
     document["once"] = once_rows(
         timeline, occasional_times(timeline), start_up_slices(timeline), step_ms
     )
     if trust.trustworthy:
-        document |= opportunities(timeline, path["critical_path"] is not None)
+        advised = opportunities(timeline, path["critical_path"] is not None)
+        document["opportunities"] = [row.as_json() for row in advised.opportunities]
+        document["not_here"] = [asdict(row) for row in advised.not_here]
     document |= {"gpu_timeline": gpu_timeline, "collectives": rows, "communication": communication}
-    document |= operator_tables(timeline) | {"kernels": kernels} | counters(timeline)
+    document |= operator_tables(timeline) | {"kernels": kernels}
+    command = counters(timeline)
+    document["counters"] = None if isinstance(command, Unknown) else command
+    if isinstance(command, Unknown):
+        document["counters_reason"] = command.reason
     document |= {
         "shape_rates": rates,
         "model_flops_per_step": model_flops_per_step(timeline),
@@ -151,7 +157,7 @@ def operator_analysis(timeline: Timeline) -> dict:
     document |= {"step_timeline": step_timeline(timeline), "memory": memory_series(timeline)}
     if not trust.trustworthy:
         document["opportunities_reason"] = "the trace is not trustworthy, see integrity"
-    document["headline"] = headline(document)
+    document["headline"] = headline(document).as_json()
     return explained(document, OperatorAnalysis)
 
 
