@@ -63,42 +63,63 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
     far = far_shapes(evidence, classes, realistic_share)
     if not far:
         return None
-    us = sum(shape.us for shape in far)
-    likely_us: float | None = sum(shape.likely_us for shape in far)
-    best_us = sum(shape.best_us for shape in far)
+    total = total_of(far)
     worst = max(far, key=lambda shape: shape.us - shape.likely_us)
-    basis = "at most: its time could vanish"
-    if best_us:
-        basis = f"at most: the FLOPs that they need, at the peak {worst.peak}"
-    if us > FORECAST * likely_us:
+    bound = "at most: its time could vanish"
+    if total.best_us:
+        bound = f"at most: the FLOPs that they need, at the peak {worst.peak}"
+    likely_us: float | None = total.likely_us
+    estimate = f"estimate: at {realistic_share:.0%} of the nearer roof, which good kernels reach"
+    if total.us > FORECAST * total.likely_us:
         likely_us = None
-        basis += (
-            "; no estimate: from so far below its roof a kernel that runs otherwise is no forecast"
-        )
-    else:
-        basis += (
-            f"; estimate: at {realistic_share:.0%} of the nearer roof, which good kernels reach"
+        estimate = (
+            "no estimate: from so far below its roof a kernel that runs otherwise is no forecast"
         )
     kinds = {shape.kind for shape in far}
-    plurals = [CLASS_OF_NAME[name].plural for name in classes if name in kinds]
     run = "runs" if what == "attention" else "run"
-    rate = f"{100 * sum(shape.at_roof_us for shape in far) / us:.2g}% of the nearer roof"
-    share = evidence.share(us)
+    rate = f"{100 * total.at_roof_us / total.us:.2g}% of the nearer roof"
+    share = evidence.share(total.us)
     command = counters(evidence.timeline, worst.longest)
     index = evidence.events.index
     of_convolution = kinds == {"convolution"}
     return Proposal(
         name=f"better {'convolution' if of_convolution else what} kernels",
-        finding=f"{' and '.join(plurals).capitalize()} {run} at {rate} for {share} of the step",
+        finding=f"{plurals_of(kinds, classes)} {run} at {rate} for {share} of the step",
         how=HOW[what],
-        us=us,
-        basis=basis,
-        best_us=best_us,
+        us=total.us,
+        basis=f"{bound}; {estimate}",
+        best_us=total.best_us,
         likely_us=likely_us,
         filled={"counters": command if isinstance(command, str) else PERF},
         evidence=f"{share} of the step at {rate}; most is lost in {worst.name}",
         shown=index == worst.longest,
-        of_events=index.isin(np.concatenate([shape.rows for shape in far])),
+        of_events=index.isin(total.rows),
+    )
+
+
+def plurals_of(kinds: set[str], classes: tuple[str, ...]) -> str:
+    """'Matmuls and convolutions': those of the classes that there are."""
+    plurals = [CLASS_OF_NAME[name].plural for name in classes if name in kinds]
+    return " and ".join(plurals).capitalize()
+
+
+class Total(NamedTuple):
+    """Of several shapes."""
+
+    us: float
+    at_roof_us: float
+    likely_us: float
+    best_us: float
+    rows: np.ndarray  # of the events
+
+
+def total_of(shapes: list[FarShape]) -> Total:
+    return Total(
+        us=sum(shape.us for shape in shapes),
+        at_roof_us=sum(shape.at_roof_us for shape in shapes),
+        likely_us=sum(shape.likely_us for shape in shapes),
+        best_us=sum(shape.best_us for shape in shapes),
+        rows=np.concatenate([shape.rows for shape in shapes]),
     )
 
 

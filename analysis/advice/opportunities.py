@@ -98,6 +98,11 @@ def asked(advice: Advice, evidence: Evidence) -> Found:
     proposal = advice.look(evidence)
     if proposal is None or isinstance(proposal, NotApplicable):
         return proposal
+    return worth_listing(advice, proposal, evidence)
+
+
+def worth_listing(advice: Advice, proposal: Proposal, evidence: Evidence) -> Found:
+    """The proposal with what counts of it, if it saves enough."""
     least_us = WORTH_LISTING * evidence.total_us
     if proposal.us < least_us and not advice.said_if_absent:
         return None
