@@ -4,6 +4,7 @@ browser."""
 import html
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 from browser import CHROMIUM, Browser
@@ -42,6 +43,7 @@ from harness.base.sections import Section
 from harness.base.tables import column
 
 NOTHING = dict.fromkeys(DOCUMENT_FILES)
+PNG = b"\x89PNG of nothing"
 COLUMNS = [
     column("part", "component", left=True),
     column("ms", "ms", ".1f"),
@@ -54,10 +56,8 @@ ROWS = [
 SUM = {"component": "sum", "ms": 9.0, "share": 1.0}
 
 
-def html_of(*sections, charts=()):
-    return fill_template(
-        "body.html", FirstScreen("A title", "A sentence."), sections, charts=charts
-    )
+def html_of(*sections, **shown):
+    return fill_template("body.html", FirstScreen("A title", "A sentence."), sections, **shown)
 
 
 # ---- As text -------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def test_the_first_screen_of_a_trace(tmp_path):
     assert first.numbers[0][1] == "one step, GPU time"
     assert len(first.numbers) == 3
     assert first.trust in ("complete", "disturbed", "incomplete", "NOT trustworthy")
-    text = fill_template("body.html", first, [], charts=[])
+    text = fill_template("body.html", first, [])
     assert analysis["headline"]["finding"] in text and f">{first.trust}</a>" in text
     place = {
         "trace": "a.json",
@@ -86,9 +86,7 @@ def test_the_first_screen_of_a_trace(tmp_path):
         "event": "gemm",
     }
     analysis["headline"]["place"] = place
-    text = fill_template(
-        "body.html", first_screen(analysis, NOTHING), trace_sections(analysis), charts=[]
-    )
+    text = fill_template("body.html", first_screen(analysis, NOTHING), trace_sections(analysis))
     told = "a.json: 1.500 ms, process 0, stream 7, for 0.250 ms: gemm"
     assert (
         f">In Perfetto: {told}<" in text and f'"soft">{told}' not in text
@@ -173,9 +171,15 @@ def test_markup_and_very_long_names_are_text_everywhere():
         parts=[Section(bad, COLUMNS, rows)],
     )
     first = FirstScreen(bad, bad, [(bad, 0.9, "#ffffff")], [(bad, bad)], bad, bad, bad)
-    html = fill_template("body.html", first, [section], charts=["a_chart"])
-    assert "<img" not in html and "&lt;img" in html
-    assert max(map(len, re.findall(r"<div>(.*?)</div></td>", html))) < 200
+    pictured = replace(section, figure="a_figure", parts=[])
+    page = fill_template(
+        "body.html", first, [section, pictured], figures={"a_figure": PNG}, charts=["a_chart"]
+    )
+    assert "<img src=x" not in page and "&lt;img" in page
+    assert (
+        page.count(f'<img class="figure" alt="{html.escape(bad)}" src="data:image/png;base64,') == 1
+    )
+    assert max(map(len, re.findall(r"<div>(.*?)</div></td>", page))) < 200
     assert '"' not in anchor(bad) and "<" not in anchor(bad)
 
 
