@@ -307,21 +307,29 @@ def point_at(browser, row: int, share: float = 0.5) -> tuple[float, float]:
         " box.width, frame.y + box.y + (y[0] + y[1]) / 2 / yaxis.range[0] * box.height];})()"
     )
     for away in (3, 0):
-        mouse(browser, "mouseMoved", x + away, y)
+        browser.mouse("mouseMoved", x + away, y)
         time.sleep(0.2)
     return x, y
 
 
-def mouse(browser, kind: str, x: float, y: float, **how) -> None:
-    button = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
-    browser.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button, **how)
+def search(browser, text: str) -> None:
+    """Type a text into the box `Find`, as a person would."""
+    x, y = browser.in_tab(
+        "(() => { const search = document.querySelector('.search');"
+        " search.scrollIntoView({block: 'center'}); search.select();"
+        " const box = search.getBoundingClientRect(),"
+        " frame = window.frameElement.getBoundingClientRect();"
+        " return [frame.x + box.x + 9, frame.y + box.y + box.height / 2];})()"
+    )
+    browser.click(x, y)
+    browser.press(*text)
+    assert browser.in_tab("document.querySelector('.search').value") == text
 
 
 def click_at(browser, row: int) -> dict[str, str]:
     """Click the longest event in a row of the timeline; what is then told of it."""
     x, y = point_at(browser, row)
-    for kind in ("mousePressed", "mouseReleased"):
-        mouse(browser, kind, x, y)
+    browser.click(x, y)
     assert wait_until(lambda: texts(browser, ".about tr"), time.monotonic() + 30)
     return dict(
         browser.in_tab(
@@ -350,7 +358,7 @@ def test_the_tab_shows_our_run(tab, tensorboard):
     point_at(tab, 0, 0.5)
     assert texts(tab, ".tip")[0].startswith("ProfilerStep#")
     assert click_at(tab, 0)["Time"][-9:] in ("in step 6", "in step 7")  # as the run prints them
-    tab.in_tab("Object.assign(document.querySelector('.search'), {value: 'attention'}).oninput()")
+    search(tab, "attention")
     tab.text_with("found in this step; Enter shows the next")
     assert width_hidden(tab) <= 0
     for width in (800, 600):
@@ -393,10 +401,7 @@ def test_the_timeline_moves_by_keys_and_sums_up_a_range(tab):
     show(tab, "run")
     tab.text_with("Most of this range", "ProfilerStep#")
     (x, y), (end, _) = point_at(tab, 0, 0.2), point_at(tab, 0, 0.6)
-    mouse(tab, "mousePressed", x, y, modifiers=8)  # Shift
-    for at in (x + 20, end):
-        mouse(tab, "mouseMoved", at, y, modifiers=8, buttons=1)
-    mouse(tab, "mouseReleased", end, y, modifiers=8)
+    tab.drag(x, end, y, modifiers=8)  # Shift
     assert wait_until(lambda: texts(tab, ".sums tr.total"), time.monotonic() + 30)
     first, last = map(
         float, re.search(r"host, ([\d.]+) to ([\d.]+) ms", texts(tab, ".sums th")[0]).groups()
@@ -409,7 +414,7 @@ def test_the_timeline_moves_by_keys_and_sums_up_a_range(tab):
         ("w", lambda: range_shown(tab)[0] > whole[0]),
         ("s", lambda: range_shown(tab) == pytest.approx(whole)),
     ):
-        tab.call("Input.dispatchKeyEvent", type="keyDown", key=key, text=key)
+        tab.press(key)
         assert wait_until(seen, time.monotonic() + 30), key
 
 
@@ -478,9 +483,8 @@ def test_markup_in_names_is_text_in_the_tab(tab):
         and "<img src=x" in about["Called by"]
     )
     assert texts(tab, ".tip")[0].startswith("void kernel<float>")
-    search = "document.querySelector('.search')"
-    tab.in_tab(f"void Object.assign({search}, {{value: 'XXXX'}}).oninput()")
-    tab.in_tab(f"void {search}.onkeydown({{key: 'Enter'}})")
+    search(tab, "XXXX")
+    tab.press("Enter")
     assert wait_until(lambda: LONG in texts(tab, ".about td"), time.monotonic() + 30)
     assert tab.in_tab(f"document.querySelectorAll('{markup}, main b > *').length") == 0
     assert width_hidden(tab) <= 0

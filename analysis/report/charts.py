@@ -56,6 +56,7 @@ def step_of_document(timeline: dict) -> dict:
             column.append(value)
     parts = [{"part": name, "class": "", **look_of(name)} for name in timeline["components"]]
     return {
+        "embedded": True,
         "steps": [timeline["step"]],
         "step": timeline["step"],
         "window_ms": [0.0, timeline["length_ms"]],

@@ -110,13 +110,14 @@ def report_text(
     """The page with all that its script needs: figures of plotly, and the events of a step."""
     charts = charts_of(analysis)
     names = [*charts, STEP_TIMELINE] if step else [*charts]
+    of_trace = step is not None and "device" in step
     return fill_template(
         "page.html",
         first_screen(analysis, documents, device_of_step(step)),
         sections,
         figures=figures,
         charts=names,
-        findable=ALL_FINDABLE if device_of_step(step) else PARTS_FINDABLE,
+        findable=ALL_FINDABLE if of_trace else PARTS_FINDABLE,
         chart_data=charts,
         step=packed(json.dumps(step).encode()),
         plotly=packed(plotly().read_bytes()) if names else "",

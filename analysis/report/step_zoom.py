@@ -31,15 +31,18 @@ CALL, UNKNOWN, NOTHING = "call of the runtime", "no component", "nothing recorde
 
 
 def step_of_trace(path: Path, analysis: dict, reading: dict) -> dict:
-    """The step that the document of a trace shows, with its events.  Raises UserError if the trace
-    cannot be read.
+    """The step that the document of a trace shows, with its events, to be embedded in a page.
+    Raises UserError if the trace cannot be read.
 
     analysis: its operator_analysis.json.  reading: how it was read, as read_trace() takes it."""
     trust = analysis["integrity"]
     rank = trust["rank"] if trust["ranks_in_file"] else None
     trace = read_trace(path, rank=rank, **reading)
     links = attribute(link(with_replayed_operators(trace)))
-    return zoomed_step(links, analysis["step_timeline"]["step"])
+    step = zoomed_step(links, analysis["step_timeline"]["step"])
+    step["steps"] = [step["step"]]  # the only one to choose
+    step["embedded"] = True
+    return step
 
 
 def zoomed_step(
