@@ -228,7 +228,7 @@ def test_our_own_tabs_need_no_plugin(tensorboard):
         query = urllib.parse.urlencode({"run": "run", "tag": f"whole_run/{name}", "sample": 0})
         [shown] = json.loads(fetch(f"{tensorboard}/data/plugin/images/images?{query}"))
         picture = fetch(f"{tensorboard}/data/plugin/images/individualImage?{shown['query']}")
-        assert picture.startswith(b"\x89PNG") and (shown["width"], shown["height"]) > (1000, 300)
+        assert picture.startswith(b"\x89PNG") and len(picture) > 10_000
     texts = json.loads(fetch(f"{tensorboard}/data/plugin/text/tags"))["run"]
     names = ("Verdict", "Step time breakdown", "Operators", "The run")
     assert {f"profile/{name}/text_summary" for name in names} <= set(texts)
@@ -389,7 +389,7 @@ def test_the_tab_shows_kernels_of_a_gpu(tab, logs):
     assert [float(text) for text in texts(tab, per_step)] == sorted(counts)
     about = click_at(tab, 0)
     assert (
-        about["On"] == "GPU 0 stream 7"
+        about["On"] == "GPU 0 stream 7 (NVIDIA H100 80GB HBM3)"
         and about["Operator"].startswith("aten::")
         and "] " in about["Operator"]
     )
@@ -469,7 +469,7 @@ def test_the_tab_compares_eight_ranks(tab, tensorboard, logs):
     assert time.monotonic() - started < 5
     tab.text_with("Rank 1 is a straggler", "reduce_scatter", timeout=120)
     unfold(tab)
-    tab.text_with("rank 7", "waiting for other ranks")
+    assert "Ranks" in tab.in_tab("[...document.images].map(one => one.alt)")
 
 
 def test_markup_in_names_is_text_in_the_tab(tab):
