@@ -8,18 +8,19 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.components import IDLE, OVERHEAD, attribute
-from analysis.attribution.graph_replays import with_replayed_operators
+from analysis.attribution.components import IDLE, OVERHEAD
 from analysis.attribution.intervals import innermost
-from analysis.attribution.ledger import cut_to, ledger, us_by
+from analysis.attribution.ledger import cut_to, us_by
 from analysis.attribution.operators import shapes_text
 from analysis.diagnosis.timelines import window_of_step
-from analysis.limits.peaks import device_of
+from analysis.limits.timeline import timeline_of
 from analysis.report.palette import GRAY, color_of, text_color
-from analysis.trace.links import CLOCK_TICK_US, AttributedLinks, cached_on_links, link, median_step
+from analysis.trace.links import CLOCK_TICK_US
 from analysis.trace.nesting import operators_around
 from analysis.trace.steps import step_around
 from analysis.trace.tables import read_trace, take_or
+from analysis.trace.timeline import Timeline, cached_on_timeline, median_step
+from analysis.trust.integrity import summary_beside
 
 # Events at once: the longest, and the others as one zooms in; blocks of slices at most.
 MOST = 20_000
@@ -38,15 +39,15 @@ def step_of_trace(path: Path, analysis: dict, reading: dict) -> dict:
     trust = analysis["integrity"]
     rank = trust["rank"] if trust["ranks_in_file"] else None
     trace = read_trace(path, rank=rank, **reading)
-    links = attribute(link(with_replayed_operators(trace)))
-    step = zoomed_step(links, analysis["step_timeline"]["step"])
+    timeline = timeline_of(trace, summary_beside(path))
+    step = zoomed_step(timeline, analysis["step_timeline"]["step"])
     step["steps"] = [step["step"]]  # the only one to choose
     step["embedded"] = True
     return step
 
 
 def zoomed_step(
-    links: AttributedLinks, number: int | None = None, window: tuple[float, float] | None = None
+    timeline: Timeline, number: int | None = None, window: tuple[float, float] | None = None
 ) -> dict:
     """The events of a step that lie in a window, in ms since the step began.
 
@@ -56,27 +57,27 @@ def zoomed_step(
     numbers of events.  `sums`: whose time the step is, as pieces that follow each other.
     `began_ms`: of the step after the first event of the file, as Perfetto counts.
     """
-    numbers = links.steps["number"].tolist()
-    which = numbers.index(number) if number in numbers else median_step(links)
-    first_us, last_us = window_of_step(links, which)
+    numbers = timeline.steps["number"].tolist()
+    which = numbers.index(number) if number in numbers else median_step(timeline)
+    first_us, last_us = window_of_step(timeline, which)
     start_us, end_us = first_us, last_us
     if window is not None:
         start_us, end_us = (first_us + 1e3 * edge for edge in window)
-    inside, shown = events_between(all_events(links), start_us, end_us)
+    inside, shown = events_between(all_events(timeline), start_us, end_us)
     number_of = pd.Series(np.arange(len(shown)), shown.index)
     rows, drawn = [], []
     for row in rows_of_lanes(shown):
         drawn.append(row.events)
         rows.append({**row.about, "events": number_of[row.events].tolist()})
     left_out = inside.difference(np.concatenate(drawn)) if drawn else inside
-    slices = {of: cut_to(found, first_us, last_us) for of, found in whose_time(links).items()}
+    slices = {of: cut_to(found, first_us, last_us) for of, found in whose_time(timeline).items()}
     parts = numbered_parts([shown, *slices.values()])
     return {
-        "device": device_of(links, None)["name"],
+        "device": timeline.context.device["name"],
         "steps": numbers,
         "step": numbers[which],
         "window_ms": [(start_us - first_us) / 1e3, (end_us - first_us) / 1e3],
-        "began_ms": links.trace.perfetto_ms(first_us),
+        "began_ms": timeline.trace.perfetto_ms(first_us),
         "left_out": len(left_out),
         "rows": rows,
         "sums": sums_of(slices, parts.numbers[1:], first_us),
@@ -163,41 +164,41 @@ def pieces(slices: pd.DataFrame, part: np.ndarray, first_us: float) -> dict[str,
     }
 
 
-@cached_on_links
-def whose_time(links: AttributedLinks) -> dict[str, pd.DataFrame]:
+@cached_on_timeline
+def whose_time(timeline: Timeline) -> dict[str, pd.DataFrame]:
     """Slices with part and class: the ledger, and beside that of a GPU the thread of the steps."""
-    slices = ledger(links)
+    slices = timeline.slices
     idle = "idle: " + slices["cause"].astype(str).str.replace("_", " ")
     of_ledger = slices[["start", "end", "us"]].assign(
         part=idle.where(slices["kind"] == IDLE, parts_of(slices)),
         **{"class": slices["class"].astype(str)},
     )
-    if not links.on_gpu:
+    if not timeline.on_gpu:
         return {HOST: of_ledger}
-    own = innermost(links.host, (links.host["thread"] == links.thread).to_numpy())
+    own = innermost(timeline.host, (timeline.host["thread"] == timeline.thread).to_numpy())
     ends = [of_ledger["start"].iloc[:1], of_ledger["end"].iloc[-1:]]
     edges = np.unique(np.concatenate([own.edges, *ends]))
-    texts = all_events(links)[["part", "class"]].reindex(own.at(edges[:-1])).fillna(NOTHING)
+    texts = all_events(timeline)[["part", "class"]].reindex(own.at(edges[:-1])).fillna(NOTHING)
     of_host = texts.reset_index(drop=True)
     of_host = of_host.assign(start=edges[:-1], end=edges[1:], us=np.diff(edges))
     return {GPU: of_ledger, HOST: of_host}
 
 
-@cached_on_links
-def all_events(links: AttributedLinks) -> pd.DataFrame:
+@cached_on_timeline
+def all_events(timeline: Timeline) -> pd.DataFrame:
     """Host events, calls of the runtime and GPU events: lane, where (as Perfetto calls it), name,
-    part, class, inputs, start, end, step (row of links.steps), and the row of the event that called
+    part, class, inputs, start, end, step (row of steps), and the row of the event that called
     or launched each; -1: unknown."""
     columns = "name start end component phase category step above lane where".split()
-    by_host, gpu = events_of_host(links), events_of_gpu(links)
+    by_host, gpu = events_of_host(timeline), events_of_gpu(timeline)
     tables = [table[columns] for table in (by_host, gpu) if len(table)]
     events = pd.concat(tables, ignore_index=True)
-    operators = links.trace.operators
+    operators = timeline.trace.operators
     signature = take_or(operators["signature"], np.minimum(events.index, len(operators)), -1)
     texts = np.array(
         [
             " ".join([shapes_text(shapes), *map(str, types or [])])
-            for shapes, types, _ in links.trace.signatures
+            for shapes, types, _ in timeline.trace.signatures
         ],
         dtype=object,
     )
@@ -210,21 +211,21 @@ def all_events(links: AttributedLinks) -> pd.DataFrame:
         **{"class": category.where(~is_phase, phase)},
     )
     # Those of replayed graphs took no time.
-    return events.drop(index=range(links.first_replayed, len(operators)))
+    return events.drop(index=range(timeline.first_replayed, len(operators)))
 
 
-def events_of_host(links: AttributedLinks) -> pd.DataFrame:
+def events_of_host(timeline: Timeline) -> pd.DataFrame:
     """Host events, and after them the calls of the runtime, by thread."""
-    threads = links.trace.threads
-    step = step_around(links.host["start"].to_numpy(), links.steps)
-    host = links.host.assign(step=step, above=links.host["parent"])
-    calls = links.calls.assign(
-        component=CALL, phase=None, category=CALL, above=operators_around(links.calls, host)
+    threads = timeline.trace.threads
+    step = step_around(timeline.host["start"].to_numpy(), timeline.steps)
+    host = timeline.host.assign(step=step, above=timeline.host["parent"])
+    calls = timeline.calls.assign(
+        component=CALL, phase=None, category=CALL, above=operators_around(timeline.calls, host)
     )
     events = pd.concat([host, calls], ignore_index=True)
     lanes, places = [], []
     for number, (process, thread) in enumerate(threads):
-        lanes.append(HOST if number == links.thread else f"{HOST} thread {number}")
+        lanes.append(HOST if number == timeline.thread else f"{HOST} thread {number}")
         places.append(f"process {process}, thread {thread}")
     # An asynchronous range has a thread of its own, after those of the trace.
     lanes.append(APART)
@@ -233,16 +234,16 @@ def events_of_host(links: AttributedLinks) -> pd.DataFrame:
     return events.assign(lane=np.array(lanes)[thread], where=np.array(places)[thread])
 
 
-def events_of_gpu(links: AttributedLinks) -> pd.DataFrame:
+def events_of_gpu(timeline: Timeline) -> pd.DataFrame:
     """Kernels, copies and fills, by stream; a stream that is mostly communication is named so."""
-    gpu = links.gpu
+    gpu = timeline.gpu
     places = gpu["device"].astype(str) + " stream " + gpu["stream"].astype(str)
     is_communication = gpu["category"] == "communication"
     mostly = is_communication.groupby(places).transform("mean") > 0.5
     return gpu.assign(
         lane=f"{GPU} " + places + np.where(mostly, ", communication", ""),
         where="process " + places.str.replace(" ", ", ", n=1),
-        above=gpu["operator"].where(gpu["call"] < 0, gpu["call"] + len(links.host)),
+        above=gpu["operator"].where(gpu["call"] < 0, gpu["call"] + len(timeline.host)),
     )
 
 

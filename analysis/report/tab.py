@@ -18,14 +18,12 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.attribution.components import attribute
-from analysis.attribution.graph_replays import with_replayed_operators
 from analysis.comparison.document import compare_read
 from analysis.comparison.runs import ComparedRun, summary_and_flops, summary_of_trace
 from analysis.comparison.text import comparison_section, with_short_names
 from analysis.diagnosis.document import operator_analysis
 from analysis.diagnosis.traces import analyze_all, note_missing_ranks
-from analysis.limits.peaks import device_of
+from analysis.limits.timeline import timeline_of
 from analysis.report.charts import STEP_TIMELINE, charts_of, step_of_document
 from analysis.report.figures import comparison_picture, figures_of
 from analysis.report.page import (
@@ -40,9 +38,9 @@ from analysis.report.page import (
     sections_of,
 )
 from analysis.report.step_zoom import zoomed_step
-from analysis.trace.links import AttributedLinks, link
 from analysis.trace.readers.formats import begins_as_trace, may_be_trace, recordings
 from analysis.trace.tables import read_trace
+from analysis.trace.timeline import Timeline
 from analysis.trust.integrity import summary_beside
 from harness import PROJECT
 from harness.base.documents import read_or_leave_out
@@ -145,26 +143,25 @@ def reading() -> Iterator[None]:
 
 
 @lru_cache(maxsize=1)
-def links_of(of: Stamp) -> AttributedLinks:
+def timeline_of_file(of: Stamp) -> Timeline:
     with reading():
         trace = read_trace(of[0], watch=note_progress)
-    return attribute(link(with_replayed_operators(trace)))
+    return timeline_of(trace, summary_beside(trace.path))
 
 
 @lru_cache(maxsize=16)
 def device_in(of: Stamp) -> str:
     """The name of the device that a trace tells."""
-    return device_of(links_of(of), None)["name"]
+    return timeline_of_file(of).context.device["name"]
 
 
 @lru_cache(maxsize=16)
 def analysis_of(of: Stamp, alone: bool) -> dict:
     """alone: no other trace lies beside it, which would be those of the other ranks."""
-    links = links_of(of)
-    document = operator_analysis(links, summary_beside(of[0]))
-    note_missing_ranks(
-        document["integrity"], {links.trace.rank} if alone else range(links.trace.world_size or 1)
-    )
+    timeline = timeline_of_file(of)
+    document = operator_analysis(timeline)
+    ranks = {timeline.trace.rank} if alone else range(timeline.trace.world_size or 1)
+    note_missing_ranks(document["integrity"], ranks)
     return document
 
 
@@ -263,9 +260,9 @@ class Tab:
         if path is None:
             raise UserError(f"{trace}: no such trace in {run}")
         with READING:
-            links = links_of(stamp(path))
+            timeline = timeline_of_file(stamp(path))
         first_last = tuple(map(float, window.split(","))) if window else None
-        return zoomed_step(links, int(step) if step else None, first_last)
+        return zoomed_step(timeline, int(step) if step else None, first_last)
 
     def compared(self, run: str, trace: str = "") -> ComparedRun:
         """A run, or what is known of one by its trace alone."""
