@@ -246,9 +246,13 @@ class Tab:
         others cannot be read."""
         with READING:
             analyses, refused = analyses_of(tuple(map(stamp, files)))
-        left_out += refused
-        read = [Analysis(name, document) for name, document in analyses]
-        return sorted(read, key=lambda analysis: analysis.trace != trace)
+            left_out += refused
+            read = [Analysis(name, document) for name, document in analyses]
+            read.sort(key=lambda analysis: analysis.trace != trace)
+            if read:
+                path = {file.name: file for file in files}[read[0].trace]
+                read[0] = read[0]._replace(device=device_in(stamp(path)))
+        return read
 
     def progress(self) -> dict:
         """Which file is being read, and what share of it has been."""
