@@ -139,8 +139,9 @@ def test_what_a_folded_section_says():
 
 
 def test_bars_are_scaled_to_the_largest_part():
-    html = html_of(Section("Parts", COLUMNS, [*ROWS, SUM]))
-    assert re.findall(r"width: ([\d.]+)%", html) == ["100.0", "50.0", "0.0"]
+    less = {"component": "less in unprofiled steps", "ms": -1.0, "share": -0.1}
+    html = html_of(Section("Parts", COLUMNS, [*ROWS, less, SUM]))
+    assert re.findall(r"width: ([-\d.]+)%", html) == ["100.0", "50.0", "0.0", "0.0"]
     assert html.count('<tr class="total">') == 1
 
 

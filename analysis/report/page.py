@@ -436,11 +436,11 @@ def bar(columns: Sequence[Column]) -> Column | None:
 
 
 def bar_widths(name: Column, share: Column | None, rows: list[dict]) -> list[str]:
-    """Percent of the largest part; nothing for a sum."""
+    """Percent of the largest part; nothing for a sum, or for what is taken away."""
     values = []
     for row in rows:
         is_part = share is not None and not is_sum(name.text(row))
-        values.append(share.value(row) or 0.0 if is_part else 0.0)
+        values.append(max(share.value(row) or 0.0, 0.0) if is_part else 0.0)
     largest = max(*values, 1e-9)
     return [f"{100 * value / largest:.1f}" for value in values]
 
