@@ -157,6 +157,14 @@ def test_long_tables_fold_and_notes_stand_once():
     assert not html_of(Section("Empty")).count("<details")
 
 
+def test_what_stands_below_a_part_is_folded_in_it():
+    """As the rules of a verdict that do not decide."""
+    inner = Section("Other rules", facts={"2. launch": "no"})
+    page = html_of(Section("Verdict", parts=[Section("Why", facts={"1": "yes"}, parts=[inner])]))
+    assert re.findall("<h3[^>]*>(.*?)</h3>", page) == ["Why", "Other rules"]
+    assert page.count('<details class="inner" id="other-rules">') == 1
+
+
 def test_markup_and_very_long_names_are_text_everywhere():
     bad, long = "<img src=x onerror=alert(1)>", "void gemm<" + "x" * 5000
     rows = [{"component": name, "ms": 1.0, "share": 0.5} for name in (bad, long)]
