@@ -403,11 +403,11 @@ def headline_place(analysis: dict) -> str:
     return f"{place['trace']}: {place_text(place)}" if place else ""
 
 
-def saves_text(analysis: dict) -> str:
+def saves_text(analysis: dict, per: str = "step") -> str:
     """'Saves about 27.4 of 32.4 ms per step.'; empty where nothing is known to pay."""
     headline, step_ms = analysis["headline"], analysis["attribution"]["ms_per_step"]
     if not headline["saves_ms"]:
         return ""
     how = "at most" if headline["at_most"] else "about"
     saves = significant(headline["saves_ms"], 3)
-    return f"Saves {how} {saves} of {significant(step_ms, 3)} ms per step."
+    return f"Saves {how} {saves} of {significant(step_ms, 3)} ms per {per}."
