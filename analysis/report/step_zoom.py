@@ -20,7 +20,7 @@ from analysis.trace.nesting import operators_around
 from analysis.trace.steps import step_around
 from analysis.trace.tables import read_trace, take_or
 from analysis.trace.timeline import Timeline, cached_on_timeline, median_step
-from analysis.trust.integrity import summary_beside
+from analysis.trust.beside import summary_beside
 
 # Events at once: the longest, and the others as one zooms in; blocks of slices at most.
 MOST = 20_000
