@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.commands.reading_flags import ReadingAlone
-from analysis.diagnosis.document import add_prediction
+from analysis.diagnosis.document import OperatorAnalysis, add_prediction
 from analysis.diagnosis.sections import profile_lines
 from analysis.diagnosis.text import profile_answer
 from analysis.diagnosis.traces import analyze_all
@@ -25,7 +25,6 @@ from harness.base.files import make_folder, write_json, written_whole
 from harness.base.sections import as_text
 from harness.base.tables import wrapped
 from harness.base.text import read_on
-from harness.documents.trace import OperatorAnalysis
 
 SLICES = (".csv", ".csv.gz", ".parquet")
 SLICE_COLUMNS = "trace rank step start end us where state cause kind overlaps".split()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from analysis.advice.text import best_three
 from analysis.commands.analyze_traces import report_in
+from analysis.diagnosis.document import OperatorAnalysis
 from analysis.limits.roofline import roofline
 from analysis.report.roofline_figure import draw_roofline
 from analysis.work.bytes_moved import computational_intensity
@@ -26,7 +27,6 @@ from harness.base.layer_names import folded_names
 from harness.base.sections import as_text
 from harness.base.tables import added_up, answer
 from harness.base.text import count_of, read_on
-from harness.documents.trace import OperatorAnalysis
 from harness.machine.disturbance import disturbance_text
 from harness.model.workload import Workload
 from harness.run.run_summary import PerformanceSummary

@@ -1,5 +1,9 @@
 """What does a trace show?  operator_analysis.json, without the comparison of ranks."""
 
+from __future__ import annotations
+
+from typing_extensions import NotRequired
+
 from analysis.advice.efficiency import counters
 from analysis.advice.opportunities import opportunities
 from analysis.advice.who_reads import who_reads
@@ -28,9 +32,81 @@ from analysis.limits.shape_rates import kernel_durations, queue_over_step, shape
 from analysis.trace.timeline import Timeline
 from analysis.trust.integrity import integrity, overlap_us, step_rows
 from harness.base.text import shortened
-from harness.documents.trace import OperatorAnalysis
+from harness.documents.trace import (
+    NO_COLLECTIVES,
+    NO_GPU,
+    SINGLE_STEP,
+    UNDETERMINED,
+    Attribution,
+    ClassRow,
+    ComponentRow,
+    CriticalPath,
+    GpuTimeline,
+    Headline,
+    Integrity,
+    KernelRow,
+    MeasuredCollectiveRow,
+    MemorySeries,
+    OnceRow,
+    OperatorRow,
+    Opportunity,
+    PhaseRow,
+    ProfiledSteps,
+    Ranks,
+    ShapeRate,
+    StepCommunication,
+    StepTimeline,
+    Verdict,
+)
 from harness.instruments.phases import summary_stats
-from harness.schema import because, explained
+from harness.schema import Document, because, explained, field
+
+
+class OperatorAnalysis(Document):
+    trace: str = field("file name")
+    integrity: Integrity = field("how far to trust the trace")
+    headline: Headline = field("what pays most")
+    reader: str = field(
+        "whom `next` addresses: runs our model, runs a program of their own, has only the file"
+    )
+    verdict: Verdict = field("what bounds the step")
+    steps: ProfiledSteps = field("their durations")
+    attribution: Attribution = field("what the times below are taken from")
+    phases: list[PhaseRow] = field("they add up to the step")
+    components: list[ComponentRow] = field("they add up to the step")
+    classes: list[ClassRow] = field("they add up to the step")
+    once: list[OnceRow] | None = field(
+        "what happens once or in few steps, most first; of several steps, all else is without it",
+        null=SINGLE_STEP,
+    )
+    opportunities: list[Opportunity] = field("what would help, the most first")
+    opportunities_reason: NotRequired[str] = field(
+        "why there are none, of a trace that is not trustworthy"
+    )
+    not_here: list[dict[str, str]] = field(
+        "name, reason: what cannot make this step faster on this device"
+    )
+    gpu_timeline: GpuTimeline = field("how a GPU's time splits, and why it idled")
+    collectives: list[MeasuredCollectiveRow] = field("sums over the steps; empty: none")
+    communication: StepCommunication | None = field("of a step", null=NO_COLLECTIVES)
+    ranks: NotRequired[Ranks] = field("only with the traces of several ranks of one run")
+    operators: list[OperatorRow] = field("by name, most time first")
+    operators_by_shape: list[OperatorRow] = field("by name and shapes of the inputs")
+    kernels: list[KernelRow] = field("GPU events by name, most time first")
+    counters: str | None = field(
+        "the command that reads the counters of the longest kernel", null=NO_GPU
+    )
+    model_flops_per_step: int | None = field(
+        "matmul FLOPs of the trace's rank, forward and backward, without what is computed again",
+        null=UNDETERMINED,
+    )
+    shape_rates: list[ShapeRate] = field("rates of matmuls, convolutions and attention")
+    critical_path: CriticalPath | None = field(
+        "of the step of median duration", null="the step has no GPU events"
+    )
+    step_timeline: StepTimeline = field("one step, for the figure")
+    memory: MemorySeries = field("allocated over time")
+    not_read: NotRequired[list[str]] = field("files that are no traces, each with the error")
 
 
 def operator_analysis(timeline: Timeline) -> dict:

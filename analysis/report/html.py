@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib import util
 from pathlib import Path
 
+from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.text import judged_first
 from analysis.report.axes import plain_text
 from analysis.report.charts import charts, step_of_document
@@ -25,7 +26,6 @@ from harness.base.documents import read_or_leave_out
 from harness.base.errors import UserError
 from harness.base.files import write_bytes, writing
 from harness.base.sections import Section, as_markdown
-from harness.documents.trace import OperatorAnalysis
 
 ROWS = 25  # of a table in TensorBoard
 SCRIPTS = ("tensorboard_plugin/tensorboard_step_profile/timeline.js", "analysis/report/page.js")

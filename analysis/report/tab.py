@@ -21,7 +21,7 @@ from analysis.comparison.document import compare_read
 from analysis.comparison.parts import PART_KINDS
 from analysis.comparison.runs import ComparedRun, summary_and_flops, summary_of_trace
 from analysis.comparison.text import comparison_section
-from analysis.diagnosis.document import operator_analysis
+from analysis.diagnosis.document import OperatorAnalysis, operator_analysis
 from analysis.diagnosis.traces import analyze_all, note_missing_ranks
 from analysis.limits.timeline import timeline_of
 from analysis.report.charts import charts, comparison_chart, step_of_document
@@ -41,7 +41,6 @@ from analysis.trust.integrity import summary_beside
 from harness.base.documents import read_or_leave_out
 from harness.base.errors import UserError
 from harness.base.sections import Section
-from harness.documents.trace import OperatorAnalysis
 from harness.ranks.failures import explain_error
 
 # A folder with one of these is a run; with one of the first, one that was profiled.
