@@ -45,6 +45,7 @@ class Document:
     def __init__(self, **values: Any):
         """Raises TypeError for a field that is missing, and for a value of no field."""
         declared = fields_of(type(self))
+        values = {name.removesuffix("_"): value for name, value in values.items()}
         for name in values:
             if name not in declared:
                 raise TypeError(f"{type(self).__name__} has no field {name}")

@@ -7,7 +7,14 @@ from typing_extensions import NotRequired
 from analysis.advice.efficiency import counters
 from analysis.advice.opportunities import opportunities
 from analysis.advice.who_reads import who_reads
-from analysis.attribution.breakdown import class_times, step_breakdown
+from analysis.attribution.breakdown import (
+    Attribution,
+    Breakdown,
+    ClassRow,
+    ComponentRow,
+    PhaseRow,
+    step_breakdown,
+)
 from analysis.attribution.collectives import (
     collective_rows,
     collectives_of,
@@ -37,9 +44,6 @@ from harness.documents.trace import (
     NO_GPU,
     SINGLE_STEP,
     UNDETERMINED,
-    Attribution,
-    ClassRow,
-    ComponentRow,
     CriticalPath,
     GpuTimeline,
     Headline,
@@ -50,7 +54,6 @@ from harness.documents.trace import (
     OnceRow,
     OperatorRow,
     Opportunity,
-    PhaseRow,
     ProfiledSteps,
     Ranks,
     ShapeRate,
@@ -108,6 +111,10 @@ class OperatorAnalysis(Document):
     memory: MemorySeries = field("allocated over time")
     not_read: NotRequired[list[str]] = field("files that are no traces, each with the error")
 
+    @property
+    def breakdown(self) -> Breakdown:
+        return Breakdown(self.attribution, self.phases, self.components, self.classes)
+
 
 def operator_analysis(timeline: Timeline) -> dict:
     """operator_analysis.json of one trace, without the comparison of ranks."""
@@ -139,9 +146,10 @@ def operator_analysis(timeline: Timeline) -> dict:
         "verdict": judged,
         "steps": steps_document(timeline),
     }
-    document |= step_breakdown(timeline) | {"classes": class_times(timeline)}
+    breakdown = step_breakdown(timeline)
+    document |= breakdown._asdict()
     document |= {"reader": who_reads(summary).value, "opportunities": [], "not_here": []}
-    step_ms = document["attribution"]["ms_per_step"]
+    step_ms = breakdown.attribution.ms_per_step
     document["once"] = once_rows(
         timeline, occasional_times(timeline), start_up_slices(timeline), step_ms
     )
@@ -158,6 +166,7 @@ def operator_analysis(timeline: Timeline) -> dict:
     note_unclassified(document)
     if not trust["trustworthy"]:
         document["opportunities_reason"] = "the trace is not trustworthy, see integrity"
+    document = explained(document, OperatorAnalysis)
     document["headline"] = headline(document)
     return explained(document, OperatorAnalysis)
 

@@ -8,6 +8,7 @@ from analysis.attribution.critical_path import path_section
 from analysis.attribution.gpu_time import gpu_section
 from analysis.attribution.once import once_section
 from analysis.attribution.operators import kernel_section, operator_section
+from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.headline import headline_place
 from analysis.diagnosis.stragglers import rank_section
 from analysis.diagnosis.text import Named, trust_text
@@ -26,11 +27,10 @@ def trace_sections(analysis: dict, others: Named = (), sort: str | None = None) 
     others: names and documents of the traces that were read with it.  sort: the column by which
     operators are sorted.
     """
-    step, operators, kernels = (
-        breakdown_section(analysis),
-        operator_section(analysis, sort),
-        kernel_section(analysis),
-    )
+    answers = OperatorAnalysis.from_json(analysis)
+    marked_steps, unreliable = answers.steps.count, answers.integrity.unreliable
+    step = breakdown_section(answers.breakdown, marked_steps, unreliable.get("components", ""))
+    operators, kernels = operator_section(analysis, sort), kernel_section(analysis)
     step.parts += [once_section(analysis), path_section(analysis)]
     operators.parts.append(rate_section(analysis))
     kernels.parts.append(duration_section(analysis))

@@ -7,6 +7,7 @@ from analysis.advice.text import best_three
 from analysis.attribution.breakdown import largest_text
 from analysis.attribution.collectives import communication_text
 from analysis.attribution.once import once_text
+from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.headline import DECIDING, headline_lines, of_ranks
 from analysis.diagnosis.stragglers import straggler_text
 from analysis.trust.integrity import (
@@ -38,6 +39,7 @@ def profile_answer(
     traces = judged_first([("", analysis), *others])
     shown = traces[0][1]
     rank = f"rank {shown['integrity']['rank']}: " * ("rank_judged" in analysis["verdict"])
+    answers = OperatorAnalysis.from_json(shown)
     first, *then = best_three(shown)
     rows = {"Headline": headline_lines(analysis), "Verdict": analysis["verdict"]["line"]}
     if "not_compared" in trust:
@@ -47,7 +49,7 @@ def profile_answer(
         "Trust": trust_of_ranks(rank, traces),
         "Disturbance": profile_disturbance_text(trust["disturbance"]),
         **({} if overhead["ratio"] is None else {"Profiler overhead": overhead_text(overhead)}),
-        "Largest parts": rank + largest_text(shown),
+        "Largest parts": rank + largest_text(answers.breakdown, answers.steps.count),
         "Try first": [f"{rank}{first}", *then],
     }
     if shown.get("once"):

@@ -272,7 +272,8 @@ def trace_numbers(analysis: dict) -> list[tuple[str, str, str]]:
         analysis["gpu_timeline"]["of_steps"],
         analysis["integrity"],
     )
-    mean = mean_of(analysis).replace("mean", "a step, mean")
+    steps = mean_of(analysis["attribution"]["steps"], analysis["steps"]["count"])
+    mean = steps.replace("mean", "a step, mean")
     found = [("step", f"{significant(about['ms_per_step'])} ms", f"{mean}, {about['clock']} time")]
     if busy := timeline["busy_ms"]:
         found.append(

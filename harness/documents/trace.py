@@ -214,33 +214,6 @@ class ProfiledSteps(Document):
         return None
 
 
-class Attribution(Document):
-    clock: str = field("GPU or host")
-    source: str = field("where the names of the components come from")
-    steps: int = field("of which the mean is taken")
-    ms_per_step: float = field("on this clock")
-    unattributed_share: float = field("of it, that no component has")
-
-    @staticmethod
-    def contradiction(value: dict) -> str | None:
-        """A trace without steps counts as one."""
-        return None if value["steps"] > 0 else f"steps: is {value['steps']}"
-
-
-class PhaseRow(Document):
-    phase: str = field("data, forward, backward, optimizer, between phases, idle")
-    ms_per_step: float = field("in it")
-    share: float = field("of the step")
-
-
-class ComponentRow(Document):
-    component: str = field("part of the model, or what else takes time")
-    ms_per_step: float = field("in it")
-    std_ms: float | None = field("over the steps", null=ONE_STEP)
-    share: float = field("of the step")
-    phases_ms: dict[str, float] = field("ms per step by phase")
-
-
 class OnceRow(Document):
     what: str = field(
         "first step, start-up, compilation, save, evaluation, logging, code of the program"
@@ -250,12 +223,6 @@ class OnceRow(Document):
     of_steps: int = field("that were recorded")
     ms: float = field("of one; of a first step, beyond the median of the others")
     ms_per_step: float = field("over all steps that were recorded")
-
-
-class ClassRow(Document):
-    class_: str = field("of operators")
-    ms_per_step: float = field("in it")
-    share: float = field("of the step")
 
 
 class Opportunity(Document):
