@@ -74,6 +74,14 @@ class Document:
         for name, value in values.items():
             setattr(self, name, value)
 
+    def replaced(self, **values: Any) -> Self:
+        """A copy with other values of these fields."""
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy.__dict__["_reasons"] = dict(self._reasons)
+        copy.set(**values)
+        return copy
+
     def reason_of(self, name: str) -> str:
         """Why this field is null: its own reason, else that of its type."""
         return self._reasons.get(name) or fields_of(type(self))[name].null

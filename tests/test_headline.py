@@ -6,7 +6,8 @@ from traces import SMALL, event, on_gpu, step, write_trace
 
 from analysis.advice.text import best_three
 from analysis.advice.who_reads import Reader
-from analysis.diagnosis.headline import LATE_HOST, NEXT, headline, headline_lines
+from analysis.diagnosis.headline import NEXT, headline, headline_lines
+from analysis.diagnosis.rules import LATE_HOST
 from analysis.diagnosis.text import profile_answer
 from analysis.diagnosis.traces import analyze_all
 
@@ -77,7 +78,7 @@ def test_what_saves_most_is_the_headline(proposals, finding):
 )
 def test_a_late_host_gains_nothing_from_faster_kernels(kernels):
     rows = [(kernels, 6.0), ("CUDA graphs", 2.0)]
-    late, early = ([{"rule": LATE_HOST, "decides": decides}] for decides in (True, False))
+    late, early = ([{"name": LATE_HOST.name, "decides": decides}] for decides in (True, False))
     found = [
         headline(document(*rows, verdict={"bound": "launch", "rules": rules}))
         for rules in (late, early)
@@ -305,6 +306,11 @@ def test_all_ranks_have_the_verdict_of_the_one_that_waits_least(tmp_path):
     documents = [one for _, one in analyze_all(sorted(tmp_path.iterdir()))[0]]
     assert [one["verdict"]["bound"] for one in documents] == ["memory", "memory"]
     assert [one["verdict"]["rank_judged"] for one in documents] == [1, 1]
+    for part in ("because", "line"):
+        told = [one["verdict"][part] for one in documents]
+        assert told[0] == told[1]
+        assert told[0].startswith("rank 1, which waits least for the others: ")
+    assert documents[0]["verdict"]["rules"] == documents[1]["verdict"]["rules"]
     assert documents[0]["verdict"]["shares"]["communication"] > 0.8
     assert [row["bound"] for row in documents[0]["ranks"]["rows"]] == ["communication", "memory"]
     documents[1]["opportunities"][0]["name"] = "of rank 1"

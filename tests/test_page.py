@@ -24,9 +24,9 @@ from traces import (
 from analysis.attribution.breakdown import breakdown_section
 from analysis.commands.analyze_traces import analyze_existing
 from analysis.diagnosis.document import OperatorAnalysis
+from analysis.diagnosis.rules import named
 from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.text import profile_answer
-from analysis.diagnosis.verdict import named
 from analysis.report.html import write_report
 from analysis.report.page import (
     DOCUMENT_FILES,

@@ -60,7 +60,7 @@ def test_verdicts(tmp_path, case):
     verdict = analysis_of(trace_of(tmp_path, *VERDICTS[case], **H100_PROPERTIES))["verdict"]
     bound = case.split(":")[0]
     assert verdict["line"].startswith(f"{bound}: ")
-    assert bound_text(verdict) == bound
+    assert bound_text(verdict["bound"], verdict["strength"], verdict["runner_up"]) == bound
     strength = "between" if "between" in bound else "is"
     assert (verdict["strength"], verdict["runner_up"]) == (
         strength,

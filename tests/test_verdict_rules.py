@@ -19,8 +19,9 @@ from traces import (
     trace_of,
 )
 
+from analysis.diagnosis.rules import RULES, Facts, ask
 from analysis.diagnosis.traces import analyze_all
-from analysis.diagnosis.verdict import RULES, Facts, judged_as, rule_section, told_why
+from analysis.diagnosis.verdict import Verdict, rule_section, with_communication
 from analysis.trace.readers.formats import find_traces
 from harness.base.sections import as_text
 from run_pytorch_profiler import main
@@ -36,8 +37,8 @@ def decided(unclassified=0.0, unrecorded=0.0, facts=QUIET, **shares):
     facts = replace(
         facts, shares=known, unclassified=unclassified / 100, unrecorded=unrecorded / 100
     )
-    found = [(ask(facts)[1], number) for number, ask in enumerate(RULES.values(), 1)]
-    decision, number = next(one for one in found if one[0])
+    [number] = [number for number, one in enumerate(ask(facts), 1) if one.decides]
+    decision = RULES[number - 1].look(facts).decision
     assert decision.because and decision.because[-1] not in ".;, "
     return decision.bound, decision.strength, decision.runner_up, number
 
@@ -134,7 +135,7 @@ def test_the_rules_of_a_made_up_step_are_told_in_order(tmp_path, capsys, monkeyp
     verdict = analysis_of(
         trace_of(tmp_path, *gpu_step((LARGE, 20, 480), (ADD, 500, 480)), **H100_PROPERTIES)
     )["verdict"]
-    assert [row["rule"] for row in verdict["rules"]] == [*RULES]
+    assert [row["name"] for row in verdict["rules"]] == [rule.name for rule in RULES]
     first = next(row for row in verdict["rules"] if row["holds"])
     assert [row for row in verdict["rules"] if row["decides"]] == [first]
     assert "memory 48%, compute 48%" in first["figures"]
@@ -148,8 +149,8 @@ def test_the_rules_of_a_made_up_step_are_told_in_order(tmp_path, capsys, monkeyp
     shown = " ".join(capsys.readouterr().out.split())
     for line in as_text(rule_section(analyze_all([path])[0][0][1])):
         assert " ".join(line.split()) in shown
-    assert f"7. decides: {first['rule']}" in shown and "5. no: " in shown
-    assert "10. no: none of these" in shown
+    assert f"Rule 7 decides: {first['rule']} Its figures: {first['figures']}" in shown
+    assert "5. largest share: no: " in shown and "10. none of these: no: " in shown
     assert "by what classified them: shapes 48.0% of the step" in shown
 
 
@@ -187,40 +188,15 @@ def test_communication_is_told_by_what_it_is(tmp_path):
     assert found["because"].startswith(
         "85% of the step is communication that nothing hides; the traces of the other"
     )
-    about = {"time_ms": 4.0, "hidden_ms": 1.0, "exposed_ms": 3.0, "waiting_ms": 2.0}
-    late, wire = (told_why(found, about | {"waiting_ms": ms})["because"] for ms in (2.0, 1.0))
+    own, about = Verdict.from_json(found), {"time_ms": 4.0, "hidden_ms": 1.0, "exposed_ms": 3.0}
+    late, wire = (with_communication(own, about | {"waiting_ms": ms}).because for ms in (2.0, 1.0))
     assert (
         "mostly waiting for late ranks: 2.00 of 3.00 ms are waiting; 25% of all communication is"
         " hidden" in late
     )
     assert "mostly transfer, by bandwidth: 1.00 of 3.00 ms" in wire
-    assert told_why(found | {"bound": "memory"}, about)["because"] == found["because"]
-
-
-def test_the_rank_that_waits_least_decides_for_all():
-    own = {
-        "bound": "communication",
-        "shares": {"communication": 1.0},
-        "trustworthy": True,
-        "rules": [],
-    }
-    told = {
-        "strength": "between",
-        "runner_up": "compute",
-        "because": "so",
-        "line": "between",
-        "rules": [1],
-        "trustworthy": True,
-    }
-    found = judged_as(own, told | {"bound": "memory", "shares": {"memory": 1.0}}, 3)
-    assert (found["bound"], found["strength"], found["runner_up"], found["rules"]) == (
-        "memory",
-        "between",
-        "compute",
-        [1],
-    )
-    assert (found["shares"], found["rank_judged"]) == (own["shares"], 3)
-    assert "rank 3" in found["because"] and "rank 3" in found["line"]
+    of_memory = own.replaced(bound="memory")
+    assert with_communication(of_memory, about | {"waiting_ms": 2.0}).because == own.because
 
 
 # What an expert reads off the raw events of each trace: all bounds that may be said, and the

@@ -20,7 +20,7 @@ from analysis.trace.links import MODULE
 from analysis.trace.nesting import nearest_marked_ancestor
 from analysis.trace.tables import by_name, has_role, take_or, take_or_none
 from analysis.trace.timeline import Timeline, median_step
-from analysis.trust.integrity import profiler_overhead
+from analysis.trust.times import profiler_overhead
 from analysis.vocabulary.letters import LETTERS, letter_of
 from analysis.vocabulary.operators import COMPILED
 from harness.base.text import count_of
@@ -138,7 +138,7 @@ class Evidence:
             self.best_rate("bytes"),
         )
         slowed = (
-            timeline.idle_left == 1 and profiler_overhead(timeline)["ratio"]
+            timeline.idle_left == 1 and profiler_overhead(timeline).ratio
         )  # else it is left out
         self.slowed = max(1.0, slowed or 0.0)
         roofs = timeline.context.roofs

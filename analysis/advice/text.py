@@ -1,6 +1,6 @@
 """What to try, for a reader: a table with how it is done, and the first three in a line each."""
 
-from analysis.trust.integrity import UNDISTURBED
+from analysis.trust.times import is_disturbed
 from harness.base.sections import Section
 from harness.base.tables import COLUMNS, Column, column
 from harness.base.text import shortened, significant
@@ -19,11 +19,6 @@ OPPORTUNITY_COLUMNS = [
 
 GAINS = ("saves_ms", "speedup_estimate", "speedup_bound")  # which disturbed times do not tell
 NO_GAINS = "The steps were disturbed, so no gains are told: repeat it on a quiet machine"
-
-
-def is_disturbed(trust: dict) -> bool:
-    """Whether the machine made the profiled steps longer; trust: `integrity` of the document."""
-    return trust["disturbance"]["text"] not in (None, UNDISTURBED)
 
 
 def gain_text(row: dict) -> str:

@@ -222,7 +222,7 @@ def breakdown_section(breakdown: Breakdown, marked_steps: int, unreliable: str =
     behind = " on the GPU, which runs behind the host" if about.clock == "GPU" else ""
     by_class = Section(
         "Classes of operators",
-        [*text_columns("class"), *TIME_COLUMNS],
+        [column("class", "class_", left=True), *TIME_COLUMNS],
         breakdown.classes,
         ["The same time by class, as the names of operators and kernels tell it"],
     )

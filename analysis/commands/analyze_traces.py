@@ -16,8 +16,8 @@ from analysis.hardware.matching import described, rows_named
 from analysis.trace.readers.formats import find_traces, left_out
 from analysis.trace.shrink import check_slim, check_target, write_slim
 from analysis.trace.timeline import DeviceFlags
-from analysis.trust.integrity import left_out_beside
-from analysis.trust.missing_from_trace import missing_lines
+from analysis.trust.beside import left_out_beside
+from analysis.trust.missing_from_trace import MissingPart, missing_line
 from harness.base.console import file_lines, say
 from harness.base.documents import read_or_leave_out
 from harness.base.errors import UserError
@@ -149,11 +149,11 @@ def missing_from(path: str | Path) -> list[str]:
     analyses, refused = analyze_all(find_traces(path) if path.is_dir() else [path])
     if refused:
         raise refused[0]
-    return list(
-        dict.fromkeys(
-            line for _, one in analyses for line in missing_lines(one["integrity"]["not_recorded"])
-        )
-    )
+    lines: dict[str, None] = {}
+    for _, analysis in analyses:
+        for row in analysis["integrity"]["not_recorded"]:
+            lines[missing_line(MissingPart.from_json(row))] = None
+    return list(lines)
 
 
 def keep_prediction(analyses: list[tuple[Path, dict]], unread: list[str]) -> None:

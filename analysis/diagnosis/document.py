@@ -33,12 +33,13 @@ from analysis.attribution.model_flops import model_flops_per_step
 from analysis.attribution.once import once_rows
 from analysis.attribution.operators import kernel_table, operator_tables
 from analysis.diagnosis.headline import headline
+from analysis.diagnosis.stragglers import Ranks
 from analysis.diagnosis.timelines import memory_series, step_timeline
-from analysis.diagnosis.verdict import told_why, verdict
+from analysis.diagnosis.verdict import Verdict, verdict
 from analysis.limits.shape_rates import kernel_durations, queue_over_step, shape_rates
 from analysis.trace.timeline import Timeline
-from analysis.trust.integrity import integrity, overlap_us, step_rows
-from harness.base.text import shortened
+from analysis.trust.integrity import Integrity, integrity
+from analysis.trust.steps import ProfiledSteps, profiled_steps
 from harness.documents.trace import (
     NO_COLLECTIVES,
     NO_GPU,
@@ -47,21 +48,16 @@ from harness.documents.trace import (
     CriticalPath,
     GpuTimeline,
     Headline,
-    Integrity,
     KernelRow,
     MeasuredCollectiveRow,
     MemorySeries,
     OnceRow,
     OperatorRow,
     Opportunity,
-    ProfiledSteps,
-    Ranks,
     ShapeRate,
     StepCommunication,
     StepTimeline,
-    Verdict,
 )
-from harness.instruments.phases import summary_stats
 from harness.schema import Document, because, explained, field
 
 
@@ -119,11 +115,9 @@ class OperatorAnalysis(Document):
 def operator_analysis(timeline: Timeline) -> dict:
     """operator_analysis.json of one trace, without the comparison of ranks."""
     summary = timeline.context.summary
-    trust, exposed = integrity(timeline), exposed_communication(timeline)
-    rows, unreliable = (
-        collective_rows(collectives_of(timeline).events, exposed),
-        trust["unreliable"],
-    )
+    kernels = kernel_table(timeline)
+    trust, exposed = integrity(timeline, kernels), exposed_communication(timeline)
+    rows, unreliable = collective_rows(collectives_of(timeline).events, exposed), trust.unreliable
     n = len(timeline.steps)
     times = (float(us / 1e3 / n) for us in (exposed["us"].sum(), hidden_communication_us(timeline)))
     communication = communication_of_steps(rows, n, *times)
@@ -139,12 +133,12 @@ def operator_analysis(timeline: Timeline) -> dict:
     path = {"critical_path": None if "step_timeline" in unreliable else critical_path(timeline)}
     rates = shape_rates(timeline)
     communication = communication and communication | beside
-    judged = told_why(verdict(timeline, trust, path["critical_path"], rates), communication)
+    judged = verdict(timeline, trust, path["critical_path"], rates, communication)
     document = {
         "trace": timeline.trace.path.name,
-        "integrity": trust,
-        "verdict": judged,
-        "steps": steps_document(timeline),
+        "integrity": trust.as_json(),
+        "verdict": judged.as_json(),
+        "steps": profiled_steps(timeline).as_json(),
     }
     breakdown = step_breakdown(timeline)
     document |= breakdown._asdict()
@@ -153,48 +147,21 @@ def operator_analysis(timeline: Timeline) -> dict:
     document["once"] = once_rows(
         timeline, occasional_times(timeline), start_up_slices(timeline), step_ms
     )
-    if trust["trustworthy"]:
+    if trust.trustworthy:
         document |= opportunities(timeline, path["critical_path"] is not None)
     document |= {"gpu_timeline": gpu_timeline, "collectives": rows, "communication": communication}
-    document |= operator_tables(timeline) | {"kernels": kernel_table(timeline)} | counters(timeline)
+    document |= operator_tables(timeline) | {"kernels": kernels} | counters(timeline)
     document |= {
         "shape_rates": rates,
         "model_flops_per_step": model_flops_per_step(timeline),
     } | path
     document |= because(unreliable["step_timeline"], *path) if "step_timeline" in unreliable else {}
     document |= {"step_timeline": step_timeline(timeline), "memory": memory_series(timeline)}
-    note_unclassified(document)
-    if not trust["trustworthy"]:
+    if not trust.trustworthy:
         document["opportunities_reason"] = "the trace is not trustworthy, see integrity"
     document = explained(document, OperatorAnalysis)
     document["headline"] = headline(document)
     return explained(document, OperatorAnalysis)
-
-
-def note_unclassified(document: dict) -> None:
-    """The kernels of which neither their own name nor their operator tells what they do."""
-    trust, kernels = document["integrity"], document["kernels"]
-    unknown = [row for row in kernels if row["category"] == "other"]
-    trust["unclassified_kernels"] = len(unknown)
-    trust["unclassified_share"] = sum(row["share"] for row in unknown)
-    if unknown:
-        names = ", ".join(shortened(row["name"]) for row in unknown[:3]) + ", …" * (
-            len(unknown) > 3
-        )
-        share = f"{trust['unclassified_share']:.1%} of the GPU events' time"
-        trust["notes"].append(f"unclassified kernels: {len(unknown)}, {share}: {names}")
-
-
-def steps_document(timeline: Timeline) -> dict:
-    """Durations of the profiled steps on the host, and their spread."""
-    rows = step_rows(timeline)
-    durations = [row["duration_ms"] for row in rows] if timeline.steps_are_marked else []
-    spread = {
-        f"{name}_ms" if name != "count" else name: value
-        for name, value in summary_stats(durations).items()
-    }
-    edges = {"min_ms": min(durations, default=None), "max_ms": max(durations, default=None)}
-    return spread | edges | {"overlap_ms": overlap_us(timeline.steps) / 1e3, "rows": rows}
 
 
 def add_prediction(document: dict, predicted: list[dict]) -> None:

@@ -11,10 +11,10 @@ import re
 from typing import NamedTuple
 
 from analysis.advice.catalogue import BY_NAME, HOST, KERNELS, KERNELS_AND_LAUNCHES
-from analysis.advice.text import is_disturbed, place_text
+from analysis.advice.text import place_text
 from analysis.advice.who_reads import Reader, Words, the_same
-from analysis.diagnosis.verdict import MOST, RULES, late_host
-from analysis.trust.integrity import profile_disturbance_text
+from analysis.diagnosis.rules import LATE_HOST, MOST
+from analysis.trust.times import is_disturbed, profile_disturbance_text
 from analysis.vocabulary.bounds import OF_GPU
 from harness.base.text import shortened, significant
 from harness.schema import because
@@ -25,9 +25,6 @@ OF_A_BOUND = (
     0.5  # what a bound counts beside a forecast, since nothing tells how much of it can be had
 )
 WORTH_TELLING = 0.03  # of the step
-# What the verdict leaves of a finding: a late host gains nothing from faster kernels, a busy GPU
-# little from the host.
-LATE_HOST = next(rule for rule, ask in RULES.items() if ask is late_host)
 LARGE_PART = 0.10  # of the step
 NAME = 60  # letters of a kernel's name
 # What to do next, by the bound of the verdict, of a GPU where nothing that was found pays.
@@ -291,7 +288,7 @@ def fits(row: dict, document: dict) -> bool:
     verdict, step = document["verdict"], document["attribution"]["ms_per_step"]
     advice = BY_NAME.get(row["name"])
     shortens = advice.shortens if advice else ""
-    if any(rule["decides"] and rule["rule"] == LATE_HOST for rule in verdict["rules"]):
+    if any(rule["decides"] and rule["name"] == LATE_HOST.name for rule in verdict["rules"]):
         return shortens not in (KERNELS, KERNELS_AND_LAUNCHES)
     small = row["saves_ms"] < LARGE_PART * step and verdict["bound"] in ("gpu", *OF_GPU)
     if (

@@ -14,8 +14,8 @@ from analysis.diagnosis.stragglers import rank_section
 from analysis.diagnosis.text import Named, trust_text
 from analysis.diagnosis.verdict import rule_section
 from analysis.limits.shape_rates import duration_section, rate_section
-from analysis.trust.integrity import overhead_text, profile_disturbance_text
 from analysis.trust.missing_from_trace import recording_section
+from analysis.trust.times import overhead_text, profile_disturbance_text
 from harness.base.sections import TOP, Section, as_text
 from harness.base.tables import Column, column
 from harness.base.text import significant

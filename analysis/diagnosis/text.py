@@ -10,14 +10,9 @@ from analysis.attribution.once import once_text
 from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.headline import DECIDING, headline_lines, of_ranks
 from analysis.diagnosis.stragglers import straggler_text
-from analysis.trust.integrity import (
-    UNDISTURBED,
-    UNEXPLAINED,
-    UNLINKED_KERNELS,
-    overhead_text,
-    profile_disturbance_text,
-)
+from analysis.trust.gpu_events import UNEXPLAINED, UNLINKED_KERNELS
 from analysis.trust.missing_from_trace import missing_text
+from analysis.trust.times import is_disturbed, overhead_text, profile_disturbance_text
 from harness.base.tables import ANSWER_LINES, answer
 from harness.base.text import count_of, printable
 
@@ -100,7 +95,8 @@ def trust_text(analysis: dict) -> str:
     by_another = trust["trustworthy"] and "rank_judged" in verdict and not verdict["trustworthy"]
     if by_another:
         why.append(f"rank {verdict['rank_judged']}, by which all are judged, is not")
-    if disturbed := trust["disturbance"]["text"] not in (None, UNDISTURBED):
+    disturbed = is_disturbed(trust)
+    if disturbed:
         why.append("times NOT trustworthy")
     if trust["malformed_events"]:
         why.append(f"{count_of(trust['malformed_events'], 'event')} skipped as damaged")

@@ -18,9 +18,9 @@ from analysis.comparison.noise import as_fast
 from analysis.comparison.proof import proof_section
 from analysis.comparison.text import comparison_headline
 from analysis.diagnosis.headline import LARGE_PART, headline_place, saves_text
+from analysis.diagnosis.rules import named
 from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.text import trust_text
-from analysis.diagnosis.verdict import named
 from analysis.hardware.mfu import mfu_percent
 from analysis.prediction.text import that_train
 from analysis.report.palette import PHASE_COLORS, color_of, text_color

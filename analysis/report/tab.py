@@ -22,7 +22,7 @@ from analysis.comparison.parts import PART_KINDS
 from analysis.comparison.runs import ComparedRun, summary_and_flops, summary_of_trace
 from analysis.comparison.text import comparison_section
 from analysis.diagnosis.document import OperatorAnalysis, operator_analysis
-from analysis.diagnosis.traces import analyze_all, note_missing_ranks
+from analysis.diagnosis.traces import analyze_all
 from analysis.limits.timeline import timeline_of
 from analysis.report.charts import charts, comparison_chart, step_of_document
 from analysis.report.page import (
@@ -37,7 +37,8 @@ from analysis.report.step_zoom import zoomed_step
 from analysis.trace.readers.formats import begins_as_trace, may_be_trace, recordings
 from analysis.trace.tables import read_trace
 from analysis.trace.timeline import Timeline
-from analysis.trust.integrity import summary_beside
+from analysis.trust.beside import summary_beside
+from analysis.trust.integrity import Integrity, with_missing_ranks
 from harness.base.documents import read_or_leave_out
 from harness.base.errors import UserError
 from harness.base.sections import Section
@@ -132,10 +133,9 @@ def analysis_of(of: Stamp, alone: bool) -> dict:
     """alone: no other trace lies beside it, which would be those of the other ranks."""
     timeline = timeline_of_file(of)
     document = operator_analysis(timeline)
-    note_missing_ranks(
-        document["integrity"],
-        {timeline.trace.rank} if alone else range(timeline.trace.world_size or 1),
-    )
+    present = {timeline.trace.rank} if alone else range(timeline.trace.world_size or 1)
+    trust = with_missing_ranks(Integrity.from_json(document["integrity"]), present)
+    document["integrity"] = trust.as_json()
     return document
 
 

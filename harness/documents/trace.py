@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing_extensions import NotRequired
 
 from harness.instruments.no_sync import NoSyncSteps
-from harness.run.run_summary import ONE_STEP
 from harness.schema import Document, different_lengths, field, fields_of
 
 NO_GPU, NO_LAUNCH = "the trace has no GPU events", "the trace has no launch call of any kernel"
@@ -25,144 +24,6 @@ SINGLE_STEP = "one step was recorded, which does not tell what happens in every 
 NO_GAIN = "nothing that the trace shows can be told to pay"
 
 
-class ProfileDisturbance(Document):
-    text: str | None = field("what disturbed the profiled steps, or none seen", null=NO_SUMMARY)
-    lost_share: float | None = field(
-        "of the disturbed steps, that is due to waiting at most", null=NO_SUMMARY
-    )
-
-
-class ProfilerOverhead(Document):
-    ratio: float | None = field("of medians, profiled to unprofiled", null=NO_SUMMARY)
-    idle_left: float = field(
-        "of the GPU's recorded idle time, what counts, as steps without the profiler have no more"
-    )
-    profiled_median_ms: NotRequired[float] = field(
-        "of the steps in the trace; these are absent without a ratio"
-    )
-    profiled_steps: NotRequired[int] = field("in the trace")
-    unprofiled_median_ms: NotRequired[float] = field("of the averaged steps")
-    unprofiled_std_ms: NotRequired[float | None] = field("sample standard deviation", null=ONE_STEP)
-    unprofiled_steps: NotRequired[int] = field("averaged")
-
-
-class MissingPart(Document):
-    part: str = field("of a trace")
-    cost: str = field("what the analysis cannot tell without it")
-    how: str = field("to record it")
-
-
-class Integrity(Document):
-    trustworthy: bool = field("whether there are no problems")
-    problems: list[str] = field("why it is not trustworthy")
-    notes: list[str] = field("what a reader should know of the trace")
-    unreliable: dict[str, str] = field(
-        "parts of the analysis that should not be relied on, and why"
-    )
-    recorded_by: str = field("torch.profiler, nsys, rocprofv3, rocmProfileData")
-    events: int = field("in the file")
-    cut_off: bool = field("the file ends before its document does, or is damaged from there on")
-    malformed_events: int = field("that were skipped")
-    operators: int = field("events of operators")
-    gpu_events: int = field("kernels, copies, memory sets")
-    steps: int = field("that are marked or were found")
-    steps_without_gpu_events: int | None = field("of these", null=NO_GPU)
-    kernel_launches: int = field("calls on the host")
-    launches_without_kernel: int = field("of these, in the steps, whose kernel is not in the trace")
-    kernels_linked_to_an_operator: float | None = field(
-        "share of the GPU events that the host launched", null=NO_GPU
-    )
-    kernels_launched_outside_operators: float | None = field(
-        "share of the same: by an extension, say", null=NO_GPU
-    )
-    gpu_events_launched_before_the_trace: int = field("whose launch is not in the trace")
-    unexplained_share: float | None = field(
-        "of the steps: the GPU was idle for no recorded reason", null=TWO_CLOCKS
-    )
-    graph_launches: int = field("of CUDA graphs")
-    graph_events: int = field("GPU events that they started")
-    graph_events_attributed: int = field(
-        "of these, to the operators of which a capture or a warm-up tells"
-    )
-    graphs_attributed_through: list[str] = field("what tells of them, as 'the capture trace FILE'")
-    unclassified_kernels: int = field("kernels whose name and operator do not tell what they do")
-    unclassified_share: float = field("of the time of all GPU events")
-    unused_gpu: NotRequired[str] = field(
-        "the GPU of the machine, where nothing in the trace used it; absent: used, or none"
-    )
-    rank: int | None = field("of the process", null=NOT_IN_TRACE)
-    ranks_in_file: list[int] = field("whose traces were merged into this file; empty: that of one")
-    world_size: int | None = field("ranks", null=NOT_IN_TRACE)
-    shapes_recorded: bool = field("of the operators' inputs")
-    stacks_recorded: bool = field("of Python")
-    modules_recorded: bool = field("names of modules")
-    not_recorded: list[MissingPart] = field(
-        "what the trace should contain and does not, the costliest first"
-    )
-    profiler_overhead: ProfilerOverhead = field("by the run's own timers")
-    disturbance: ProfileDisturbance = field("by the run's own measurement")
-    ranks_missing: list[int] = field("of the run, whose traces were not read")
-    not_compared: NotRequired[str] = field(
-        "why the traces read together are not those of the ranks of one run"
-    )
-
-
-class VerdictRule(Document):
-    rule: str = field("its name")
-    figures: str = field("that it looks at")
-    holds: bool = field("whether they meet it")
-    decides: bool = field("whether it is the first that holds")
-
-
-class Thresholds(Document):
-    bound_from_share: float = field("of the step, that makes a bound")
-    lead_share: float = field("of the step, by which it must be ahead of the next")
-    ridge_flops_per_byte: float | None = field(
-        "of the device", null="several are possible, or none is known"
-    )
-    ridge_source: str = field("where it is from")
-
-
-class Verdict(Document):
-    bound: str = field(
-        "compute, memory, launch, ..., as shares; capture: of a graph; gpu: work of either;"
-        " undecided"
-    )
-    strength: str = field(
-        "is; probably: evidence is missing or disturbed; between: it and runner_up; undecided"
-    )
-    because: str = field("in a sentence")
-    runner_up: str | None = field(
-        "with between, the other share", null="no second share is as close"
-    )
-    trustworthy: bool = field("if false, bound is undecided and line says untrustworthy")
-    line: str = field("the verdict in one line, with the shares")
-    shares: dict[str, float] = field(
-        "of the step's time: compute, memory, launch, ..., unexplained; they add up to 1"
-    )
-    unclassified_share: float = field("of it: work that may be limited by compute or by memory")
-    unrecorded_idle_share: float = field(
-        "of it: the GPU was idle for no recorded reason; both make up unexplained"
-    )
-    basis_shares: dict[str, float] = field(
-        "of it: matmuls, attention and convolutions by what classified them"
-    )
-    unknown_kind_share: float = field(
-        "of unclassified_share: kernels or operators that no rule knows"
-    )
-    rules: list[VerdictRule] = field("in order; the first that holds decides")
-    rank_judged: NotRequired[int] = field(
-        "of several: the rank that waits least, whose bound this is"
-    )
-    meaning: dict[str, str] = field("of each share")
-    thresholds: Thresholds = field("of the rules")
-
-    @staticmethod
-    def contradiction(value: dict) -> str | None:
-        """There is a share of what is not known, if only 0."""
-        return None if "unexplained" in value["shares"] else "shares.unexplained: is missing"
-
-
 class Place(Document):
     trace: str = field("the file")
     began_ms: float = field("after the first event of the file, from where Perfetto counts")
@@ -179,39 +40,6 @@ class Headline(Document):
     place: Place | None = field(
         "of the longest event behind the finding in Perfetto", null=NO_PLACE
     )
-
-
-class ProfiledStep(Document):
-    number: int = field("as marked, or from 0")
-    duration_ms: float = field("on the host")
-    gpu_events: int = field("that the step launched")
-    kernels_during: int | None = field(
-        "kernels that ran while the host was in the step", null=TWO_CLOCKS
-    )
-    kernels: int = field("kernels that the step launched")
-    kernel_launches: int = field("launch calls of the step")
-    kernels_of_launches: int = field("launch calls whose kernel is in the trace")
-    incomplete: bool = field("events of the step are missing")
-
-
-class ProfiledSteps(Document):
-    mean_ms: float | None = field("on the host", null=NO_MARKS)
-    median_ms: float | None = field("on the host", null=NO_MARKS)
-    std_ms: float | None = field("sample standard deviation", null=ONE_STEP)
-    p95_ms: float | None = field("95th percentile", null=NO_MARKS)
-    min_ms: float | None = field("the shortest", null=NO_MARKS)
-    max_ms: float | None = field("the longest", null=NO_MARKS)
-    count: int = field("steps that are marked")
-    overlap_ms: float = field("time that two steps share; the tables count it once")
-    rows: list[ProfiledStep] = field("in order")
-
-    @staticmethod
-    def contradiction(value: dict) -> str | None:
-        """Times are known of steps that are marked, and of no others."""
-        for name in ("mean_ms", "median_ms", "min_ms", "max_ms"):
-            if (value.get(name) is None) != (value["count"] == 0):
-                return f"{name}: is {value.get(name)} of {value['count']} steps"
-        return None
 
 
 class OnceRow(Document):
@@ -439,65 +267,6 @@ class StepCommunication(Document):
     predicted: list[PredictedBesideRow] | None = field(
         "beside it", null="not a run of several ranks of this workshop"
     )
-
-
-class RankRow(Document):
-    rank: int = field("its number")
-    file: str = field("its trace")
-    mean_step_ms: float | None = field("on the host", null=NO_MARKS)
-    bound: NotRequired[str] = field("as in verdict")
-    ms_per_step: NotRequired[float] = field("as in attribution")
-    gpu_busy_ms: float | None = field("per step", null=NO_GPU)
-    peak_memory_mb: NotRequired[float | None] = field(
-        "MB, by the summary of the run or by the trace", null=NO_MEMORY
-    )
-    in_collectives_ms: float = field("per step")
-    collectives: int = field("in the steps")
-    exposed_comm_ms: NotRequired[float | None] = field("per step", null=NO_COLLECTIVES)
-    waiting_ms: NotRequired[float | None] = field(
-        "per step, of exposed_comm_ms", null=NO_COLLECTIVES
-    )
-    parts_ms: NotRequired[dict[str, float]] = field(
-        "per step, communication apart: work, its verdict's shares, idle"
-    )
-    kernels_per_step: NotRequired[float | None] = field("communication apart", null=NO_GPU)
-    clock_offset_us: NotRequired[float] = field(
-        "of its clock against that of the first; here and below: if compared"
-    )
-    mean_lateness_us: NotRequired[float] = field(
-        "after the first to arrive, over the collectives compared"
-    )
-    median_lateness_us: NotRequired[float] = field("the same")
-    caused_waiting_ms: NotRequired[float] = field("per step, in which only this rank was missing")
-    last_to_arrive: NotRequired[int] = field(
-        "collectives in which ranks arrived apart, and this one last"
-    )
-
-
-class Ranks(Document):
-    rows: list[RankRow] = field("one for each trace")
-    one_clock: NotRequired[bool] = field(
-        "of their host; false: clocks were aligned by the ends of collectives"
-    )
-    caution: NotRequired[str] = field(
-        "what is not compared, or what else was waited for; absent: nothing"
-    )
-    collectives_compared: int = field("in the steps")
-    steps_compared: NotRequired[int] = field("that all ranks recorded")
-    collectives_with_spread: NotRequired[int] = field(
-        "in which ranks arrived further apart than clocks may differ"
-    )
-    excess_waiting_ms: NotRequired[float] = field("per step, caused by all ranks together")
-    straggler: int | None = field(
-        "rank", null="no rank causes more than half of the excess waiting"
-    )
-    straggler_why: NotRequired[str] = field(
-        "the part of its step that differs most; absent: no straggler"
-    )
-    straggler_saves_ms: NotRequired[float] = field(
-        "per step, of what computation does not hide, if it was as fast"
-    )
-    straggler_next: NotRequired[str] = field("what to do about it")
 
 
 class Lane(Document):
