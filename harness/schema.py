@@ -155,7 +155,7 @@ def _from_json(value: Any, kind: Any) -> Any:
     kind = known(kind)
     if is_document(kind) and isinstance(value, dict):
         return kind.from_json(value)
-    if not _has_documents(kind):
+    if value is None or not _has_documents(kind):
         return value
     if isinstance(value, list):
         return [_from_json(item, get_args(kind)[-1]) for item in value]

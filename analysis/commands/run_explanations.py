@@ -45,9 +45,9 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
         memory |= beside_measured(memory, report.workload, report.device)
         figure = None
         if importlib.util.find_spec("matplotlib"):
-            from analysis.report.memory_figure import draw_memory_timeline
+            from analysis.report.figures import draw_memory_timeline, picture
 
-            figure = draw_memory_timeline(memory, run_title(summary))
+            figure = picture(draw_memory_timeline, memory, run_title(summary))
         section, lines = memory_section(memory), memory_lines(memory, summary)
         performance = summary["performance"]
         performance |= expected_of_run(report)

@@ -385,12 +385,12 @@ def headline_place(analysis: dict) -> str:
     return f"{place['trace']}: {place_text(place)}" if place else ""
 
 
-def saves_text(analysis: dict) -> str:
+def saves_text(analysis: dict, per: str = "step") -> str:
     """'Saves about 27.4 of 32.4 ms per step.'; empty where nothing is known to pay."""
     found, step = analysis["headline"], significant(analysis["attribution"]["ms_per_step"], 3)
     how = "at most" if found["at_most"] else "about"
     return (
-        f"Saves {how} {significant(found['saves_ms'], 3)} of {step} ms per step."
+        f"Saves {how} {significant(found['saves_ms'], 3)} of {step} ms per {per}."
         if found["saves_ms"]
         else ""
     )

@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.report.axes import SEAM, label_segments, new_axes
+from analysis.report.axes import SEAM, Segment, label_segments, new_axes
 from analysis.report.palette import HATCHES, MEMORY_COLORS
 from analysis.work.memory_tables import place_of_peak, stack_of_memory
 from harness.base.units import MB
@@ -34,7 +34,7 @@ def draw_memory_timeline(memory: dict, about: str) -> Figure:
     for row in memory["phases"]:
         first, last = np.searchsorted(times, (row["start_us"], row["end_us"]))
         axes.axvline(first, color="black", linewidth=0.6, linestyle=":")
-        segments.append((first, last - first, 1.165 * top, row["name"], "#ffffff"))
+        segments.append(Segment(first, last - first, 1.165 * top, row["name"], "#ffffff"))
     axes.plot(int(np.argmax(timeline["total_bytes"])), 1.015 * top, "kv", markersize=5)
     axes.set(xlim=(0, len(times) - 1), ylim=(0, 1.27 * top), ylabel="live tensors (MB)")
     axes.set_xlabel(f"allocations and frees of step {memory['step']}, in order")
