@@ -33,7 +33,7 @@ from traces import (
 )
 
 import tiny_llama_v1 as tiny_llama
-from analysis.attribution.gpu_time import gpu_timeline
+from analysis.attribution.gpu_time import split_of_events
 from analysis.attribution.operators import kernel_section, kernel_table
 from analysis.diagnosis.text import trust_text
 from analysis.diagnosis.traces import analyze_all
@@ -76,7 +76,7 @@ def test_a_small_trace(tmp_path):
 
 
 def test_reference_timeline_of_an_h100():
-    timeline = gpu_timeline(timeline_of(real(H100)).gpu)
+    split = split_of_events(timeline_of(real(H100)).gpu)
     expected = {
         "total_ms": 3.907824951171875,
         "computation_ms": 0.30719775390625,
@@ -85,7 +85,7 @@ def test_reference_timeline_of_an_h100():
         "busy_ms": 0.309437744140625,
         "idle_ms": 3.59838720703125,
     }
-    assert timeline == pytest.approx(expected, rel=1e-4)
+    assert split._asdict() == pytest.approx(expected, rel=1e-4)
 
 
 def test_reference_timeline_of_an_mi300x():
@@ -95,10 +95,8 @@ def test_reference_timeline_of_an_mi300x():
         "memcpy": 550,
         "memset": 108,
     }
-    timeline = gpu_timeline(timeline_of(trace).gpu)
-    assert (timeline["total_ms"], timeline["busy_ms"]) == pytest.approx(
-        (86.5677, 84.0021), rel=1e-4
-    )
+    split = split_of_events(timeline_of(trace).gpu)
+    assert (split.total_ms, split.busy_ms) == pytest.approx((86.5677, 84.0021), rel=1e-4)
     assert trace.steps["number"].tolist() == [15, 16, 17]
 
 
@@ -202,10 +200,8 @@ def test_a_real_trace_of_pytorch_1_8():
     assert trace.steps["number"].tolist() == [5, 6, 7, 8, 9, 10]
     links = timeline_of(trace)
     assert (links.gpu["call"] >= 0).sum() == 8802 + 348 + 12  # launches of kernels, memsets, copies
-    timeline = gpu_timeline(timeline_of(trace).gpu)
-    assert (timeline["computation_ms"], timeline["exposed_memcpy_ms"]) == pytest.approx(
-        (635.614, 13.858)
-    )
+    split = split_of_events(timeline_of(trace).gpu)
+    assert (split.computation_ms, split.exposed_memcpy_ms) == pytest.approx((635.614, 13.858))
 
 
 def launched_by(trace) -> list:

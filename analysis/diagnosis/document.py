@@ -22,7 +22,7 @@ from analysis.attribution.collectives import (
     predicted_beside,
 )
 from analysis.attribution.critical_path import critical_path
-from analysis.attribution.gpu_time import gpu_timelines
+from analysis.attribution.gpu_time import GpuTimeline, gpu_timeline
 from analysis.attribution.ledger import (
     exposed_communication,
     hidden_communication_us,
@@ -36,17 +36,13 @@ from analysis.diagnosis.headline import headline
 from analysis.diagnosis.stragglers import Ranks
 from analysis.diagnosis.timelines import memory_series, step_timeline
 from analysis.diagnosis.verdict import Verdict, verdict
-from analysis.limits.shape_rates import kernel_durations, queue_over_step, shape_rates
-from analysis.trace.timeline import Timeline
-from analysis.trust.integrity import Integrity, integrity
-from analysis.trust.steps import ProfiledSteps, profiled_steps
-from harness.documents.trace import (
+from analysis.limits.shape_rates import shape_rates
+from analysis.trace.reasons import (
     NO_COLLECTIVES,
     NO_GPU,
     SINGLE_STEP,
     UNDETERMINED,
     CriticalPath,
-    GpuTimeline,
     Headline,
     KernelRow,
     MeasuredCollectiveRow,
@@ -58,6 +54,9 @@ from harness.documents.trace import (
     StepCommunication,
     StepTimeline,
 )
+from analysis.trace.timeline import Timeline
+from analysis.trust.integrity import Integrity, integrity
+from analysis.trust.steps import ProfiledSteps, profiled_steps
 from harness.schema import Document, because, explained, field
 
 
@@ -125,11 +124,6 @@ def operator_analysis(timeline: Timeline) -> dict:
         "by_difference": (summary or {}).get("no_sync"),
         "predicted": None,
     }  # the caller may predict
-    gpu_timeline = gpu_timelines(timeline, unreliable.get("idle_by_cause"))
-    gpu_timeline |= {
-        "kernel_durations": kernel_durations(timeline),
-        "queue_over_step": queue_over_step(timeline),
-    }
     path = {"critical_path": None if "step_timeline" in unreliable else critical_path(timeline)}
     rates = shape_rates(timeline)
     communication = communication and communication | beside
@@ -149,7 +143,12 @@ def operator_analysis(timeline: Timeline) -> dict:
     )
     if trust.trustworthy:
         document |= opportunities(timeline, path["critical_path"] is not None)
-    document |= {"gpu_timeline": gpu_timeline, "collectives": rows, "communication": communication}
+    two_clocks = unreliable.get("idle_by_cause")
+    document |= {
+        "gpu_timeline": gpu_timeline(timeline, two_clocks),
+        "collectives": rows,
+        "communication": communication,
+    }
     document |= operator_tables(timeline) | {"kernels": kernels} | counters(timeline)
     document |= {
         "shape_rates": rates,

@@ -5,7 +5,7 @@ from analysis.advice.text import opportunity_section
 from analysis.attribution.breakdown import breakdown_section
 from analysis.attribution.collectives import communication_section
 from analysis.attribution.critical_path import path_section
-from analysis.attribution.gpu_time import gpu_section
+from analysis.attribution.gpu_time import duration_section, gpu_section
 from analysis.attribution.once import once_section
 from analysis.attribution.operators import kernel_section, operator_section
 from analysis.diagnosis.document import OperatorAnalysis
@@ -13,7 +13,7 @@ from analysis.diagnosis.headline import headline_place
 from analysis.diagnosis.stragglers import rank_section
 from analysis.diagnosis.text import Named, trust_text
 from analysis.diagnosis.verdict import rule_section
-from analysis.limits.shape_rates import duration_section, rate_section
+from analysis.limits.shape_rates import rate_section
 from analysis.trust.missing_from_trace import recording_section
 from analysis.trust.times import overhead_text, profile_disturbance_text
 from harness.base.sections import TOP, Section, as_text
@@ -33,12 +33,12 @@ def trace_sections(analysis: dict, others: Named = (), sort: str | None = None) 
     operators, kernels = operator_section(analysis, sort), kernel_section(analysis)
     step.parts += [once_section(analysis), path_section(analysis)]
     operators.parts.append(rate_section(analysis))
-    kernels.parts.append(duration_section(analysis))
+    kernels.parts.append(duration_section(answers.gpu_timeline))
     found = [
         verdict_section(analysis),
         step,
         opportunity_section(analysis),
-        gpu_section(analysis),
+        gpu_section(answers.gpu_timeline, unreliable.get("idle_by_cause", "")),
         operators,
         kernels,
     ]

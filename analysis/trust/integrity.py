@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 from typing_extensions import NotRequired
 
+from analysis.trace.reasons import NO_GPU, NOT_IN_TRACE, TWO_CLOCKS
 from analysis.trace.tables import Trace
 from analysis.trace.timeline import Timeline
 from analysis.trust.beside import left_out_beside
@@ -37,7 +38,6 @@ from analysis.trust.times import (
     profiler_overhead,
 )
 from analysis.vocabulary.kernel_classes import UNKNOWN_CATEGORY
-from harness.documents.trace import NO_GPU, NOT_IN_TRACE, TWO_CLOCKS
 from harness.schema import ABSENT, Document, field, known_or
 
 MISSING_RANKS_NAMED = 1000  # at most

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing_extensions import NotRequired
 
 from harness.instruments.no_sync import NoSyncSteps
-from harness.schema import Document, different_lengths, field, fields_of
+from harness.schema import Document, different_lengths, field
 
-NO_GPU, NO_LAUNCH = "the trace has no GPU events", "the trace has no launch call of any kernel"
+NO_GPU = "the trace has no GPU events"
 NO_MARKS = "the trace has no ProfilerStep marks"
 NO_COLLECTIVES = "no collectives in the steps of the trace"
 NO_MEMORY = "no memory events in the trace (profile_memory)"
@@ -146,77 +146,6 @@ class CriticalPath(Document):
         "of it, without work on the GPU, with the profiler: a faster host saves no more of it"
     )
     rows: list[PathRow] = field("they add up to length_ms")
-
-
-class GpuSplit(Document):
-    total_ms: float | None = field("from the first GPU event to the end of the last", null=NO_GPU)
-    computation_ms: float | None = field(
-        "any kernel other than communication, or a memory set", null=NO_GPU
-    )
-    exposed_comm_ms: float | None = field(
-        "communication that no computation overlaps, of the host too", null=NO_GPU
-    )
-    exposed_memcpy_ms: float | None = field("copies that nothing else overlaps", null=NO_GPU)
-    busy_ms: float | None = field("the sum of these", null=NO_GPU)
-    idle_ms: float | None = field("the rest", null=NO_GPU)
-
-    @staticmethod
-    def contradiction(value: dict) -> str | None:
-        """All are known of a GPU, and none without."""
-        for name in fields_of(GpuSplit):
-            if (value.get(name) is None) != (value.get("total_ms") is None):
-                return f"{name}: is {value.get(name)}, and total_ms {value.get('total_ms')}"
-        return None
-
-
-class StreamSplit(GpuSplit):
-    stream: int = field("its number")
-    events: int = field("in it")
-
-
-class DeviceSplit(GpuSplit):
-    device: int = field("its number")
-    streams: list[StreamSplit] = field("of this device")
-
-
-class IdleRow(Document):
-    cause: str = field("of idle time")
-    ms: float = field("of it")
-    share_of_total: float = field("of total_ms")
-    meaning: str = field("of the cause")
-
-
-class KernelDurations(Document):
-    up_to_us: float | None = field(
-        "microseconds, and longer than the row before", null="the longest kernels"
-    )
-    kernels_per_step: float = field("of these")
-    share_of_kernels: float = field("of these")
-    share_of_time: float = field("of all kernels")
-
-
-class Queue(Document):
-    step: int = field("its number")
-    time_ms: list[float] = field("after it began")
-    queued: list[int] = field("events launched but not started")
-    ahead_ms: list[float] = field("that the latest one has to wait")
-
-
-class GpuTimeline(GpuSplit):
-    of_steps: GpuSplit = field("the same for the time of the steps")
-    devices: list[DeviceSplit] = field("the same for each device, and for each of its streams")
-    idle_by_cause: list[IdleRow] | None = field("most first", null=NO_GPU)
-    idle_of_step_ms: dict[str, float] | None = field(
-        "by cause; adds up to idle in `components`", null=NO_GPU
-    )
-    launch_delay_us: dict[str, float] | None = field(
-        "from launch to start: mean, p50, ...", null=NO_LAUNCH
-    )
-    queue_depth: dict[str, float] | None = field(
-        "events launched but not started: mean, p50, ...", null=NO_LAUNCH
-    )
-    kernel_durations: list[KernelDurations] = field("how many kernels are how short")
-    queue_over_step: Queue | None = field("the step of median duration", null=NO_LAUNCH)
 
 
 class MeasuredCollectiveRow(Document):
