@@ -275,17 +275,12 @@ def test_an_operator_within_itself_is_one_call(tmp_path):
     ]
     calls = [call["args"].update({"External id": i + 1}) or call for i, call in enumerate(calls)]
     links = timeline_of(trace_of(tmp_path, step(1, 0, 100), *calls, *on_gpu("gemm", 10, 30, 40, 1)))
-    found = operator_tables(links)
-    [row] = found["operators"]
-    assert (row["calls"], row["flops"], row["cpu_us"], row["device_us"]) == (1, 2 * 64**3, 20, 40)
-    inner, outer = found["operators_by_shape"]
-    assert (inner["calls"], inner["flops"], inner["cpu_us"], inner["device_us"]) == (
-        1,
-        2 * 64**3,
-        16,
-        40,
-    )
-    assert (outer["calls"], outer["self_device_us"], outer["device_us"]) == (1, 0, 40)
+    tables = operator_tables(links)
+    [row] = tables.operators
+    assert (row.calls, row.flops, row.cpu_us, row.device_us) == (1, 2 * 64**3, 20, 40)
+    inner, outer = tables.operators_by_shape
+    assert (inner.calls, inner.flops, inner.cpu_us, inner.device_us) == (1, 2 * 64**3, 16, 40)
+    assert (outer.calls, outer.self_device_us, outer.device_us) == (1, 0, 40)
     [rate] = shape_rates(links)
     assert (rate["calls"], rate["tflops"]) == (1, pytest.approx(2 * 64**3 / 40e-6 / 1e12))
 

@@ -9,7 +9,7 @@ from helpers import assert_answer, documents
 from traces import SMALL, analysis_of, event, on_gpu, rows_of, shaped, step, trace_of, write_trace
 
 from analysis.attribution.breakdown import breakdown_section
-from analysis.attribution.operators import SUMMED
+from analysis.attribution.operators import OPERATOR_SUMS
 from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.sections import profile_lines
 from analysis.diagnosis.text import profile_answer
@@ -203,7 +203,7 @@ def test_the_printed_rows_add_up_to_the_step(train, tmp_path):
         ]
         assert row.ms_per_step == pytest.approx(sum(parts))
     for top in (1, 5, 1000):
-        shown = first_rows("name", analysis["operators"], top, SUMMED)
+        shown = first_rows("name", analysis["operators"], top, OPERATOR_SUMS)
         assert sum(row["share"] for row in shown) == pytest.approx(1)
         assert sum(row["calls"] for row in shown) == sum(
             row["calls"] for row in analysis["operators"]

@@ -34,7 +34,7 @@ from traces import (
 
 import tiny_llama_v1 as tiny_llama
 from analysis.attribution.gpu_time import split_of_events
-from analysis.attribution.operators import kernel_section, kernel_table
+from analysis.attribution.operators import KernelRow, kernel_rows, kernel_section
 from analysis.diagnosis.text import trust_text
 from analysis.diagnosis.traces import analyze_all
 from analysis.limits.timeline import timeline_of
@@ -72,7 +72,8 @@ def test_a_small_trace(tmp_path):
     assert (timeline["total_ms"], timeline["busy_ms"], timeline["idle_ms"]) == pytest.approx(
         (0.06, 0.027, 0.033)
     )
-    assert any("unknown" in line for line in as_text(kernel_section(analysis)))
+    kernels = [KernelRow.from_json(row) for row in analysis["kernels"]]
+    assert any("unknown" in line for line in as_text(kernel_section(kernels)))
 
 
 def test_reference_timeline_of_an_h100():
@@ -1176,5 +1177,5 @@ def test_kernels_outside_of_the_steps_are_not_among_those_of_a_step():
     gpu = pd.DataFrame({"name": names, "kind": "matmul", "operator": -1, "step": [-1, 0, 1]})
     gpu = gpu.assign(start=[0.0, 10.0, 20.0], end=[1.0, 12.0, 23.0], component=None, category=None)
     host = pd.DataFrame({"name": pd.Categorical([])})
-    (row,) = kernel_table(types.SimpleNamespace(gpu=gpu, host=host, steps=[1, 2]))
-    assert (row["count"], row["count_per_step"], row["total_us"]) == (3, 1, 6)
+    (row,) = kernel_rows(types.SimpleNamespace(gpu=gpu, host=host, steps=[1, 2]))
+    assert (row.count, row.count_per_step, row.total_us) == (3, 1, 6)

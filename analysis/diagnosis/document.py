@@ -31,7 +31,13 @@ from analysis.attribution.ledger import (
 )
 from analysis.attribution.model_flops import model_flops_per_step
 from analysis.attribution.once import once_rows
-from analysis.attribution.operators import kernel_table, operator_tables
+from analysis.attribution.operators import (
+    KernelRow,
+    OperatorRow,
+    OperatorTables,
+    kernel_rows,
+    operator_tables,
+)
 from analysis.diagnosis.headline import headline
 from analysis.diagnosis.stragglers import Ranks
 from analysis.diagnosis.timelines import memory_series, step_timeline
@@ -44,11 +50,9 @@ from analysis.trace.reasons import (
     UNDETERMINED,
     CriticalPath,
     Headline,
-    KernelRow,
     MeasuredCollectiveRow,
     MemorySeries,
     OnceRow,
-    OperatorRow,
     Opportunity,
     ShapeRate,
     StepCommunication,
@@ -110,11 +114,15 @@ class OperatorAnalysis(Document):
     def breakdown(self) -> Breakdown:
         return Breakdown(self.attribution, self.phases, self.components, self.classes)
 
+    @property
+    def operator_tables(self) -> OperatorTables:
+        return OperatorTables(self.operators, self.operators_by_shape)
+
 
 def operator_analysis(timeline: Timeline) -> dict:
     """operator_analysis.json of one trace, without the comparison of ranks."""
     summary = timeline.context.summary
-    kernels = kernel_table(timeline)
+    kernels = kernel_rows(timeline)
     trust, exposed = integrity(timeline, kernels), exposed_communication(timeline)
     rows, unreliable = collective_rows(collectives_of(timeline).events, exposed), trust.unreliable
     n = len(timeline.steps)
@@ -149,7 +157,8 @@ def operator_analysis(timeline: Timeline) -> dict:
         "collectives": rows,
         "communication": communication,
     }
-    document |= operator_tables(timeline) | {"kernels": kernels} | counters(timeline)
+    document |= operator_tables(timeline)._asdict()
+    document |= {"kernels": kernels} | counters(timeline)
     document |= {
         "shape_rates": rates,
         "model_flops_per_step": model_flops_per_step(timeline),

@@ -30,7 +30,14 @@ def trace_sections(analysis: dict, others: Named = (), sort: str | None = None) 
     answers = OperatorAnalysis.from_json(analysis)
     marked_steps, unreliable = answers.steps.count, answers.integrity.unreliable
     step = breakdown_section(answers.breakdown, marked_steps, unreliable.get("components", ""))
-    operators, kernels = operator_section(analysis, sort), kernel_section(analysis)
+    operators = operator_section(
+        answers.operator_tables,
+        bool(answers.kernels),
+        answers.attribution.steps,
+        unreliable.get("operators", ""),
+        sort,
+    )
+    kernels = kernel_section(answers.kernels)
     step.parts += [once_section(analysis), path_section(analysis)]
     operators.parts.append(rate_section(analysis))
     kernels.parts.append(duration_section(answers.gpu_timeline))

@@ -79,36 +79,6 @@ class Opportunity(Document):
     )
 
 
-class OperatorRow(Document):
-    name: str = field("as PyTorch calls it")
-    shapes: NotRequired[str] = field("of the inputs; by shape only")
-    calls: int = field("in the trace")
-    self_cpu_us: float = field("over all calls")
-    cpu_us: float = field("over all calls, with the operators that it calls")
-    self_device_us: float | None = field("of the kernels that it launched itself", null=NO_GPU)
-    device_us: float | None = field("with the operators that it calls", null=NO_GPU)
-    flops: int | None = field("over all calls", null=UNDETERMINED)
-    bytes: int | None = field("read and written", null=UNDETERMINED)
-    share: float = field("of the self time of all operators")
-
-
-class KernelRow(Document):
-    name: str = field("as the driver calls it")
-    kind: str = field("kernel, copy or memory set")
-    count: int = field("in the trace")
-    count_per_step: float = field("that the steps launched")
-    total_us: float = field("over all")
-    mean_us: float = field("of one")
-    p50_us: float = field("the median")
-    p95_us: float = field("95th percentile")
-    share: float = field("of the time of all kernels")
-    launched_by: str | None = field("operator", null="it is linked to no operator")
-    component: str = field("part of the model")
-    category: str | None = field(
-        "class of operators", null="neither its name nor its operator tells it"
-    )
-
-
 class ShapeRate(Document):
     name: str = field("of a matmul, convolution or attention operator")
     shapes: str = field("of its inputs")
