@@ -30,7 +30,7 @@ from analysis.attribution.ledger import (
     start_up_slices,
 )
 from analysis.attribution.model_flops import model_flops_per_step
-from analysis.attribution.once import once_rows
+from analysis.attribution.once import OnceRow, once_rows
 from analysis.attribution.operators import (
     KernelRow,
     OperatorRow,
@@ -52,7 +52,6 @@ from analysis.trace.reasons import (
     Headline,
     MeasuredCollectiveRow,
     MemorySeries,
-    OnceRow,
     Opportunity,
     ShapeRate,
     StepCommunication,

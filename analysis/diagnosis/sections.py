@@ -38,7 +38,7 @@ def trace_sections(analysis: dict, others: Named = (), sort: str | None = None) 
         sort,
     )
     kernels = kernel_section(answers.kernels)
-    step.parts += [once_section(analysis), path_section(analysis)]
+    step.parts += [once_section(answers.once), path_section(analysis)]
     operators.parts.append(rate_section(analysis))
     kernels.parts.append(duration_section(answers.gpu_timeline))
     found = [

@@ -47,8 +47,8 @@ def profile_answer(
         "Largest parts": rank + largest_text(answers.breakdown, answers.steps.count),
         "Try first": [f"{rank}{first}", *then],
     }
-    if shown.get("once"):
-        rows["Once"] = f"{rank}{'; '.join(map(once_text, shown['once'][:2]))}"
+    if answers.once:
+        rows["Once"] = f"{rank}{'; '.join(map(once_text, answers.once[:2]))}"
     if shown["communication"]:
         rows["Communication"] = rank + communication_text(shown["communication"])
     if ranks := analysis.get("ranks"):

@@ -42,17 +42,6 @@ class Headline(Document):
     )
 
 
-class OnceRow(Document):
-    what: str = field(
-        "first step, start-up, compilation, save, evaluation, logging, code of the program"
-    )
-    where: str = field("the step, the call, the range, or what follows")
-    steps: int = field("in which it happens")
-    of_steps: int = field("that were recorded")
-    ms: float = field("of one; of a first step, beyond the median of the others")
-    ms_per_step: float = field("over all steps that were recorded")
-
-
 class Opportunity(Document):
     name: str = field("of the change")
     finding: str = field("what is wrong, with its figure")
