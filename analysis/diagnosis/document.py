@@ -40,7 +40,7 @@ from analysis.attribution.operators import (
 )
 from analysis.diagnosis.headline import headline
 from analysis.diagnosis.stragglers import Ranks
-from analysis.diagnosis.timelines import memory_series, step_timeline
+from analysis.diagnosis.timelines import MemorySeries, StepTimeline, memory_series, step_timeline
 from analysis.diagnosis.verdict import Verdict, verdict
 from analysis.limits.shape_rates import shape_rates
 from analysis.trace.reasons import (
@@ -51,11 +51,9 @@ from analysis.trace.reasons import (
     CriticalPath,
     Headline,
     MeasuredCollectiveRow,
-    MemorySeries,
     Opportunity,
     ShapeRate,
     StepCommunication,
-    StepTimeline,
 )
 from analysis.trace.timeline import Timeline
 from analysis.trust.integrity import Integrity, integrity

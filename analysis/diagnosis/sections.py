@@ -12,6 +12,7 @@ from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.headline import headline_place
 from analysis.diagnosis.stragglers import rank_section
 from analysis.diagnosis.text import Named, trust_text
+from analysis.diagnosis.timelines import memory_section
 from analysis.diagnosis.verdict import rule_section
 from analysis.limits.shape_rates import rate_section
 from analysis.trust.missing_from_trace import recording_section
@@ -54,7 +55,7 @@ def trace_sections(analysis: dict, others: Named = (), sort: str | None = None) 
         rank_section(analysis),
         traces_section(analysis, others),
     ]
-    found += [memory_section(analysis), trust_section(analysis)]
+    found += [memory_section(answers.memory), trust_section(analysis)]
     return [one for one in found if one]
 
 
@@ -110,14 +111,6 @@ TRACE_COLUMNS = [
     Column("GPU busy ms", busy_of_step, "~3"),
     Column("verdict", lambda row: row["verdict"]["line"], left=True),
 ]
-
-
-def memory_section(analysis: dict) -> Section:
-    memory = analysis["memory"]
-    if memory["peak_mb"] is None:
-        return Section("Memory of the trace", facts={"Not recorded": memory["peak_mb_reason"]})
-    peak = f"{memory['peak_mb']:,.1f} MB: {memory['of']}"
-    return Section("Memory of the trace", facts={"Peak": peak}, figure="memory")
 
 
 def trust_section(analysis: dict) -> Section:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing_extensions import NotRequired
 
 from harness.instruments.no_sync import NoSyncSteps
-from harness.schema import Document, different_lengths, field
+from harness.schema import Document, field
 
 NO_GPU = "the trace has no GPU events"
 NO_MARKS = "the trace has no ProfilerStep marks"
@@ -155,34 +155,3 @@ class StepCommunication(Document):
     predicted: list[PredictedBesideRow] | None = field(
         "beside it", null="not a run of several ranks of this workshop"
     )
-
-
-class Lane(Document):
-    name: str = field("host thread, or stream of a GPU")
-    pieces: list[list] = field("[start ms, end ms, index in components]")
-
-
-class StepTimeline(Document):
-    step: int = field("its number")
-    length_ms: float = field("with its work on the GPU")
-    lanes: list[Lane] = field("of one step, thinned to what a figure shows")
-    lanes_left_out: int = field("beyond the first eight")
-    components: list[str] = field("parts of the model")
-
-
-class MemorySeries(Document):
-    peak_mb: float | None = field("MB; the others are absent without it", null=NO_MEMORY)
-    of: NotRequired[str] = field("what was counted")
-    allocations: NotRequired[int] = field("in the trace")
-    time_ms: NotRequired[list[float]] = field("in the trace")
-    allocated_mb: NotRequired[list[float]] = field("MB, the highest up to the next time")
-
-    @staticmethod
-    def contradiction(value: dict) -> str | None:
-        """What is told of a peak."""
-        if value.get("peak_mb") is None:
-            return None
-        for name in ("of", "time_ms", "allocated_mb"):
-            if name not in value:
-                return f"{name}: is missing"
-        return different_lengths(value, "time_ms")
