@@ -163,7 +163,8 @@ def test_the_timeline_of_the_steps_leaves_out_what_came_before(tmp_path):
     assert (timeline["total_ms"], timeline["of_steps"]["total_ms"]) == pytest.approx(
         (0.09, 0.1)
     )  # events, and step
-    shown = {one.title: one.text({"name": "a trace", **analysis}) for one in TRACE_COLUMNS}
+    row = {"name": "a trace", "document": analysis}
+    shown = {column.title: column.text(row) for column in TRACE_COLUMNS}
     assert shown["GPU busy ms"] == "0.020"  # as in the comparison of ranks
 
 

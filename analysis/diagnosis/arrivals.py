@@ -230,11 +230,7 @@ class Arrivals:
 def align_clocks(ranks: list[RankTrace], groups: list[CommonCollectives]) -> Arrivals:
     """The arrivals of all ranks; several clocks are aligned by the ends of collectives.  Raises
     NotComparable."""
-    of_all = [group.rows for group in groups if len(group.members) == len(ranks)]
-    if not of_all:
-        raise NotComparable("no process group has all these ranks")
-    rows = np.concatenate(of_all, axis=1)  # [ranks, collectives]
-    pairs = [*zip(ranks, rows, strict=True)]
+    pairs = [*zip(ranks, rows_of_all(ranks, groups), strict=True)]
     start = np.stack([trace.times("start")[i] for trace, i in pairs])
     end = np.stack([trace.times("end")[i] for trace, i in pairs])
     in_steps = [trace.found.events["step"].to_numpy()[i] >= 0 for trace, i in pairs]
@@ -255,6 +251,14 @@ def align_clocks(ranks: list[RankTrace], groups: list[CommonCollectives]) -> Arr
     if not arrivals.in_steps.any():
         raise NotComparable("no collective is in the steps of all ranks")
     return arrivals
+
+
+def rows_of_all(ranks: list[RankTrace], groups: list[CommonCollectives]) -> np.ndarray:
+    """[ranks, collectives], the rows of those that all ranks have.  Raises NotComparable."""
+    of_all = [group.rows for group in groups if len(group.members) == len(ranks)]
+    if not of_all:
+        raise NotComparable("no process group has all these ranks")
+    return np.concatenate(of_all, axis=1)
 
 
 def caution_of(arrivals: Arrivals) -> str | None:

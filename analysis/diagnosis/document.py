@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from typing_extensions import NotRequired
 
 from analysis.advice.efficiency import counters
-from analysis.advice.opportunities import opportunities
-from analysis.advice.who_reads import who_reads
+from analysis.advice.opportunities import Opportunity, opportunities
+from analysis.advice.who_reads import TracedRun
 from analysis.attribution.breakdown import (
     Attribution,
     Breakdown,
@@ -38,7 +40,7 @@ from analysis.attribution.operators import (
     kernel_rows,
     operator_tables,
 )
-from analysis.diagnosis.headline import headline
+from analysis.diagnosis.headline import Headline, headline
 from analysis.diagnosis.stragglers import Ranks
 from analysis.diagnosis.timelines import MemorySeries, StepTimeline, memory_series, step_timeline
 from analysis.diagnosis.verdict import Verdict, verdict
@@ -49,16 +51,14 @@ from analysis.trace.reasons import (
     SINGLE_STEP,
     UNDETERMINED,
     CriticalPath,
-    Headline,
     MeasuredCollectiveRow,
-    Opportunity,
     ShapeRate,
     StepCommunication,
 )
 from analysis.trace.timeline import Timeline
 from analysis.trust.integrity import Integrity, integrity
 from analysis.trust.steps import ProfiledSteps, profiled_steps
-from harness.schema import Document, because, explained, field
+from harness.schema import Document, Unknown, because, explained, field
 
 
 class OperatorAnalysis(Document):
@@ -141,21 +141,26 @@ def operator_analysis(timeline: Timeline) -> dict:
     }
     breakdown = step_breakdown(timeline)
     document |= breakdown._asdict()
-    document |= {"reader": who_reads(summary).value, "opportunities": [], "not_here": []}
+    document |= {"reader": TracedRun(summary).reader.value, "opportunities": [], "not_here": []}
     step_ms = breakdown.attribution.ms_per_step
     document["once"] = once_rows(
         timeline, occasional_times(timeline), start_up_slices(timeline), step_ms
     )
     if trust.trustworthy:
-        document |= opportunities(timeline, path["critical_path"] is not None)
+        advised = opportunities(timeline, path["critical_path"] is not None)
+        document["opportunities"] = [row.as_json() for row in advised.opportunities]
+        document["not_here"] = [asdict(row) for row in advised.not_here]
     two_clocks = unreliable.get("idle_by_cause")
     document |= {
         "gpu_timeline": gpu_timeline(timeline, two_clocks),
         "collectives": rows,
         "communication": communication,
     }
-    document |= operator_tables(timeline)._asdict()
-    document |= {"kernels": kernels} | counters(timeline)
+    document |= operator_tables(timeline)._asdict() | {"kernels": kernels}
+    command = counters(timeline)
+    document["counters"] = None if isinstance(command, Unknown) else command
+    if isinstance(command, Unknown):
+        document["counters_reason"] = command.reason
     document |= {
         "shape_rates": rates,
         "model_flops_per_step": model_flops_per_step(timeline),
@@ -165,7 +170,7 @@ def operator_analysis(timeline: Timeline) -> dict:
     if not trust.trustworthy:
         document["opportunities_reason"] = "the trace is not trustworthy, see integrity"
     document = explained(document, OperatorAnalysis)
-    document["headline"] = headline(document)
+    document["headline"] = headline(document).as_json()
     return explained(document, OperatorAnalysis)
 
 

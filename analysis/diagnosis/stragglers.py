@@ -98,10 +98,7 @@ def compare_ranks(
     documents: operator_analysis.json of each, with what the others tell of its communication.  run:
     performance_summary.json of the run, which has the memory of every rank.
     """
-    peaks_mb = {}
-    if run and run.get("ranks"):
-        peaks_mb = {row["rank"]: row["peak_memory_mb"] for row in run["ranks"]}
-    lateness, rows = comparison.lateness, []
+    peaks_mb, lateness, rows = memory_of_ranks(run), comparison.lateness, []
     for i, (trace, document) in enumerate(zip(traces, documents, strict=True)):
         late = NOT_COMPARED if lateness is None else late_rank(lateness, i)
         rows.append(rank_row(trace, document, peaks_mb.get(trace.rank), late))
@@ -121,6 +118,12 @@ def compare_ranks(
         straggler_saves_ms=why.saves_ms if why else ABSENT,
         straggler_next=why.cure if why else ABSENT,
     )
+
+
+def memory_of_ranks(run: dict | None) -> dict[int, float]:
+    """The peak of each rank in MB, as the run measured."""
+    measured = run and run.get("ranks")
+    return {row["rank"]: row["peak_memory_mb"] for row in measured or ()}
 
 
 class LateRank(NamedTuple):

@@ -61,7 +61,7 @@ def analyze_all(
             trust = not_compared(trust, len(facts), apart)
         document["integrity"] = trust.as_json()
         if trust.ranks_missing:
-            document["headline"] = headline(document)  # which may be to record them
+            document["headline"] = headline(document).as_json()  # which may be to record them
     if not apart and len(facts) > 1:
         add_comparison(documents, facts, runs[0])
     if slices is not None:
@@ -114,11 +114,11 @@ def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | No
         document["ranks"] = ranks.as_json()
     if len(known) == len(documents):  # the others wait for the one that waits least
         least = min(known, key=lambda i: ranks.rows[i].waiting_ms)
-        told = headline(documents[least])
+        told = headline(documents[least]).as_json()
         for document, own in zip(documents, verdicts, strict=True):
             of_ranks = verdict_of_ranks(own, verdicts[least], facts[least].rank)
             document["verdict"] = of_ranks.as_json()
             document["headline"] = told
     else:
         for document in documents:
-            document["headline"] = headline(document)
+            document["headline"] = headline(document).as_json()

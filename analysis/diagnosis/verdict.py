@@ -106,26 +106,7 @@ def verdict(
     """
     roofs = timeline.context.roofs
     of_step = shares_of_step(timeline)
-    launches = has_launches(timeline)
-    no_ridge = None if roofs.ridge() else roofs.ridge_source
-    slow = [row["share"] for row in rates if (row["share_of_roof"] or 1.0) < SLOW_BELOW]
-    facts = Facts(
-        shares=of_step.by_bound,
-        unclassified=of_step.unclassified,
-        unrecorded=of_step.unrecorded,
-        capture=capture_share(timeline),
-        # Without a recorded launch the path never comes to the GPU.
-        on_host=host_share(path) if path and launches else 0.0,
-        guessed=of_step.by_basis.get("length", 0.0),
-        slow=sum(slow),
-        problems=trust.problems,
-        doubt=trust.unreliable.get("verdict"),
-        lost=trust.disturbance.lost_share or 0.0,
-        on_gpu=timeline.on_gpu,
-        missing=what_to_record(trust, no_ridge, of_step.unrecorded, launches),
-        idle=of_step.idle if timeline.idle_left < 1 else 1.0,
-        unknown_kind=of_step.unknown_kind,
-    )
+    facts = facts_of(timeline, of_step, trust, path, rates)
     asked = ask(facts)
     decision = next(one.outcome.decision for one in asked if one.decides)
     why = why_communication(decision, facts.share("communication"), communication)
@@ -150,6 +131,33 @@ def verdict(
         meaning=MEANINGS,
         thresholds=thresholds,
         rules=[rule_row(one) for one in asked],
+    )
+
+
+def facts_of(
+    timeline: Timeline, of_step: StepShares, trust: Integrity, path: dict | None, rates: list[dict]
+) -> Facts:
+    """What the rules look at."""
+    roofs = timeline.context.roofs
+    launches = has_launches(timeline)
+    no_ridge = None if roofs.ridge() else roofs.ridge_source
+    slow = [row["share"] for row in rates if (row["share_of_roof"] or 1.0) < SLOW_BELOW]
+    return Facts(
+        shares=of_step.by_bound,
+        unclassified=of_step.unclassified,
+        unrecorded=of_step.unrecorded,
+        capture=capture_share(timeline),
+        # Without a recorded launch the path never comes to the GPU.
+        on_host=host_share(path) if path and launches else 0.0,
+        guessed=of_step.by_basis.get("length", 0.0),
+        slow=sum(slow),
+        problems=trust.problems,
+        doubt=trust.unreliable.get("verdict"),
+        lost=trust.disturbance.lost_share or 0.0,
+        on_gpu=timeline.on_gpu,
+        missing=what_to_record(trust, no_ridge, of_step.unrecorded, launches),
+        idle=of_step.idle if timeline.idle_left < 1 else 1.0,
+        unknown_kind=of_step.unknown_kind,
     )
 
 

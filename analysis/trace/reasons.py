@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing_extensions import NotRequired
-
 from harness.instruments.no_sync import NoSyncSteps
 from harness.schema import Document, field
 
@@ -22,50 +20,6 @@ NO_DIFFERENCE = "--no-sync-steps was not given, or there is no summary"
 NO_PLACE = "no single event of a file that Perfetto reads shows it"
 SINGLE_STEP = "one step was recorded, which does not tell what happens in every one"
 NO_GAIN = "nothing that the trace shows can be told to pay"
-
-
-class Place(Document):
-    trace: str = field("the file")
-    began_ms: float = field("after the first event of the file, from where Perfetto counts")
-    duration_ms: float = field("of it")
-    thread: str = field("process and thread, or the stream of a GPU, as Perfetto calls them")
-    event: str = field("its name, or which event a GPU is idle before")
-
-
-class Headline(Document):
-    finding: str = field("what pays most, in a sentence; where nothing pays, what the verdict says")
-    saves_ms: float | None = field("per step, by its estimate, else its bound", null=NO_GAIN)
-    at_most: bool = field("saves_ms is a bound; how much of it can be gained is not known")
-    next: str = field("the command to run, or the line of code to change")
-    place: Place | None = field(
-        "of the longest event behind the finding in Perfetto", null=NO_PLACE
-    )
-
-
-class Opportunity(Document):
-    name: str = field("of the change")
-    finding: str = field("what is wrong, with its figure")
-    how: str = field("to change it")
-    next: str = field("the command to run; for another program, the line of code to change")
-    evidence: str = field("in the trace")
-    share: float = field("of the step that it affects")
-    ms_per_step: float = field("that it affects")
-    saves_ms: float | None = field("of a step, by its estimate, else at most", null=NO_GAIN)
-    part_speedup: float | None = field(
-        "upper bound for the affected part", null="the affected part could vanish"
-    )
-    speedup_bound: float | None = field(
-        "of the step, by Amdahl's law", null="the whole step is affected"
-    )
-    speedup_estimate: float | None = field(
-        "the likely one", null="no rate is known to estimate it from"
-    )
-    basis: str = field("how bound and estimate were derived")
-    memory_bound_mb: NotRequired[float] = field("MB that it saves at most; checkpointing only")
-    flag: str | None = field("flag that enables it", null="no flag of the workshop enables it")
-    place: Place | None = field(
-        "of the longest event behind the finding in Perfetto", null=NO_PLACE
-    )
 
 
 class ShapeRate(Document):

@@ -25,6 +25,7 @@ from analysis.trust.gpu_events import (
 )
 from analysis.trust.missing_from_trace import OTHER_RANKS, MissingPart, missing_line, not_recorded
 from analysis.trust.steps import (
+    ProfiledStep,
     check_host,
     check_steps,
     how_found,
@@ -119,18 +120,13 @@ def integrity(timeline: Timeline, kernels: list[KernelRow]) -> Integrity:
     note_origin(found, timeline, unused)
     unexplained_share = check_idle(found, timeline)
     missing = not_recorded(timeline)
-    for row in missing:
-        if row.part != "steps":  # how_found() tells more
-            found.notes.append(missing_line(row))
+    note_missing(found, missing)
     disturbance = profile_disturbance(timeline)
     overhead = profiler_overhead(timeline)
     check_times(found, disturbance, overhead.ratio, timeline.idle_left < 1)
     unclassified = [row for row in kernels if row.category == UNKNOWN_CATEGORY]
     if unclassified:
         found.notes.append(unclassified_text(unclassified))
-    without_gpu_events = None
-    if timeline.on_gpu:
-        without_gpu_events = sum(step.gpu_events == 0 for step in steps)
     return Integrity(
         trustworthy=not found.problems,
         problems=found.problems,
@@ -143,7 +139,7 @@ def integrity(timeline: Timeline, kernels: list[KernelRow]) -> Integrity:
         operators=timeline.first_replayed,
         gpu_events=len(gpu),
         steps=len(steps) if timeline.steps_are_marked else 0,
-        steps_without_gpu_events=without_gpu_events,
+        steps_without_gpu_events=without_gpu_events(timeline, steps),
         kernel_launches=int(calls["starts_kernel"].sum()),
         launches_without_kernel=launches_without_kernel(steps),
         kernels_linked_to_an_operator=launched.linked_share,
@@ -168,6 +164,18 @@ def integrity(timeline: Timeline, kernels: list[KernelRow]) -> Integrity:
         disturbance=disturbance,
         ranks_missing=[],
     )
+
+
+def without_gpu_events(timeline: Timeline, steps: list[ProfiledStep]) -> int | None:
+    """How many steps launched none; None without a GPU."""
+    return sum(step.gpu_events == 0 for step in steps) if timeline.on_gpu else None
+
+
+def note_missing(found: Findings, missing: list[MissingPart]) -> None:
+    """A note for each; of steps, how_found() tells more."""
+    for row in missing:
+        if row.part != "steps":
+            found.notes.append(missing_line(row))
 
 
 def check_file(found: Findings, trace: Trace) -> None:
