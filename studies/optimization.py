@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.comparison.noise import as_fast
+from analysis.diagnosis.document import OperatorAnalysis
 from analysis.hardware import cache
 from analysis.prediction.memory import persistent_bytes
 from harness.base.command_line import require
@@ -24,7 +25,6 @@ from harness.base.sections import Section
 from harness.base.tables import Column, column, grouped, text_columns
 from harness.base.text import shortened, slug
 from harness.base.units import MB
-from harness.documents.trace import OperatorAnalysis
 from harness.instruments.schedule import ProfilerConfig
 from harness.model.optimizations import Optimization
 from harness.model.workload import Workload

@@ -20,9 +20,9 @@ from traces import (
 )
 
 from analysis.advice.catalogue import CATALOGUE
-from analysis.advice.evidence import WORTH_LISTING
 from analysis.advice.program_wide import WITH_FOREACH, WITH_FUSED
-from analysis.advice.who_reads import Reader, who_reads
+from analysis.advice.proposals import WORTH_LISTING
+from analysis.advice.who_reads import Reader, TracedRun
 
 PROFILERS = ("ncu ", "perf stat", "rocprof", "with_stack", "YOUR_SCRIPT")
 H100 = {"name": "NVIDIA H100 80GB HBM3", "arch": "sm_90"}
@@ -66,12 +66,13 @@ def test_each_proposal_has_one_record_with_words_for_each_reader():
 
 
 def test_the_reader_is_known_by_what_lies_beside_the_trace():
-    assert who_reads(None) == Reader.FILE_ONLY
-    assert who_reads(own_program()) == Reader.OWN_PROGRAM
+    assert TracedRun(None).reader == Reader.FILE_ONLY
+    assert TracedRun(own_program()).reader == Reader.OWN_PROGRAM
     assert (
-        who_reads({"config": {"model": {"file": "mine.py", "class": "Net"}}}) == Reader.OWN_PROGRAM
+        TracedRun({"config": {"model": {"file": "mine.py", "class": "Net"}}}).reader
+        == Reader.OWN_PROGRAM
     )
-    assert who_reads(our_model()) == Reader.OUR_MODEL
+    assert TracedRun(our_model()).reader == Reader.OUR_MODEL
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from traces import SMALL, event, write_trace
 import analyze_trace
 import run_pytorch_profiler
 from analysis.commands.analyze_traces import missing_from
-from analysis.trust.missing_from_trace import ALL, lacking, recording_section
+from analysis.trust.missing_from_trace import OF_TORCH, recording_section
 from harness.base.sections import as_markdown
 
 # ---- The command ---------------------------------------------------------------------------------
@@ -90,8 +90,12 @@ def test_help_has_groups_and_commands_to_copy(command):
 # ---- The next recording --------------------------------------------------------------------------
 
 
-def without(*parts, **trust) -> dict:
-    return {"not_recorded": [*map(lacking, parts)], "modules_recorded": False} | trust
+ALL = [part.name for part in OF_TORCH]
+
+
+def without(*names) -> dict:
+    rows = [part.lacking().as_json() for part in OF_TORCH if part.name in names]
+    return {"not_recorded": rows, "recorded_by": "torch.profiler"}
 
 
 def recording(trust: dict) -> list[str]:

@@ -36,7 +36,7 @@ from analysis.comparison.text import (
 )
 from analysis.report.comparison_figure import draw_comparison
 from analysis.trace.tables import read_trace
-from analysis.trust.integrity import overhead_text
+from analysis.trust.times import overhead_text
 from harness.base.documents import SCHEMA_VERSION
 from harness.base.errors import UserError
 from harness.base.sections import as_markdown, as_text

@@ -17,7 +17,7 @@ from analysis.diagnosis.traces import analyze_all
 from analysis.report.html import write_report
 from analysis.report.page import DOCUMENT_FILES
 from analysis.report.tab import Tab, answer_request
-from analysis.trust.integrity import left_out_beside, summary_beside
+from analysis.trust.beside import left_out_beside, summary_beside
 from harness.base.documents import SCHEMA_VERSION, read_or_leave_out
 from harness.base.errors import UserError
 from harness.base.files import kind_of

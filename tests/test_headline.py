@@ -6,9 +6,14 @@ from traces import SMALL, event, on_gpu, step, write_trace
 
 from analysis.advice.text import best_three
 from analysis.advice.who_reads import Reader
-from analysis.diagnosis.headline import LATE_HOST, NEXT, headline, headline_lines
+from analysis.diagnosis.headline import NEXT, headline, headline_lines
+from analysis.diagnosis.rules import LATE_HOST
 from analysis.diagnosis.text import profile_answer
 from analysis.diagnosis.traces import analyze_all
+
+
+def headline_of(analysis: dict) -> dict:
+    return headline(analysis).as_json()
 
 
 def document(*proposals, reader=Reader.OWN_PROGRAM, **others):
@@ -66,7 +71,7 @@ def document(*proposals, reader=Reader.OWN_PROGRAM, **others):
     ],
 )
 def test_what_saves_most_is_the_headline(proposals, finding):
-    found = headline(document(*proposals))
+    found = headline_of(document(*proposals))
     assert found["finding"] == finding
     assert (found["saves_ms"] is None) == (finding == "Half of it is memory")
     assert found["next"] == ("ncu gemm" if found["saves_ms"] is None else f"do {finding[:-1]}")
@@ -77,9 +82,9 @@ def test_what_saves_most_is_the_headline(proposals, finding):
 )
 def test_a_late_host_gains_nothing_from_faster_kernels(kernels):
     rows = [(kernels, 6.0), ("CUDA graphs", 2.0)]
-    late, early = ([{"rule": LATE_HOST, "decides": decides}] for decides in (True, False))
+    late, early = ([{"name": LATE_HOST.name, "decides": decides}] for decides in (True, False))
     found = [
-        headline(document(*rows, verdict={"bound": "launch", "rules": rules}))
+        headline_of(document(*rows, verdict={"bound": "launch", "rules": rules}))
         for rules in (late, early)
     ]
     assert [one["finding"] for one in found] == ["CUDA graphs!", f"{kernels}!"]
@@ -91,7 +96,8 @@ def test_a_late_host_gains_nothing_from_faster_kernels(kernels):
 @pytest.mark.parametrize("what", ["CUDA graphs", "less host code"])
 def test_a_little_of_the_host_is_no_headline_of_a_working_gpu(bound, small, what):
     found = [
-        headline(document((what, ms), verdict={"bound": bound}))["finding"] for ms in (0.99, 1.01)
+        headline_of(document((what, ms), verdict={"bound": bound}))["finding"]
+        for ms in (0.99, 1.01)
     ]
     assert found == ["Half of it is memory" if small else f"{what}!", f"{what}!"]
 
@@ -107,9 +113,9 @@ def test_a_little_of_the_host_is_no_headline_of_a_working_gpu(bound, small, what
     + [("communication", "traces of all ranks")],
 )
 def test_where_nothing_pays_the_bound_says_what_is_next(bound, words):
-    assert words in headline(document(verdict={"bound": bound}))["next"]
+    assert words in headline_of(document(verdict={"bound": bound}))["next"]
     of_cpu = document(verdict={"bound": bound}, integrity={"gpu_events": 0}, counters=None)
-    assert headline(of_cpu)["next"].startswith("--verbose")
+    assert headline_of(of_cpu)["next"].startswith("--verbose")
 
 
 PROFILERS = ("ncu", "perf stat", "rocprof", "profile_program.py", "with_stack", "num_workers=4")
@@ -120,7 +126,7 @@ PROFILERS = ("ncu", "perf stat", "rocprof", "profile_program.py", "with_stack", 
     "bound", ["launch", "host_code", "data", "communication", "compute", "gpu"]
 )
 def test_no_profiler_is_for_who_has_only_the_file_or_does_the_exercises(reader, bound):
-    told = headline(document(verdict={"bound": bound}, counters=None, reader=reader))["next"]
+    told = headline_of(document(verdict={"bound": bound}, counters=None, reader=reader))["next"]
     assert not [name for name in PROFILERS if name in told]
     if bound in ("compute", "gpu"):  # the longest kernel, which is neither a collective nor a copy
         assert (
@@ -133,7 +139,7 @@ def test_no_profiler_is_for_who_has_only_the_file_or_does_the_exercises(reader, 
 def test_a_whole_step_that_could_vanish_is_found_and_no_gain_is_forecast():
     about = document(("better matmul kernels", 10.0))
     about["opportunities"][0]["speedup_estimate"] = None
-    found = headline(about)
+    found = headline_of(about)
     assert (
         found["finding"] == "better matmul kernels!"
         and found["saves_ms"] is None
@@ -145,11 +151,11 @@ def test_a_whole_step_that_could_vanish_is_found_and_no_gain_is_forecast():
 def test_a_bound_is_no_forecast_and_comes_after_one_of_similar_size():
     about = document(("prefetch data", 3.0), ("keep memory", 5.0))
     about["opportunities"][1] |= {"speedup_estimate": None, "speedup_bound": 2.0}
-    found = headline(about)
+    found = headline_of(about)
     assert found["finding"] == "prefetch data!" and not found["at_most"]
     about["opportunities"][1]["saves_ms"] = 6450.0
     about["attribution"]["ms_per_step"] = 13_332.5
-    about["headline"] = headline(about)
+    about["headline"] = headline_of(about)
     assert about["headline"]["at_most"]
     assert headline_lines(about)[1].startswith(
         "Saves at most 6,450 of 13,332 ms per step. Next: do keep memory"
@@ -165,26 +171,28 @@ STRAGGLER = {
 
 
 def test_a_straggler_is_a_finding_and_so_is_waiting_without_one():
-    found = headline(document(("CUDA graphs", 3.0), ("prefetch data", 9.0), ranks=STRAGGLER))
+    found = headline_of(document(("CUDA graphs", 3.0), ("prefetch data", 9.0), ranks=STRAGGLER))
     assert (
         found["finding"]
         == "Rank 3 holds up the others for 2.00 ms of a step (20.0%): its host launches late"
     )
     assert (found["saves_ms"], found["next"]) == (2.0, "x")
     small = STRAGGLER | {"straggler_saves_ms": 0.9}  # less than a tenth of the step
-    assert headline(document(("prefetch data", 9.0), ranks=small))["finding"] == "prefetch data!"
+    assert headline_of(document(("prefetch data", 9.0), ranks=small))["finding"] == "prefetch data!"
     about = {"waiting_ms": 1.5}
-    found = headline(document(("CUDA graphs", 2.9), ranks={"straggler": None}, communication=about))
+    found = headline_of(
+        document(("CUDA graphs", 2.9), ranks={"straggler": None}, communication=about)
+    )
     assert found["finding"].startswith("Ranks wait for one another for 1.50 ms of a step (15.0%)")
 
 
 def test_what_is_no_step_is_told_before_any_finding():
     for bound, words in (("capture", "replay the graph"), ("start_up", "--warmup-steps")):
-        found = headline(document(("keep memory", 9.0), verdict={"bound": bound}))
+        found = headline_of(document(("keep memory", 9.0), verdict={"bound": bound}))
         assert found["finding"] == "Half of it is memory" and words in found["next"]
-        of_file = headline(document(verdict={"bound": bound}, reader=Reader.FILE_ONLY))
+        of_file = headline_of(document(verdict={"bound": bound}, reader=Reader.FILE_ONLY))
         assert of_file["next"].startswith("a trace of ") and "schedule(wait=" in of_file["next"]
-    found = headline(document(("keep memory", 9.0), integrity={"trustworthy": False}))
+    found = headline_of(document(("keep memory", 9.0), integrity={"trustworthy": False}))
     assert found["finding"] == "Half of it is memory" and found["next"].startswith(
         "record it again"
     )
@@ -199,7 +207,7 @@ def test_what_is_no_step_is_told_before_any_finding():
     ],
 )
 def test_what_cannot_be_trusted_is_told_how_to_record(problem, cure):
-    found = headline(document(integrity={"trustworthy": False, "problems": [problem]}))
+    found = headline_of(document(integrity={"trustworthy": False, "problems": [problem]}))
     assert cure in found["next"] and "docs/" not in found["next"]
 
 
@@ -208,7 +216,7 @@ DISTURBED = {"text": "41% of thread time waited for a core in 5 of 5 steps", "lo
 
 def test_the_headline_of_a_disturbed_trace_is_to_repeat_it():
     about = document(("keep memory", 9.0), integrity={"disturbance": DISTURBED})
-    found = headline(about)
+    found = headline_of(about)
     assert (
         found["finding"].startswith("Repeat this on a quiet machine")
         and "41% of thread time" in found["finding"]
@@ -226,9 +234,9 @@ def test_stacks_are_left_out_before_a_cure_of_the_host():
     about = document(
         ("CUDA graphs", 9.0), integrity={"stacks_recorded": True}, verdict={"bound": "launch"}
     )
-    told = headline(about)["next"]
+    told = headline_of(about)["next"]
     assert told.startswith("record without stacks, which") and told.endswith("then do CUDA graphs")
-    told = headline(about | {"reader": Reader.FILE_ONLY.value})["next"]
+    told = headline_of(about | {"reader": Reader.FILE_ONLY.value})["next"]
     assert told.startswith("do CUDA graphs; less than it seems, since stacks were recorded")
 
 
@@ -251,7 +259,7 @@ def test_stacks_are_left_out_before_a_cure_of_the_host():
 def test_communication_is_told_with_its_cause(waiting, rate, cause):
     about = {"time_ms": 5.0, "exposed_ms": 4.0, "hidden_ms": 1.0, "waiting_ms": waiting}
     rows = [{"bus_bandwidth_gb_per_sec": rate}]
-    found = headline(
+    found = headline_of(
         document(("reduce or overlap communication", 9.0), communication=about, collectives=rows)
     )
     assert (
@@ -269,9 +277,9 @@ def test_communication_is_told_with_its_cause(waiting, rate, cause):
 def test_what_the_verdict_lacks_is_recorded_first():
     missing = [{"part": name, "how": f"{name}=True"} for name in ("memory", "shapes")]
     undecided = document(verdict={"strength": "undecided"}, integrity={"not_recorded": missing})
-    assert headline(undecided)["next"] == "record shapes: shapes=True"
+    assert headline_of(undecided)["next"] == "record shapes: shapes=True"
     undecided["reader"] = Reader.FILE_ONLY.value
-    assert headline(undecided)["next"] == "a recording with shapes would tell: shapes=True"
+    assert headline_of(undecided)["next"] == "a recording with shapes would tell: shapes=True"
 
 
 def test_the_answer_begins_with_the_headline_word_for_word(tmp_path):
@@ -305,6 +313,11 @@ def test_all_ranks_have_the_verdict_of_the_one_that_waits_least(tmp_path):
     documents = [one for _, one in analyze_all(sorted(tmp_path.iterdir()))[0]]
     assert [one["verdict"]["bound"] for one in documents] == ["memory", "memory"]
     assert [one["verdict"]["rank_judged"] for one in documents] == [1, 1]
+    for part in ("because", "line"):
+        told = [one["verdict"][part] for one in documents]
+        assert told[0] == told[1]
+        assert told[0].startswith("rank 1, which waits least for the others: ")
+    assert documents[0]["verdict"]["rules"] == documents[1]["verdict"]["rules"]
     assert documents[0]["verdict"]["shares"]["communication"] > 0.8
     assert [row["bound"] for row in documents[0]["ranks"]["rows"]] == ["communication", "memory"]
     documents[1]["opportunities"][0]["name"] = "of rank 1"

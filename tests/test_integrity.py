@@ -30,8 +30,9 @@ from analysis.diagnosis.traces import analyze_all
 from analysis.limits.timeline import timeline_of
 from analysis.report.page import DOCUMENT_FILES, fill_template, first_screen
 from analysis.trace.tables import read_trace
-from analysis.trust.integrity import Findings, check_times, profiler_overhead
+from analysis.trust.findings import Findings
 from analysis.trust.missing_from_trace import not_recorded
+from analysis.trust.times import ProfileDisturbance, check_times, profiler_overhead
 from harness.base.errors import UserError
 
 MM = event("aten::mm", 0, 4)
@@ -346,7 +347,7 @@ def page_of(analysis: dict) -> str:
     """report.html without figures."""
     analysis |= {"integrity": analysis["integrity"] | {"ranks_missing": []}}
     first = first_screen(analysis, dict.fromkeys(DOCUMENT_FILES))
-    return fill_template("body.html", first, trace_sections(analysis, []), charts=[])
+    return fill_template("body.html", first, trace_sections(analysis, []))
 
 
 def assert_two_clocks(analysis: dict, lines: list[str]) -> None:
@@ -482,7 +483,7 @@ def test_a_good_recording_lacks_nothing_and_each_missing_part_is_named(tmp_path)
 
 def test_a_run_has_its_memory_in_its_summary(tmp_path):
     trace = trace_of(tmp_path, *recording()[:-1])
-    assert [row["part"] for row in not_recorded(timeline_of(trace))] == ["memory"]
+    assert [row.part for row in not_recorded(timeline_of(trace))] == ["memory"]
     assert not_recorded(timeline_of(trace, our_model())) == []
 
 
@@ -506,7 +507,7 @@ def test_a_wait_for_the_gpu_is_as_long_without_the_profiler(tmp_path):
 
 
 def test_each_reason_to_doubt_a_time_is_told():
-    waited = {"text": "another program", "lost_share": 0.0}
+    waited = ProfileDisturbance(text="another program", lost_share=0.0)
     for corrected in (False, True):
         found = Findings()
         found.unreliable["operators"] = "3 graph launches"
@@ -517,7 +518,7 @@ def test_each_reason_to_doubt_a_time_is_told():
 
 
 def overhead_of(trace, summary):
-    return profiler_overhead(timeline_of(trace, summary))
+    return profiler_overhead(timeline_of(trace, summary)).as_json()
 
 
 @pytest.mark.slow

@@ -23,10 +23,11 @@ from traces import (
 
 from analysis.advice.evidence import Evidence
 from analysis.advice.program_wide import fused_optimizer
-from analysis.advice.text import best_three, gain_text, is_disturbed
+from analysis.advice.text import best_three, gain_text
 from analysis.hardware import measuring
 from analysis.hardware.measuring import Measurement
 from analysis.limits.timeline import timeline_of
+from analysis.trust.times import is_disturbed
 from analysis.work.update_bytes import adam_bytes, adam_bytes_held
 from harness.base.command_line import compiler_problem
 from harness.base.units import MB

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from analysis.advice import efficiency, fusions, program_wide, waits
-from analysis.advice.evidence import Evidence, Found
+from analysis.advice import data, efficiency, fusions, program_wide, waits
+from analysis.advice.evidence import Evidence
+from analysis.advice.proposals import Found
 from analysis.advice.who_reads import Words, the_same
 from analysis.limits.peaks import ran_here
 from analysis.vocabulary.kernel_classes import ATTENTION, MATMUL
@@ -41,21 +42,21 @@ def launches_kernels(evidence: Evidence) -> str:
 
 
 def has_torch_2(evidence: Evidence) -> str:
-    return (
-        "it needs PyTorch 2.0, and this trace is of an older one"
-        if evidence.timeline.trace.file.is_1_x
-        else ""
-    )
+    if evidence.timeline.trace.file.is_1_x:
+        return "it needs PyTorch 2.0, and this trace is of an older one"
+    return ""
 
 
 def has_compiler(evidence: Evidence) -> str:
     """Of the machine that analyzes, where it is the one that ran it; of others nothing is known."""
-    return (ran_here(evidence.summary) and compiler_problem(evidence.timeline.on_gpu)) or ""
+    if not ran_here(evidence.run.summary):
+        return ""
+    return compiler_problem(evidence.timeline.on_gpu) or ""
 
 
 def has_many_classes(evidence: Evidence) -> str:
     """Where the shapes are not recorded, nothing tells; where it is fused, that is told."""
-    if {*answering("fused loss")} & {*flags_in_use(evidence.config.get("training", {}))}:
+    if {*answering("fused loss")} & {*flags_in_use(evidence.run.training)}:
         return ""
     if evidence.classes is None or evidence.classes >= MANY_CLASSES:
         return ""
@@ -76,9 +77,8 @@ class Advice:
     """A change that may be proposed."""
 
     name: str
-    look: Callable[
-        [Evidence], Found
-    ]  # the figures of the part that the change would still make shorter
+    # The figures of the part that the change would still make shorter.
+    look: Callable[[Evidence], Found]
     # What to do, for each reader; {how}, {flag} and what the figures fill in
     words: Words = HOW
     applies: tuple[Condition, ...] = ()
@@ -196,7 +196,7 @@ CATALOGUE = (
         words=LINE,
         applies=(has_gpu_to_wait_for,),
     ),
-    Advice(name="prefetch data", look=waits.faster_data, words=LINE),
+    Advice(name="prefetch data", look=data.faster_data, words=LINE),
     Advice(
         name="less host code",
         look=waits.host_work,
@@ -205,7 +205,7 @@ CATALOGUE = (
         said_if_absent=False,
     ),
     Advice(name="keep memory", look=waits.allocation, words=LINE, said_if_absent=False),
-    Advice(name="fewer transfers", look=waits.transfers, words=LINE, said_if_absent=False),
+    Advice(name="fewer transfers", look=data.transfers, words=LINE, said_if_absent=False),
     Advice(name="reduce or overlap communication", look=waits.hidden_communication, is_cause=False),
     Advice(
         name="activation checkpointing", look=program_wide.checkpointing, words=LINE, is_cause=False

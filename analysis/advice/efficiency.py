@@ -6,8 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.advice.evidence import Evidence, Found, Proposal, at_roof
-from analysis.advice.who_reads import Reader, command_of, who_reads
+from analysis.advice.evidence import Evidence
+from analysis.advice.proposals import Found, Proposal, at_roof
+from analysis.advice.who_reads import Reader, TracedRun
 from analysis.attribution.operators import shapes_text
 from analysis.trace.tables import by_name
 from analysis.trace.timeline import Timeline
@@ -21,14 +22,15 @@ from analysis.vocabulary.kernel_classes import (
 from analysis.vocabulary.kernels import MISALIGNED
 from analysis.work.operator_costs import factor_type
 from harness.model.changes import CHANGES
+from harness.schema import Unknown
 
-FORECAST = (
-    10.0  # times as fast: what should become faster by more has another reason than its kernel
-)
+# Times as fast: what should become faster by more has another reason than its kernel.
+FORECAST = 10.0
 OF_RUNTIME = "^__amd_rocclr_"  # kernels by which the runtime copies and fills memory
 KERNEL_NAME = 60  # letters by which profilers find a kernel: mangled names have thousands
 SHORTEST_US = 5.0  # of a kernel that does something, with its first and last blocks
-# What makes kernels better
+LAYOUT = r"(?i)nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|batched_transpose_|transpose_(NCHW|CNHW)2"
+PERF = "perf stat -e cycles,instructions,cache-misses, of a program with this shape alone"
 HOW = {
     MATMUL: (
         "wider, padded dimensions, a larger batch, or kernels chosen by timing:"
@@ -39,148 +41,172 @@ HOW = {
         " of 64 or 128"
     ),
 }
-LAYOUT = r"(?i)nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|batched_transpose_|transpose_(NCHW|CNHW)2"
 
 
-class Shape(NamedTuple):
-    """Calls of one operator on inputs of one shape, which are far below the nearer roof."""
+# ---- Far below their roof ------------------------------------------------------------------------
 
-    name: str  # of the operator, with the shapes
-    kind: str  # class of its kernels
-    us: float  # of the steps
-    roof_us: float  # what it would take at the nearer roof
-    likely_us: float  # at the share of it that good kernels reach
+
+class FarShape(NamedTuple):
+    """All calls of an operator with inputs of one shape, which are far below their roof."""
+
+    kind: str  # of MATMUL_CLASSES
+    name: str  # with its shapes
+    us: float
+    at_roof_us: float
+    likely_us: float
     best_us: float
-    peak_origin: str
-    event: int  # the longest one, by its row in the evidence's events
+    peak: str  # which it is, and where it is from
+    rows: pd.Index  # of the events
+    longest: int  # of these rows
 
 
 def better_kernels(what: str, evidence: Evidence) -> Found:
-    """Attention, or all else that multiplies, whose shapes say that they are far below the nearer
-    of the two roofs."""
-    classes = [ATTENTION]
-    if what != ATTENTION:
-        classes = [what, *(name for name in MATMUL_CLASSES if name not in (what, ATTENTION))]
-    events = evidence.events
-    known = events["class"].isin(classes).to_numpy() & (events["signature"] >= 0).to_numpy()
-    known &= ~evidence.kernels(LAYOUT) & ~evidence.kernels(MISALIGNED)
-    of_events = np.zeros(len(events), bool)
-    far = []
-    keys = ["code", "signature", "class"]
-    for (code, signature, kind), rows in events[known].groupby(keys, observed=True):
-        shape = far_below_roof(evidence, code, signature, kind, rows)
-        if shape is not None:
-            of_events |= events.index.isin(rows.index)
-            far.append(shape)
+    """Matmuls or attention whose shapes say that they are far below the nearer of the two roofs.
+
+    what: attention; or matmul, with all others that multiply."""
+    classes = (what,)
+    if what == MATMUL:
+        others = [name for name in MATMUL_CLASSES if name not in (MATMUL, ATTENTION)]
+        classes = (MATMUL, *others)
+    far = far_shapes(evidence, classes)
     if not far:
         return None
-    us, roof_us = sum(shape.us for shape in far), sum(shape.roof_us for shape in far)
-    likely_us, best_us = sum(shape.likely_us for shape in far), sum(shape.best_us for shape in far)
+    total = total_of(far)
     worst = max(far, key=lambda shape: shape.us - shape.likely_us)
-    basis = "at most: its time could vanish"
-    if best_us:
-        basis = f"at most: the FLOPs that they need, at the peak {worst.peak_origin}"
-    share = CLASS_OF_NAME[worst.kind].realistic_share
-    estimate = f"estimate: at {share:.0%} of the nearer roof, which good kernels reach"
-    if us > FORECAST * likely_us:
+    bound = "at most: its time could vanish"
+    if total.best_us:
+        bound = f"at most: the FLOPs that they need, at the peak {worst.peak}"
+    likely_us: float | None = total.likely_us
+    realistic_share = CLASS_OF_NAME[worst.kind].realistic_share
+    estimate = f"estimate: at {realistic_share:.0%} of the nearer roof, which good kernels reach"
+    if total.us > FORECAST * total.likely_us:
         likely_us = None
         estimate = (
             "no estimate: from so far below its roof a kernel that runs otherwise is no forecast"
         )
     kinds = {shape.kind for shape in far}
-    who = " and ".join(CLASS_OF_NAME[name].plural for name in classes if name in kinds)
-    verb = "runs" if what == ATTENTION else "run"
-    rate = f"{100 * roof_us / us:.2g}% of the nearer roof"
-    command = counters(evidence.timeline, worst.event)["counters"]
-    if command is None:
-        command = (
-            "perf stat -e cycles,instructions,cache-misses, of a program with this shape alone"
-        )
+    run = "runs" if what == ATTENTION else "run"
+    rate = f"{100 * total.at_roof_us / total.us:.2g}% of the nearer roof"
+    share = evidence.share(total.us)
+    command = counters(evidence.timeline, worst.longest)
+    index = evidence.events.index
+    of_convolution = kinds == {CONVOLUTION}
     return Proposal(
-        f"better {CONVOLUTION if kinds == {CONVOLUTION} else what} kernels",
-        f"{who.capitalize()} {verb} at {rate} for {evidence.share(us)} of the step",
-        HOW[what],
-        us,
-        f"{basis}; {estimate}",
-        best_us,
-        likely_us,
-        {"counters": command},
-        f"{evidence.share(us)} of the step at {rate}; most is lost in {worst.name}",
-        shown=events.index == worst.event,
-        of_events=of_events,
+        name=f"better {CONVOLUTION if of_convolution else what} kernels",
+        finding=f"{plurals_of(kinds, classes)} {run} at {rate} for {share} of the step",
+        how=HOW[what],
+        us=total.us,
+        basis=f"{bound}; {estimate}",
+        best_us=total.best_us,
+        likely_us=likely_us,
+        filled={"counters": command if isinstance(command, str) else PERF},
+        evidence=f"{share} of the step at {rate}; most is lost in {worst.name}",
+        shown=index == worst.longest,
+        of_events=index.isin(total.rows),
     )
 
 
-def far_below_roof(
+def plurals_of(kinds: set[str], classes: tuple[str, ...]) -> str:
+    """'Matmuls and convolutions': those of the classes that there are."""
+    plurals = [CLASS_OF_NAME[name].plural for name in classes if name in kinds]
+    return " and ".join(plurals).capitalize()
+
+
+class Total(NamedTuple):
+    """Of several shapes."""
+
+    us: float
+    at_roof_us: float
+    likely_us: float
+    best_us: float
+    rows: np.ndarray  # of the events
+
+
+def total_of(shapes: list[FarShape]) -> Total:
+    return Total(
+        us=sum(shape.us for shape in shapes),
+        at_roof_us=sum(shape.at_roof_us for shape in shapes),
+        likely_us=sum(shape.likely_us for shape in shapes),
+        best_us=sum(shape.best_us for shape in shapes),
+        rows=np.concatenate([shape.rows for shape in shapes]),
+    )
+
+
+def far_shapes(evidence: Evidence, classes: tuple[str, ...]) -> list[FarShape]:
+    """The shapes of these classes of operators that would be faster at the share of their roof that
+    good kernels reach."""
+    events = evidence.events
+    is_known = events["class"].isin(classes).to_numpy() & (events["signature"] >= 0).to_numpy()
+    # Of these, other proposals tell.
+    is_known = is_known & ~evidence.kernels(LAYOUT) & ~evidence.kernels(MISALIGNED)
+    groups = events[is_known].groupby(["code", "signature", "class"], observed=True)
+    far = []
+    for (code, signature, kind), rows in groups:
+        shape = timed_at_roof(evidence, code, signature, kind, rows)
+        if shape is not None and shape.likely_us < shape.us:
+            far.append(shape)
+    return far
+
+
+def timed_at_roof(
     evidence: Evidence, code: int, signature: int, kind: str, rows: pd.DataFrame
-) -> Shape | None:
-    """What is known of these events, of one operator on inputs of one shape; None if they are near
-    the roof, or it is not known."""
+) -> FarShape | None:
+    """How long these events of one operator and shape take, and would at their roof; None: no peak
+    is known, or not their FLOPs."""
     trace, roofs = evidence.timeline.trace, evidence.timeline.context.roofs
     shapes, types, _ = trace.signatures[signature]
     peak = roofs.peak(factor_type(shapes, types))[1]
-    us, flops, moved = float(rows["us"].sum()), float(rows["flops"].sum()), rows["bytes"].sum()
+    us, flops, moved = (float(rows[name].sum()) for name in ("us", "flops", "bytes"))
     if not (peak and flops and roofs.bandwidth):
         return None
-    roof_us = 1e6 * max(flops / peak.rate, float(moved) / roofs.bandwidth[0].rate)
-    likely_us = roof_us / CLASS_OF_NAME[kind].realistic_share
+    at_roof_us = 1e6 * max(flops / peak.rate, moved / roofs.bandwidth[0].rate)
+    likely_us = at_roof_us / CLASS_OF_NAME[kind].realistic_share
     if evidence.timeline.on_gpu:
         likely_us = max(likely_us, SHORTEST_US * rows["launches"].sum())
-    if likely_us >= us:
-        return None
-    best_us = min(likely_us, 1e6 * flops / peak.rate)
+    best_us = 0.0
     # What was measured is no limit, and Winograd's convolution multiplies less.
-    if peak.kind == "measured" or kind == CONVOLUTION:
-        best_us = 0.0
-    return Shape(
-        name=f"{trace.operators['name'].cat.categories[code]} {shapes_text(shapes)}",
+    if peak.kind != "measured" and kind != CONVOLUTION:
+        best_us = min(likely_us, 1e6 * flops / peak.rate)
+    name = trace.operators["name"].cat.categories[code]
+    return FarShape(
         kind=kind,
+        name=f"{name} {shapes_text(shapes)}",
         us=us,
-        roof_us=roof_us,
+        at_roof_us=at_roof_us,
         likely_us=likely_us,
         best_us=best_us,
-        peak_origin=peak.origin,
-        event=rows["us"].idxmax(),
+        peak=peak.origin,
+        rows=rows.index,
+        longest=rows["us"].idxmax(),
     )
 
 
-def counters(timeline: Timeline, event: int | None = None) -> dict:
-    """`counters`: the command that reads the counters of a kernel, which tell why it is slow; for
-    who runs a program of their own, and of a kernel alone: those profilers repeat a kernel, which
-    for a collective waits for ranks that never come, and know no copies.
+def counters(timeline: Timeline, event: int | None = None) -> str | Unknown | None:
+    """The command that reads the counters of a kernel, which tell why it is slow; for who runs a
+    program of their own, and of a kernel alone: those profilers repeat a kernel, which for a
+    collective waits for ranks that never come, and know no copies.
 
     event: of the GPU, by default one of those that take longest together; none without a GPU."""
     if not timeline.on_gpu:
-        return {"counters": None}
-    gpu, summary = timeline.gpu, timeline.context.summary
-    reader = who_reads(summary)
-    if reader != Reader.OWN_PROGRAM:
-        return {
-            "counters": None,
-            "counters_reason": f"for a program of one's own; who reads this {reader.value}",
-        }
+        return None
+    run = TracedRun(timeline.context.summary)
+    if run.reader != Reader.OWN_PROGRAM:
+        return Unknown(f"for a program of one's own; who reads this {run.reader.value}")
+    gpu = timeline.gpu if event is None else timeline.gpu.iloc[[event]]
+    of_runtime = by_name(gpu["name"], lambda name: bool(re.search(OF_RUNTIME, name)), bool)
     is_kernel = (gpu["kind"] == "kernel") & (gpu["category"] != "communication")
-    is_kernel &= ~by_name(gpu["name"], lambda name: bool(re.search(OF_RUNTIME, name)), bool)
-    kernels = (
-        gpu[is_kernel.to_numpy()]
-        if event is None
-        else gpu.iloc[[event]][is_kernel.iloc[[event]].to_numpy()]
-    )
+    kernels = gpu[is_kernel.to_numpy() & ~of_runtime]
     if kernels.empty:
-        return {
-            "counters": None,
-            "counters_reason": "no kernel of the program's own takes that time",
-        }
+        return Unknown("no kernel of the program's own takes that time")
     us = (kernels["end"] - kernels["start"]).groupby(kernels["name"].astype(str)).sum()
     name = re.split(r"[<(]", us.idxmax().removeprefix("void "))[0][:KERNEL_NAME]
-    command = command_of(summary) or "python3 YOUR_SCRIPT"
+    command = run.command or "python3 YOUR_SCRIPT"
     if timeline.context.device.get("arch", "").startswith("gfx"):
-        return {"counters": f"rocprof-compute profile -n kernel -k '{name}' -- {command}"}
-    return {
-        "counters": (
-            f"ncu --set full --kernel-name-base demangled --kernel-name regex:'{name}' {command}"
-        )
-    }
+        return f"rocprof-compute profile -n kernel -k '{name}' -- {command}"
+    return f"ncu --set full --kernel-name-base demangled --kernel-name regex:'{name}' {command}"
+
+
+# ---- In another form -----------------------------------------------------------------------------
 
 
 def aligned_matmuls(evidence: Evidence) -> Found:
@@ -191,21 +217,29 @@ def aligned_matmuls(evidence: Evidence) -> Found:
         return None
     rows, us = evidence.part(mask)
     flops, roofs = rows["flops"].sum(), evidence.compute_roofs
-    rate = evidence.best_rate("flops", ~mask) or (
-        roofs[0].rate / 1e6 * CLASS_OF_NAME[MATMUL].realistic_share if roofs else None
-    )
-    likely = min(us, flops / rate) if rate and flops else None
-    best, bound = at_roof(flops, roofs, "GFLOP/s", us if likely is None else likely)
+    rate = evidence.best_rate("flops", ~mask)  # per us
+    if rate is None and roofs:
+        rate = roofs[0].rate / 1e6 * CLASS_OF_NAME[MATMUL].realistic_share
+    likely_us = min(us, flops / rate) if rate and flops else None
+    best_us, bound = at_roof(flops, roofs, "GFLOP/s", us if likely_us is None else likely_us)
     basis = f"at most: {bound}"
-    if likely is not None:
+    if likely_us is not None:
         basis += f"; estimate: at {rate / 1e6:,.0f} TFLOP/s, which aligned matmuls reach"
     finding = f"Matmuls of unaligned dimensions take {evidence.share(us)} of the step"
     if flops and us:
         finding += f" at {flops / us / 1e6:,.0f} TFLOP/s"
-    how = "pad the dimension that is no multiple of 8 to one: vocabulary, hidden width, classes"
-    text = evidence.described(rows)
-    of = {"shown": mask, "of_events": mask}
-    return Proposal("aligned matmuls", finding, how, us, basis, best, likely, evidence=text, **of)
+    return Proposal(
+        name="aligned matmuls",
+        finding=finding,
+        how="pad the dimension that is no multiple of 8 to one: vocabulary, hidden width, classes",
+        us=us,
+        basis=basis,
+        best_us=best_us,
+        likely_us=likely_us,
+        evidence=evidence.described(rows),
+        shown=mask,
+        of_events=mask,
+    )
 
 
 def one_layout(evidence: Evidence) -> Found:
@@ -213,14 +247,15 @@ def one_layout(evidence: Evidence) -> Found:
     mask = evidence.kernels(LAYOUT)
     if not mask.any():
         return None
-    us = evidence.part(mask)[1]
-    finding = (
-        f"Changing tensors between channels-first and channels-last takes {evidence.share(us)} of"
-        " the step"
-    )
-    how = "model and inputs in channels-last, and no .contiguous() that changes them back"
-    basis = "its time could vanish, and waits for launches with it; estimate: its own"
-    filled = {"line": CHANGES["channels-last"].line()}
+    share = evidence.share(evidence.part(mask)[1])
     return evidence.proposal(
-        "channels-last layout", finding, how, mask, basis, likely_us=0.0, filled=filled
+        name="channels-last layout",
+        finding=(
+            f"Changing tensors between channels-first and channels-last takes {share} of the step"
+        ),
+        how="model and inputs in channels-last, and no .contiguous() that changes them back",
+        mask=mask,
+        basis="its time could vanish, and waits for launches with it; estimate: its own",
+        likely_us=0.0,
+        filled={"line": CHANGES["channels-last"].line()},
     )

@@ -1,15 +1,15 @@
-"""What a proposal is made of: the events of the steps, with the FLOPs and bytes of each where they
-are known."""
+"""What proposals look at: the events of the steps, with the FLOPs and bytes of each where they are
+known."""
 
 import functools
 import re
-import shlex
-from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 
-from analysis.advice.who_reads import command_of, who_reads
+from analysis.advice.places import Place, place_of_longest
+from analysis.advice.proposals import Proposal
+from analysis.advice.who_reads import TracedRun
 from analysis.attribution import regions
 from analysis.attribution.components import IDLE, views_and_metadata
 from analysis.attribution.critical_path import Path, has_launches, path_of_step
@@ -20,173 +20,141 @@ from analysis.trace.links import MODULE
 from analysis.trace.nesting import nearest_marked_ancestor
 from analysis.trace.tables import by_name, has_role, take_or, take_or_none
 from analysis.trace.timeline import Timeline
-from analysis.trust.integrity import profiler_overhead
+from analysis.trust.times import profiler_overhead
 from analysis.vocabulary.letters import LETTERS, letter_of
 from analysis.vocabulary.operators import COMPILED
 from harness.base.text import count_of
 from harness.base.units import MB
-from harness.model.optimizations import ANY_MODEL
 
-WORTH_LISTING = 0.02  # of the step: what affects or saves less is not proposed
 # Share of the step in which the GPU waits for the host: from here on it may have the critical path
 LATE_HOST = 0.1
 OF_HOST = ("launch", "latency", "host_code", "data", "allocation")  # causes of such waits
+RATED_FROM = 0.01  # of the step: the rate of an operator that takes less is not the device's
 # How the names of classes end that only models of transformers have, and what their attention is
 # chosen by.
 OF_TRANSFORMERS = re.compile(
-    r"(For(CausalLM|MaskedLM|PreTraining|\w+Classification|QuestionAnswering|ConditionalGeneration)|LMHeadModel)(_\d+)?$"
+    r"(For(CausalLM|MaskedLM|PreTraining|\w+Classification|QuestionAnswering|ConditionalGeneration)"
+    r"|LMHeadModel)(_\d+)?$"
 )
 
 
-@dataclass
-class Proposal:
-    """What the trace tells of a change: the part of the steps that it affects, and what would
-    remain of that."""
+def owners_of(timeline: Timeline, events: pd.DataFrame) -> np.ndarray:
+    """[events], the row of timeline.host that each is of: an operator, beside a GPU; without one a
+    range or a module too."""
+    return events["operator"].to_numpy() if timeline.on_gpu else events.index.to_numpy()
 
-    name: str
-    finding: str  # one sentence: what is wrong, with its figure
-    how: str
-    us: float  # time of the steps that it affects
-    basis: str  # where best_us and likely_us come from
-    best_us: float | None = (
-        0.0  # what would remain of `us` at best; None: no bound can be given, as the basis says
+
+def events_with_work(timeline: Timeline) -> pd.DataFrame:
+    """The events that own time of the steps, with what an operator is (code and signature of its
+    name and inputs, name, region), how often it launches or, without a GPU, whether it works, and
+    its FLOPs and bytes; an operator that launches several kernels does its work once."""
+    events = events_of_steps(timeline)
+    operators, rows = timeline.trace.operators, events["operator"].to_numpy()
+    codes = take_or(operators["name"].cat.codes, rows, -1)
+    owners = owners_of(timeline, events)
+    # A collective is a hook's, within what it interrupts.
+    owners = np.where(events["category"] == "communication", -1, owners)
+    launches = 1
+    if not timeline.on_gpu:
+        launches = (~views_and_metadata(timeline, rows)).astype(int)
+    costs, which = costs_of_operators(timeline)
+    flops, moved = np.zeros(len(costs)), np.zeros(len(costs))
+    for i, cost in enumerate(costs):
+        # What a kernel must do at least, so that a bound is one: of causal attention the scores
+        # that are not masked.
+        flops[i] = (cost.flops and cost.least_flops) or 0
+        moved[i] = cost.bytes or 0
+    is_repeated = pd.Series(rows).duplicated().to_numpy() & (rows >= 0)
+    return events.assign(
+        code=codes,
+        signature=take_or(operators["signature"], rows, -1),
+        name=pd.Categorical.from_codes(codes, operators["name"].cat.categories),
+        region=take_or_none(regions.regions(timeline)["kind"], owners),
+        launches=launches,
+        flops=np.where(is_repeated, 0.0, take_or(flops[which], rows, 0.0)),
+        bytes=np.where(is_repeated, 0.0, take_or(moved[which], rows, 0.0)),
     )
-    likely_us: float | None = None  # what would probably remain of it, if that is known
-    filled: dict[str, str] = field(
-        default_factory=dict
-    )  # placeholders in the words of the catalogue
-    evidence: str = ""  # the figures that support it, where they are more than those of the finding
-    other_flag: str | None = None  # of tiny_llama_v1.py, where it is not that of the catalogue
-    shown: np.ndarray | str | None = (
-        None  # which of the events show it, or the cause of the waits that do
-    )
-    of_events: np.ndarray | None = None  # which of the events become shorter
-    done: str = (
-        ""  # why too little is left to gain, where the program does the same already in other parts
-    )
-    memory_mb: float | None = None  # that it saves at most, of what costs time instead
-
-    def __post_init__(self) -> None:
-        text = self.evidence or self.finding
-        self.evidence = text[0].lower() + text[1:]
-
-    @property
-    def saved_us(self) -> float | None:
-        """What it would probably save, else at most; None: neither is known."""
-        left = self.best_us if self.likely_us is None else self.likely_us
-        return None if left is None else self.us - left
-
-
-@dataclass
-class NotApplicable:
-    """What cannot win on this device, or in this trace."""
-
-    name: str
-    reason: str
-
-
-Found = Proposal | NotApplicable | None  # None: the trace has nothing of the kind
 
 
 class Evidence:
-    """The events of the steps, with the FLOPs and bytes of each where they are known."""
+    """The events of the steps, their time as slices, and the run that was traced."""
 
     def __init__(self, timeline: Timeline, path_is_known: bool = True):
         """path_is_known: the times of GPU and host can be compared, so a critical path is one."""
-        summary = timeline.context.summary
-        self.timeline, self.steps, self.summary = timeline, len(timeline.steps), summary
-        self.path_is_known = path_is_known
-        self.reader, self.command = who_reads(summary), command_of(summary)
-        self.config = (summary or {}).get("config", {})
-        slices, events = of_steps(timeline), events_of_steps(timeline)
-        self.total_us = float(slices["us"].sum())
-        operators, rows = timeline.trace.operators, events["operator"].to_numpy()
-        names = operators["name"].cat.categories
-        codes = take_or(operators["name"].cat.codes, rows, -1)
-        inputs = take_or(operators["signature"], rows, -1)
-        works = ~views_and_metadata(timeline, rows)
-        costs, which = costs_of_operators(timeline)
-        # What a kernel must do at least, so that a bound is one: of causal attention the scores
-        # that are not masked.
-        least = {
-            "flops": [one.flops and one.least_flops for one in costs],
-            "bytes": [one.bytes for one in costs],
-        }
-        done = {work: np.array([n or 0 for n in each], float) for work, each in least.items()}
-        owners = (
-            rows if timeline.on_gpu else events.index.to_numpy()
-        )  # rows of timeline.host: operators, ranges, modules
-        self.owners = owners
-        owners = np.where(
-            events["category"] == "communication", -1, owners
-        )  # a hook's, within what it interrupts
-        # An operator that launches several kernels does its work once.
-        again = pd.Series(rows).duplicated().to_numpy() & (rows >= 0)
-        self.events = events.assign(
-            code=codes,
-            signature=inputs,
-            name=pd.Categorical.from_codes(codes, names),
-            region=take_or_none(regions.regions(timeline)["kind"], owners),
-            launches=1 if timeline.on_gpu else works.astype(int),
-            **{
-                work: np.where(again, 0.0, take_or(of[which], rows, 0.0))
-                for work, of in done.items()
-            },
-        )
-        self.best_flops_per_us, self.best_bytes_per_us = (
-            self.best_rate("flops"),
-            self.best_rate("bytes"),
-        )
-        slowed = (
-            timeline.idle_left == 1 and profiler_overhead(timeline)["ratio"]
-        )  # else it is left out
-        self.slowed = max(1.0, slowed or 0.0)
-        roofs = timeline.context.roofs
-        self.compute_roofs, self.bandwidth_roofs = roofs.compute, roofs.bandwidth
-        self.slices, self.idle = (
-            slices,
-            idle_by_cause(slices),
-        )  # us by cause; of a host, time without work on tensors
+        self.timeline, self.path_is_known = timeline, path_is_known
+        self.run = TracedRun(timeline.context.summary)
+        self.steps = len(timeline.steps)
+        self.slices = of_steps(timeline)
+        self.total_us = float(self.slices["us"].sum())
+        self.events = events_with_work(timeline)
+        self.owners = owners_of(timeline, self.events)
+        # us by cause; of a host, time without work on tensors.
+        self.idle = idle_by_cause(self.slices)
         self.launch_us = self.idle["launch"] + self.idle["latency"]
-        cpu = ((summary or {}).get("environment") or {}).get("cpu") or {}
-        disturbance = (summary or {}).get("disturbance") or {}
-        # What the affinity mask and a quota allow; the machine's, where that was not measured.
-        self.cores: int | None = disturbance.get("cores") or cpu.get("logical_cores")
-        if self.cores and disturbance.get("quota_cores"):
-            self.cores = max(1, min(self.cores, int(disturbance["quota_cores"])))
-        self.threads: int | None = disturbance.get("threads") or cpu.get("torch_threads")
         self.of_model = ~self.events["phase"].isin(("data", "optimizer")).to_numpy()
         self.trains = bool(timeline.host["phase"].isin(("backward", "optimizer")).any())
-        self.of_workload_file = "file" in self.config.get(
-            "model", {}
-        )  # --workload: other settings are in it
-        of_others = self.of_workload_file or "program" in self.config.get("model", {})
-        self.of_script = summary is not None and not of_others
 
-    def has_flag(self, flag: str) -> bool:
-        """Whether the run that was traced has this flag."""
-        training, name = (
-            self.config.get("training", {}),
-            flag.partition(" ")[0].strip("-").replace("-", "_"),
-        )
-        return self.of_script or (self.of_workload_file and name in ANY_MODEL and name in training)
+    # ---- Rates -----------------------------------------------------------------------------------
+
+    @property
+    def compute_roofs(self) -> list[Ceiling]:
+        return self.timeline.context.roofs.compute
+
+    @property
+    def bandwidth_roofs(self) -> list[Ceiling]:
+        return self.timeline.context.roofs.bandwidth
+
+    @functools.cached_property
+    def slowed(self) -> float:
+        """How many times as long the profiler made the steps, where that is not left out of idle
+        time."""
+        ratio = profiler_overhead(self.timeline).ratio
+        if self.timeline.idle_left < 1 or ratio is None:
+            return 1.0
+        return max(1.0, ratio)
+
+    @functools.cached_property
+    def best_flops_per_us(self) -> float | None:
+        return self.best_rate("flops")
+
+    @functools.cached_property
+    def best_bytes_per_us(self) -> float | None:
+        return self.best_rate("bytes")
 
     def best_rate(self, work: str, among: np.ndarray | slice = slice(None)) -> float | None:
         """The highest rate that an operator with 1% of the step or more reached, per us, over all
         its calls."""
         sums = self.events[among].groupby(["code", "signature"])[["us", work]].sum()
-        sums = sums[(sums["us"] >= 0.01 * self.total_us) & (sums[work] > 0)]
+        sums = sums[(sums["us"] >= RATED_FROM * self.total_us) & (sums[work] > 0)]
         return float((sums[work] / sums["us"]).max()) if len(sums) else None
 
+    # ---- Which events ----------------------------------------------------------------------------
+
     def part(self, mask) -> tuple[pd.DataFrame, float]:
+        """Some of the events, and their time in us."""
         rows = self.events[np.asarray(mask, dtype=bool)]
         return rows, float(rows["us"].sum())
 
     def runs(self, role: str) -> np.ndarray:
         """Which events are of operators with this role."""
-        return take_or(
-            has_role(self.timeline.trace.operators, role), self.events["operator"].to_numpy(), False
-        )
+        with_role = has_role(self.timeline.trace.operators, role)
+        return take_or(with_role, self.events["operator"].to_numpy(), False)
+
+    def of_gpu(self, which: np.ndarray) -> np.ndarray:
+        """Which events are these GPU events; none are, without a GPU."""
+        if not self.timeline.on_gpu:
+            return np.zeros(len(self.events), bool)
+        # Row -1: collectives of the host that a GPU waits for.
+        return take_or(which, self.events.index.to_numpy(), False)
+
+    def kernels(self, pattern: str) -> np.ndarray:
+        """Which events are GPU events with this in their name."""
+        names = self.timeline.gpu["name"]
+        return self.of_gpu(by_name(names, lambda name: bool(re.search(pattern, name)), bool))
+
+    def of_copies(self, *wanted: str) -> np.ndarray:
+        """Which events are GPU events with one of these roles."""
+        return self.of_gpu(has_role(self.timeline.gpu, *wanted))
 
     @functools.cached_property
     def compiled(self) -> np.ndarray:
@@ -197,35 +165,40 @@ class Evidence:
         within = nearest_marked_ancestor(host["parent"].to_numpy(), marked) >= 0
         return take_or(within, self.owners, False) | self.kernels(COMPILED)
 
+    # ---- Which model -----------------------------------------------------------------------------
+
     @functools.cached_property
     def uses_transformers(self) -> bool:
         """Whether a module of the trace is a model of transformers."""
         modules = self.timeline.host[(self.timeline.host["kind"] == MODULE).to_numpy()]
-        return bool(
-            by_name(modules["name"], lambda name: bool(OF_TRANSFORMERS.search(name)), bool).any()
-        )
+        is_one = by_name(modules["name"], lambda name: bool(OF_TRANSFORMERS.search(name)), bool)
+        return bool(is_one.any())
 
     @functools.cached_property
     def classes(self) -> int | None:
         """Among how many classes, or tokens of a vocabulary, most of the loss's time chooses; None:
         not recorded."""
-        trace = self.timeline.trace
         of_loss = self.events[(self.events["region"] == regions.LOSS).to_numpy()]
         us_by_classes: dict[int, float] = {}
         for (code, signature), us in of_loss.groupby(["code", "signature"])["us"].sum().items():
-            if (
-                code < 0
-                or signature < 0
-                or letter_of(trace.operators["name"].cat.categories[code]) != LETTERS["loss"]
-            ):
-                continue
-            logits = [shape for shape in trace.signatures[signature][0] if len(shape) > 1]
-            if logits:
-                classes = logits[0][
-                    1 if len(logits[0]) > 3 else -1
-                ]  # of images, the second dimension
+            classes = self._classes_of(code, signature)
+            if classes is not None:
                 us_by_classes[classes] = us_by_classes.get(classes, 0.0) + us
         return max(us_by_classes, key=us_by_classes.get, default=None)
+
+    def _classes_of(self, code: int, signature: int) -> int | None:
+        """By the shape of the logits; None of what is no loss."""
+        trace = self.timeline.trace
+        if code < 0 or signature < 0:
+            return None
+        if letter_of(trace.operators["name"].cat.categories[code]) != LETTERS["loss"]:
+            return None
+        for shape in trace.signatures[signature][0]:
+            if len(shape) > 1:
+                return shape[1 if len(shape) > 3 else -1]  # of images, the second dimension
+        return None
+
+    # ---- What becomes shorter with them ----------------------------------------------------------
 
     @property
     def path(self) -> Path | None:
@@ -242,154 +215,102 @@ class Evidence:
         waits_us = float(self.slices["us"][before_event.to_numpy()].sum())
         if waits_us < LATE_HOST * self.total_us or self.path is None:
             return 1.0
-        step = self.timeline.gpu["step"].to_numpy()[np.maximum(self.events.index.to_numpy(), 0)]
-        which = np.asarray(mask, bool) & (step == self.path.step) & (self.events.index >= 0)
-        rows = self.events[which]
-        if not rows["us"].sum():
+        step = take_or(self.timeline.gpu["step"], self.events.index.to_numpy(), -1)
+        in_step = (step == self.path.step) & (self.events.index >= 0)
+        rows, us = self.part(np.asarray(mask, bool) & in_step)
+        if not us:
             return 1.0
         on_path_us = float(self.path.gpu_us.reindex(rows.index, fill_value=0.0).sum())
-        share = min(1.0, on_path_us / float(rows["us"].sum()))
-        if (
-            self.timeline.idle_left < 1
-        ):  # the host is no later without the profiler than the GPU is idle then
+        share = min(1.0, on_path_us / us)
+        if self.timeline.idle_left < 1:
+            # The host is no later without the profiler than the GPU is idle then.
             share = max(share, 1.0 - waits_us / self.total_us)
         return share
 
-    def share(self, us: float) -> str:
-        return f"{us / self.total_us:.1%}"
-
-    def of_gpu(self, which: np.ndarray) -> np.ndarray:
-        """Which events are these GPU events; none are, without a GPU."""
-        return self.timeline.on_gpu & take_or(
-            which, np.minimum(self.events.index.to_numpy(), len(which)), False
-        )
-
-    def kernels(self, pattern: str) -> np.ndarray:
-        """Which events are GPU events with this in their name."""
-        return self.of_gpu(
-            by_name(self.timeline.gpu["name"], lambda name: bool(re.search(pattern, name)), bool)
-        )
-
-    def of_copies(self, *wanted: str) -> np.ndarray:
-        """Which events are GPU events with one of these roles."""
-        return self.of_gpu(has_role(self.timeline.gpu, *wanted))
-
     def waits_for(self, mask: np.ndarray) -> float:
         """Time in us that may vanish with these events although they do not own it: of a GPU, waits
-        for launches, but no more than the host takes from the launch before each of them to the one
-        after it; of a host, the overhead before and after each."""
+        for launches; of a host, overhead."""
+        mask = np.asarray(mask, bool)
         if self.timeline.on_gpu:
-            launched = self.timeline.gpu["launched"].to_numpy()[self.events.index]
-            known = np.flatnonzero(~np.isnan(launched) & (self.events.index >= 0))
-            order = known[np.argsort(launched[known], kind="stable")]
-            of, apart = np.asarray(mask, bool)[order], np.diff(launched[order])
-            return min(self.launch_us, float(apart[of[1:] | of[:-1]].sum()))
-        ours = take_or(
-            np.asarray(mask, bool), self.events.index.get_indexer(self.slices["event"]), False
-        )
-        works, n = (self.slices["state"] != IDLE).to_numpy(), np.arange(len(self.slices))
-        before = np.append(ours, False)[np.maximum.accumulate(np.where(works, n, -1))]
-        after = np.append(ours, False)[
-            np.minimum.accumulate(np.where(works, n, len(n))[::-1])[::-1]
-        ]
-        free = ~works & ~ours & (self.slices["cause"] == "launch").to_numpy() & (before | after)
-        return float(self.slices["us"].to_numpy()[free].sum())
+            return min(self.launch_us, self._launching_us(mask))
+        return self._overhead_us(mask)
 
-    def place(self, shown: np.ndarray | str | None) -> dict | None:
-        """Where Perfetto shows the longest of these events, or waits with this cause, or
-        collectives; None: nowhere."""
-        timeline, slices, on_gpu = self.timeline, self.slices, self.timeline.on_gpu
-        if (
-            shown is None or timeline.trace.file.command
-        ):  # Perfetto reads no file of a system profiler
-            return None
-        if isinstance(shown, str):
-            found = (slices["cause"] == shown) | (slices["kind"] == shown)
-        else:
-            found = slices["event"].isin(self.events.index[shown]) & (
-                (slices["state"] != IDLE) | (not on_gpu)
-            )
-        if not (found := found & (slices["event"] >= 0)).any():
-            return None
-        longest = slices.loc[slices["us"].where(found).idxmax()]
-        event = (timeline.gpu if on_gpu else timeline.host).iloc[longest["event"]]
-        idle = on_gpu and longest["state"] == IDLE
-        about, name = (longest, f"idle before {event['name']}") if idle else (event, event["name"])
-        threads, apart = (
-            dict(enumerate(timeline.trace.threads)),
-            ("of the host", "asynchronous"),
-        )  # has none of the file
-        process, thread = (
-            (event["device"], event["stream"]) if on_gpu else threads.get(event["thread"], apart)
-        )
-        thread = f"process {process}, {'stream' if on_gpu else 'thread'} {thread}"
-        out = {
-            "trace": timeline.trace.path.name,
-            "began_ms": timeline.trace.perfetto_ms(about["start"]),
-            "thread": thread,
-        }
-        return out | {"duration_ms": float(about["end"] - about["start"]) / 1e3, "event": name}
+    def _launching_us(self, mask: np.ndarray) -> float:
+        """What the host takes from the launch before each of these events to the one after it."""
+        launched = self.timeline.gpu["launched"].to_numpy()[self.events.index]
+        known = np.flatnonzero(~np.isnan(launched) & (self.events.index >= 0))
+        in_order = known[np.argsort(launched[known], kind="stable")]
+        ours, apart_us = mask[in_order], np.diff(launched[in_order])
+        return float(apart_us[ours[1:] | ours[:-1]].sum())
 
-    def with_flag(self, flag: str) -> str | None:
-        """The command of the run with this flag in addition; None: no run takes it."""
-        if not self.command or not self.has_flag(flag):
-            return None
-        words, name = shlex.split(self.command), flag.partition(" ")[0]
-        if name in words:  # with the value that it had
-            at = words.index(name)
-            del words[at : at + len(flag.split())]
-        return f"{shlex.join(words)} {flag}"
+    def _overhead_us(self, mask: np.ndarray) -> float:
+        """The overhead of a host before and after each of these events."""
+        slices, n = self.slices, len(self.slices)
+        ours = take_or(mask, self.events.index.get_indexer(slices["event"]), False)
+        works, number = (slices["state"] != IDLE).to_numpy(), np.arange(n)
+        # The slice of work before and after each; for none, -1 and n.
+        before = np.maximum.accumulate(np.where(works, number, -1))
+        after = np.minimum.accumulate(np.where(works, number, n)[::-1])[::-1]
+        beside = take_or(ours, before, False) | take_or(ours, after, False)
+        is_overhead = (slices["cause"] == "launch").to_numpy()
+        return float(slices["us"].to_numpy()[is_overhead & ~works & ~ours & beside].sum())
+
+    # ---- For a sentence --------------------------------------------------------------------------
+
+    def share(self, us: float) -> str:
+        """Of the steps: '12.3%'."""
+        return f"{us / self.total_us:.1%}"
 
     def described(self, rows: pd.DataFrame) -> str:
-        number = count_of(
-            round(rows["launches"].sum() / self.steps),
-            "kernel" if self.timeline.on_gpu else "operator",
-        )
+        """'12.3% of the step in 40 kernels that move 12 MB'."""
+        event = "kernel" if self.timeline.on_gpu else "operator"
+        number = count_of(round(rows["launches"].sum() / self.steps), event)
         text = f"{self.share(rows['us'].sum())} of the step in {number}"
         moved = rows["bytes"].sum() / self.steps
-        return text + (f" that move {moved / MB:,.0f} MB" if moved else "")
+        return f"{text} that move {moved / MB:,.0f} MB" if moved else text
+
+    def place(self, shown: np.ndarray | str | None) -> Place | None:
+        """Where Perfetto shows the longest of these events, or waits with this cause, or
+        collectives; None: nowhere."""
+        slices = self.slices
+        if shown is None:
+            return None
+        if isinstance(shown, str):
+            is_shown = (slices["cause"] == shown) | (slices["kind"] == shown)
+        else:
+            is_shown = slices["event"].isin(self.events.index[shown])
+            if self.timeline.on_gpu:
+                is_shown = is_shown & (slices["state"] != IDLE)
+        return place_of_longest(self.timeline, slices, is_shown.to_numpy())
 
     def proposal(
         self, name: str, finding: str, how: str, mask: np.ndarray, basis: str, best_us: float = 0.0,
         likely_us: float | None = None, **more,
     ) -> Proposal:  # fmt: skip
         """A change to these events, with which waits beside them may vanish, but probably not."""
-        (rows, us), waits = self.part(mask), self.waits_for(mask)
-        beside = "waits for their launches" if self.timeline.on_gpu else "overhead beside them"
-        text = self.described(rows) + f", and {self.share(waits)} {beside}" * bool(waits)
-        # Those of the operators themselves go with them; what is bounded beside is not likely to.
-        own = float(
-            self.slices["us"][
-                self.slices["event"].isin(rows.index) & (self.slices["cause"] == "launch")
-            ].sum()
-        )
-        likely_us = (
-            None
-            if likely_us is None
-            else likely_us + waits - min(waits, own) * self.timeline.on_gpu
-        )
+        (rows, us), waits_us = self.part(mask), self.waits_for(mask)
+        text = self.described(rows)
+        if waits_us:
+            beside = "waits for their launches" if self.timeline.on_gpu else "overhead beside them"
+            text += f", and {self.share(waits_us)} {beside}"
+        if likely_us is not None:
+            likely_us += waits_us
+            if self.timeline.on_gpu:
+                # Those of the operators themselves go with them; what is bounded beside is not
+                # likely to.
+                of_rows = self.slices["event"].isin(rows.index)
+                is_own = of_rows & (self.slices["cause"] == "launch")
+                likely_us -= min(waits_us, float(self.slices["us"][is_own].sum()))
         return Proposal(
-            name,
-            finding,
-            how,
-            us + waits,
-            basis,
-            best_us,
-            likely_us,
+            name=name,
+            finding=finding,
+            how=how,
+            us=us + waits_us,
+            basis=basis,
+            best_us=best_us,
+            likely_us=likely_us,
             evidence=text,
             shown=mask,
             of_events=mask,
             **more,
         )
-
-
-def at_roof(work: float, roofs: list[Ceiling], unit: str, likely_us: float) -> tuple[float, str]:
-    """The least time in us of the FLOPs or bytes, and why; no more than likely_us, which a cache
-    may have allowed."""
-    if (
-        not roofs or roofs[0].kind == "measured"
-    ):  # what was measured is a rate that was reached, and no limit
-        return 0.0, "its time could vanish, since no datasheet gives the peak of this device"
-    return min(
-        likely_us, 1e6 * work / roofs[0].rate
-    ), f"at {roofs[0].rate / 1e9:,.1f} {unit}, {roofs[0].origin}"

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.advice.evidence import Evidence, Found, NotApplicable, at_roof
+from analysis.advice.evidence import Evidence
+from analysis.advice.proposals import Found, NotApplicable, at_roof
 from analysis.attribution import regions
 from analysis.attribution.components import forward_of_nodes
 from analysis.trace.nesting import nearest_marked_ancestor
@@ -192,7 +193,7 @@ def fusion(of: Fusion, evidence: Evidence) -> Found:
         return None
     is_fused = (evidence.events["region"] == regions.FUSED[of.kind]).any()
     in_region = (evidence.events["region"] == of.kind).to_numpy()
-    flags = flags_in_use(evidence.config.get("training", {}))
+    flags = flags_in_use(evidence.run.training)
     if any(flag in flags for flag in answering(of.name)):
         return NotApplicable(of.name, "already fused")
     if not in_region.any():

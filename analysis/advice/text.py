@@ -1,11 +1,10 @@
 """What to try, for a reader: a table with how it is done, and the first three in a line each."""
 
-from analysis.trust.integrity import UNDISTURBED
+from analysis.advice.places import place_text
+from analysis.trust.times import is_disturbed
 from harness.base.sections import Section
 from harness.base.tables import COLUMNS, Column, column
-from harness.base.text import shortened, significant
 
-NAME = 60  # letters of an event's name
 LINE = COLUMNS - 20  # letters of a line of an answer, beside its label
 OPPORTUNITY_COLUMNS = [
     column("try", "name", left=True),
@@ -19,11 +18,6 @@ OPPORTUNITY_COLUMNS = [
 
 GAINS = ("saves_ms", "speedup_estimate", "speedup_bound")  # which disturbed times do not tell
 NO_GAINS = "The steps were disturbed, so no gains are told: repeat it on a quiet machine"
-
-
-def is_disturbed(trust: dict) -> bool:
-    """Whether the machine made the profiled steps longer; trust: `integrity` of the document."""
-    return trust["disturbance"]["text"] not in (None, UNDISTURBED)
 
 
 def gain_text(row: dict) -> str:
@@ -61,12 +55,6 @@ def line_of(row: dict, told: str) -> str:
     if not change or len(change) > LINE - len(gain):
         return gain
     return f"{gain} ({change})"
-
-
-def place_text(place: dict) -> str:
-    """'4,123.456 ms, process 0, stream 7, for 0.312 ms: NAME': how to find an event in Perfetto."""
-    name, when = shortened(place["event"], NAME), f"{place['began_ms']:,.3f} ms, {place['thread']}"
-    return f"{when}, for {significant(place['duration_ms'], most=3)} ms: {name}"
 
 
 def opportunity_section(analysis: dict) -> Section:

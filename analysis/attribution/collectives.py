@@ -16,6 +16,7 @@ import pandas as pd
 
 from analysis.trace.links import OPERATOR, first_row_of
 from analysis.trace.nesting import nearest_marked_ancestor, nearest_marked_caller, operators_around
+from analysis.trace.reasons import NO_BYTES, ONE_TRACE, MeasuredCollectiveRow
 from analysis.trace.steps import step_at
 from analysis.trace.tables import Trace, has_role, most_frequent, take_or, take_or_none
 from analysis.trace.timeline import Timeline, cached_on_timeline
@@ -28,7 +29,6 @@ from harness.base.sections import Section
 from harness.base.tables import Column, column, text_columns
 from harness.base.text import count_of, significant
 from harness.base.units import MB
-from harness.documents.trace import NO_BYTES, ONE_TRACE, MeasuredCollectiveRow
 from harness.schema import because, explained
 
 ROOT = "outside of units"  # what no inner module gathers

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.commands.reading_flags import ReadingAlone
-from analysis.diagnosis.document import add_prediction
+from analysis.diagnosis.document import OperatorAnalysis, add_prediction
 from analysis.diagnosis.sections import profile_lines
 from analysis.diagnosis.text import profile_answer
 from analysis.diagnosis.traces import analyze_all
@@ -16,8 +16,8 @@ from analysis.hardware.matching import described, rows_named
 from analysis.trace.readers.formats import find_traces, left_out
 from analysis.trace.shrink import check_slim, check_target, write_slim
 from analysis.trace.timeline import DeviceFlags
-from analysis.trust.integrity import left_out_beside
-from analysis.trust.missing_from_trace import missing_lines
+from analysis.trust.beside import left_out_beside
+from analysis.trust.missing_from_trace import MissingPart, missing_line
 from harness.base.console import file_lines, say
 from harness.base.documents import read_or_leave_out
 from harness.base.errors import UserError
@@ -25,7 +25,6 @@ from harness.base.files import make_folder, write_json, written_whole
 from harness.base.sections import as_text
 from harness.base.tables import wrapped
 from harness.base.text import read_on
-from harness.documents.trace import OperatorAnalysis
 
 SLICES = (".csv", ".csv.gz", ".parquet")
 SLICE_COLUMNS = "trace rank step start end us where state cause kind overlaps".split()
@@ -101,8 +100,8 @@ def analyze_existing(
         if report:
             from analysis.report.html import write_report
 
-            named = [(file.name, analysis) for file, analysis in analyses]
-            files += write_report(folder, named, path if path.is_dir() else path.parent)
+            run = path if path.is_dir() else path.parent
+            files += write_report(folder, analyses, run, reading)
         say("", *file_lines(files, verbose))
     try:
         if asked.slices:
@@ -150,11 +149,11 @@ def missing_from(path: str | Path) -> list[str]:
     analyses, refused = analyze_all(find_traces(path) if path.is_dir() else [path])
     if refused:
         raise refused[0]
-    return list(
-        dict.fromkeys(
-            line for _, one in analyses for line in missing_lines(one["integrity"]["not_recorded"])
-        )
-    )
+    lines: dict[str, None] = {}
+    for _, analysis in analyses:
+        for row in analysis["integrity"]["not_recorded"]:
+            lines[missing_line(MissingPart.from_json(row))] = None
+    return list(lines)
 
 
 def keep_prediction(analyses: list[tuple[Path, dict]], unread: list[str]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.comparison.noise import STEPS_OF_RUN
+from analysis.diagnosis.document import OperatorAnalysis
 from analysis.hardware.mfu import mfu_percent
 from analysis.trace.readers.formats import find_traces, may_be_trace
 from harness.base.documents import read_document, read_fitting, read_or_leave_out
@@ -16,7 +17,6 @@ from harness.base.errors import UserError
 from harness.base.text import count_of
 from harness.documents.comparisons import NOT_IN_TRACE
 from harness.documents.flops import FlopsProfile
-from harness.documents.trace import OperatorAnalysis
 from harness.instruments.phases import PHASES
 from harness.machine.disturbance import disturbance_text
 from harness.run.run_summary import PerformanceSummary

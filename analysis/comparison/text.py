@@ -4,8 +4,8 @@ import math
 
 from analysis.comparison.noise import AGAIN, NOISE, REPEAT, REPEATED, UNDECIDED, as_fast, is_decided
 from analysis.comparison.parts import OTHER_PROFILER, PART_KINDS
-from analysis.trust.integrity import MEASURABLE
 from analysis.trust.same_training import NOT_THE_SAME
+from analysis.trust.times import MEASURABLE
 from harness.base.sections import Section
 from harness.base.tables import Column, answer, column, grouped
 from harness.base.text import count_of, short_names, significant
@@ -91,7 +91,13 @@ def comparison_section(comparison: dict) -> Section:
     ]
     parts = [
         Section("Not read", note=comparison.get("not_read", [])),
-        Section(f"Runs, against {comparison['baseline']}", TIME_COLUMNS, rows, notes),
+        Section(
+            f"Runs, against {comparison['baseline']}",
+            TIME_COLUMNS,
+            rows,
+            notes,
+            figure="comparison",  # with which comparison.md stands in one folder
+        ),
         Section("Rates, memory and loss", OTHER_COLUMNS, rows, [f"Peak MB: {memory_note(rows)}"]),
         difference_section(comparison),
         *(one for kind in PART_KINDS for one in change_sections(comparison, kind)),

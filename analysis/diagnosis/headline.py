@@ -7,27 +7,26 @@ to change.  A rank that holds up the others comes before both, unless they save 
 much: what the judged rank does too long is often why it is late.
 """
 
+from __future__ import annotations
+
 import re
 from typing import NamedTuple
 
 from analysis.advice.catalogue import BY_NAME, HOST, KERNELS, KERNELS_AND_LAUNCHES
-from analysis.advice.text import is_disturbed, place_text
+from analysis.advice.places import Place, place_text
 from analysis.advice.who_reads import Reader, Words, the_same
-from analysis.diagnosis.verdict import MOST, RULES, late_host
-from analysis.trust.integrity import profile_disturbance_text
+from analysis.diagnosis.rules import LATE_HOST, MOST, Rule
+from analysis.trace.reasons import NO_GAIN, NO_PLACE
+from analysis.trust.times import is_disturbed, profile_disturbance_text
 from analysis.vocabulary.bounds import OF_GPU
 from harness.base.text import shortened, significant
-from harness.schema import because
+from harness.schema import Document, Unknown, field
 
 # A kind of change comes before the best finding with a cause if it saves so many times as much
 FAR_MORE = 2.0
-OF_A_BOUND = (
-    0.5  # what a bound counts beside a forecast, since nothing tells how much of it can be had
-)
+# What a bound counts beside a forecast, since nothing tells how much of it can be had.
+OF_A_BOUND = 0.5
 WORTH_TELLING = 0.03  # of the step
-# What the verdict leaves of a finding: a late host gains nothing from faster kernels, a busy GPU
-# little from the host.
-LATE_HOST = next(rule for rule, ask in RULES.items() if ask is late_host)
 LARGE_PART = 0.10  # of the step
 NAME = 60  # letters of a kernel's name
 # What to do next, by the bound of the verdict, of a GPU where nothing that was found pays.
@@ -91,12 +90,8 @@ CURES = (
     ("step marks overlap", "one profiler at a time, and a file for each rank"),
 )
 QUIET = "close other programs or take a node of your own"
-DECIDING = (
-    "calls",
-    "steps",
-    "shapes",
-    "other ranks",
-)  # parts of a recording that a verdict may lack
+# Parts of a recording that a verdict may lack.
+DECIDING = ("calls", "steps", "shapes", "other ranks")
 # What PyTorch does itself where no library can, and how a library can.
 FALLBACK = re.compile("slow_conv|thnn_conv")
 BY_A_LIBRARY = (
@@ -105,7 +100,19 @@ BY_A_LIBRARY = (
 )
 
 
+class Headline(Document):
+    finding: str = field("what pays most, in a sentence; where nothing pays, what the verdict says")
+    saves_ms: float | None = field("per step, by its estimate, else its bound", null=NO_GAIN)
+    at_most: bool = field("saves_ms is a bound; how much of it can be gained is not known")
+    next: str = field("the command to run, or the line of code to change")
+    place: Place | None = field(
+        "of the longest event behind the finding in Perfetto", null=NO_PLACE
+    )
+
+
 class Finding(NamedTuple):
+    """What may pay most."""
+
     finding: str  # a sentence
     saves_ms: float  # of a step
     next: str
@@ -126,52 +133,49 @@ class Finding(NamedTuple):
         return self.likely_ms * FAR_MORE**self.nearness
 
 
-def headline(document: dict) -> dict:
-    """`headline` of operator_analysis.json, from its other parts,
-    the comparison of ranks among them."""
+def headline(document: dict) -> Headline:
+    """By the other parts of operator_analysis.json, the comparison of ranks among them."""
     trust, verdict = document["integrity"], document["verdict"]
-    verdict_text = verdict["because"][:1].upper() + verdict["because"][1:]
+    because = verdict["because"]
+    verdict_text = because[:1].upper() + because[1:]
     if not trust["trustworthy"]:
         return of_verdict(verdict_text, recorded_better(document), document)
-    if words := NOT_OF_A_STEP.get(verdict["bound"]):
+    if verdict["bound"] in NOT_OF_A_STEP:
+        words = NOT_OF_A_STEP[verdict["bound"]]
         return of_verdict(verdict_text, words.to(reader_of(document)), document)
     best = best_finding(document)
     if is_disturbed(trust):
         return disturbed_headline(best.finding if best else verdict_text, document)
     if best is None:
         return of_verdict(verdict_text, next_without_finding(document), document)
-    saves = best.saves_ms if best.is_gain else None
-    row = {
-        "finding": best.finding,
-        "saves_ms": saves,
-        "at_most": best.is_bound and best.is_gain,
-        "place": best.place,
-    }
-    row["next"] = without_stacks(best.next, document)
-    return row | because(
-        "the whole step is affected, and nothing tells how much of it would remain", "saves_ms"
+    no_gain = Unknown("the whole step is affected, and nothing tells how much of it would remain")
+    return Headline(
+        finding=best.finding,
+        saves_ms=best.saves_ms if best.is_gain else no_gain,
+        at_most=best.is_bound and best.is_gain,
+        next=without_stacks(best.next, document),
+        place=Place.from_json(best.place) if best.place else None,
     )
 
 
 def best_finding(document: dict) -> Finding | None:
     """A rank that holds up the others for a large part of the step before everything else, else
     what weighs most; None: nothing is worth telling."""
-    verdict, step = document["verdict"], document["attribution"]["ms_per_step"]
-    unknown = (
-        verdict["bound"] == "undecided" and verdict["unrecorded_idle_share"]
-    ) or 0.0  # may hide what pays more
-    worth = max(WORTH_TELLING, unknown) * step
-    found = []
+    verdict, step_ms = document["verdict"], document["attribution"]["ms_per_step"]
+    worth = WORTH_TELLING
+    if verdict["bound"] == "undecided":  # what is unknown may hide what pays more
+        worth = max(worth, verdict["unrecorded_idle_share"])
+    worth_telling = []
     for finding in (*of_ranks(document), *proposals(document)):
-        if finding.saves_ms >= worth:
-            found.append(finding)
-    for finding in found:
-        if finding.is_late_rank and finding.saves_ms >= LARGE_PART * step:
+        if finding.saves_ms >= worth * step_ms:
+            worth_telling.append(finding)
+    for finding in worth_telling:
+        if finding.is_late_rank and finding.saves_ms >= LARGE_PART * step_ms:
             return finding
-    return max(found, key=lambda finding: finding.weight, default=None)
+    return max(worth_telling, key=lambda finding: finding.weight, default=None)
 
 
-def disturbed_headline(otherwise: str, document: dict) -> dict:
+def disturbed_headline(otherwise: str, document: dict) -> Headline:
     """To record it again: times that the machine made longer tell no gains.  otherwise: what stands
     out in them."""
     text = profile_disturbance_text(document["integrity"]["disturbance"])
@@ -179,10 +183,9 @@ def disturbed_headline(otherwise: str, document: dict) -> dict:
         f"{QUIET}, and record it again. Until then without a gain:"
         f" {otherwise[:1].lower()}{otherwise[1:]}"
     )
-    out = of_verdict(
-        f"Repeat this on a quiet machine, since these steps were disturbed: {text}", seen, document
-    )
-    return out | because("the steps were disturbed, so no gain can be told", "saves_ms")
+    finding = f"Repeat this on a quiet machine, since these steps were disturbed: {text}"
+    no_gain = Unknown("the steps were disturbed, so no gain can be told")
+    return of_verdict(finding, seen, document).replaced(saves_ms=no_gain)
 
 
 def reader_of(document: dict) -> str:
@@ -202,7 +205,7 @@ def recorded_better(document: dict) -> str:
     return words.to(reader_of(document))
 
 
-def of_verdict(finding: str, what: str, document: dict) -> dict:
+def of_verdict(finding: str, what: str, document: dict) -> Headline:
     """The verdict's own sentence; of arithmetic in a fallback, with its name."""
     fallback = in_fallback(document)
     if fallback and document["verdict"]["bound"] == "compute":
@@ -210,14 +213,13 @@ def of_verdict(finding: str, what: str, document: dict) -> dict:
             f", most of it in {fallback['name']}, which runs where no library does the convolution"
         )
         what = BY_A_LIBRARY
-    next_step = without_stacks(what, document)
-    return {
-        "finding": finding,
-        "saves_ms": None,
-        "at_most": False,
-        "next": next_step,
-        "place": None,
-    }
+    return Headline(
+        finding=finding,
+        saves_ms=None,
+        at_most=False,
+        next=without_stacks(what, document),
+        place=None,
+    )
 
 
 def without_stacks(what: str, document: dict) -> str:
@@ -235,98 +237,111 @@ def without_stacks(what: str, document: dict) -> str:
 
 def of_ranks(document: dict) -> list[Finding]:
     """The straggler; without one, waiting for other ranks."""
-    ranks, about, step = (
-        document.get("ranks"),
-        document["communication"],
-        document["attribution"]["ms_per_step"],
-    )
+    ranks, communication = document.get("ranks"), document["communication"]
+    step_ms = document["attribution"]["ms_per_step"]
     if ranks and ranks["straggler"] is not None:
-        saves = ranks["straggler_saves_ms"]
-        steps = [row["ms_per_step"] for row in ranks.get("rows", ()) if "ms_per_step" in row]
-        step = sum(steps) / len(steps) if steps else step  # the same in the documents of all ranks
-        text = (
-            f"Rank {ranks['straggler']} holds up the others for {saves:.2f} ms of a step"
-            f" ({saves / step:.1%}): "
+        return [of_straggler(ranks, step_ms)]
+    if communication and communication["waiting_ms"]:
+        waits_ms = communication["waiting_ms"]
+        finding = (
+            f"Ranks wait for one another for {waits_ms:.2f} ms of a step"
+            f" ({waits_ms / step_ms:.1%}), now for this, now for that one"
         )
-        why, what = ranks["straggler_why"], ranks["straggler_next"]
-        return [Finding(text + why, saves, what, nearness=2, is_late_rank=True)]
-    if about and about["waiting_ms"]:
-        waits = about["waiting_ms"]
-        text = f"Ranks wait for one another for {waits:.2f} ms of a step ({waits / step:.1%})"
-        what = (
+        cure = (
             "make their work equal: batches of the same tokens, the same shapes and cores on each"
             " rank"
         )
-        return [Finding(f"{text}, now for this, now for that one", waits, what)]
+        return [Finding(finding, waits_ms, cure)]
     return []
 
 
+def of_straggler(ranks: dict, step_ms: float) -> Finding:
+    """step_ms: of this rank; the mean over all is the same in the documents of all ranks."""
+    steps_ms = [row["ms_per_step"] for row in ranks.get("rows", ()) if "ms_per_step" in row]
+    if steps_ms:
+        step_ms = sum(steps_ms) / len(steps_ms)
+    saves_ms = ranks["straggler_saves_ms"]
+    finding = (
+        f"Rank {ranks['straggler']} holds up the others for {saves_ms:.2f} ms of a step"
+        f" ({saves_ms / step_ms:.1%}): {ranks['straggler_why']}"
+    )
+    return Finding(finding, saves_ms, ranks["straggler_next"], nearness=2, is_late_rank=True)
+
+
 def proposals(document: dict) -> list[Finding]:
-    found, about = [], document["communication"]
+    findings = []
     for row in document["opportunities"]:
-        if row["saves_ms"] is None or not fits(row, document):
-            continue
-        text, what, advice = row["finding"], row["next"], BY_NAME.get(row["name"])
-        if about and row["name"].startswith("reduce or overlap"):
-            text += f", {communication_cause(about, document['collectives'])}"
-            if about["waiting_ms"] is None:
-                what = NEXT["communication"].to(reader_of(document))
-        estimate = row["speedup_estimate"]
-        finding = Finding(
-            finding=text,
-            saves_ms=row["saves_ms"],
-            next=what,
-            nearness=1 if advice is None or advice.is_cause else 0,
-            is_bound=not estimate,
-            is_gain=bool(estimate or row["speedup_bound"]),
-            place=row.get("place"),
-        )
-        found.append(finding)
-    return found
+        if row["saves_ms"] is not None and fits(row, document):
+            findings.append(of_proposal(row, document))
+    return findings
+
+
+def of_proposal(row: dict, document: dict) -> Finding:
+    """row: of `opportunities`."""
+    text, what, advice = row["finding"], row["next"], BY_NAME.get(row["name"])
+    communication = document["communication"]
+    if communication and row["name"].startswith("reduce or overlap"):
+        text += f", {communication_cause(communication, document['collectives'])}"
+        if communication["waiting_ms"] is None:
+            what = NEXT["communication"].to(reader_of(document))
+    estimate = row["speedup_estimate"]
+    return Finding(
+        finding=text,
+        saves_ms=row["saves_ms"],
+        next=what,
+        nearness=1 if advice is None or advice.is_cause else 0,
+        is_bound=not estimate,
+        is_gain=bool(estimate or row["speedup_bound"]),
+        place=row.get("place"),
+    )
 
 
 def fits(row: dict, document: dict) -> bool:
     """Whether the verdict allows that this pays most: a late host gains nothing from faster
     kernels, a busy GPU little from the host."""
-    verdict, step = document["verdict"], document["attribution"]["ms_per_step"]
+    verdict, step_ms = document["verdict"], document["attribution"]["ms_per_step"]
     advice = BY_NAME.get(row["name"])
     shortens = advice.shortens if advice else ""
-    if any(rule["decides"] and rule["rule"] == LATE_HOST for rule in verdict["rules"]):
+    if decided_by(LATE_HOST, verdict):
         return shortens not in (KERNELS, KERNELS_AND_LAUNCHES)
-    small = row["saves_ms"] < LARGE_PART * step and verdict["bound"] in ("gpu", *OF_GPU)
-    if (
-        small
-        and verdict["bound"] == "compute"
-        and in_fallback(document)
-        and advice
-        and not advice.is_cause
-    ):
+    is_small = row["saves_ms"] < LARGE_PART * step_ms
+    if not is_small or verdict["bound"] not in ("gpu", *OF_GPU):
+        return True
+    is_kind_of_change = advice is not None and not advice.is_cause
+    if verdict["bound"] == "compute" and in_fallback(document) and is_kind_of_change:
         return False
-    return not (small and shortens == HOST)
+    return shortens != HOST
+
+
+def decided_by(rule: Rule, verdict: dict) -> bool:
+    """Whether this rule decided a verdict."""
+    return any(row["decides"] and row["name"] == rule.name for row in verdict["rules"])
 
 
 def in_fallback(document: dict) -> dict | None:
     """The operator that takes most of the time, if it is what PyTorch falls back to where no
     library does the work."""
-    first = next(iter(document["operators"]), None)
-    return first if first and first["share"] >= MOST and FALLBACK.search(first["name"]) else None
+    if not document["operators"]:
+        return None
+    first = document["operators"][0]
+    return first if first["share"] >= MOST and FALLBACK.search(first["name"]) else None
 
 
-def communication_cause(about: dict, collectives: list[dict]) -> str:
+def communication_cause(communication: dict, collectives: list[dict]) -> str:
     """Does it wait, transfer, or lack computation to overlap with?"""
-    hidden = (
-        f"{about['hidden_ms'] / about['time_ms']:.0%} of all communication is hidden"
-        if about["time_ms"]
-        else ""
-    )
+    hidden = ""
+    if communication["time_ms"]:
+        hidden_share = communication["hidden_ms"] / communication["time_ms"]
+        hidden = f"{hidden_share:.0%} of all communication is hidden"
     rate = collectives[0]["bus_bandwidth_gb_per_sec"]  # of those that take longest
     at = f" at {significant(rate, 2)} GB/s of bus bandwidth" if rate else ""
-    if about["waiting_ms"] is None:
+    waiting_ms = communication["waiting_ms"]
+    if waiting_ms is None:
         return (
             f"waiting for other ranks or transfer{at}, which only traces of all ranks tell apart;"
             f" {hidden}"
         )
-    if about["waiting_ms"] > about["exposed_ms"] / 2:
+    if waiting_ms > communication["exposed_ms"] / 2:
         return f"most of it waiting for other ranks; {hidden}"
     return f"most of it transfer{at}; {hidden}"
 
@@ -334,19 +349,19 @@ def communication_cause(about: dict, collectives: list[dict]) -> str:
 def next_without_finding(document: dict) -> str:
     """What to record where that is what the verdict lacks; else where to look."""
     trust, reader = document["integrity"], reader_of(document)
-    if trust.get("unused_gpu"):
-        unused = trust["unused_gpu"]
+    bound, strength = document["verdict"]["bound"], document["verdict"]["strength"]
+    if "unused_gpu" in trust:
         return (
-            f"move model and batches to the GPU, which nothing in this trace used ({unused}):"
-            " .to('cuda')"
+            "move model and batches to the GPU, which nothing in this trace used"
+            f" ({trust['unused_gpu']}): .to('cuda')"
         )
     missing = [row for row in trust["not_recorded"] if row["part"] in DECIDING]
-    if missing and document["verdict"]["strength"] != "is":
+    if missing and strength != "is":
         return what_to_record(missing[0], reader)
     if not trust["gpu_events"]:
         return "--verbose, for the operators that take longest"
-    if words := NEXT.get(document["verdict"]["bound"]):
-        return words.to(reader)
+    if bound in NEXT:
+        return NEXT[bound].to(reader)
     return document["counters"] or longest_kernel(document)
 
 
@@ -378,8 +393,8 @@ def longest_kernel(document: dict) -> str:
 
 def headline_lines(analysis: dict) -> list[str]:
     """The finding word for word; what it costs, and what to do next."""
-    found, saves = analysis["headline"], saves_text(analysis)
-    return [found["finding"], f"{saves} Next: {found['next']}".lstrip()]
+    headline, saves = analysis["headline"], saves_text(analysis)
+    return [headline["finding"], f"{saves} Next: {headline['next']}".lstrip()]
 
 
 def headline_place(analysis: dict) -> str:
@@ -388,12 +403,11 @@ def headline_place(analysis: dict) -> str:
     return f"{place['trace']}: {place_text(place)}" if place else ""
 
 
-def saves_text(analysis: dict) -> str:
+def saves_text(analysis: dict, per: str = "step") -> str:
     """'Saves about 27.4 of 32.4 ms per step.'; empty where nothing is known to pay."""
-    found, step = analysis["headline"], significant(analysis["attribution"]["ms_per_step"], 3)
-    how = "at most" if found["at_most"] else "about"
-    return (
-        f"Saves {how} {significant(found['saves_ms'], 3)} of {step} ms per step."
-        if found["saves_ms"]
-        else ""
-    )
+    headline, step_ms = analysis["headline"], analysis["attribution"]["ms_per_step"]
+    if not headline["saves_ms"]:
+        return ""
+    how = "at most" if headline["at_most"] else "about"
+    saves = significant(headline["saves_ms"], 3)
+    return f"Saves {how} {saves} of {significant(step_ms, 3)} ms per {per}."

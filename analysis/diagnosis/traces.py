@@ -2,34 +2,26 @@
 ranks are compared."""
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from analysis.attribution.collectives import collective_rows, communication_of_steps
 from analysis.attribution.ledger import cut_at_arrivals
+from analysis.diagnosis.arrivals import RankTrace, compare_arrivals, not_of_one_run, rank_facts
 from analysis.diagnosis.document import operator_analysis
 from analysis.diagnosis.headline import headline
-from analysis.diagnosis.stragglers import (
-    RankTrace,
-    compare_ranks,
-    not_of_one_run,
-    parts_of_rank,
-    rank_facts,
-    why_late,
-)
-from analysis.diagnosis.verdict import judged_as, told_why
+from analysis.diagnosis.stragglers import compare_ranks
+from analysis.diagnosis.verdict import Verdict, verdict_of_ranks, with_communication
 from analysis.limits.timeline import NO_FLAGS, timeline_of
+from analysis.trace.reasons import StepCommunication
 from analysis.trace.tables import Trace, read_traces
 from analysis.trace.timeline import DeviceFlags
-from analysis.trust.integrity import summary_beside
-from analysis.trust.missing_from_trace import lacking
+from analysis.trust.beside import summary_beside
+from analysis.trust.integrity import Integrity, not_compared, with_missing_ranks
 from harness.base.console import progress_bar
 from harness.base.errors import UserError
-from harness.documents.trace import Ranks, StepCommunication
-from harness.schema import because, explained
-
-MISSING_RANKS_NAMED = 1000  # at most
+from harness.schema import explained
 
 
 def analyze_all(
@@ -63,16 +55,13 @@ def analyze_all(
     documents = [document for _, document in analyses]
     apart = not_of_one_run(facts)
     for document, rank in zip(documents, facts, strict=True):
-        note_missing_ranks(
-            document["integrity"], {rank.rank} if apart else {other.rank for other in facts}
-        )
-        if document["integrity"]["ranks_missing"]:
-            document["headline"] = headline(document)  # which may be to record them
+        present = {rank.rank} if apart else {other.rank for other in facts}
+        trust = with_missing_ranks(Integrity.from_json(document["integrity"]), present)
         if apart and len(facts) > 1:
-            document["integrity"]["not_compared"] = apart
-            document["integrity"]["notes"].append(
-                f"the {len(facts)} traces are not compared: {apart}"
-            )
+            trust = not_compared(trust, len(facts), apart)
+        document["integrity"] = trust.as_json()
+        if trust.ranks_missing:
+            document["headline"] = headline(document).as_json()  # which may be to record them
     if not apart and len(facts) > 1:
         add_comparison(documents, facts, runs[0])
     if slices is not None:
@@ -96,71 +85,40 @@ def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | No
 
     run: performance_summary.json of the run, which has the memory of every rank.
     """
-    peaks = {one["rank"]: one["peak_memory_mb"] for one in (run or {}).get("ranks") or []}
+    verdicts: list[Verdict] = []
     documents, facts = zip(
         *sorted(zip(documents, facts, strict=True), key=lambda pair: pair[1].rank), strict=True
     )
-    comparison, waiting, why = compare_ranks(facts)
-    waiting = waiting or [None] * len(facts)
-    for document, one, us, row in zip(documents, facts, waiting, comparison["rows"], strict=True):
+    comparison = compare_arrivals(facts)
+    waiting = comparison.waiting_us or [None] * len(facts)
+    for document, one, us in zip(documents, facts, waiting, strict=True):
         if us is not None:
             cut = partial(cut_at_arrivals, events=one.found.events, waiting_us=us)
             one.exposed, one.slices = (
                 cut(one.exposed),
                 None if one.slices is None else cut(one.slices),
             )
-        document["collectives"] = collective_rows(one.found.events, one.exposed, us, why)
+        document["collectives"] = collective_rows(one.found.events, one.exposed, us, comparison.why)
         if about := document["communication"]:
             times = (about[name] for name in ("steps", "exposed_ms", "hidden_ms"))
             beside = ("by_difference", "predicted")
             kept = {name: about[name] for name in about if name.removesuffix("_reason") in beside}
             found = communication_of_steps(document["collectives"], *times) | kept
             document["communication"] = explained(found, StepCommunication)
-            document["verdict"] = told_why(document["verdict"], document["communication"])
-        row |= rank_row(document, peaks.get(one.rank)) | parts_of_rank(document)
-    comparison |= why_late(comparison)
-    verdicts = [document["verdict"] for document in documents]
-    known = [i for i, row in enumerate(comparison["rows"]) if row["waiting_ms"] is not None]
+        own = Verdict.from_json(document["verdict"])
+        verdicts.append(with_communication(own, document["communication"]))
+        document["verdict"] = verdicts[-1].as_json()
+    ranks = compare_ranks(facts, comparison, documents, run)
+    known = [i for i, row in enumerate(ranks.rows) if row.waiting_ms is not None]
     for document in documents:
-        document["ranks"] = explained(comparison, Ranks)
+        document["ranks"] = ranks.as_json()
     if len(known) == len(documents):  # the others wait for the one that waits least
-        least = min(known, key=lambda i: comparison["rows"][i]["waiting_ms"])
-        told = headline(documents[least])
-        for document in documents:
-            document["verdict"] = judged_as(document["verdict"], verdicts[least], facts[least].rank)
+        least = min(known, key=lambda i: ranks.rows[i].waiting_ms)
+        told = headline(documents[least]).as_json()
+        for document, own in zip(documents, verdicts, strict=True):
+            of_ranks = verdict_of_ranks(own, verdicts[least], facts[least].rank)
+            document["verdict"] = of_ranks.as_json()
             document["headline"] = told
     else:
         for document in documents:
-            document["headline"] = headline(document)
-
-
-def rank_row(document: dict, peak_mb: float | None) -> dict:
-    """What the comparison of ranks shows of each one's own analysis; times per step.  peak_mb: as
-    the run measured."""
-    about, memory = document["communication"], document["memory"]
-    out = {
-        "bound": document["verdict"]["bound"],
-        "ms_per_step": document["attribution"]["ms_per_step"],
-    }
-    out["peak_memory_mb"] = memory["peak_mb"] if peak_mb is None else peak_mb
-    out |= {
-        "exposed_comm_ms": about and about["exposed_ms"],
-        "waiting_ms": about and about["waiting_ms"],
-    }
-    return out | (
-        because(about["waiting_ms_reason"], "waiting_ms")
-        if about and about["waiting_ms"] is None
-        else {}
-    )
-
-
-def note_missing_ranks(trust: dict, present: Collection[int]) -> None:
-    world_size = trust["world_size"] or 1
-    n = world_size - len(present)
-    missing = (rank for rank in range(world_size if n > 0 else 0) if rank not in present)
-    trust["ranks_missing"] = list(itertools.islice(missing, MISSING_RANKS_NAMED))
-    if trust["ranks_missing"]:
-        trust["not_recorded"].append(lacking("other ranks"))
-        trust["notes"].append(
-            f"no traces of {n} of {world_size} ranks: a straggler among them would not be noticed"
-        )
+            document["headline"] = headline(document).as_json()

@@ -14,7 +14,7 @@ from analysis.hardware.roofs import PATHS, Roofs
 from analysis.trace.links import Links
 from analysis.trace.tables import by_name, take_or
 from analysis.trace.timeline import Context, DeviceFlags
-from analysis.trust.integrity import flops_profiles_beside
+from analysis.trust.beside import flops_profiles_beside
 from analysis.vocabulary.kernel_classes import MATMUL_CLASSES
 from analysis.vocabulary.kernels import multiplied_type
 from analysis.vocabulary.operators import PRECISION_OF

@@ -1,21 +1,14 @@
-"""How near is each shape of matmul to the device's roofs, how short are kernels, and how far ahead
-runs the host?"""
+"""How near is each shape of matmul to the device's roofs?"""
 
-import numpy as np
-
-from analysis.attribution.gpu_time import launched_events
 from analysis.attribution.operators import costs_of_operators, operator_calls, shapes_text
 from analysis.hardware.ceilings import Ceiling
-from analysis.trace.timeline import Timeline, median_step
+from analysis.trace.timeline import Timeline
 from analysis.vocabulary.kernel_classes import MATMUL_CLASSES
 from analysis.work.cost import Cost
 from analysis.work.operator_costs import factor_type
 from harness.base.sections import Section
 from harness.base.tables import Column, column
 from harness.base.text import significant
-
-DURATIONS_US = (2, 5, 10, 20, 50, 100, 1000, None)  # upper limits of the histogram of kernels
-POINTS = 200  # of the queue over a step
 
 
 def shape_rates(timeline: Timeline) -> list[dict]:
@@ -85,48 +78,6 @@ def nearer_roof(
     return {"roof": roof, "share_of_roof": 1e6 * least_sec / us}
 
 
-def kernel_durations(timeline: Timeline) -> list[dict]:
-    """How many of the steps' kernels are how short, and their share of the kernels' time."""
-    is_kernel = (timeline.gpu["kind"] == "kernel") & (timeline.gpu["step"] >= 0)
-    kernels = timeline.gpu[is_kernel.to_numpy()]
-    us = (kernels["end"] - kernels["start"]).to_numpy()
-    which = np.searchsorted(DURATIONS_US[:-1], us)
-    counts = np.bincount(which, minlength=len(DURATIONS_US))
-    sums_us = np.bincount(which, us, minlength=len(DURATIONS_US))
-    rows = []
-    for limit, n, sum_us in zip(DURATIONS_US, counts, sums_us, strict=True):
-        if n:
-            row = {
-                "up_to_us": limit,
-                "kernels_per_step": float(n / len(timeline.steps)),
-                "share_of_kernels": float(n / len(us)),
-                "share_of_time": float(sum_us / us.sum()) if us.sum() else 0.0,
-            }
-            rows.append(row)
-    return rows
-
-
-def queue_over_step(timeline: Timeline) -> dict | None:
-    """Kernels, copies, memory sets, and graphs as a whole, launched but not started, and how long
-    the latest one has to wait, over the step of median duration."""
-    events = launched_events(timeline)
-    if not ((events["kind"] == "kernel") | events["of_graph"]).any():
-        return None
-    step = timeline.steps.iloc[median_step(timeline)]
-    times = np.linspace(step["start"], step["end"], POINTS)
-    launched, began = events["launched"].to_numpy(), events["start"].to_numpy()
-    n_launched = np.searchsorted(launched, times, side="right")
-    n_began = np.searchsorted(np.sort(began), times, side="right")
-    until_latest = np.maximum(0.0, began[n_launched - 1] - times)
-    ahead_us = np.where(n_launched > 0, until_latest, 0.0)
-    return {
-        "step": int(step["number"]),
-        "time_ms": ((times - step["start"]) / 1e3).round(4).tolist(),
-        "queued": np.maximum(0, n_launched - n_began).tolist(),
-        "ahead_ms": (ahead_us / 1e3).round(4).tolist(),
-    }
-
-
 # ---- For a reader --------------------------------------------------------------------------------
 
 
@@ -150,16 +101,6 @@ RATE_COLUMNS = [
     column("roof", "roof", left=True),
     column("of its roof", "share_of_roof", ".1%"),
 ]
-DURATION_COLUMNS = [
-    Column(
-        "kernels of",
-        lambda row: f"up to {row['up_to_us']} us" if row["up_to_us"] else "more",
-        left=True,
-    ),
-    column("per step", "kernels_per_step", "~1"),
-    column("share of kernels", "share_of_kernels", ".1%"),
-    column("share of time", "share_of_time", ".1%"),
-]
 
 
 def rate_section(analysis: dict) -> Section:
@@ -171,11 +112,3 @@ def rate_section(analysis: dict) -> Section:
             " of the nearer roof"
         ]
     return section
-
-
-def duration_section(analysis: dict) -> Section:
-    return Section(
-        "Durations of the steps' kernels",
-        DURATION_COLUMNS,
-        analysis["gpu_timeline"]["kernel_durations"],
-    )

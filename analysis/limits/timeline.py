@@ -10,7 +10,7 @@ from analysis.trace.links import link
 from analysis.trace.steps import judged_steps
 from analysis.trace.tables import Trace
 from analysis.trace.timeline import DeviceFlags, Timeline
-from analysis.trust.integrity import MEASURABLE, profiler_overhead
+from analysis.trust.times import MEASURABLE, profiler_overhead
 
 NO_FLAGS = DeviceFlags()
 
@@ -39,6 +39,6 @@ def timeline_of(
     )
     timeline.slices = with_bounds(ledger(timeline), timeline)
     overhead = profiler_overhead(timeline)
-    if (overhead["ratio"] or 0.0) > 1 + MEASURABLE:
-        timeline.idle_left = idle_left_without_profiler(timeline, overhead["unprofiled_median_ms"])
+    if (overhead.ratio or 0.0) > 1 + MEASURABLE:
+        timeline.idle_left = idle_left_without_profiler(timeline, overhead.unprofiled_median_ms)
     return timeline
