@@ -52,7 +52,7 @@ def trace_sections(analysis: dict, others: Named = (), sort: str | None = None) 
         communication_section(analysis),
         rank_section(analysis),
         traces_section(analysis, others),
-        memory_section(analysis),
+        memory_section(answers.memory),
         trust_section(analysis),
     ]
     return [section for section in sections if section]
