@@ -11,9 +11,9 @@ from traces import SMALL, write_trace
 
 import analyze_trace
 import compare_runs
+from analysis.answers import analyze_all
 from analysis.comparison.document import compare
 from analysis.comparison.text import comparison_answer, comparison_section
-from analysis.diagnosis.traces import analyze_all
 from analysis.report.html import write_report
 from analysis.report.page import DOCUMENT_FILES
 from analysis.report.tab import Tab, answer_request

@@ -20,11 +20,11 @@ from traces import (
 )
 
 from analysis.advice.efficiency import counters
+from analysis.answers import analyze_all
 from analysis.comparison.document import repeated
 from analysis.comparison.runs import read_run, runs_below
 from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.text import judged_first, trust_text
-from analysis.diagnosis.traces import analyze_all
 from analysis.limits.timeline import timeline_of
 from analysis.report.page import first_screen, trust_in
 from analysis.report.step_figures import draw_breakdown

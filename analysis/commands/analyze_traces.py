@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis.answers import analyze_all, with_prediction
 from analysis.commands.reading_flags import ReadingAlone
-from analysis.diagnosis.document import OperatorAnalysis, add_prediction
+from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.sections import profile_lines
 from analysis.diagnosis.text import profile_answer
-from analysis.diagnosis.traces import analyze_all
 from analysis.diagnosis.verdict import rule_section
 from analysis.hardware.matching import described, rows_named
 from analysis.trace.readers.formats import find_traces, left_out
@@ -77,7 +77,7 @@ def analyze_existing(
     if not analyses:
         raise refused[0] if len(refused) == 1 else UserError("; ".join(map(str, refused)))
     unread: list[str] = []  # documents beside the traces
-    keep_prediction(analyses, unread)
+    analyses[0] = with_own_prediction(*analyses[0], unread)
     for file, _ in analyses:
         unread += [line for line in left_out_beside(file) if line not in unread]
     one_run = "ranks" in analyses[0][1]
@@ -156,22 +156,23 @@ def missing_from(path: str | Path) -> list[str]:
     return list(lines)
 
 
-def keep_prediction(analyses: list[tuple[Path, dict]], unread: list[str]) -> None:
-    """The collectives that the run predicted for itself, from its own operator_analysis.json beside
-    the traces.
+def with_own_prediction(path: Path, document: dict, unread: list[str]) -> tuple[Path, dict]:
+    """A trace with the collectives that the run predicted for itself, from its own
+    operator_analysis.json beside the trace.
 
     unread takes why it cannot be read: the trace is read all the same."""
-    path, document = analyses[0]
     file = path.parent / "operator_analysis.json"
     earlier = read_or_leave_out(file, OperatorAnalysis, unread, ("trace", "communication"))
-    about = earlier["communication"] if earlier and earlier["trace"] == path.name else None
-    predicted = about["predicted"] if about else None
-    if predicted:
-        renamed = [
-            row | {"calls": row["predicted_calls"], "bytes": row["predicted_bytes"]}
-            for row in predicted
-        ]
-        add_prediction(document, renamed)
+    if not earlier or earlier["trace"] != path.name or not earlier["communication"]:
+        return path, document
+    predicted = []
+    for row in earlier["communication"]["predicted"] or []:
+        of_run = {"kind": row["kind"], "group_size": row["group_size"]}
+        of_run["calls"], of_run["bytes"] = row["predicted_calls"], row["predicted_bytes"]
+        predicted.append(of_run)
+    if not predicted:
+        return path, document
+    return path, with_prediction(OperatorAnalysis.from_json(document), predicted).as_json()
 
 
 def answer_of_traces(analyses: list[tuple[Path, dict]], report: Path | None) -> list[str]:

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import torch
 
+from analysis.answers import analyze_all
 from analysis.attribution.components import BETWEEN
 from analysis.commands.analyze_traces import answer_of_traces, report_in, write_analyses
-from analysis.diagnosis.traces import analyze_all
 from analysis.hardware.mfu import mfu_percent
 from analysis.report.html import write_report
 from analysis.work.memory_tables import held_memory_section, program_section

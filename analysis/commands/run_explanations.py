@@ -93,10 +93,10 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
     """The analysis of the traces of all ranks, in the folder of rank 0's trace."""
     name = "operator_analysis.json"
     try:
+        from analysis.answers import analyze_all, with_prediction
         from analysis.attribution.operators import operator_section
-        from analysis.diagnosis.document import OperatorAnalysis, add_prediction
+        from analysis.diagnosis.document import OperatorAnalysis
         from analysis.diagnosis.sections import profile_lines
-        from analysis.diagnosis.traces import analyze_all
     except ModuleNotFoundError as missing:
         return Explanation(name, None, [f"{name} is not written: {missing}"])
     path = report.measurements.instruments.trace.path
@@ -113,9 +113,11 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
             FakeRunError
         ):  # a model that cannot run on fake tensors has no prediction
             memory = predicted_memory(report.workload, report.device.type == "cuda").document()
-            add_prediction(
-                document, [row | {"group_size": report.world_size} for row in memory["collectives"]]
-            )
+            predicted = []
+            for row in memory["collectives"]:
+                predicted.append({**row, "group_size": report.world_size})
+            own = OperatorAnalysis.from_json(document)
+            document = with_prediction(own, predicted).as_json()
     before = []
     if report.profiling.profile_operators:
         answers = OperatorAnalysis.from_json(document)

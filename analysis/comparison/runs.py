@@ -162,7 +162,7 @@ def summary_and_flops(folder: Path, left_out: list[str]) -> tuple[dict | None, d
 
 
 def run_of_trace(trace: Path, path: Path, name: str, left_out: Sequence[str] = ()) -> ComparedRun:
-    from analysis.diagnosis.traces import (
+    from analysis.answers import (
         analyze_all,
     )  # pandas is slow to load, and runs are compared without it
 

@@ -16,8 +16,8 @@ from dataclasses import fields as fields_of
 from dataclasses import replace
 from pathlib import Path
 
+from analysis.answers import answers
 from analysis.attribution.components import IDLE
-from analysis.diagnosis.document import operator_analysis
 from analysis.hardware.matching import described, rows_named
 from analysis.limits.timeline import timeline_of
 from analysis.prediction.capacity import capacity_elsewhere
@@ -814,7 +814,7 @@ def profiled_h100() -> str:
     idle = []
     run = read_document(GPU_RESULTS / "profile_medium_bf16_sdpa.json")
     for summary in (None, run):
-        found = operator_analysis(timeline_of(trace, summary))
+        found = answers(timeline_of(trace, summary)).as_json()
         idle.append(next(row["share"] for row in found["components"] if row["component"] == IDLE))
     others, steps = run["performance"]["median_step_time_ms"], run["steps"]
     pairs = zip(steps["time_ms"], steps["exclusion_reason"], strict=True)
