@@ -168,13 +168,6 @@ def fill_template(
 
     figures: PNG by name.  charts: names of what the page's script draws.  findable: titles of
     sections whose names the timeline finds.  context: what else page.html needs."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,  # names come from traces of any program
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     footnotes = Footnotes()
     helpers = (
         anchor,
@@ -189,6 +182,7 @@ def fill_template(
         swatch,
         text_color,
     )
+    environment = template_environment()
     for helper in helpers:
         environment.globals[helper.__name__] = helper
     shown = [section for section in sections if section]
@@ -205,6 +199,16 @@ def fill_template(
         top=TOP,
         least_share=SHOWN,
         **context,
+    )
+
+
+def template_environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,  # names come from traces of any program
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
 
 
