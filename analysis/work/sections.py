@@ -45,57 +45,56 @@ PEAK_COLUMNS = [
 def flops_section(profile: dict) -> Section:
     """All that is known of the FLOPs of a step."""
     efficiency, counts = profile["efficiency_metrics"], profile["flops_analysis"]
-    rows, note = (
+    return Section(
+        "FLOPs and utilization",
+        PEAK_COLUMNS,
         [*efficiency["peaks"], *efficiency["bandwidth_peaks"]],
         [f"FLOPs: {profile['convention']}."],
-    )
-    parts = [counters_section(counts["reconciliation"]), *detail_sections(counts)]
-    return Section(
-        "FLOPs and utilization", PEAK_COLUMNS, rows, note, flops_facts(profile), parts=parts
+        flops_facts(profile),
+        parts=[counters_section(counts["reconciliation"]), *detail_sections(counts)],
     )
 
 
 def flops_facts(profile: dict) -> dict[str, object]:
-    counts, rates, efficiency = map(
-        profile.get, ("flops_analysis", "performance_metrics", "efficiency_metrics")
-    )
-    note, tokens = rates["steps_averaged_note"], counts["reconciliation"]["sequence_length"] > 1
-    how = "without instrumentation" if note.startswith("excluded") else f"({note})"
-    spread = (
-        f", std {rates['std_step_time_ms']:.2f} ms" if rates["std_step_time_ms"] is not None else ""
-    )
-    by_6n = (
-        f"{counts['flops_per_token'] / counts['flops_per_token_by_6n']:.2f} times the 6N estimate"
-    )
-    about = "(6 per parameter), which ignores attention scores and includes the embedding"
+    counts, efficiency = profile["flops_analysis"], profile["efficiency_metrics"]
+    unit = "token" if counts["reconciliation"]["sequence_length"] > 1 else "sample"
     facts: dict[str, object] = {
         "Total FLOPs per step": f"{counts['step_flops']:,} (forward and backward)",
-        f"FLOPs per {'token' if tokens else 'sample'}": (
-            f"{counts['flops_per_token']:,.0f}, {by_6n} {about}"
-        ),
-        "Step time": (
-            f"{rates['avg_step_time_ms']:.2f} ms, mean of"
-            f" {count_of(rates['steps_averaged'], 'step')} {how}{spread}"
-        ),
+        f"FLOPs per {unit}": per_token_text(counts),
+        "Step time": step_time_text(profile["performance_metrics"]),
         "Model FLOPS Utilization": mfu_text(profile),
     }
-    if (
-        efficiency["mfu_percent"] is not None
-        and counts["unmasked_step_flops"] != counts["step_flops"]
-    ):
-        facts["Without masked scores"] = (
-            f"{efficiency['unmasked_mfu_percent']:.1f}% (MFU of what attention must do)"
-        )
+    has_masked_scores = counts["unmasked_step_flops"] != counts["step_flops"]
+    if efficiency["mfu_percent"] is not None and has_masked_scores:
+        mfu = efficiency["unmasked_mfu_percent"]
+        facts["Without masked scores"] = f"{mfu:.1f}% (MFU of what attention must do)"
     if efficiency["hfu_percent"] is not None:
         recomputed = f"with {counts['recomputed_flops']:,} recomputed FLOPs"
         facts["Hardware utilization"] = f"{efficiency['hfu_percent']:.1f}% (HFU, {recomputed})"
-    kinds = {one["kind"] for one in efficiency["peaks"]}
+    kinds = {peak["kind"] for peak in efficiency["peaks"]}
     if "measured" in kinds and "datasheet" not in kinds:
         name = profile["environment"]["device"]["name"]
         facts["Peak"] = (
             f"no datasheet row for {name} in {efficiency['precision']}: measured instead"
         )
     return facts
+
+
+def per_token_text(counts: dict) -> str:
+    times = counts["flops_per_token"] / counts["flops_per_token_by_6n"]
+    about = "(6 per parameter), which ignores attention scores and includes the embedding"
+    return f"{counts['flops_per_token']:,.0f}, {times:.2f} times the 6N estimate {about}"
+
+
+def step_time_text(rates: dict) -> str:
+    """'70.29 ms, mean of 9 steps without instrumentation, std 2.01 ms'"""
+    note = rates["steps_averaged_note"]
+    how = "without instrumentation" if note.startswith("excluded") else f"({note})"
+    steps = count_of(rates["steps_averaged"], "step")
+    text = f"{rates['avg_step_time_ms']:.2f} ms, mean of {steps} {how}"
+    if rates["std_step_time_ms"] is None:
+        return text
+    return f"{text}, std {rates['std_step_time_ms']:.2f} ms"
 
 
 def rate_text(rate: float, of_arithmetic: bool) -> str:
@@ -105,13 +104,15 @@ def rate_text(rate: float, of_arithmetic: bool) -> str:
 
 
 def kind_text(peak: dict) -> str:
-    return peak["kind"] + ", DISTURBED" * peak.get("disturbed", False)
+    return f"{peak['kind']}, DISTURBED" if peak.get("disturbed") else peak["kind"]
 
 
 def mfu_text(profile: dict) -> str:
     """'11.4%: 0.04275 TFLOP/s of 0.3762 TFLOP/s, the fp32 peak (measured)'"""
     efficiency, rates = profile["efficiency_metrics"], profile["performance_metrics"]
-    achieved = rate_text(rates["flops_per_sec"], True) + " per rank" * (rates["world_size"] > 1)
+    achieved = rate_text(rates["flops_per_sec"], True)
+    if rates["world_size"] > 1:
+        achieved += " per rank"
     if efficiency["mfu_percent"] is None:
         return f"unknown: {efficiency['mfu_percent_reason']}; {achieved} achieved"
     peak = efficiency["peaks"][0]
@@ -125,14 +126,17 @@ def counters_section(document: dict) -> Section:
     """The three counts of a micro-batch, and whether they agree."""
     text = agreement_text(document, "the matmul counts")
     note = [f"{text[0].upper()}{text[1:]}."]
-    if recomputed := document["recomputed_flops"]:
+    recomputed = document["recomputed_flops"]
+    if recomputed:
         note.append(
             f"{recomputed:,} FLOPs of the backward pass recompute activations that were not kept."
         )
-    missing = [row for row in document["rows"] if row["forward_flops"] is None]
-    note += [f"No count by {row['counter']}: {row['forward_flops_reason']}" for row in missing]
+    for row in document["rows"]:
+        if row["forward_flops"] is None:
+            note.append(f"No count by {row['counter']}: {row['forward_flops_reason']}")
     columns = [column("counter", "counter", left=True)]
-    columns += [column(name.replace("_flops", "").replace("_", " "), name, ",") for name in COUNTS]
+    for name in COUNTS:
+        columns.append(column(name.replace("_flops", "").replace("_", " "), name, ","))
     batch = batch_text(document["batch_size"], document["sequence_length"])
     return Section(f"FLOPs of a micro-batch, {batch}, by counter", columns, document["rows"], note)
 
@@ -150,53 +154,55 @@ def agreement_text(document: dict, counts: str) -> str:
     return f"{counts} {'agree' if document['agree'] else 'DIFFER'}"
 
 
+COMPONENT_COLUMNS = [
+    *text_columns("component"),
+    column("forward FLOPs", "forward_flops", ","),
+    column("backward FLOPs", "backward_flops", ","),
+    column("forward, per layer", "forward_flops_per_layer", ","),
+    column("share", "share", ".1%"),
+]
+MODULE_COLUMNS = [
+    *text_columns("module"),
+    column("FlopCounterMode", "flops", ","),
+    column("DeepSpeed", "deepspeed", ","),
+]
+
+
 def detail_sections(counts: dict) -> list[Section]:
     """FLOPs by component if the workload has a formula, and forward FLOPs by module as PyTorch and
     DeepSpeed count."""
-    components = [
-        *text_columns("component"),
-        *(column(f"{name} FLOPs", f"{name}_flops", ",") for name in ("forward", "backward")),
-        column("forward, per layer", "forward_flops_per_layer", ","),
-        column("share", "share", ".1%"),
-    ]
-    modules = [
-        *text_columns("module"),
-        column("FlopCounterMode", "flops", ","),
-        column("DeepSpeed", "deepspeed", ","),
-    ]
-    parts = counts["by_component"]
-    total = sum_row("component", "sum", parts, ("forward_flops", "backward_flops", "share"))
+    components = counts["by_component"]
+    if components:
+        sums = ("forward_flops", "backward_flops", "share")
+        components = [*components, sum_row("component", "sum", components, sums)]
     macs = counts["deepspeed"]["macs_by_module"] if counts["deepspeed"] else {}
-    by_deepspeed = {name: 2 * n for name, n in macs.items()}
-    flops = counts["reconciliation"]["forward_flops_by_module"]
-    rows = [
-        {"module": name, "flops": n, "deepspeed": by_deepspeed.get(name)}
-        for name, n in flops.items()
-    ]
+    modules = []
+    for name, flops in counts["reconciliation"]["forward_flops_by_module"].items():
+        by_deepspeed = 2 * macs[name] if name in macs else None
+        modules.append({"module": name, "flops": flops, "deepspeed": by_deepspeed})
+    title = "Forward FLOPs by module, with those inside it"
     return [
-        Section("FLOPs of a step by component", components, [*parts, total] if parts else []),
-        Section("Forward FLOPs by module, with those inside it", modules, folded_rows(rows)),
+        Section("FLOPs of a step by component", COMPONENT_COLUMNS, components),
+        Section(title, MODULE_COLUMNS, folded_rows(modules)),
     ]
 
 
 def folded_rows(rows: list[dict]) -> list[dict]:
     """Rows of modules, with one row for layers that are alike: `layers.0` to `layers.3` as `4 x
     layers.*`."""
-    alike = grouped(
-        rows,
-        lambda row: (starred(row["module"], whole_layers=True), row["flops"], row["deepspeed"]),
-    )
-    names = Counter(name for name, *_ in alike)  # layers that differ keep their names
-    return [
-        {
-            **row,
-            "module": (
-                f"{len(group)} x {name}" if len(group) > 1 and names[name] == 1 else row["module"]
-            ),
-        }
-        for (name, *_), group in alike.items()
-        for row in (group[:1] if len(group) > 1 and names[name] == 1 else group)
-    ]
+
+    def same(row: dict) -> tuple:
+        return starred(row["module"], whole_layers=True), row["flops"], row["deepspeed"]
+
+    groups = grouped(rows, same)
+    groups_of_name = Counter(name for name, *_ in groups)
+    folded = []
+    for (name, *_), group in groups.items():
+        if len(group) > 1 and groups_of_name[name] == 1:
+            folded.append({**group[0], "module": f"{len(group)} x {name}"})
+        else:  # layers that differ keep their names
+            folded += group
+    return folded
 
 
 # ---- roofline_data.json --------------------------------------------------------------------------
@@ -227,25 +233,17 @@ def roofline_section(data: dict) -> Section:
 def roofline_rows(data: dict) -> list[dict]:
     """The classes, their sum, and how it differs from the step that rates and MFU refer to."""
     step, total_ms = data["step"], data["profiled_step_ms"]
+    rows = by_time(data["points"])
     if total_ms is None:
-        return [*by_time(data["points"]), step | {"name": "step"}]
+        return [*rows, {**step, "name": "step"}]
     times = [(row["class"], row["ms_per_step"]) for row in data["time_elsewhere"]]
-    times += [
-        ("sum, a profiled step", total_ms),
-        ("less in unprofiled steps", step["time_ms"] - total_ms),
-    ]
-    return [
-        *by_time(data["points"]),
-        *(
-            NO_RATE | {"name": name, "time_ms": ms, "share_of_time": ms / total_ms}
-            for name, ms in times
-        ),
-        step
-        | {
-            "name": "step without the profiler, matmuls",
-            "share_of_time": step["time_ms"] / total_ms,
-        },
-    ]
+    times.append(("sum, a profiled step", total_ms))
+    times.append(("less in unprofiled steps", step["time_ms"] - total_ms))
+    for name, ms in times:
+        rows.append({**NO_RATE, "name": name, "time_ms": ms, "share_of_time": ms / total_ms})
+    share = step["time_ms"] / total_ms
+    rows.append({**step, "name": "step without the profiler, matmuls", "share_of_time": share})
+    return rows
 
 
 def by_time(points: list[dict]) -> list[dict]:
@@ -265,43 +263,46 @@ PHASE_COLUMNS = [
 def intensity_section(document: dict) -> Section:
     """Bytes and operations by class of operators and by phase; in each table, the last row is the
     sum of those above it."""
-    classes, phases = document["classes"], document["phases"]
+    classes = document["classes"]
     step = sum_row("class", "step", classes, ("calls", "flops", "element_operations", "bytes"))
     step["operations_per_byte"] = (step["flops"] + step["element_operations"]) / step["bytes"]
     step["side_of_ridge_point"] = document["side_of_ridge_point"]
-    least = document["minimum_step_bytes"]
+    note = []
+    used = document["memory_bandwidth_used_gb_per_sec"]
+    peak = document["memory_bandwidth_peak_gb_per_sec"]
+    if peak and used > peak:
+        note.append("More than the peak bandwidth: caches served part of the bytes counted.")
+    names = {"Bytes": "bytes", "Minimum bytes": "minimum", "Other operations": "elements"}
+    for name, key in names.items():
+        note.append(f"{name}: {document['convention'][key]}.")
+    return Section(
+        "Bytes moved and arithmetic intensity",
+        class_columns(document["step_bytes"]),
+        [*classes, step],
+        note,
+        intensity_facts(document),
+        parts=[Section("Bytes moved by phase", PHASE_COLUMNS, phase_rows(document))],
+    )
+
+
+def phase_rows(document: dict) -> list[dict]:
+    """The phases, and the step."""
+    phases, least = document["phases"], document["minimum_step_bytes"]
     # A phase also moves what it hands to the next one; within a step that can stay in on-chip
     # memory.
-    handed = least - sum(row["minimum_bytes"] for row in phases)
-    by_phase = [
-        *phases,
-        {
-            "phase": "less: from phase to phase",
-            "flops": None,
-            "bytes": None,
-            "minimum_bytes": handed,
-        },
-        {
-            "phase": "step",
-            "flops": document["step_flops"],
-            "bytes": document["step_bytes"],
-            "minimum_bytes": least,
-        },
-    ]
-    names = {"Bytes": "bytes", "Minimum bytes": "minimum", "Other operations": "elements"}
-    note = [f"{name}: {document['convention'][key]}." for name, key in names.items()]
-    used, peak = (
-        document["memory_bandwidth_used_gb_per_sec"],
-        document["memory_bandwidth_peak_gb_per_sec"],
-    )
-    if peak and used > peak:
-        note.insert(0, "More than the peak bandwidth: caches served part of the bytes counted.")
-    columns, parts = (
-        class_columns(document["step_bytes"]),
-        [Section("Bytes moved by phase", PHASE_COLUMNS, by_phase)],
-    )
-    title, facts = "Bytes moved and arithmetic intensity", intensity_facts(document)
-    return Section(title, columns, [*classes, step], note, facts, parts=parts)
+    handed = {
+        "phase": "less: from phase to phase",
+        "flops": None,
+        "bytes": None,
+        "minimum_bytes": least - sum(row["minimum_bytes"] for row in phases),
+    }
+    step = {
+        "phase": "step",
+        "flops": document["step_flops"],
+        "bytes": document["step_bytes"],
+        "minimum_bytes": least,
+    }
+    return [*phases, handed, step]
 
 
 def class_columns(step_bytes: int) -> list[Column]:
@@ -320,38 +321,46 @@ def class_columns(step_bytes: int) -> list[Column]:
 
 
 def intensity_facts(document: dict) -> dict[str, object]:
-    ridge = document["ridge_point_flops_per_byte"]
-    used, peak = (
-        document["memory_bandwidth_used_gb_per_sec"],
-        document["memory_bandwidth_peak_gb_per_sec"],
-    )
-    sources = (document["peak_source"], document["memory_bandwidth_peak_source"])
-    kinds = (
-        " over ".join(dict.fromkeys(source.partition(":")[0] for source in sources))
-        if ridge
-        else ""
-    )
+    moved, least = megabytes(document["step_bytes"]), megabytes(document["minimum_step_bytes"])
+    intensity = document["arithmetic_intensity_flops_per_byte"]
+    at_minimum = document["intensity_at_minimum_flops_per_byte"]
+    used = document["memory_bandwidth_used_gb_per_sec"]
+    peak = document["memory_bandwidth_peak_gb_per_sec"]
+    bandwidth = f"{used:,.2f} GB/s"
+    if peak:
+        bandwidth += f", {used / peak:.1%} of {peak:,.1f} GB/s"
     return {
-        "Bytes moved by a step": (
-            f"{megabytes(document['step_bytes'])}; minimum "
-            f"{megabytes(document['minimum_step_bytes'])}"
-        ),
+        "Bytes moved by a step": f"{moved}; minimum {least}",
         "Arithmetic intensity": (
-            f"{document['arithmetic_intensity_flops_per_byte']:.2f} FLOPs/byte; "
-            f"{document['intensity_at_minimum_flops_per_byte']:.2f} with the minimum bytes"
+            f"{intensity:.2f} FLOPs/byte; {at_minimum:.2f} with the minimum bytes"
         ),
-        "Bandwidth used": (
-            f"{used:,.2f} GB/s" + (f", {used / peak:.1%} of {peak:,.1f} GB/s" if peak else "")
-        ),
+        "Bandwidth used": bandwidth,
         "By the 10/100 thresholds": document["memory_bound_vs_compute_bound"].replace("_", " "),
-        RIDGE: (
-            f"{document['side_of_ridge_point']} side of {ridge:.1f} FLOPs/byte ({kinds})"
-            if ridge
-            else document["ridge_point_flops_per_byte_reason"]
-        ),
+        RIDGE: ridge_text(document),
     }
 
 
+def ridge_text(document: dict) -> str:
+    """'memory side of 15.6 FLOPs/byte (measured here)'"""
+    ridge = document["ridge_point_flops_per_byte"]
+    if not ridge:
+        return document["ridge_point_flops_per_byte_reason"]
+    kinds = []
+    for source in (document["peak_source"], document["memory_bandwidth_peak_source"]):
+        kind, _, _ = source.partition(":")
+        if kind not in kinds:
+            kinds.append(kind)
+    return (
+        f"{document['side_of_ridge_point']} side of {ridge:.1f} FLOPs/byte ({' over '.join(kinds)})"
+    )
+
+
 # By the name of the document, in the order of the sections.
-MAKERS = {"flops": flops_section, "roofline": roofline_section, "intensity": intensity_section}
-MAKERS |= {"memory": memory_section, "program": program_section, "summary": run_section}
+MAKERS = {
+    "flops": flops_section,
+    "roofline": roofline_section,
+    "intensity": intensity_section,
+    "memory": memory_section,
+    "program": program_section,
+    "summary": run_section,
+}
