@@ -85,9 +85,9 @@ def main() -> None:
     args = parser.parse_args()
     check_flags(parser, args)
     check_packages(args)
-    from analysis.comparison import text
-    from analysis.comparison.document import compare
-    from analysis.comparison.gate import EXIT_SLOWER, compare_with_gate
+    from analysis.compare import text
+    from analysis.compare.document import compare
+    from analysis.compare.gate import EXIT_SLOWER, compare_with_gate
     from analysis.report.axes import plain_text
     from analysis.report.comparison_figure import draw_comparison
     from harness.base.console import file_lines, say

@@ -121,7 +121,8 @@ def main() -> None:
     require("the analysis", PACKAGES)
     folder = (settings.output_dir or Path(f"proof_{datetime.now():%Y%m%d_%H%M%S}")).absolute()
     make_folder(folder)
-    from analysis.commands.proof import Proof, keep_in, tell  # PyTorch takes seconds to import
+    from analysis.commands.proof import keep_in, tell  # PyTorch takes seconds to import
+    from analysis.prove.proof import Proof
 
     if not settings.changes:
         raise UserError("--try: name a change", 2)

@@ -26,12 +26,12 @@ import numpy as np
 import tiny_llama_v1 as tiny_llama
 from analysis.hardware.datasheets import Datasheet
 from analysis.hardware.matching import described, given_row, rows_named
+from analysis.memory.allocator import needed_bytes
+from analysis.memory.predicted import predicted_memory
 from analysis.prediction.capacity import workspaces_by_default
 from analysis.prediction.document import time_bounds
 from analysis.prediction.expected_time import expected_step_time
-from analysis.prediction.memory import predicted_memory
 from analysis.prediction.network import Network, links_inside_node
-from analysis.prediction.reserved import needed_bytes
 from benchmarks.common import benchmark_parser, report
 from harness.base.console import progress_bar, say
 from harness.base.documents import read_document

@@ -10,8 +10,7 @@ from programs import LOOP, MODEL, PLAIN, TRAIN
 from test_prove_changes import one_run, proof, tool
 from torch import nn
 
-from analysis.commands.proof import Proof
-from analysis.comparison.applied import (
+from analysis.prove.applied import (
     ALREADY,
     APPLIED,
     NO_SIGN,
@@ -19,6 +18,7 @@ from analysis.comparison.applied import (
     effects_together,
     without_effect,
 )
+from analysis.prove.proof import Proof
 from harness.model.changes import CHANGES, change_of
 from harness.program.hooks.signs import (
     ATTENTION,

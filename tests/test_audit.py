@@ -11,8 +11,8 @@ import pytest
 import torch
 from helpers import PROJECT, SMALL_MODEL
 
+from analysis.compare.same_training import loss_bound, training_check
 from analysis.hardware.rate_limits import rate_limit
-from analysis.trust.same_training import loss_bound, training_check
 from harness.base.errors import UserError
 from harness.base.ranges import trace_range
 from harness.instruments.audit import FirstStep, RateLimit, audit_document, audit_text

@@ -9,9 +9,9 @@ from test_prediction import TINY, read, workload_of
 
 import tiny_llama_v1 as tiny_llama
 from analysis.hardware.datasheets import DATASHEETS
+from analysis.memory.predicted import predicted_memory
 from analysis.prediction.capacity import CONTEXT, RESERVES, capacity_elsewhere, capacity_of
 from analysis.prediction.document import memory_prediction
-from analysis.prediction.memory import predicted_memory
 from analysis.prediction.text import prediction_lines, what_fits
 from harness.machine import host_limits
 from harness.machine.devices import memory_of_a_rank

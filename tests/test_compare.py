@@ -13,8 +13,8 @@ import compare_runs
 import tiny_llama_v1 as tiny_llama
 from analysis.attribution.components import NAMED_RANGES, OPERATOR_KINDS
 from analysis.commands.run_ending import mfu_line
-from analysis.comparison.document import compare
-from analysis.comparison.noise import (
+from analysis.compare.document import compare
+from analysis.compare.noise import (
     AGAIN,
     BASELINE,
     NOISE,
@@ -25,8 +25,8 @@ from analysis.comparison.noise import (
     judged,
     ratio_of_medians,
 )
-from analysis.comparison.parts import OTHER_PROFILER, compare_profiles
-from analysis.comparison.text import (
+from analysis.compare.parts import OTHER_PROFILER, compare_profiles
+from analysis.compare.text import (
     comparison_answer,
     comparison_headline,
     comparison_section,

@@ -11,8 +11,8 @@ from traces import SMALL, write_trace
 
 import analyze_trace
 import compare_runs
-from analysis.comparison.document import compare
-from analysis.comparison.text import comparison_answer, comparison_section
+from analysis.compare.document import compare
+from analysis.compare.text import comparison_answer, comparison_section
 from analysis.diagnosis.traces import analyze_all
 from analysis.report.html import write_report
 from analysis.report.page import DOCUMENT_FILES

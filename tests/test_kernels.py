@@ -15,7 +15,7 @@ from helpers import finish, start
 
 import tiny_llama_v1
 from analysis.diagnosis.document import operator_analysis
-from analysis.prediction.memory import predicted_memory
+from analysis.memory.predicted import predicted_memory
 from analysis.trace.links import link
 from analysis.trace.tables import read_trace
 from analysis.work.flop_counts import reconciliation

@@ -11,14 +11,14 @@ from torch import nn
 from torch._dynamo import config
 from torch._dynamo.utils import counters
 
+from analysis.memory.predicted import peak_bytes
 from analysis.prediction.capacity import capacity_elsewhere
 from analysis.prediction.document import memory_prediction, predict, time_bounds
-from analysis.prediction.memory import peak_bytes
 from analysis.prediction.text import prediction_lines
 from analysis.work.flop_counts import flops_of_step
-from analysis.work.user_workload import over_placed
 from harness.base.errors import UserError
 from harness.instruments.compilation import APART, compile_in_place, compiling
+from harness.model.user_code.user_workload import over_placed
 
 FILE = """
 import copy

@@ -4,7 +4,7 @@ seeded simulation; and a difference that is there is found."""
 import numpy as np
 import pytest
 
-from analysis.comparison.noise import (
+from analysis.compare.noise import (
     Measured,
     interval_in_turn,
     interval_over_processes,

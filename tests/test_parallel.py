@@ -12,10 +12,10 @@ import torch
 from helpers import PROJECT, SMALL_MODEL, finish, free_port, start
 
 import tiny_llama_v1 as tiny_llama
+from analysis.memory.allocator import needed_bytes
+from analysis.memory.predicted import predicted_memory
 from analysis.prediction.communication import communication
-from analysis.prediction.memory import predicted_memory
 from analysis.prediction.network import Network, links_inside_node
-from analysis.prediction.reserved import needed_bytes
 from analysis.prediction.search import (
     changes_that_fit,
     first_world_size,

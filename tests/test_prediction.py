@@ -17,8 +17,8 @@ from helpers import PROJECT, SMALL_MODEL, finish, start
 import tiny_llama_v1 as tiny_llama
 from analysis.hardware import measuring
 from analysis.hardware.datasheets import DATASHEETS
+from analysis.memory.predicted import peak_bytes, predicted_memory
 from analysis.prediction.document import memory_prediction, time_bounds
-from analysis.prediction.memory import peak_bytes, predicted_memory
 from analysis.prediction.search import MOST_TOKENS, first_where, largest_size, largest_that_fits
 from analysis.prediction.text import next_step, what_fits
 from analysis.trace.tables import read_trace

@@ -20,8 +20,8 @@ from pretended.allocator import CONTEXT, Allocator
 from pretended.cards import MIB
 from test_databases import of, table, written
 
-from analysis.comparison.document import compare
-from analysis.comparison.noise import NOISE, REPEAT
+from analysis.compare.document import compare
+from analysis.compare.noise import NOISE, REPEAT
 from analysis.hardware.matching import datasheet
 from analysis.trace.tables import read_trace
 

@@ -9,9 +9,9 @@ from helpers import PROJECT
 
 import tiny_llama_v1 as tiny_llama
 from analysis.hardware.matching import described, rows_named
+from analysis.memory.predicted import predicted_memory
 from analysis.prediction.communication import communication
 from analysis.prediction.document import time_bounds
-from analysis.prediction.memory import predicted_memory
 from analysis.prediction.network import links_inside_node
 from harness.base.documents import read_document
 

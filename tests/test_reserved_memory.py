@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import tiny_llama_v1 as tiny_llama
+from analysis.memory.allocator import CachingAllocator, reserved_bytes
+from analysis.memory.predicted import predicted_memory
 from analysis.prediction.capacity import capacity_elsewhere
 from analysis.prediction.document import memory_prediction
-from analysis.prediction.memory import predicted_memory
-from analysis.prediction.reserved import CachingAllocator, reserved_bytes
 from analysis.prediction.text import fit_facts, how_to_fit
 from harness.base.units import MB
 from harness.instruments.memory_timeline import Allocation, Phase, StepMemory

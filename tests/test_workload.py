@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from analysis.memory.allocator import needed_bytes
+from analysis.memory.predicted import peak_bytes, predicted_memory
 from analysis.prediction.capacity import CONTEXT, RESERVES, capacity_elsewhere
 from analysis.prediction.document import memory_prediction, predict
-from analysis.prediction.memory import peak_bytes, predicted_memory
-from analysis.prediction.reserved import needed_bytes
 from analysis.prediction.text import prediction_lines
 from analysis.work.bytes_moved import computational_intensity, step_work
 from analysis.work.fake_step import FakeRunError, fake_step

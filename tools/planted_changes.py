@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterator
 from itertools import product
 from pathlib import Path
 
-from analysis.commands.proof import NOTHING, Proof
-from analysis.comparison.training import apart, gain, trains
+from analysis.prove.audit import apart, trains
+from analysis.prove.proof import NOTHING, Proof
+from analysis.prove.turns import gain
 from harness.model.changes import ROUNDING
 from harness.program.trials import trials_of
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
+from analysis.memory.predicted import beside_measured, predicted_memory
+from analysis.memory.tables import memory_lines, memory_section
 from analysis.prediction.capacity import capacity_of
 from analysis.prediction.document import memory_prediction
 from analysis.prediction.expected_time import expected_step_time
-from analysis.prediction.memory import beside_measured, predicted_memory
 from analysis.prediction.text import what_fits
 from analysis.work.fake_step import FakeRunError
 from analysis.work.flop_rates import flops_profile
-from analysis.work.memory_tables import memory_lines, memory_section
 from analysis.work.sections import agreement_text, flops_section
 from harness.base.errors import UserError, out_of_memory
 from harness.base.sections import as_text

@@ -9,6 +9,9 @@ import torch
 from analysis.hardware.ceilings import NOT_MEASURED, bandwidth_ceilings, compute_ceilings
 from analysis.hardware.datasheets import Datasheet
 from analysis.hardware.matching import datasheet, described
+from analysis.memory.allocator import needed_bytes, reserved_bytes
+from analysis.memory.predicted import bytes_on_other_ranks, kept_for_backward, predicted_memory
+from analysis.memory.tables import place_of_peak
 from analysis.prediction.capacity import (
     CONTEXT,
     RESERVES,
@@ -18,13 +21,10 @@ from analysis.prediction.capacity import (
 )
 from analysis.prediction.communication import communication
 from analysis.prediction.expected_time import expected_step_time
-from analysis.prediction.memory import bytes_on_other_ranks, kept_for_backward, predicted_memory
 from analysis.prediction.network import links_inside_node, network_of
-from analysis.prediction.reserved import needed_bytes, reserved_bytes
 from analysis.prediction.search import changes_that_fit, largest_sizes
 from analysis.work.bytes_moved import step_work
 from analysis.work.flop_counts import flops_of_step
-from analysis.work.memory_tables import place_of_peak
 from analysis.work.sent_bytes import sent_bytes
 from harness.base.units import MB
 from harness.documents.memory import NO_NETWORK, Prediction

@@ -2,8 +2,8 @@
 
 import torch
 
+from analysis.memory.predicted import peak_bytes
 from analysis.prediction.capacity import capacity_of
-from analysis.prediction.memory import peak_bytes
 from analysis.work.fake_step import FakeRunError
 from harness.base.errors import UserError
 from harness.machine.devices import memory_of_a_rank

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from analysis.prediction.memory import (
+from analysis.memory.allocator import needed_bytes
+from analysis.memory.predicted import (
     bytes_on_other_ranks,
     peak_bytes,
     persistent_bytes,
     predicted_memory,
 )
-from analysis.prediction.reserved import needed_bytes
 from analysis.work.fake_step import FakeRunError
 from harness.base.console import progress_bar
 from harness.base.text import flag_of

@@ -3,10 +3,10 @@
 import shlex
 from collections.abc import Sequence
 
+from analysis.memory.tables import TENSOR_COLUMNS, folded_layers, parts_of_peak
 from analysis.prediction.communication import communication_facts, communication_sections
 from analysis.prediction.network import RANKS_OF_NODE
 from analysis.prediction.search import MOST_TOKENS
-from analysis.work.memory_tables import TENSOR_COLUMNS, folded_layers, parts_of_peak
 from harness.base.sections import Section, as_text
 from harness.base.tables import ANSWER_LINES, answer, column, wrapped
 from harness.base.text import arithmetic, batch_text, flag_of

@@ -8,9 +8,9 @@ from html import escape
 import numpy as np
 
 from analysis.attribution.components import IDLE
+from analysis.memory.tables import stack_of_memory
 from analysis.report.palette import GRAY, MEMORY_COLORS, PHASE_COLORS, color_of
 from analysis.report.step_zoom import GPU, look_of
-from analysis.work.memory_tables import stack_of_memory
 from analysis.work.sections import by_time
 from harness.base.text import shortened, told_apart
 

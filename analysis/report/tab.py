@@ -19,10 +19,10 @@ from pathlib import Path
 
 from analysis.attribution.components import attribute
 from analysis.attribution.graph_replays import with_replayed_operators
-from analysis.comparison.document import compare_read
-from analysis.comparison.parts import PART_KINDS
-from analysis.comparison.runs import ComparedRun, summary_and_flops, summary_of_trace
-from analysis.comparison.text import comparison_section
+from analysis.compare.document import compare_read
+from analysis.compare.parts import PART_KINDS
+from analysis.compare.runs import ComparedRun, summary_and_flops, summary_of_trace
+from analysis.compare.text import comparison_section
 from analysis.diagnosis.document import operator_analysis
 from analysis.diagnosis.traces import analyze_all, note_missing_ranks
 from analysis.report.charts import charts, comparison_chart, step_of_document

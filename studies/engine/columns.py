@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from analysis.comparison.noise import Measured, interval_of_ratio, judged
-from analysis.prediction.memory import peak_bytes
+from analysis.compare.noise import Measured, interval_of_ratio, judged
+from analysis.memory.predicted import peak_bytes
 from analysis.work.fake_step import FakeRunError
 from harness.base.tables import Column, column, value_of
 from harness.instruments.phases import summary_stats

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from typing_extensions import NotRequired
 
-from analysis.comparison.noise import interval_over_processes
+from analysis.compare.noise import interval_over_processes
 from analysis.prediction.network import Network
 from harness.documents.memory import ONE_RANK
 from harness.instruments.memory_timeline import CollectiveRow

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from analysis.hardware.achievable import HIGH, LOW, achievable_rates
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
+from analysis.memory.predicted import predicted_memory
 from analysis.prediction.capacity import workspaces_by_default
 from analysis.prediction.expected_time import (
     Operator,
@@ -33,7 +34,6 @@ from analysis.prediction.expected_time import (
     operators_of,
     setting_of,
 )
-from analysis.prediction.memory import predicted_memory
 from analysis.work.fake_step import GpuMemoryTracker, fake_step
 from harness import PROJECT
 from harness.base.documents import read_document

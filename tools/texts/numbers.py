@@ -19,15 +19,15 @@ from pathlib import Path
 from analysis.attribution.components import IDLE
 from analysis.diagnosis.document import operator_analysis
 from analysis.hardware.matching import described, rows_named
+from analysis.memory.predicted import predicted_memory
+from analysis.memory.tables import place_of_peak
 from analysis.prediction.capacity import capacity_elsewhere
 from analysis.prediction.document import time_bounds
 from analysis.prediction.expected_time import expected_step_time
-from analysis.prediction.memory import predicted_memory
 from analysis.trace.links import link
 from analysis.trace.tables import read_trace
 from analysis.work.bytes_moved import step_work
 from analysis.work.flop_counts import flops_of_step
-from analysis.work.memory_tables import place_of_peak
 from analysis.work.sent_bytes import sent_bytes
 from harness import PROJECT
 from harness.base.documents import read_document

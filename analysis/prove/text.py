@@ -1,11 +1,12 @@
 """What of a program was proven: its section, those of the changes that help first."""
 
-from analysis.comparison.noise import as_fast
+from analysis.compare.noise import as_fast
+from analysis.prove.audit import DIFFERS
 from harness.base.sections import Section
 from harness.base.tables import column, text_columns
 from harness.base.text import significant
 
-FASTER, SLOWER, DIFFERS, FAILS = "faster", "slower", "differs", "fails"
+FASTER, SLOWER, FAILS = "faster", "slower", "fails"
 REPEATS = {
     "bit-equal": "two runs of it are bit-equal",
     "rounding": "two runs of it differ by rounding",

@@ -2,10 +2,10 @@
 
 import math
 
-from analysis.comparison.noise import AGAIN, NOISE, REPEAT, REPEATED, UNDECIDED, as_fast, is_decided
-from analysis.comparison.parts import OTHER_PROFILER, PART_KINDS
+from analysis.compare.noise import AGAIN, NOISE, REPEAT, REPEATED, UNDECIDED, as_fast, is_decided
+from analysis.compare.parts import OTHER_PROFILER, PART_KINDS
+from analysis.compare.same_training import NOT_THE_SAME
 from analysis.trust.integrity import MEASURABLE
-from analysis.trust.same_training import NOT_THE_SAME
 from harness.base.sections import Section
 from harness.base.tables import Column, answer, column, grouped
 from harness.base.text import count_of, short_names, significant

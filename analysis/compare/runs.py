@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.comparison.noise import STEPS_OF_RUN
+from analysis.compare.noise import STEPS_OF_RUN
 from analysis.hardware.mfu import mfu_percent
 from analysis.trace.readers.formats import find_traces, may_be_trace
 from harness.base.documents import read_document, read_fitting, read_or_leave_out

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.comparison.document import compare_read, read_runs
-from analysis.comparison.noise import REPEATED, around, judged, least_left, noise_between_runs
-from analysis.comparison.runs import ComparedRun, different_settings, repeated_runs, settings_text
-from analysis.trust.same_training import OF_THE_DATA, OF_THE_MODEL
+from analysis.compare.document import compare_read, read_runs
+from analysis.compare.noise import REPEATED, around, judged, least_left, noise_between_runs
+from analysis.compare.runs import ComparedRun, different_settings, repeated_runs, settings_text
+from analysis.compare.same_training import OF_THE_DATA, OF_THE_MODEL
 from harness.base.errors import UserError
 from harness.documents.comparisons import Comparison
 from harness.schema import explained

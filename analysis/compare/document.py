@@ -10,23 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.comparison.noise import (
-    BASELINE,
-    NOISE,
-    REPEAT,
-    judged,
-    ratio_of_medians,
-    within_spread,
-)
-from analysis.comparison.parts import PART_KINDS, compare_profiles, profiler_of
-from analysis.comparison.runs import (
+from analysis.compare.noise import BASELINE, NOISE, REPEAT, judged, ratio_of_medians, within_spread
+from analysis.compare.parts import PART_KINDS, compare_profiles, profiler_of
+from analysis.compare.runs import (
     IGNORED,
     ComparedRun,
     different_settings,
     read_run,
     settings_of_run,
 )
-from analysis.trust.same_training import NOT_THE_SAME, training_check
+from analysis.compare.same_training import NOT_THE_SAME, training_check
 from harness.base.errors import UserError
 from harness.base.tables import grouped
 from harness.documents.comparisons import NOT_IN_TRACE, Comparison

@@ -5,7 +5,7 @@ import itertools
 import math
 
 from analysis.attribution.components import OPERATOR_KINDS
-from analysis.comparison.noise import NOISE, SPREAD_UNKNOWN, Measured, noise_of_difference
+from analysis.compare.noise import NOISE, SPREAD_UNKNOWN, Measured, noise_of_difference
 
 PART_KINDS = {
     "components": "component",
