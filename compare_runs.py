@@ -96,16 +96,17 @@ def main() -> None:
     from harness.base.text import read_on
 
     if args.fail_if_slower:
-        document = compare_with_gate(*args.folders, args.fail_if_slower)
+        comparison = compare_with_gate(*args.folders, args.fail_if_slower)
     else:
-        document = compare(args.folders)
+        comparison = compare(args.folders)
+    document = comparison.as_json()
     short = text.with_short_names(document)
     if args.verbose:
         say(*as_text(text.comparison_section(short), args.top_n)[1:])
     folder = args.output_dir or Path(f"comparison_{datetime.now():%Y%m%d_%H%M%S}")
     make_folder(folder)
     json_file, md_file, png_file = (folder / f"comparison.{kind}" for kind in ("json", "md", "png"))
-    write_json(json_file, document)
+    write_json(json_file, comparison)
     markdown = as_markdown(text.comparison_section(document), ROWS_OF_FILE, level=1)[1:]
     write_bytes(md_file, "\n".join([*markdown, ""]).encode())
     with plain_text():

@@ -45,12 +45,13 @@ class Document:
     def __init__(self, **values: Any):
         """Raises TypeError for a field that is missing, and for a value of no field."""
         declared = fields_of(type(self))
-        for name in values:
+        given = {name.removesuffix("_"): value for name, value in values.items()}
+        for name in given:
             if name not in declared:
                 raise TypeError(f"{type(self).__name__} has no field {name}")
         for name, declaration in declared.items():
-            if name in values:
-                setattr(self, name, values[name])
+            if name in given:
+                setattr(self, name, given[name])
             elif is_required(declaration):
                 raise TypeError(f"{type(self).__name__} needs a value for {name}")
             else:

@@ -262,7 +262,7 @@ def test_where_nothing_is_left_the_lines_are_the_error(run_folder):
 
 def compared(sound, run_folder) -> dict:
     """In both directions."""
-    documents = [compare([*pair]) for pair in ((sound, run_folder), (run_folder, sound))]
+    documents = [compare([*pair]).as_json() for pair in ((sound, run_folder), (run_folder, sound))]
     for document in documents:
         as_text(comparison_section(document))
         comparison_answer(document, "comparison.md")

@@ -5,16 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from analysis.compare.noise import STEPS_OF_RUN
+from analysis.compare.noise import STEPS_OF_RUN, Disturbance
+from analysis.compare.settings import different_settings, settings_text
 from analysis.hardware.mfu import mfu_percent
 from analysis.trace.readers.formats import find_traces, may_be_trace
 from harness.base.documents import read_document, read_fitting, read_or_leave_out
 from harness.base.errors import UserError
 from harness.base.text import count_of
-from harness.documents.comparisons import NOT_IN_TRACE
 from harness.documents.flops import FlopsProfile
 from harness.documents.trace import OperatorAnalysis
 from harness.instruments.phases import PHASES
@@ -22,16 +23,32 @@ from harness.machine.disturbance import disturbance_text
 from harness.run.run_summary import PerformanceSummary
 
 SUMMARY = "performance_summary.json"
+NOT_IN_TRACE = "not in a trace"
 # The fields that a comparison reads of each document of a run.
-OF_SUMMARY = ["status", "config", "environment", "steps", "loss.first", "loss.final"]
-OF_SUMMARY += [
-    f"disturbance?.{name}" for name in ("disturbed", "waited_share", "lost_share", "reasons", "gpu")
-]
-OF_SUMMARY += ["audit?.ok", "audit?.findings"]
-OF_SUMMARY += ["training.world_size", "training.completed_steps", "memory.peak_mb", "memory.source"]
-OF_SUMMARY += [f"performance.avg_{phase}_time_ms" for phase in PHASES]
-OF_SUMMARY += [f"performance.{name}" for name in ("samples_per_sec", "tokens_per_sec")]
-OF_SUMMARY += [f"performance.{name}" for name in ("model_flops_per_step", "achieved_tflops")]
+OF_SUMMARY = (
+    "status",
+    "config",
+    "environment",
+    "steps",
+    "loss.first",
+    "loss.final",
+    "disturbance?.disturbed",
+    "disturbance?.waited_share",
+    "disturbance?.lost_share",
+    "disturbance?.reasons",
+    "disturbance?.gpu",
+    "audit?.ok",
+    "audit?.findings",
+    "training.world_size",
+    "training.completed_steps",
+    "memory.peak_mb",
+    "memory.source",
+    "performance.samples_per_sec",
+    "performance.tokens_per_sec",
+    "performance.model_flops_per_step",
+    "performance.achieved_tflops",
+    *(f"performance.avg_{phase}_time_ms" for phase in PHASES),
+)
 OF_ANALYSIS = (
     "trace",
     "steps",
@@ -41,11 +58,30 @@ OF_ANALYSIS = (
     "operators",
     "memory",
     "verdict.bound",
+    "integrity.world_size",
+    "integrity.profiler_overhead.ratio",
 )
-OF_ANALYSIS += ("integrity.world_size", "integrity.profiler_overhead.ratio")
 OF_FLOPS = ("efficiency_metrics.mfu_percent",)
-# Settings that do not affect the results; DeepSpeed itself sets the variable.
-IGNORED = {"output_dir", "profile_dir", "log_interval", "$PYTORCH_NVML_BASED_CUDA_CHECK"}
+
+
+class Memory(NamedTuple):
+    """The peak of a run."""
+
+    peak_mb: float | None
+    source: str  # what was counted
+
+
+class WasDisturbed(NamedTuple):
+    """What other processes did to the averaged steps of a run; None: it did not measure it."""
+
+    disturbed: bool | None
+    waited_share: float | None  # of thread time, waiting for a core
+    lost_share: float | None  # of the steps' time, that is due to it at most
+    text: str
+
+    @property
+    def of_times(self) -> Disturbance:
+        return Disturbance(self.disturbed, self.lost_share)
 
 
 @dataclass
@@ -83,44 +119,39 @@ class ComparedRun:
         """Times of the steps that averages include; if there are none, of all but the first."""
         steps = self.summary["steps"]
         times = np.array(steps["time_ms"], dtype=float)
-        free = np.array([reason is None for reason in steps["exclusion_reason"]], dtype=bool)
-        return times[free] if free.any() else times[1:] if len(times) > 1 else times
+        averaged = np.array([reason is None for reason in steps["exclusion_reason"]], dtype=bool)
+        if averaged.any():
+            return times[averaged]
+        return times[1:] if len(times) > 1 else times
 
     @property
-    def disturbance(self) -> dict:
-        """What disturbed its averaged steps; `disturbed` is None if the run did not measure it.
-
-        lost_share: the largest share of its step time that the disturbance can account for.
-        """
-        found = self.summary.get("disturbance")
-        if not found:
-            return {
-                "disturbed": None,
-                "waited_share": None,
-                "lost_share": None,
-                "disturbance": "not measured",
-            }
-        values = {name: found[name] for name in ("disturbed", "waited_share", "lost_share")}
-        return values | {"disturbance": disturbance_text(found)}
+    def disturbance(self) -> WasDisturbed:
+        document = self.summary.get("disturbance")
+        if not document:
+            return WasDisturbed(None, None, None, "not measured")
+        return WasDisturbed(
+            disturbed=document["disturbed"],
+            waited_share=document["waited_share"],
+            lost_share=document["lost_share"],
+            text=disturbance_text(document),
+        )
 
     @property
     def mfu_percent(self) -> float | None:
         """As the run printed it; a run of another machine may have its peak in its
         flops_profile.json alone."""
-        found = mfu_percent(self.summary)
-        return (
-            self.flops["efficiency_metrics"]["mfu_percent"]
-            if found is None and self.flops
-            else found
-        )
+        printed = mfu_percent(self.summary)
+        if printed is None and self.flops:
+            return self.flops["efficiency_metrics"]["mfu_percent"]
+        return printed
 
     @property
-    def memory(self) -> dict:
-        """Its peak with its source, as its summary tells them;
-        of a run that does not, as its trace does."""
-        if self.summary["memory"]["peak_mb"] is None and self.analysis:
+    def memory(self) -> Memory:
+        """Its peak as its summary tells it; of a run that does not, as its trace does."""
+        memory = self.summary["memory"]
+        if memory["peak_mb"] is None and self.analysis:
             return memory_of_trace(self.analysis)
-        return self.summary["memory"]
+        return Memory(memory["peak_mb"], memory["source"])
 
     @property
     def clock(self) -> str:
@@ -156,28 +187,25 @@ def summary_and_flops(folder: Path, left_out: list[str]) -> tuple[dict | None, d
     """performance_summary.json and flops_profile.json of a folder; left_out takes why one of them
     cannot be read."""
     summary = read_or_leave_out(folder / SUMMARY, PerformanceSummary, left_out, OF_SUMMARY)
-    return summary, read_or_leave_out(
-        folder / "flops_profile.json", FlopsProfile, left_out, OF_FLOPS
-    )
+    flops_file = folder / "flops_profile.json"
+    return summary, read_or_leave_out(flops_file, FlopsProfile, left_out, OF_FLOPS)
 
 
 def run_of_trace(trace: Path, path: Path, name: str, left_out: Sequence[str] = ()) -> ComparedRun:
-    from analysis.diagnosis.traces import (
-        analyze_all,
-    )  # pandas is slow to load, and runs are compared without it
+    # pandas is slow to load, and runs are compared without it.
+    from analysis.diagnosis.traces import analyze_all
 
     analyses, refused = analyze_all([trace])
     if refused:
         raise refused[0]
-    return ComparedRun(
-        path, name, summary_of_trace(analyses[0][1]), analyses[0][1], None, [*left_out]
-    )
+    _, analysis = analyses[0]
+    return ComparedRun(path, name, summary_of_trace(analysis), analysis, None, [*left_out])
 
 
 def summary_of_trace(analysis: dict) -> dict:
     """What the summary of a run would tell, as far as a trace does: times of its profiled steps."""
     times = [row["duration_ms"] for row in analysis["steps"]["rows"]]
-    names = ("samples_per_sec", "tokens_per_sec", "model_flops_per_step", "achieved_tflops")
+    memory = memory_of_trace(analysis)
     return {
         "status": "completed",
         "config": {
@@ -185,51 +213,56 @@ def summary_of_trace(analysis: dict) -> dict:
             "profiling": {},
             "model": {"parameters": None},
         },
-        "environment": {"device": {"name": None}, "packages": {}, "variables": {}}
-        | dict.fromkeys(("host", "python", "commit", "uncommitted_changes", "timestamp")),
+        "environment": {
+            "device": {"name": None},
+            "packages": {},
+            "variables": {},
+            "host": None,
+            "python": None,
+            "commit": None,
+            "uncommitted_changes": None,
+            "timestamp": None,
+        },
         "training": {"world_size": analysis["integrity"]["world_size"]},
-        "performance": dict.fromkeys((*names, *(f"avg_{phase}_time_ms" for phase in PHASES))),
-        "memory": memory_of_trace(analysis),
+        "performance": {
+            "samples_per_sec": None,
+            "tokens_per_sec": None,
+            "model_flops_per_step": None,
+            "achieved_tflops": None,
+            **{f"avg_{phase}_time_ms": None for phase in PHASES},
+        },
+        "memory": {"peak_mb": memory.peak_mb, "source": memory.source},
         "loss": {"final": None},
         "steps": {"time_ms": times, "exclusion_reason": [None] * len(times), "loss": []},
     }
 
 
-def memory_of_trace(analysis: dict) -> dict:
-    """`memory` of a summary, of the recorded steps."""
+def memory_of_trace(analysis: dict) -> Memory:
+    """Of the recorded steps."""
     peak_mb = analysis["memory"]["peak_mb"]
     if peak_mb is None:
-        return {"peak_mb": None, "source": NOT_IN_TRACE}
-    return {
-        "peak_mb": peak_mb,
-        "source": f"{analysis['memory'].get('of', 'allocated')}, by its trace",
-    }
+        return Memory(None, NOT_IN_TRACE)
+    return Memory(peak_mb, f"{analysis['memory'].get('of', 'allocated')}, by its trace")
 
 
 def runs_below(folder: Path) -> tuple[list[ComparedRun], list[str]]:
     """The runs in a folder and below it, by the time at which they began, without what was analyzed
     of them; and what else looks like a run there, and what it is.
     Raises UserError without such a folder."""
+    if folder.is_file():
+        raise UserError(f"{folder}: a file; give the folder of a run")
     if not folder.is_dir():
-        raise UserError(
-            f"{folder}: "
-            + ("a file; give the folder of a run" if folder.exists() else "no such folder")
-        )
-    found, others = [], []
+        raise UserError(f"{folder}: no such folder")
     files = {file.parent: file for name in (SUMMARY, "config.json") for file in folder.rglob(name)}
+    runs, others = [], []
     for place, file in sorted(files.items()):
         if any(part.startswith(".") for part in place.relative_to(folder).parts):
             continue
+        name = folder.resolve().name if place == folder else os.path.relpath(place, folder)
         try:
-            summary = read_fitting(place / SUMMARY, PerformanceSummary, OF_SUMMARY)
-            if summary:
-                flops = read_or_leave_out(
-                    place / "flops_profile.json", FlopsProfile, others, OF_FLOPS
-                )
-                name = folder.resolve().name if place == folder else os.path.relpath(place, folder)
-                run = ComparedRun(place, name, summary, None, flops)
-                run.began()
-                found.append(run)
+            run = run_in(place, name, others)
+            if run:
+                runs.append(run)
             elif read_document(file):
                 others.append(f"{place}: has no {SUMMARY} of a run: it was killed, or still runs")
             else:
@@ -238,62 +271,39 @@ def runs_below(folder: Path) -> tuple[list[ComparedRun], list[str]]:
                 )
         except UserError as error:
             others.append(str(error))
-    return sorted(found, key=ComparedRun.began), others
+    return sorted(runs, key=ComparedRun.began), others
+
+
+def run_in(folder: Path, name: str, left_out: list[str]) -> ComparedRun | None:
+    """The run in a folder, without what was analyzed of it; None: there is no summary of one.
+    left_out takes what else of it cannot be read.  Raises UserError."""
+    summary = read_fitting(folder / SUMMARY, PerformanceSummary, OF_SUMMARY)
+    if not summary:
+        return None
+    flops = read_or_leave_out(folder / "flops_profile.json", FlopsProfile, left_out, OF_FLOPS)
+    run = ComparedRun(folder, name, summary, None, flops)
+    run.began()
+    return run
 
 
 def repeated_runs(folder: Path) -> tuple[list[ComparedRun], list[str]]:
     """The run in a folder, or the runs below it, which repeat each other, by the time at which they
     began; and what was left out, and why.  Raises UserError where nothing is left, or runs differ
     in their settings."""
-    found, left_out = runs_below(folder)
-    found = [
-        run for run in found if run.folder == folder
-    ] or found  # those below a run are earlier ones
-    runs = [
-        run
-        for run in found
-        if run.summary["status"] == "completed" and len(run.step_ms) >= STEPS_OF_RUN
-    ]
-    few = f"averaged of {STEPS_OF_RUN} needed"
-    rest = [run for run in found if run not in runs]
-    left_out += [
-        f"{run.name}: {run.summary['status']}, {count_of(len(run.step_ms), 'step')} {few}"
-        for run in rest
-    ]
+    below, left_out = runs_below(folder)
+    # Those below a run are earlier ones.
+    candidates = [run for run in below if run.folder == folder] or below
+    runs = []
+    for run in candidates:
+        status, steps = run.summary["status"], len(run.step_ms)
+        if status == "completed" and steps >= STEPS_OF_RUN:
+            runs.append(run)
+        else:
+            few = f"{count_of(steps, 'step')} averaged of {STEPS_OF_RUN} needed"
+            left_out.append(f"{run.name}: {status}, {few}")
     if not runs:
         raise UserError("; ".join([f"{folder}: no run that can be judged", *left_out]))
-    if different := different_settings([run.summary["config"]["training"] for run in runs]):
+    different = different_settings([run.summary["config"]["training"] for run in runs])
+    if different:
         raise UserError(f"{folder}: its runs do not repeat each other: {settings_text(different)}")
     return runs, left_out
-
-
-def settings_text(different: list[dict]) -> str:
-    """'batch_size 8 | 4, seed 1 | 2': rows of different_settings()."""
-    return ", ".join(
-        f"{row['name']} {' | '.join(dict.fromkeys(map(str, row['values'])))}" for row in different
-    )
-
-
-# ---- Settings ----
-
-
-def different_settings(tables: Sequence[dict]) -> list[dict]:
-    """Each name whose values differ between the tables,
-    with its values; None where a table lacks it."""
-    every = dict.fromkeys(name for table in tables for name in table)
-    names = [name for name in every if name not in IGNORED and not name.endswith("_reason")]
-    rows = [{"name": name, "values": [table.get(name) for table in tables]} for name in names]
-    return [row for row in rows if any(value != row["values"][0] for value in row["values"][1:])]
-
-
-def settings_of_run(run: ComparedRun) -> dict:
-    """Settings and environment of a run, by name."""
-    config, environment = run.summary["config"], run.summary["environment"]
-    found = config["training"] | config["profiling"] | config["model"]
-    found |= {f"{package} version": version for package, version in environment["packages"].items()}
-    found |= {"device": environment["device"]["name"]}
-    found |= {
-        name: environment[name] for name in ("host", "python", "commit", "uncommitted_changes")
-    }
-    found |= {f"${name}": value for name, value in environment["variables"].items()}
-    return found | {"world_size": run.summary["training"]["world_size"]}

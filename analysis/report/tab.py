@@ -255,7 +255,7 @@ class Tab:
 
     def compare(self, run: str, trace: str, other: str) -> dict:
         """Two runs side by side: which is faster, and what takes how long in each."""
-        comparison = compare_read([self.compared(run, trace), self.compared(other)])
+        comparison = compare_read([self.compared(run, trace), self.compared(other)]).as_json()
         rows, drawn = comparison["components"] or comparison["classes"], {}
         sections = [*comparison_section(comparison).parts]
         if rows:
