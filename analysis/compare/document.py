@@ -353,14 +353,13 @@ def repeated(runs: Sequence[ComparedRun]) -> Repeats | None:
     Their profiling may differ: steps with an instrument are not averaged.
     """
     known = [run for run in runs if len(run.step_ms) and not run.of_trace]
-    groups = [group for group in grouped(known, what_ran).values() if len(group) > 1]
-    if not groups:
-        return None
-    spread = 0.0
-    for group in groups:
-        medians_ms = [float(np.median(run.step_ms)) for run in group]
-        spread = max(spread, max(medians_ms) / min(medians_ms) - 1)
-    return Repeats(groups=[[run.name for run in group] for group in groups], spread=spread)
+    names, spread = [], 0.0
+    for group in grouped(known, what_ran).values():
+        if len(group) > 1:
+            medians_ms = [float(np.median(run.step_ms)) for run in group]
+            spread = max(spread, max(medians_ms) / min(medians_ms) - 1)
+            names.append([run.name for run in group])
+    return Repeats(groups=names, spread=spread) if names else None
 
 
 def what_ran(run: ComparedRun) -> str:

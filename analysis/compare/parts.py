@@ -252,18 +252,25 @@ def change_of_part(before: PartTime | None, after: PartTime | None, profiles: Pr
     first, second = before or NOTHING, after or NOTHING
     change_ms = second.ms - first.ms
     noise_ms = noise_of_part(first, second, profiles)
-    if before is None or after is None:
-        difference = "new" if before is None else "gone"
-    elif noise_ms is None:
-        difference = SPREAD_UNKNOWN
-    elif abs(change_ms) <= noise_ms:
-        difference = NOISE
+    if before is None:
+        difference = "new"
+    elif after is None:
+        difference = "gone"
     else:
-        difference = "more" if change_ms > 0 else "less"
+        difference = word_of_change(change_ms, noise_ms)
     if not profiles.same_profiler and difference not in (NOISE, SPREAD_UNKNOWN):
         difference = OTHER_PROFILER
     ratio = second.ms / first.ms if first.ms else None
     return Change(first.ms, second.ms, change_ms, ratio, noise_ms, difference)
+
+
+def word_of_change(change_ms: float, noise_ms: float | None) -> str:
+    """Of a part that both runs have."""
+    if noise_ms is None:
+        return SPREAD_UNKNOWN
+    if abs(change_ms) <= noise_ms:
+        return NOISE
+    return "more" if change_ms > 0 else "less"
 
 
 def noise_of_part(before: PartTime, after: PartTime, profiles: Profiles) -> float | None:

@@ -168,19 +168,25 @@ def read_run(path: Path, name: str) -> ComparedRun:
         raise UserError(f"{path}: no such folder")
     left_out: list[str] = []
     summary, flops = summary_and_flops(path, left_out)
-    analysis = None
-    for folder in (path, path / "pytorch_profiles"):
-        file = folder / "operator_analysis.json"
-        analysis = analysis or read_or_leave_out(file, OperatorAnalysis, left_out, OF_ANALYSIS)
-    if summary is None and analysis:
-        summary = summary_of_trace(analysis)
-    if summary is None and any(may_be_trace(file.name) for file in path.iterdir()):
+    analysis = analysis_in(path, left_out)
+    if summary:
+        return ComparedRun(path, name, summary, analysis, flops, left_out)
+    if analysis:
+        return ComparedRun(path, name, summary_of_trace(analysis), analysis, flops, left_out)
+    if any(may_be_trace(file.name) for file in path.iterdir()):
         return run_of_trace(find_traces(path)[0], path, name, left_out)
-    if summary is None:
-        raise UserError(
-            "; ".join(left_out) or f"{path}: neither {SUMMARY} of a run nor a trace in it"
-        )
-    return ComparedRun(path, name, summary, analysis, flops, left_out)
+    raise UserError("; ".join(left_out) or f"{path}: neither {SUMMARY} of a run nor a trace in it")
+
+
+def analysis_in(folder: Path, left_out: list[str]) -> dict | None:
+    """operator_analysis.json of a folder, or of that of its profiles; left_out takes why one cannot
+    be read."""
+    for place in (folder, folder / "pytorch_profiles"):
+        file = place / "operator_analysis.json"
+        analysis = read_or_leave_out(file, OperatorAnalysis, left_out, OF_ANALYSIS)
+        if analysis:
+            return analysis
+    return None
 
 
 def summary_and_flops(folder: Path, left_out: list[str]) -> tuple[dict | None, dict | None]:
@@ -253,25 +259,29 @@ def runs_below(folder: Path) -> tuple[list[ComparedRun], list[str]]:
         raise UserError(f"{folder}: a file; give the folder of a run")
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
-    files = {file.parent: file for name in (SUMMARY, "config.json") for file in folder.rglob(name)}
     runs, others = [], []
-    for place, file in sorted(files.items()):
-        if any(part.startswith(".") for part in place.relative_to(folder).parts):
-            continue
+    for place, file in sorted(documents_below(folder).items()):
         name = folder.resolve().name if place == folder else os.path.relpath(place, folder)
         try:
             run = run_in(place, name, others)
             if run:
                 runs.append(run)
-            elif read_document(file):
-                others.append(f"{place}: has no {SUMMARY} of a run: it was killed, or still runs")
             else:
-                others.append(
-                    f"Not a run of this workshop: {place} has a {file.name} of another program"
-                )
+                others.append(why_no_run(place, file))
         except UserError as error:
             others.append(str(error))
     return sorted(runs, key=ComparedRun.began), others
+
+
+def documents_below(folder: Path) -> dict[Path, Path]:
+    """By folder, the document that tells of a run there; not of hidden folders."""
+    files = {}
+    for name in (SUMMARY, "config.json"):
+        for file in folder.rglob(name):
+            place = file.parent
+            if not any(part.startswith(".") for part in place.relative_to(folder).parts):
+                files[place] = file
+    return files
 
 
 def run_in(folder: Path, name: str, left_out: list[str]) -> ComparedRun | None:
@@ -284,6 +294,13 @@ def run_in(folder: Path, name: str, left_out: list[str]) -> ComparedRun | None:
     run = ComparedRun(folder, name, summary, None, flops)
     run.began()
     return run
+
+
+def why_no_run(folder: Path, file: Path) -> str:
+    """What a folder is that has this document of a run, but no summary.  Raises UserError."""
+    if read_document(file):
+        return f"{folder}: has no {SUMMARY} of a run: it was killed, or still runs"
+    return f"Not a run of this workshop: {folder} has a {file.name} of another program"
 
 
 def repeated_runs(folder: Path) -> tuple[list[ComparedRun], list[str]]:

@@ -1,6 +1,7 @@
 """A comparison of runs for a reader: its tables and its answer, from comparison.json alone."""
 
 import math
+from typing import Any
 
 from analysis.compare.noise import AGAIN, NOISE, REPEAT, REPEATED, UNDECIDED, as_fast, is_decided
 from analysis.compare.parts import OTHER_PROFILER, PART_KINDS
@@ -51,7 +52,29 @@ OTHER_COLUMNS = [
 
 def comparison_section(comparison: dict) -> Section:
     """All tables: runs, results, settings that differ, and for profiled runs what changed."""
-    rows, repeats = comparison["runs"], comparison["repeats"]
+    rows = comparison["runs"]
+    parts = [
+        Section("Not read", note=comparison.get("not_read", [])),
+        Section(
+            f"Runs, against {comparison['baseline']}",
+            TIME_COLUMNS,
+            rows,
+            [*notes_on_runs(rows), *notes_on_all(comparison)],
+        ),
+        Section("Rates, memory and loss", OTHER_COLUMNS, rows, [f"Peak MB: {memory_note(rows)}"]),
+        difference_section(comparison),
+    ]
+    for kind in PART_KINDS:
+        parts.extend(change_sections(comparison, kind))
+    names = ("profiles_reason", "components_reason")
+    reasons = [comparison[name] for name in names if name in comparison]
+    parts.append(Section("Not compared by component", note=reasons))
+    note = gate_texts(comparison["gate"]) if "gate" in comparison else findings(comparison)
+    return Section(f"Comparison with {comparison['baseline']}", note=note, parts=parts)
+
+
+def notes_on_runs(rows: list[dict]) -> list[str]:
+    """How the table of runs is to be read, and what to know of single ones."""
     notes = [
         (
             "Only the steps that averages include; as fast as the baseline by their medians, with"
@@ -59,21 +82,25 @@ def comparison_section(comparison: dict) -> Section:
         ),
         "After the baseline, runs are sorted by the date of their start",
         "Waited: share of thread time spent waiting for a core",
-        *(
-            f"Disturbance of {row['name']}: {row['disturbance']}"
-            for row in rows
-            if row["disturbed"]
-        ),
-        *(
-            f"{NOT_THE_SAME.capitalize()}: {row['name']}: {row['not_the_same']}"
-            for row in rows
-            if row["not_the_same"]
-        ),
     ]
+    for row in rows:
+        if row["disturbed"]:
+            notes.append(f"Disturbance of {row['name']}: {row['disturbance']}")
+    for row in rows:
+        if row["not_the_same"]:
+            notes.append(f"{NOT_THE_SAME.capitalize()}: {row['name']}: {row['not_the_same']}")
     failed = [f"{row['name']} {row['status']}" for row in rows if row["status"] != "completed"]
-    notes += [f"Not completed: {', '.join(failed)}"] if failed else []
-    notes.append(f"Same settings: {repeats_text(repeats)}")
-    if profilers := profilers_text(rows):
+    if failed:
+        notes.append(f"Not completed: {', '.join(failed)}")
+    return notes
+
+
+def notes_on_all(comparison: dict) -> list[str]:
+    """What to know of all runs together: how far repeats lie apart, what profilers cost, how time
+    grows with size."""
+    notes = [f"Same settings: {repeats_text(comparison['repeats'])}"]
+    profilers = profilers_text(comparison["runs"])
+    if profilers:
         notes.append(
             f"Profiler overhead: {profilers}: profiled steps by the others of the same run, medians"
         )
@@ -82,23 +109,10 @@ def comparison_section(comparison: dict) -> Section:
             f"{OTHER_PROFILER.capitalize()}: a part may differ by what the profilers add, not by"
             " the code"
         )
-    if comparison["scaling"]:
-        notes.append(
-            f"Scaling {scaling_text(comparison['scaling'])} ({comparison['scaling']['meaning']})"
-        )
-    reasons = [
-        comparison[name] for name in ("profiles_reason", "components_reason") if name in comparison
-    ]
-    parts = [
-        Section("Not read", note=comparison.get("not_read", [])),
-        Section(f"Runs, against {comparison['baseline']}", TIME_COLUMNS, rows, notes),
-        Section("Rates, memory and loss", OTHER_COLUMNS, rows, [f"Peak MB: {memory_note(rows)}"]),
-        difference_section(comparison),
-        *(one for kind in PART_KINDS for one in change_sections(comparison, kind)),
-        Section("Not compared by component", note=reasons),
-    ]
-    found = gate_texts(comparison["gate"]) if "gate" in comparison else findings(comparison)
-    return Section(f"Comparison with {comparison['baseline']}", note=found, parts=parts)
+    scale = comparison["scaling"]
+    if scale:
+        notes.append(f"Scaling {scaling_text(scale)} ({scale['meaning']})")
+    return notes
 
 
 def with_short_names(comparison: dict) -> dict:
@@ -107,15 +121,15 @@ def with_short_names(comparison: dict) -> dict:
     names = [row["name"] for row in comparison["runs"]]
     short = dict(zip(names, short_names(names), strict=True))
 
-    def renamed(value):
+    def renamed(value: Any) -> Any:
         if isinstance(value, dict):
-            return {
-                key: renamed(one) if key not in ("values", "folder") else one
-                for key, one in value.items()
-            }
-        return (
-            [renamed(one) for one in value] if isinstance(value, list) else short.get(value, value)
-        )
+            return {key: renamed_under(key, item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [renamed(item) for item in value]
+        return short.get(value, value)
+
+    def renamed_under(key: str, value: Any) -> Any:
+        return value if key in ("values", "folder") else renamed(value)
 
     return renamed(comparison)
 
@@ -124,9 +138,14 @@ def memory_note(rows: list[dict]) -> str:
     """Of which quantity the peaks are, by run if they are of several."""
     sources = grouped(rows, lambda row: row["memory_source"])
     several = len(sources) > 1
-    named = {source: ", ".join(row["name"] for row in of) for source, of in sources.items()}
-    parts = [f"{names}: {source}" if several else source for source, names in named.items()]
-    return "; ".join(parts) + ", not comparable" * several
+    named = {source: ", ".join(names_of(alike)) for source, alike in sources.items()}
+    if not several:
+        return "; ".join(named)
+    return "; ".join(f"{names}: {source}" for source, names in named.items()) + ", not comparable"
+
+
+def names_of(rows: list[dict]) -> list[str]:
+    return [row["name"] for row in rows]
 
 
 def repeats_text(repeats: dict | None) -> str:
@@ -163,12 +182,15 @@ def scaling_text(scale: dict) -> str:
 
 def difference_section(comparison: dict) -> Section:
     columns = [column("setting", "name", left=True)]
-    for i, run in enumerate(comparison["runs"]):
-        columns.append(
-            Column(run["name"], lambda row, i=i: value_text(row["values"][i]), left=True)
-        )
+    for place, run in enumerate(comparison["runs"]):
+        columns.append(value_column(run["name"], place))
     rows = comparison["differences"]
     return Section("Settings that differ", columns, rows, [] if rows else ["none"])
+
+
+def value_column(run: str, place: int) -> Column:
+    """The settings of a run, which have this place among the values."""
+    return Column(run, lambda row: value_text(row["values"][place]), left=True)
 
 
 def value_text(value: object) -> str:
@@ -182,7 +204,7 @@ def change_sections(comparison: dict, kind: str) -> list[Section]:
         column(name, name, left=True),
         column("before", "baseline_ms", "~9"),
         column("after", "ms", "~9"),
-        Column("change", lambda row: "+" * (row["change_ms"] > 0) + significant(row["change_ms"])),
+        Column("change", lambda row: with_sign(row["change_ms"])),
         Column("as fast", lambda row: row.get("ratio") and as_fast(row["ratio"], short=True)),
         column("noise", "noise_ms", "~9"),
         Column("", lambda row: row.get("difference", ""), left=True),
@@ -190,8 +212,9 @@ def change_sections(comparison: dict, kind: str) -> list[Section]:
     sections = []
     for run in dict.fromkeys(row["run"] for row in comparison[kind]):
         rows = [row for row in comparison[kind] if row["run"] == run]
-        before, after = (sum(row[key] for row in rows) for key in ("baseline_ms", "ms"))
-        facts = {"Sum": f"{significant(before)} ms before, {significant(after)} ms after"}
+        before_ms = sum(row["baseline_ms"] for row in rows)
+        after_ms = sum(row["ms"] for row in rows)
+        facts = {"Sum": f"{significant(before_ms)} ms before, {significant(after_ms)} ms after"}
         title = (
             f"{kind.capitalize()} of {run} against {comparison['baseline']}, ms per profiled step"
         )
@@ -220,105 +243,141 @@ def findings(comparison: dict) -> list[str]:
 def comparison_headline(comparison: dict) -> str:
     """One sentence: how many times as fast, whether beyond noise, whether it trains the same, what
     is not compared."""
+    first = findings(comparison)[0]
     why = comparison.get("profiles_reason")
-    return findings(comparison)[0] + (f"; parts are not compared: {why}" if why else "")
+    return f"{first}; parts are not compared: {why}" if why else first
 
 
 def comparison_answer(comparison: dict, read_on: str) -> list[str]:
     """What compare_runs.py ends with: how much faster or slower, whether that is noise, and the
     largest reason; of many runs those first that train the same."""
     comparison = with_short_names(comparison)
-    others, runs = in_order(comparison), comparison["runs"]
-    shown, rest = others[:RUNS_IN_ANSWER], others[RUNS_IN_ANSWER:]
-    found = findings(comparison)[: len(shown)]
+    if "gate" in comparison:
+        rows = {
+            "Gate": gate_texts(comparison["gate"]),
+            "Loss": loss_text(comparison["runs"][1:]),
+            "Settings that differ": settings_text_of(comparison),
+        }
+    else:
+        rows = rows_of_answer(comparison)
+    rows["Disturbance"] = disturbance_in_answer(comparison["runs"])
+    rows["Read on"] = read_on
+    return answer(rows, whole=["Gate"])
+
+
+def rows_of_answer(comparison: dict) -> dict[str, str | list[str]]:
+    """Where no gate was asked for, by label."""
+    runs = comparison["runs"]
+    shown = in_order(comparison)[:RUNS_IN_ANSWER]
+    rows = {
+        "Finding": findings_in_answer(comparison),
+        "Largest reason": largest_reasons(comparison, shown),
+        "Peak memory": memory_text(runs),
+        "Loss": loss_text(runs[1:]),
+        "Settings that differ": settings_text_of(comparison),
+    }
+    profilers = profilers_text([runs[0], *shown])
+    if profilers:
+        rows["Profiler overhead"] = profilers
+    rows["Same settings"] = repeats_text(comparison["repeats"])
+    if comparison["scaling"]:
+        rows["Scaling"] = scaling_text(comparison["scaling"])
+    return rows
+
+
+def findings_in_answer(comparison: dict) -> list[str]:
+    """The first findings, and how many runs are in the table alone."""
+    rest = in_order(comparison)[RUNS_IN_ANSWER:]
+    texts = findings(comparison)[:RUNS_IN_ANSWER]
     if rest:
-        apart = [row["name"] for row in rest if row["not_the_same"]]
-        why = f", {NOT_THE_SAME}: {', '.join(apart)}" if apart else ""
-        found.append(f"and {count_of(len(rest), 'more run')} in the table{why}")
-    disturbed = [
-        f"{row['disturbance'].partition(';')[0]}: {row['name']}" for row in runs if row["disturbed"]
-    ]
-    unmeasured = [row["name"] for row in runs if row["disturbed"] is None]
-    if any(row["difference"] == UNDECIDED for row in others):
-        disturbed.insert(0, AGAIN)
-    quiet = f"not measured in {', '.join(unmeasured)}" if unmeasured else "none seen"
-    lines = 2 if len(shown) < RUNS_IN_ANSWER else 1  # ANSWER_LINES in all
+        text = f"and {count_of(len(rest), 'more run')} in the table"
+        apart = names_of([row for row in rest if row["not_the_same"]])
+        if apart:
+            text += f", {NOT_THE_SAME}: {', '.join(apart)}"
+        texts.append(text)
+    return texts
+
+
+def largest_reasons(comparison: dict, shown: list[dict]) -> list[str]:
+    """Of the runs that changed most; those first that train the same."""
     changed = sorted(
         shown,
         key=lambda row: (not row["not_the_same"], abs(math.log(row["ratio"] or 1))),
         reverse=True,
     )
-    same = {"Loss": loss_text(others), "Settings that differ": settings_text_of(comparison)}
-    if "gate" in comparison:
-        rows: dict[str, str | list[str]] = {"Gate": gate_texts(comparison["gate"]), **same}
-    else:
-        reasons = [largest_reason(comparison, row) for row in changed[:lines]]
-        rows = {
-            "Finding": found,
-            "Largest reason": reasons,
-            "Peak memory": memory_text(runs),
-            **same,
-        }
-        profilers = profilers_text([runs[0], *shown])
-        rows |= {"Profiler overhead": profilers} if profilers else {}
-        rows["Same settings"] = repeats_text(comparison["repeats"])
-        rows |= {"Scaling": scaling_text(comparison["scaling"])} if comparison["scaling"] else {}
-    return answer(
-        rows | {"Disturbance": "; ".join(disturbed) or quiet, "Read on": read_on}, whole=["Gate"]
-    )
+    lines = 2 if len(shown) < RUNS_IN_ANSWER else 1  # ANSWER_LINES in all
+    return [largest_reason(comparison, row) for row in changed[:lines]]
+
+
+def disturbance_in_answer(runs: list[dict]) -> str:
+    """What disturbed the runs, the baseline first, and whether that leaves something undecided."""
+    texts = []
+    if any(row["difference"] == UNDECIDED for row in runs[1:]):
+        texts.append(AGAIN)
+    for row in runs:
+        if row["disturbed"]:
+            texts.append(f"{row['disturbance'].partition(';')[0]}: {row['name']}")
+    if texts:
+        return "; ".join(texts)
+    unmeasured = names_of([row for row in runs if row["disturbed"] is None])
+    return f"not measured in {', '.join(unmeasured)}" if unmeasured else "none seen"
 
 
 def gate_texts(gate: dict) -> list[str]:
     """What compare_runs.py --fail-if-slower says: whether it failed, what it could have seen."""
-    slower, allowed, smallest = (
-        gate[f"{name}_percent"] for name in ("slower", "allowed", "smallest")
+    slower = gate["slower_percent"]
+    outcome = "FAILED" if gate["failed"] else "passed"
+    direction = "slower" if slower > 0 else "faster"
+    base, new = len(gate["base"]), len(gate["new"])
+    could = (
+        f"Smallest slowdown that these runs could have shown: {smallest_text(gate)}"
+        f" ({base} against {new}, medians)"
     )
-    sides = [len(gate[side]) for side in ("base", "new")]
-    why = {
-        "slower": (
-            f"more than noise, and {'' if gate['failed'] else 'not '}more than the {allowed:g}%"
-            " allowed"
-        ),
-        "faster": "more than noise",
-        UNDECIDED: f"which the disturbance may explain; {AGAIN}",
-    }.get(gate["difference"], gate["difference"])
-    could = "not known" if smallest is None else f"{smallest:.1f}%"
-    could = f"none below 100%: {AGAIN}" if smallest is not None and smallest > 100 else could
-    more = (
-        "; how far runs lie apart is assumed: five of each show less"
-        if min(sides) < REPEATED
-        else ""
-    )
-    return [
-        (
-            f"{'FAILED' if gate['failed'] else 'passed'}: {abs(slower):.1f}%"
-            f" {'slower' if slower > 0 else 'faster'}, {why}"
-        ),
-        (
-            f"Smallest slowdown that these runs could have shown: {could} ({sides[0]} against"
-            f" {sides[1]}, medians){more}"
-        ),
-        *(f"Left out: {text}" for text in gate["left_out"][:RUNS_IN_ANSWER]),
-    ]
+    if min(base, new) < REPEATED:
+        could += "; how far runs lie apart is assumed: five of each show less"
+    texts = [f"{outcome}: {abs(slower):.1f}% {direction}, {why_so_judged(gate)}", could]
+    texts += [f"Left out: {text}" for text in gate["left_out"][:RUNS_IN_ANSWER]]
+    return texts
+
+
+def why_so_judged(gate: dict) -> str:
+    difference = gate["difference"]
+    if difference == "slower":
+        exceeds = "more" if gate["failed"] else "not more"
+        return f"more than noise, and {exceeds} than the {gate['allowed_percent']:g}% allowed"
+    if difference == "faster":
+        return "more than noise"
+    if difference == UNDECIDED:
+        return f"which the disturbance may explain; {AGAIN}"
+    return difference
+
+
+def smallest_text(gate: dict) -> str:
+    smallest = gate["smallest_percent"]
+    if smallest is None:
+        return "not known"
+    return f"none below 100%: {AGAIN}" if smallest > 100 else f"{smallest:.1f}%"
 
 
 def settings_text_of(comparison: dict) -> str:
     """'batch_size 4 -> 32 (b, c), 16 (d)': the baseline's value, and the others with their runs;
     the first of them."""
-    names, texts = [row["name"] for row in comparison["runs"]], []
-    for row in comparison["differences"][:SETTINGS_IN_ANSWER]:
-        baseline, *others = map(value_text, row["values"])
-        runs = {
-            value: [one for one, its in zip(names[1:], others, strict=True) if its == value]
-            for value in others
-        }
+    names = names_of(comparison["runs"])
+    differences = comparison["differences"]
+    texts = []
+    for setting in differences[:SETTINGS_IN_ANSWER]:
+        baseline, *others = map(value_text, setting["values"])
+        runs = grouped(zip(others, names[1:], strict=True), lambda pair: pair[0])
         runs.pop(baseline, None)
-        new = [
-            f"{value} ({', '.join(of)})" if len(names) > 2 else value for value, of in runs.items()
-        ]
-        texts.append(f"{row['name']} {baseline} -> {', '.join(new)}")
-    more = len(comparison["differences"]) - len(texts)
-    return "; ".join([*texts, *([f"{more} more in the table"] if more else [])]) or "none"
+        changed = []
+        for value, pairs in runs.items():
+            whose = ", ".join(name for _, name in pairs)
+            changed.append(f"{value} ({whose})" if len(names) > 2 else value)
+        texts.append(f"{setting['name']} {baseline} -> {', '.join(changed)}")
+    more = len(differences) - len(texts)
+    if more:
+        texts.append(f"{more} more in the table")
+    return "; ".join(texts) or "none"
 
 
 def finding_of_run(row: dict, baseline: dict) -> str:
@@ -336,16 +395,16 @@ def finding_of_run(row: dict, baseline: dict) -> str:
         )
     text = as_fast(row["ratio"], row["ratio_95"], than=f" as {baseline['name']}")
     word = "beyond noise" if is_decided(row["difference"]) else row["difference"]
-    trains = (
-        "trains the same"
-        if row["loss_bound"] is not None
-        else "whether it trains the same is not known"
-    )
+    trains = "trains the same"
+    if row["loss_bound"] is None:
+        trains = "whether it trains the same is not known"
     return f"{row['name']} is {text}, {word}: {times}; {trains}"
 
 
 def difference_of_losses(difference: float | None) -> str | None:
-    return f"{difference:.1e}" if difference else "identical" if difference == 0 else None
+    if difference is None:
+        return None
+    return f"{difference:.1e}" if difference else "identical"
 
 
 def loss_text(others: list[dict]) -> str:
@@ -357,34 +416,47 @@ def loss_text(others: list[dict]) -> str:
     row = max(known, key=lambda row: row["largest_loss_difference"])
     if not row["largest_loss_difference"]:
         return "identical"
-    bound = "" if row["loss_bound"] is None else f"; rounding explains {row['loss_bound']:.1e}"
-    return f"differs by {difference_of_losses(row['largest_loss_difference'])} at most{bound}"
+    text = f"differs by {difference_of_losses(row['largest_loss_difference'])} at most"
+    if row["loss_bound"] is not None:
+        text += f"; rounding explains {row['loss_bound']:.1e}"
+    return text
 
 
 def largest_reason(comparison: dict, row: dict) -> str:
     """The part that changed most beyond noise, in the direction of the step; or why none did."""
+    name = row["name"]
     if row["difference"] in (NOISE, REPEAT):
-        return f"none, the difference is noise: {row['name']}"
+        return f"none, the difference is noise: {name}"
     for kind in ("components", "classes"):
-        rows = [one for one in comparison[kind] if one["run"] == row["name"]]
-        if rows:
-            total = sum(one["change_ms"] for one in rows)
-            if any(one["difference"] == OTHER_PROFILER for one in rows):
-                return f"not known, recorded {OTHER_PROFILER} than the baseline: {row['name']}"
-            told = [
-                one for one in rows if one["difference"] != NOISE and one["change_ms"] * total > 0
-            ]
-            if not told:
-                return f"no {PART_KINDS[kind]} changed beyond noise: {row['name']}"
-            most = told[0]
-            step = f"profiled step {'+' * (total > 0)}{significant(total)} ms"
-            times = f"{significant(most['baseline_ms'])} to {significant(most['ms'])} ms; {step}"
-            return f"{most[PART_KINDS[kind]]}, {times}: {row['name']}"
-    return f"not known, {comparison.get('profiles_reason', 'it was not profiled')}: {row['name']}"
+        changes = [change for change in comparison[kind] if change["run"] == name]
+        if changes:
+            return f"{reason_among(changes, PART_KINDS[kind])}: {name}"
+    why = comparison.get("profiles_reason", "it was not profiled")
+    return f"not known, {why}: {name}"
+
+
+def reason_among(changes: list[dict], part: str) -> str:
+    """The same among the parts of one table, the largest change first.
+    part: what the parts are, as `component`."""
+    if any(change["difference"] == OTHER_PROFILER for change in changes):
+        return f"not known, recorded {OTHER_PROFILER} than the baseline"
+    total_ms = sum(change["change_ms"] for change in changes)
+    for change in changes:
+        if change["difference"] != NOISE and change["change_ms"] * total_ms > 0:
+            before_ms, after_ms = change["baseline_ms"], change["ms"]
+            times = f"{significant(before_ms)} to {significant(after_ms)} ms"
+            return f"{change[part]}, {times}; profiled step {with_sign(total_ms)} ms"
+    return f"no {part} changed beyond noise"
+
+
+def with_sign(ms: float) -> str:
+    return f"+{significant(ms)}" if ms > 0 else significant(ms)
 
 
 def memory_text(rows: list[dict]) -> str:
     peaks = [f"{row['peak_mb']:,.0f} MB {row['name']}" for row in rows if row["peak_mb"]]
     peaks += [f"not known of {row['name']}" for row in rows if not row["peak_mb"]]
-    alike = len({row["memory_source"] for row in rows if row["peak_mb"]}) <= 1
-    return ", ".join(peaks) + ("" if alike else "; not comparable, of several sources")
+    text = ", ".join(peaks)
+    if len({row["memory_source"] for row in rows if row["peak_mb"]}) > 1:
+        text += "; not comparable, of several sources"
+    return text
