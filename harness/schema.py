@@ -90,6 +90,15 @@ class Document:
                 values[f"{name}_reason"] = self._reasons[name]
         return _explained_fields(values, type(self))
 
+    def field_values(self) -> dict[str, Any]:
+        """Its fields by name, for a document that has these and more: of a null with a reason of
+        its own, Unknown."""
+        values = {}
+        for name in fields_of(type(self)):
+            reason = self._reasons.get(name)
+            values[name] = getattr(self, _attribute(name)) if reason is None else Unknown(reason)
+        return values
+
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """The document that was written as this JSON object; what its type does not declare is left

@@ -1,24 +1,34 @@
 """What fills the memory of a step?  By running it on fake tensors."""
 
+from __future__ import annotations
+
 import functools
 
-import torch
-
-from analysis.work.fake_step import FakeRunError, GpuMemoryTracker, fake_step
+from analysis.work.fake_step import GpuMemoryTracker, fake_step
 from harness.base.units import MB
 from harness.instruments.memory_timeline import StepMemory, kept_by_component
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.model.workload import Workload
-from harness.schema import unknown
+from harness.schema import Document, field
+
+# Of parameters and two moments for each, how many of the three every rank has a part of.
+SHARDED = {"zero1": 2, "fsdp": 3}
+
+
+class KeptRow(Document):
+    component: str = field("part of the model")
+    mb: float = field("MB that the forward pass keeps")
+    quadratic_mb: float | None = field(
+        "the part quadratic in the sequence length", null="there is no formula for it"
+    )
 
 
 @functools.lru_cache(maxsize=8)
 def predicted_memory(workload: Workload, on_gpu: bool) -> StepMemory:
     """The tensors of a step of rank 0, as --profile-memory would count them,
     by a fake-tensor run."""
-    return fake_step(
-        workload, on_gpu, GpuMemoryTracker if on_gpu else MemoryTracker, ranks=True
-    ).timeline
+    tracker = GpuMemoryTracker if on_gpu else MemoryTracker
+    return fake_step(workload, on_gpu, tracker, ranks=True).timeline
 
 
 def peak_bytes(workload: Workload, on_gpu: bool) -> int:
@@ -28,9 +38,8 @@ def peak_bytes(workload: Workload, on_gpu: bool) -> int:
 
 def bytes_on_other_ranks(workload: Workload) -> int:
     """Bytes of parameters and optimizer state that only other ranks have."""
-    every = (
-        persistent_bytes(workload) * {"zero1": 2, "fsdp": 3}.get(workload.parallel.parallel, 0) // 3
-    )
+    sharded = SHARDED.get(workload.parallel.parallel, 0)
+    every = persistent_bytes(workload) * sharded // 3
     return every - every // workload.parallel.world_size
 
 
@@ -39,51 +48,20 @@ def persistent_bytes(workload: Workload) -> int:
     return 3 * workload.parameter_dtype.itemsize * workload.parameter_count()
 
 
-def kept_for_backward(workload: Workload, memory: dict, on_gpu: bool) -> list[dict]:
-    """What the forward pass keeps for the backward pass, by component; by formula where the
-    workload has one."""
-    kept = kept_by_component(memory)
-    formula = None if workload.compiled else workload.formulas.kept_for_backward(on_gpu)
+def kept_for_backward(workload: Workload, memory: dict, on_gpu: bool) -> list[KeptRow]:
+    """What the forward pass keeps for the backward pass, by component, the largest first; by
+    formula where the workload has one.  memory: memory_timeline.json of the predicted step."""
+    tracked = kept_by_component(memory)
     if workload.compiled:
-        kept = {"compiled model": sum(kept.values())}
-    if formula:
-        kept = {name: linear + quadratic for name, (linear, quadratic) in formula.items()}
-    return [
-        {
-            "component": name,
-            "mb": size / MB,
-            "quadratic_mb": formula[name][1] / MB if formula else None,
-        }
-        for name, size in sorted(kept.items(), key=lambda item: -item[1])
-    ]
-
-
-def beside_measured(memory: dict, workload: Workload, device: torch.device) -> dict:
-    """`predicted`: the peak of a step by prediction, for memory_timeline.json, and how far off."""
-    try:
-        predicted = predicted_memory(workload, device.type == "cuda").document()
-    except FakeRunError as error:
-        return unknown(str(error), "predicted")
-    kept, formula = (
-        kept_by_component(memory),
-        workload.formulas.kept_for_backward(device.type == "cuda"),
-    )
+        size = sum(tracked.values())
+        return [KeptRow(component="compiled model", mb=size / MB, quadratic_mb=None)]
     rows = []
-    for name in sorted({*kept, *(formula or {})}, key=lambda name: -kept.get(name, 0)):
-        row = {
-            "component": name,
-            "bytes": kept.get(name, 0),
-            "formula_bytes": None,
-            "quadratic_bytes": None,
-        }
-        if formula:
-            linear, quadratic = formula.get(name, (0, 0))
-            row |= {"formula_bytes": linear + quadratic, "quadratic_bytes": quadratic}
-        rows.append(row)
-    document = {
-        "peak_bytes": predicted["peak_bytes"],
-        "error_percent": 100 * (predicted["peak_bytes"] / memory["peak_bytes"] - 1),
-        "bytes_by_category": predicted["peak"]["bytes_by_category"],
-        "kept_for_backward": rows,
-    }
-    return {"predicted": document}
+    formula = workload.formulas.kept_for_backward(on_gpu)
+    if formula:
+        for name, (linear, quadratic) in formula.items():
+            kept_mb = (linear + quadratic) / MB
+            rows.append(KeptRow(component=name, mb=kept_mb, quadratic_mb=quadratic / MB))
+    else:
+        for name, size in tracked.items():
+            rows.append(KeptRow(component=name, mb=size / MB, quadratic_mb=None))
+    return sorted(rows, key=lambda row: -row.mb)
