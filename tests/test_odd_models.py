@@ -9,7 +9,7 @@ import torch
 import tiny_llama_v1 as tiny_llama
 from analysis.hardware.matching import described, rows_named
 from analysis.memory.predicted import peak_bytes, predicted_memory
-from analysis.prediction.document import time_bounds
+from analysis.prediction.time_bounds import time_bounds
 from analysis.work.bytes_moved import step_work
 from analysis.work.flop_counts import counted_flops
 from harness.model.user_code.user_workload import UserWorkload
@@ -121,10 +121,10 @@ def test_convolutions_may_compute_in_tf32_so_that_bounds_them(odd):
         (row,) = (one for one in rows_named(name) if "40GB" not in one.name)
         bounds = time_bounds(odd("pooling"), described(row), "auto", "never")
         expected = 1e3 * (flops["tf32"] / rate + flops["float32"] / (row.fp32 * 1e12))
-        assert bounds["compute_ms"] == pytest.approx(expected)
+        assert bounds.compute_ms == pytest.approx(expected)
     (a100,) = (described(one) for one in rows_named("a100 sxm4 80gb"))
     bounds = time_bounds(odd("pooling", "--precision tf32"), a100, "auto", "never")
-    assert bounds["compute_ms"] == pytest.approx(1e3 * sum(flops.values()) / 156e12)  # all of them
+    assert bounds.compute_ms == pytest.approx(1e3 * sum(flops.values()) / 156e12)  # all of them
 
 
 @pytest.mark.slow

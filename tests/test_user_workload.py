@@ -356,7 +356,7 @@ def optimization_rungs(workload: UserWorkload) -> list[str]:
 @pytest.mark.slow
 def test_the_largest_batch_that_fits_is_predicted_and_the_length_is_the_files(file):
     workload = workload_of(file)
-    document = predict(workload, CPU, peak=0.5, device_memory=2**30)
+    document = predict(workload, CPU, peak=0.5, device_memory=2**30).as_json()
     assert not mismatches(
         json.loads(json.dumps(document)) | {"schema_version": 2}, documents.Prediction, "prediction"
     )
