@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from typing_extensions import NotRequired
 
-from analysis.comparison.noise import as_fast
+from analysis.compare.noise import as_fast
 from harness.base.sections import Section
 from harness.base.tables import Column, column, grouped, text_columns, value_of
 from harness.base.units import MB, megabytes

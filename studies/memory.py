@@ -12,7 +12,7 @@ import numpy as np
 from typing_extensions import NotRequired
 
 import tiny_llama_v1
-from analysis.work.memory_tables import parts_of_peak
+from analysis.memory.tables import parts_of_peak
 from harness.base.command_line import OneLineParser
 from harness.base.documents import read_document
 from harness.base.errors import UserError

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.comparison.noise import as_fast
+from analysis.compare.noise import as_fast
 from analysis.diagnosis.document import OperatorAnalysis
 from analysis.hardware import cache
-from analysis.prediction.memory import persistent_bytes
+from analysis.memory.predicted import persistent_bytes
 from harness.base.command_line import require
 from harness.base.documents import read_document, read_or_leave_out
 from harness.base.errors import UserError

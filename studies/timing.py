@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from typing_extensions import NotRequired
 
-from analysis.comparison.noise import as_fast, interval_in_turn, is_decided, judged
+from analysis.compare.noise import as_fast, interval_in_turn, is_decided, judged
 from harness.base.errors import UserError
 from harness.base.sections import Section
 from harness.base.tables import Column, column

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from typing_extensions import NotRequired
 
-from analysis.comparison.noise import as_fast, is_decided
+from analysis.compare.noise import as_fast, is_decided
 from analysis.work.fake_step import FakeRunError, fake_forward
 from harness.base.errors import UserError
 from harness.base.files import make_folder

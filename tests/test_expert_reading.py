@@ -21,8 +21,8 @@ from traces import (
 
 from analysis.advice.efficiency import counters
 from analysis.answers import analyze_all
-from analysis.comparison.document import repeated
-from analysis.comparison.runs import read_run, runs_below
+from analysis.compare.document import repeated
+from analysis.compare.runs import read_run, runs_below
 from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.text import judged_first, trust_text
 from analysis.limits.timeline import timeline_of

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from analysis.attribution.components import IDLE, OVERHEAD, UNATTRIBUTED
-from analysis.comparison.text import with_short_names
+from analysis.compare.text import with_short_names
 from analysis.report.axes import log_axis, plain_text
 from analysis.report.comparison_figure import draw_comparison
 from analysis.report.memory_figure import draw_memory_timeline

@@ -16,7 +16,7 @@ from helpers import finish, start
 import tiny_llama_v1
 from analysis.answers import answers
 from analysis.limits.timeline import timeline_of
-from analysis.prediction.memory import predicted_memory
+from analysis.memory.predicted import predicted_memory
 from analysis.trace.tables import read_trace
 from analysis.work.flop_counts import reconciliation
 from harness.instruments.memory_timeline import kept_by_component

@@ -17,19 +17,18 @@ import torch
 from helpers import PROJECT, free_port, start, time_limit
 from programs import LOOP, MODEL, PLAIN, RANKS, SHAPES, TRAIN, TRAINERS
 
-from analysis.commands.proof import check_plain
-from analysis.comparison.proof import DIFFERS
-from analysis.comparison.training import (
+from analysis.prove.audit import (
+    DIFFERS,
     EXACT,
     PRECISION,
     ROUNDING,
     Apart,
     apart,
     distances,
-    gain,
-    intervals,
     trains,
 )
+from analysis.prove.proof import check_plain
+from analysis.prove.turns import gain, intervals
 from harness.base.errors import UserError
 from harness.program.hooks.trial import sketch
 from harness.program.trials import TrialResult, trials_of

@@ -4,7 +4,7 @@ import pytest
 import torch
 from test_parallel import on_one_rank, resolved
 
-from analysis.prediction.memory import predicted_memory
+from analysis.memory.predicted import predicted_memory
 from analysis.work.flop_counts import counted_by_torch
 from harness.instruments.compilation import compile_in_place
 from harness.model.checkpointing import checkpointed_layers

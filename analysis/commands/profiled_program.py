@@ -14,8 +14,8 @@ from analysis.answers import analyze_all
 from analysis.attribution.components import BETWEEN
 from analysis.commands.analyze_traces import answer_of_traces, report_in, write_analyses
 from analysis.hardware.mfu import mfu_percent
+from analysis.memory.tables import held_memory_section, program_section
 from analysis.report.html import write_report
-from analysis.work.memory_tables import held_memory_section, program_section
 from analysis.work.update_bytes import adam_bytes_held
 from harness.base.console import file_lines, say
 from harness.base.errors import UserError

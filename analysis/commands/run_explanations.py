@@ -8,14 +8,15 @@ from pathlib import Path
 
 import torch
 
+from analysis.memory.predicted import predicted_memory
+from analysis.memory.tables import memory_lines, memory_section
+from analysis.memory.timeline import memory_timeline
 from analysis.prediction.capacity import capacity_of
 from analysis.prediction.document import memory_prediction
 from analysis.prediction.expected_time import expected_step_time
-from analysis.prediction.memory import beside_measured, predicted_memory
 from analysis.prediction.text import what_fits
 from analysis.work.fake_step import FakeRunError
 from analysis.work.flop_rates import flops_profile
-from analysis.work.memory_tables import memory_lines, memory_section
 from analysis.work.sections import agreement_text, flops_section
 from harness.base.errors import UserError, out_of_memory
 from harness.base.sections import as_text
@@ -26,7 +27,7 @@ from harness.model.workload import Workload
 from harness.ranks.failures import explain_error
 from harness.run.run_report import Explanation, RunReport
 from harness.run.run_summary import PerformanceSummary
-from harness.schema import explained, unknown
+from harness.schema import Unknown, explained, unknown
 
 SHARED_FOLDER_WAIT_S = (
     60.0  # NFS shows a new file of another node at latest after acdirmax, 60 s; nfs(5)
@@ -40,8 +41,9 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
     if instruments is None:
         return
     if instruments.memory and instruments.memory.finished:
-        memory = instruments.memory.timeline.document()
-        memory |= beside_measured(memory, report.workload, report.device)
+        on_gpu = report.device.type == "cuda"
+        timeline = memory_timeline(instruments.memory.timeline, report.workload, on_gpu)
+        memory = timeline.as_json()
         figure = None
         if importlib.util.find_spec("matplotlib"):
             from analysis.report.figures import draw_memory_timeline, picture
@@ -49,8 +51,9 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
             figure = picture(draw_memory_timeline, memory, run_title(summary))
         section, lines = memory_section(memory), memory_lines(memory, summary)
         performance = summary["performance"]
-        performance |= expected_of_run(report)
-        if expected := performance["expected_step_time_ms"]:
+        performance.update(expected_of_run(report))
+        expected = performance["expected_step_time_ms"]
+        if expected:
             measured = rounded(performance["median_step_time_ms"])
             lines = [
                 *lines,
@@ -84,9 +87,12 @@ def expected_of_run(report: RunReport) -> dict:
     as the network between several is seldom known."""
     device = report.measurements.environment.device.as_json()
     try:
-        return expected_step_time(report.workload, device, None)
+        expected = expected_step_time(report.workload, device, None)
     except FakeRunError as error:
-        return unknown(str(error), "expected_step_time_ms")
+        expected = Unknown(str(error))
+    if isinstance(expected, Unknown):
+        return unknown(expected.reason, "expected_step_time_ms")
+    return {"expected_step_time_ms": expected.as_json()}
 
 
 def explain_trace(report: RunReport, summary: dict) -> Explanation:
@@ -166,6 +172,6 @@ def with_prediction(
         FakeRunError, RuntimeError, MemoryError
     ):  # the original error takes precedence
         capacity = capacity_of(device, [workload.precision], after_failure=True)
-        predicted = what_fits(memory_prediction(workload, device, capacity))
+        predicted = what_fits(memory_prediction(workload, device, capacity).as_json())
         return UserError(f"{explain_error(error)[0]}; predicted: {predicted}")
     return error

@@ -5,12 +5,12 @@ import textwrap
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.comparison.noise import NOISE, as_fast
-from analysis.comparison.parts import OTHER_PROFILER
-from analysis.comparison.text import profilers_text
+from analysis.compare.noise import NOISE, as_fast
+from analysis.compare.parts import OTHER_PROFILER
+from analysis.compare.same_training import NOT_THE_SAME
+from analysis.compare.text import profilers_text
 from analysis.report.axes import WIDTH, bare, beside, entitle, legend, stacked_bars
 from analysis.report.palette import GRAY, PHASE_COLORS, color_of
-from analysis.trust.same_training import NOT_THE_SAME
 from harness.base.text import shortened, told_apart
 from harness.instruments.phases import PHASES
 

@@ -15,19 +15,19 @@ from typing import NamedTuple
 import jinja2
 
 from analysis.attribution.breakdown import mean_of
-from analysis.comparison.noise import as_fast
-from analysis.comparison.proof import proof_section
-from analysis.comparison.text import comparison_headline
+from analysis.compare.noise import as_fast
+from analysis.compare.text import comparison_headline
 from analysis.diagnosis.headline import LARGE_PART, headline_place, saves_text
 from analysis.diagnosis.rules import named
 from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.text import trust_text
 from analysis.hardware.mfu import mfu_percent
 from analysis.prediction.text import that_train
+from analysis.prove.text import proof_section
 from analysis.report.palette import PHASE_COLORS, color_of, text_color
+from analysis.report.run_sections import run_sections
 from analysis.vocabulary.bounds import BOUND_COLORS
 from analysis.vocabulary.kernel_classes import MATMUL_CLASSES
-from analysis.work.sections import run_sections
 from harness.base.documents import read_or_leave_out
 from harness.base.files import kind_of
 from harness.base.sections import Section

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from analysis.answers import analyze_all, answers, with_present_ranks
-from analysis.comparison.document import compare_read
-from analysis.comparison.runs import ComparedRun, summary_and_flops, summary_of_trace
-from analysis.comparison.text import comparison_section, with_short_names
+from analysis.compare.document import compare_read
+from analysis.compare.runs import ComparedRun, summary_and_flops, summary_of_trace
+from analysis.compare.text import comparison_section, with_short_names
 from analysis.diagnosis.document import OperatorAnalysis
 from analysis.limits.timeline import timeline_of
 from analysis.report.charts import STEP_TIMELINE, charts_of, step_of_document
@@ -280,7 +280,7 @@ class Tab:
 
     def compare(self, run: str, trace: str, other: str) -> dict:
         """Two runs side by side: which is faster, and what takes how long in each."""
-        comparison = compare_read([self.compared(run, trace), self.compared(other)])
+        comparison = compare_read([self.compared(run, trace), self.compared(other)]).as_json()
         html = fill_template(
             "body.html",
             first_of_comparison(comparison),

@@ -12,13 +12,11 @@ NOISE = "within noise"
 UNDECIDED, SPREAD_UNKNOWN = "undecided: disturbed", "spread unknown"
 BASELINE, REPEAT = "the baseline", "a repeat of the baseline"
 AGAIN = "repeat on an idle machine"
-CONFIDENT = (
-    0.975  # a two-sided interval of 95%: of what is equal, one pair in twenty is called different
-)
+# A two-sided interval of 95%: of what is equal, one pair in twenty is called different.
+CONFIDENT = 0.975
 OF_MEDIAN = math.sqrt(math.pi / 2)  # standard error of a median, in those of a mean
-STEPS_FOR_RANKS = (
-    10  # from which on order statistics tell the error of a median, whatever the outliers
-)
+# From which on order statistics tell the error of a median, whatever the outliers.
+STEPS_FOR_RANKS = 10
 ROUNDS_FOR_RANKS = 6  # of steps in turn: fewer have no set of signs as rare as 5%
 STEPS_FOR_INTERVAL = 3  # of each run: fewer have no interval
 STEPS_OF_RUN = 4  # one in each quarter: fewer do not show how much a run wavers
@@ -29,9 +27,8 @@ RESTARTS, ASSUMED = 0.01, 4
 # The same freedom of rows and runs measured one after another, as those that an interval compares
 IN_A_ROW = 20
 REPEATED = 3  # runs on both sides, from which on their own spread is enough
-FALSE_ALARMS = (
-    1e-3  # the share of pairs of the same code that differ by more than what is called noise
-)
+# The share of pairs of the same code that differ by more than what is called noise.
+FALSE_ALARMS = 1e-3
 
 
 Runs = Sequence[np.ndarray]  # step times of each
@@ -72,14 +69,15 @@ class Measured(NamedTuple):
     @classmethod
     def sum(cls, parts: "Sequence[Measured]") -> "Measured":
         """Of parts of the same steps, which are slow together."""
-        total, error = (sum(getattr(one, name) for one in parts) for name in ("time", "error"))
-        return cls(total, error, min(one.freedom for one in parts))
+        time = sum(part.time for part in parts)
+        error = sum(part.error for part in parts)
+        return cls(time, error, min(part.freedom for part in parts))
 
 
 def noise_of_difference(*measured: Measured) -> float:
     """The smallest difference between times that can be told from none by their own errors, in
     their unit."""
-    return half_width(*((one.error**2, one.freedom) for one in measured))
+    return half_width(*((time.error**2, time.freedom) for time in measured))
 
 
 def interval_of_ratio(
@@ -88,8 +86,10 @@ def interval_of_ratio(
     """Of times of two processes.  None: the error of one is not known."""
     if time is None or baseline is None:
         return None
-    parts = [((one.error / one.time) ** 2, one.freedom) for one in (time, baseline)]
-    return interval_around(ratio, half_width(*parts, (2 * RESTARTS**2, IN_A_ROW)))
+    of_time = ((time.error / time.time) ** 2, time.freedom)
+    of_baseline = ((baseline.error / baseline.time) ** 2, baseline.freedom)
+    between_processes = (2 * RESTARTS**2, IN_A_ROW)
+    return interval_around(ratio, half_width(of_time, of_baseline, between_processes))
 
 
 def interval_over_processes(times: Runs, baseline: Runs, ratio: float) -> list[float] | None:
@@ -97,26 +97,37 @@ def interval_over_processes(times: Runs, baseline: Runs, ratio: float) -> list[f
     them is known by them, and is not less than is usual.  None: one side has but one process, of
     too few steps."""
     sides = (times, baseline)
-    logs = [np.log([np.median(steps) for steps in runs]) for runs in sides]
-    squares, freedom = (
-        sum(float(((one - one.mean()) ** 2).sum()) for one in logs),
-        sum(len(one) - 1 for one in logs),
-    )
-    deviation = max(RESTARTS, math.sqrt(squares / max(1, freedom)))
-    freedom += IN_A_ROW * (RESTARTS / deviation) ** 2
-    parts = [(deviation**2 * sum(1 / len(one) for one in logs), freedom)]
+    between = spread_between(sides)
+    deviation = max(RESTARTS, between.deviation)
+    freedom = between.freedom + IN_A_ROW * (RESTARTS / deviation) ** 2
+    parts = [(deviation**2 * between.per_run, freedom)]
     for runs in sides:
-        own = [one for one in map(Measured.median, runs) if one]
-        if len(own) == len(runs):
-            parts.append(
-                (
-                    sum((one.error / one.time) ** 2 for one in own) / len(own) ** 2,
-                    own[0].freedom * len(own),
-                )
-            )
+        medians = [Measured.median(steps) for steps in runs]
+        known = [median for median in medians if median is not None]
+        if len(known) == len(runs):
+            variance = sum((median.error / median.time) ** 2 for median in known)
+            parts.append((variance / len(known) ** 2, known[0].freedom * len(known)))
         elif len(runs) == 1:
             return None
     return interval_around(ratio, half_width(*parts))
+
+
+class Spread(NamedTuple):
+    """How far the medians of runs of the same code lie apart."""
+
+    deviation: float  # standard deviation of their logarithms, pooled over the sides
+    freedom: int  # of it
+    per_run: float  # the sum of 1 / runs over the sides: of the variance of their difference
+
+
+def spread_between(sides: Sequence[Runs]) -> Spread:
+    squares, freedom, per_run = 0.0, 0, 0.0
+    for runs in sides:
+        logs = np.log([np.median(steps) for steps in runs])
+        squares += float(((logs - logs.mean()) ** 2).sum())
+        freedom += len(logs) - 1
+        per_run += 1 / len(logs)
+    return Spread(math.sqrt(squares / max(1, freedom)), freedom, per_run)
 
 
 def interval_in_turn(
@@ -125,19 +136,20 @@ def interval_in_turn(
     """Of steps that one process took in turn, a pair in each round: what slows the machine down
     slows both.  Rounds of the same code are as often slower as faster, by whatever spread, so that
     the signed ranks of their ratios tell (Wilcoxon's interval).  None: too few rounds."""
-    logs, n = np.log(np.asarray(times, dtype=float) / np.asarray(baseline, dtype=float)), len(times)
+    n = len(times)
+    logs = np.log(np.asarray(times, dtype=float) / np.asarray(baseline, dtype=float))
     if n < STEPS_FOR_INTERVAL:
         return None
     if n < ROUNDS_FOR_RANKS:
-        middle, width = float(logs.mean()), half_width((float(logs.var(ddof=1)) / n, n - 1))
+        middle = float(logs.mean())
+        width = half_width((float(logs.var(ddof=1)) / n, n - 1))
         low, high = middle - width, middle + width
     else:
         first, second = np.triu_indices(n)
         means = np.sort((logs[first] + logs[second]) / 2)
         cut = signed_rank_cut(n)
         low, high = float(means[cut]), float(means[len(means) - 1 - cut])
-    low, high = min(math.exp(low), ratio), max(math.exp(high), ratio)
-    return [low, high]
+    return [min(math.exp(low), ratio), max(math.exp(high), ratio)]
 
 
 def interval_around(ratio: float, width: float) -> list[float]:
@@ -148,11 +160,11 @@ def interval_around(ratio: float, width: float) -> list[float]:
 def half_width(*parts: tuple[float, float]) -> float:
     """Of an interval about a sum of independent errors, their variances with degrees of freedom:
     Student's t, with the freedom of Welch and Satterthwaite."""
-    variance = sum(one for one, _ in parts)
-    if not variance:
+    total = sum(variance for variance, _ in parts)
+    if not total:
         return 0.0
-    freedom = variance**2 / sum(one**2 / freedom for one, freedom in parts)
-    return t_quantile(math.floor(10 * freedom) / 10) * math.sqrt(variance)
+    freedom = total**2 / sum(variance**2 / own for variance, own in parts)
+    return t_quantile(math.floor(10 * freedom) / 10) * math.sqrt(total)
 
 
 @cache
@@ -169,7 +181,10 @@ def t_quantile(freedom: float) -> float:
         angles = np.linspace(0.0, math.atan(middle / math.sqrt(freedom)), 2001)
         density = math.exp(scale) * math.sqrt(freedom) * np.cos(angles) ** (freedom - 1)
         inside = float(((density[1:] + density[:-1]) / 2 * np.diff(angles)).sum())
-        low, high = (middle, high) if inside < CONFIDENT - 0.5 else (low, middle)
+        if inside < CONFIDENT - 0.5:
+            low = middle
+        else:
+            high = middle
     return high
 
 
@@ -188,13 +203,21 @@ def signed_rank_cut(n: int) -> int:
     return int(np.searchsorted(np.cumsum(ways), 1 - CONFIDENT, side="right")) - 1
 
 
-def ratio_of_medians(times: np.ndarray, baseline: np.ndarray) -> dict:
-    """Ratio of the medians of two runs, with its 95% interval; `difference`: in words."""
+class Ratio(NamedTuple):
+    """Of the medians of two runs."""
+
+    ratio: float | None  # None: one has no steps
+    interval: list[float] | None  # of 95%; None: one has too few steps
+    difference: str  # in words
+
+
+def ratio_of_medians(times: np.ndarray, baseline: np.ndarray) -> Ratio:
+    """times, baseline: of the steps of each run [steps]."""
     if not len(times) or not len(baseline):
-        return {"ratio": None, "ratio_95": None, "difference": "no steps to compare"}
-    value = float(np.median(times) / np.median(baseline))
-    interval = interval_of_ratio(Measured.median(times), Measured.median(baseline), value)
-    return {"ratio": value, "ratio_95": interval, "difference": judged(value, interval)}
+        return Ratio(None, None, "no steps to compare")
+    ratio = float(np.median(times) / np.median(baseline))
+    interval = interval_of_ratio(Measured.median(times), Measured.median(baseline), ratio)
+    return Ratio(ratio, interval, judged(ratio, interval))
 
 
 # ---- Runs beside runs ----------------------------------------------------------------------------
@@ -214,22 +237,18 @@ def noise_between_runs(base: Runs, new: Runs) -> float | None:
     """
     if min(map(len, (*base, *new))) < STEPS_OF_RUN:
         return None
-    medians = [np.log([np.median(times) for times in runs]) for runs in (base, new)]
-    squares = sum(float(((one - one.mean()) ** 2).sum()) for one in medians)
-    measured = sum(len(one) - 1 for one in medians)
-    deviation = max(RESTARTS, math.sqrt(squares / max(1, measured)))
-    chance = t_draws(measured + math.ceil(ASSUMED * (RESTARTS / deviation) ** 2)) * deviation
-    if measured < 2 * (REPEATED - 1):
-        quarters = [
-            [np.log(np.median(part)) for part in np.array_split(times, 4)]
-            for times in (*base, *new)
-        ]
+    between = spread_between((base, new))
+    deviation = max(RESTARTS, between.deviation)
+    freedom = between.freedom + math.ceil(ASSUMED * (RESTARTS / deviation) ** 2)
+    chance = t_draws(freedom) * deviation
+    if between.freedom < 2 * (REPEATED - 1):
+        quarters = []  # the logarithms of the medians of each: [runs, 4]
+        for times in (*base, *new):
+            quarters.append([np.log(np.median(part)) for part in np.array_split(times, 4)])
         wavering = math.sqrt(float(np.var(quarters, axis=1, ddof=1).mean()))
         chance = chance + t_draws(3 * len(quarters))[::-1] * wavering
-    return math.expm1(
-        float(np.quantile(chance, 1 - FALSE_ALARMS))
-        * math.sqrt(sum(1 / len(one) for one in medians))
-    )
+    rare = float(np.quantile(chance, 1 - FALSE_ALARMS))
+    return math.expm1(rare * math.sqrt(between.per_run))
 
 
 @cache
@@ -243,32 +262,47 @@ def around(ratio: float, noise: float) -> tuple[float, float]:
     return ratio / (1 + noise), ratio * (1 + noise)
 
 
+class Disturbance(NamedTuple):
+    """What other processes did to the times of a run or a row."""
+
+    disturbed: bool | None  # None: not measured
+    lost_share: float | None  # the most of the time that this can have cost; None: not known
+
+    def least_left(self) -> float:
+        """The least share of the time that was not lost."""
+        if not self.disturbed:
+            return 1.0
+        return 0.0 if self.lost_share is None else 1.0 - self.lost_share
+
+
+QUIET = Disturbance(disturbed=False, lost_share=None)
+
+
 def judged(
     ratio: float,
     ratio_95: Interval,
-    disturbance: dict | None = None,
-    of_baseline: dict | None = None,
+    disturbance: Disturbance = QUIET,
+    of_baseline: Disturbance = QUIET,
     in_turn: bool = False,
 ) -> str:
     """`faster` or `slower`; NOISE if the interval contains 1; SPREAD_UNKNOWN without one.  Where a
     disturbance could explain the difference, UNDECIDED, or `probably faster` if the steps were
     taken in turn: it affected both alike.
-
-    The disturbance of each has `disturbed` and `lost_share`: of its step time, None if unknown.
     """
-    low, high = ratio_95 or (None, None)
-    word = (
-        SPREAD_UNKNOWN
-        if low is None
-        else NOISE
-        if low <= 1 <= high
-        else "slower"
-        if low > 1
-        else "faster"
-    )
-    if word == NOISE or not may_be_disturbance(ratio, disturbance or {}, of_baseline or {}):
+    word = word_of_interval(ratio_95)
+    if word == NOISE or not may_be_disturbance(ratio, disturbance, of_baseline):
         return word
-    return f"probably {word}" if in_turn and low is not None else UNDECIDED
+    return f"probably {word}" if in_turn and ratio_95 else UNDECIDED
+
+
+def word_of_interval(ratio_95: Interval) -> str:
+    """What an interval says of a ratio, where nothing disturbed the times."""
+    if not ratio_95:
+        return SPREAD_UNKNOWN
+    low, high = ratio_95
+    if low <= 1 <= high:
+        return NOISE
+    return "slower" if low > 1 else "faster"
 
 
 def is_decided(word: str) -> bool:
@@ -281,11 +315,16 @@ def as_fast(
     """'1.28x as fast as eager (95%: 1.20 to 1.35)', and the word if it decides nothing: what people
     read of a ratio of times.  than: ' as eager'; short: '1.28x (1.20 to 1.35)', in a table whose
     titles say the rest."""
-    text = f"{1 / ratio:.2f}x" + f" as fast{than}" * (not short)
+    text = f"{1 / ratio:.2f}x"
+    if not short:
+        text += f" as fast{than}"
     if ratio_95:
         low, high = sorted(1 / end for end in ratio_95)
-        text += f" ({'' if short else '95%: '}{low:.2f} to {high:.2f})"
-    return text if not word or is_decided(word) else f"{text}, {word}"
+        confidence = "" if short else "95%: "
+        text += f" ({confidence}{low:.2f} to {high:.2f})"
+    if word and not is_decided(word):
+        text += f", {word}"
+    return text
 
 
 def within_spread(ratio: float, spread: float) -> bool:
@@ -294,18 +333,11 @@ def within_spread(ratio: float, spread: float) -> bool:
     return abs(math.log(ratio)) <= math.log1p(spread) + 1e-9
 
 
-def may_be_disturbance(ratio: float, disturbance: dict, of_baseline: dict) -> bool:
+def may_be_disturbance(ratio: float, disturbance: Disturbance, of_baseline: Disturbance) -> bool:
     """Whether a ratio of step times could be 1 without the largest possible effect of what
     disturbed either run."""
-    if not (disturbance.get("disturbed") or of_baseline.get("disturbed")):
+    if not disturbance.disturbed and not of_baseline.disturbed:
         return False
-    shorter, longer = (least_left(one) for one in (disturbance, of_baseline))
-    return ratio * shorter <= 1 <= ratio / max(longer, 1e-9)
-
-
-def least_left(disturbance: dict) -> float:
-    """The least share of the step time that was not lost."""
-    if not disturbance.get("disturbed"):
-        return 1.0
-    lost = disturbance.get("lost_share")
-    return 0.0 if lost is None else 1.0 - lost
+    shortest = ratio * disturbance.least_left()
+    longest = ratio / max(of_baseline.least_left(), 1e-9)
+    return shortest <= 1 <= longest

@@ -1,42 +1,44 @@
 """The Workload of a file of the user's, --workload FILE.py[:NAME]: what the file does not say is
-found by running it on fake tensors, FLOPs by counting."""
+found by running it on fake tensors."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
-import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from analysis.work.fake_step import FakeRunError
-from analysis.work.fake_user_code import on_fake_tensors, under_fake_mode, without_values
-from analysis.work.flop_counts import counted_by_torch
+from harness.base.command_line import config_from
 from harness.base.errors import UserError
 from harness.base.ranges import trace_range
 from harness.base.text import BF16_TRUE, arithmetic, flag_of
-from harness.instruments.timing import NullMeter
 from harness.machine.devices import PRECISIONS
 from harness.model.checkpointing import Choice, run_block
 from harness.model.grad_clip import clip_gradients
 from harness.model.module_ranges import ModuleRanges
 from harness.model.optimizations import ANY_MODEL, OUR_MODEL, flags_in_use
 from harness.model.precision import autocast_of, cast_floats
-from harness.model.user_file import Made, UserFile
-from harness.model.workload import FlaggedWorkload, TrainingState
+from harness.model.user_code.batches import (
+    endless,
+    hides_tokens,
+    leading,
+    map_tensors,
+    shapes_of,
+    tensors_of,
+    zeros_like_batch,
+)
+from harness.model.user_code.fake_user_code import on_fake_tensors, under_fake_mode, without_values
+from harness.model.user_code.user_file import Made, UserFile
+from harness.model.workload import FlaggedWorkload, TrainingState, Workload
 from harness.ranks.failures import raise_if_interrupted
 from harness.ranks.parallel import ParallelConfig
-from harness.run.training_flags import config_from
 
 IN_THE_FILE = {  # flags that a file takes the place of, by what it has instead of them
     "the file has a model of its own": (
@@ -54,9 +56,11 @@ USED = (  # fields of the script's TrainingConfig that mean the same for any mod
 )  # fmt: skip
 
 
-def user_workload(text: str, training: Any, given: dict) -> UserWorkload:
+def user_workload(
+    text: str, training: Any, given: dict, count_flops: Callable[[Workload], tuple[int, int] | None]
+) -> UserWorkload:
     """The workload of --workload; training has the fields of the script's TrainingConfig, given are
-    the flags passed.
+    the flags passed, count_flops is that of UserWorkload.
 
     Raises UserError for a flag without effect, and for a file that is not as expected."""
     for why, names in IN_THE_FILE.items():
@@ -77,109 +81,8 @@ def user_workload(text: str, training: Any, given: dict) -> UserWorkload:
         raise UserError(f"{flag}: has no effect with --workload: {own}; leave it out", 2)
     if found.precision == "bf16" and "reduce_precision" not in given:
         training = replace(training, reduce_precision="bf16")  # as PyTorch does by default
-    return UserWorkload(file, replace(training, batch_size=found.batch_size, seq_len=found.seq_len))
-
-
-# ---- Batches -------------------------------------------------------------------------------------
-
-
-def map_tensors(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """The batch with each of its tensors changed, in tuples,
-    lists, dicts and mappings such as transformers'."""
-
-    def leaf(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return change(value)
-        if isinstance(value, MutableMapping):
-            copied = copy.copy(value)
-            for key, one in value.items():
-                copied[key] = map_tensors(change, one)
-            return copied
-        return value
-
-    return tree_map(leaf, batch)
-
-
-def tensors_of(batch: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_tensors(lambda tensor: found.append(tensor) or tensor, batch)
-    return found
-
-
-def shapes_of(batch: Any) -> str:
-    """'[8, 128] int64, [8] int64'"""
-    return ", ".join(
-        f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors_of(batch)
-    )
-
-
-def endless(file: UserFile, made: Made) -> Iterator[Any]:
-    """The batches; those of a DataLoader again and again.  Raises UserError if an iterator ends.
-
-    Drawn unseen by memory trackers: what the file's own code needs for it is not
-    part of the step."""
-    where = file.where(file.function())
-    for epoch in itertools.count(1):
-        number = 0
-        with file.users_code():
-            stream = iter(made.batches)
-        while True:
-            with file.users_code(), _disable_current_modes():
-                batch = next(stream, endless)
-            if batch is endless:
-                break
-            number += 1
-            yield batch
-        if not number:
-            seen = "batches ended before the last step" if epoch > 1 else "there is no batch"
-            raise UserError(
-                f"{where}: {seen}; expected a DataLoader, which is started again, or an endless"
-                " iterator"
-            )
-
-
-def zeros_like_batch(batch: Any, sizes: dict[int, int]) -> Any:
-    """The same batch of zeros: tensors that share a storage share one again.  sizes: other lengths
-    by dimension, of tensors that are as long there as the first of the batch."""
-    storages: dict[tuple, Tensor] = {}
-    first = leading(batch)
-    lengths = {d: (first.shape[d], n) for d, n in sizes.items() if d < first.dim()}
-
-    def zeros(x: Tensor) -> Tensor:
-        if lengths:
-            shape = list(x.shape)
-            for dim, (old, new) in lengths.items():
-                if dim < len(shape) and shape[dim] == old:
-                    shape[dim] = new
-            return torch.zeros(shape, dtype=x.dtype)
-        key = (x.untyped_storage()._cdata, x.dtype)
-        if key not in storages:
-            storages[key] = torch.zeros(x.untyped_storage().nbytes() // x.itemsize, dtype=x.dtype)
-        return storages[key].as_strided(x.shape, x.stride(), x.storage_offset())
-
-    return map_tensors(zeros, batch)
-
-
-def hides_tokens(batch: Any) -> bool:
-    """Whether a mask in the batch, as far as it can be read, is not true everywhere: what a mapping
-    calls a mask, else [B, S] of zeros and ones.  Positions that a batch brings may begin again in
-    it, and hide what is before."""
-    if isinstance(batch, MutableMapping):
-        masks = tensors_of([value for key, value in batch.items() if "mask" in str(key)])
-    else:
-        masks = [x for x in tensors_of(batch) if x.dim() == 2 and not x.is_floating_point()]
-    masks = [x for x in masks if x.numel() and not isinstance(x, FakeTensor)]
-    hidden = any(bool((x == 0).any()) and bool(x.max() <= 1) for x in masks)
-    return hidden or (isinstance(batch, MutableMapping) and "position_ids" in batch)
-
-
-def leading(batch: Any) -> Tensor:
-    """The tensor whose dimensions are samples and, if it holds tokens, their positions: input_ids,
-    else the first."""
-    named = (
-        batch["input_ids"] if isinstance(batch, MutableMapping) and "input_ids" in batch else None
-    )
-    return tensors_of(batch)[0] if named is None else named
+    training = replace(training, batch_size=found.batch_size, seq_len=found.seq_len)
+    return UserWorkload(file, training, count_flops)
 
 
 # ---- What the file makes -------------------------------------------------------------------------
@@ -299,17 +202,6 @@ def first_batch(file: UserFile) -> tuple[Made, Any]:
     return made, next(endless(file, made))
 
 
-@functools.lru_cache(maxsize=8)
-def counted_flops(workload: UserWorkload) -> tuple[int, int] | None:
-    """Matmul FLOPs of a step, forward and in total, by counting;
-    None if it cannot run on fake tensors."""
-    try:
-        counted = counted_by_torch(workload)
-    except FakeRunError:
-        return None
-    return counted["forward_flops"], counted["forward_flops"] + counted["backward_flops"]
-
-
 @dataclass(frozen=True)
 class UserWorkload(FlaggedWorkload):
     """The model and the training step of a file.  `scaled`: for a prediction, batches of another
@@ -317,6 +209,8 @@ class UserWorkload(FlaggedWorkload):
 
     file: UserFile
     training: Any  # the script's TrainingConfig, with batch_size and seq_len of the first batch
+    # Matmul FLOPs of a step, forward and in total; None if they cannot be counted.
+    count_flops: Callable[[Workload], tuple[int, int] | None]
     scaled: bool = False
     latest: dict = field(
         default_factory=dict, init=False, compare=False, repr=False
@@ -456,9 +350,9 @@ class UserWorkload(FlaggedWorkload):
         finally:
             named.remove()
 
-    def settle(self, state: TrainingState) -> None:
+    def settle(self, state: TrainingState, meter) -> None:
         """By a step: which parameters have gradients, only that tells."""
-        self.train(state, self.fake_batches(), 1, NullMeter(), NullMeter())
+        self.train(state, self.fake_batches(), 1, meter, meter)
 
     # ---- Facts -----------------------------------------------------------------------------------
 
@@ -474,18 +368,19 @@ class UserWorkload(FlaggedWorkload):
         return examined(self.file).parameters
 
     def forward_flops(self) -> int | None:
-        counted = counted_flops(self.with_settings(activation_checkpointing=False))
-        return counted and counted[0]
+        counted = self.count_flops(self.with_settings(activation_checkpointing=False))
+        return None if counted is None else counted[0]
 
     def step_flops(self) -> int | None:
-        counted = counted_flops(self.with_settings(activation_checkpointing=False))
-        return counted and counted[1]
+        counted = self.count_flops(self.with_settings(activation_checkpointing=False))
+        return None if counted is None else counted[1]
 
     def recomputed_flops(self) -> int:
         """Counted too: what a step has more with checkpointing than without."""
-        if not self.training.activation_checkpointing or (counted := counted_flops(self)) is None:
+        if not self.training.activation_checkpointing:
             return 0
-        return counted[1] - self.step_flops()
+        counted = self.count_flops(self)
+        return 0 if counted is None else counted[1] - self.step_flops()
 
     def unpredicted_memory(self, on_gpu: bool) -> str | None:
         hidden = examined(self.file).recurrent and not on_gpu  # oneDNN's workspace
@@ -513,7 +408,12 @@ class UserWorkload(FlaggedWorkload):
         }
 
     @classmethod
-    def from_settings(cls, settings: dict[str, dict], training: type) -> UserWorkload:
+    def from_settings(
+        cls,
+        settings: dict[str, dict],
+        training: type,
+        count_flops: Callable[[Workload], tuple[int, int] | None],
+    ) -> UserWorkload:
         """The workload of a run, from its config.json; training is the script's TrainingConfig.
 
         Raises UserError if the file is no longer there."""
@@ -522,7 +422,7 @@ class UserWorkload(FlaggedWorkload):
         if kept["precision"] == examined(file).precision:
             # Of autocast: that is the precision of the parameters.
             kept = {**kept, "precision": "fp32"}
-        return cls(file, config_from(training, kept))
+        return cls(file, config_from(training, kept), count_flops)
 
     def settings_lines(self, device: torch.device) -> dict[str, object]:
         found, training = examined(self.file), self.training

@@ -1,5 +1,5 @@
-"""What fills the memory of a training step, tensor by tensor?  Section
-and summary of memory_timeline.json."""
+"""What fills the memory of a training step, tensor by tensor?  Tables and summary of
+memory_timeline.json, and of what a profiled program holds."""
 
 from collections.abc import Sequence
 
@@ -14,26 +14,29 @@ TENSOR_COLUMNS = [
     *text_columns("dtype", "category"),
     column("MB", "bytes", ",.1f", MB),
 ]
-KEPT_SIZES = (
-    "bytes",
-    "formula_bytes",
-    "quadratic_bytes",
-)  # of what the forward pass keeps for the backward pass
+# Of what the forward pass keeps for the backward pass.
+KEPT_SIZES = ("bytes", "formula_bytes", "quadratic_bytes")
 
 
 def memory_section(memory: dict) -> Section:
     """Where the step needs most, what was predicted, and what fills the memory; without rows what
     is not known."""
-    mb = (column(f"{name} MB", name, ",.1f", MB) for name in ("measured", "predicted"))
-    categories = [column("category", "name", left=True), *mb]
+    categories = [
+        column("category", "name", left=True),
+        column("measured MB", "measured", ",.1f", MB),
+        column("predicted MB", "predicted", ",.1f", MB),
+    ]
     kept = [
         column("component, all layers", "component", left=True),
         column("measured MB", "bytes", ",.2f", MB),
         column("formula MB", "formula_bytes", ",.2f", MB),
         column("quadratic in sequence length, MB", "quadratic_bytes", ",.2f", MB),
     ]
-    rows = memory["predicted"]["kept_for_backward"] if memory["predicted"] else []
-    rows = [*rows, sum_row("component", "sum", rows, KEPT_SIZES)] if rows else []
+    rows = []
+    if memory["predicted"]:
+        rows = [*memory["predicted"]["kept_for_backward"]]
+    if rows:
+        rows.append(sum_row("component", "sum", rows, KEPT_SIZES))
     allocator = [column("what", "what", left=True), column("MB", "bytes", ",.1f", MB)]
     peak = f"{megabytes(memory['peak_bytes'])} in {place_of_peak(memory)}: {memory['source']}"
     made_of = parts_of_peak(memory["peak"]["bytes_by_category"])
@@ -50,19 +53,13 @@ def memory_section(memory: dict) -> Section:
 def memory_lines(memory: dict, summary: dict) -> list[str]:
     """The summary that a run with --profile-memory prints,
     from memory_timeline.json and performance_summary.json."""
-    phase_peak: dict[str, int] = {}
-    for row in memory["phases"]:
-        phase_peak[row["name"]] = max(row["peak_bytes"], phase_peak.get(row["name"], 0))
-    reached = {
-        p: megabytes(phase_peak[p]) if p in phase_peak else "not reached in this run"
-        for p in PHASES
-    }
+    reached = dict.fromkeys(PHASES, "not reached in this run")
+    for phase, rows in grouped(memory["phases"], lambda row: row["name"]).items():
+        reached[phase] = megabytes(max(row["peak_bytes"] for row in rows))
     largest = memory["largest_tensor"]
-    named = (
-        f"{megabytes(largest['bytes'])} ({tensor_name(largest)})"
-        if largest
-        else "the step allocated none"
-    )
+    named = "the step allocated none"
+    if largest:
+        named = f"{megabytes(largest['bytes'])} ({tensor_name(largest)})"
     return [
         "Memory Analysis Summary:",
         f"Peak Memory Usage: {summary['memory']['peak_mb']:.1f} MB",
@@ -77,9 +74,10 @@ def memory_lines(memory: dict, summary: dict) -> list[str]:
 
 def parts_of_peak(sizes: dict[str, float], unit: float = MB, name: str = "MB") -> str:
     """The categories at a peak, the three largest by name, in this unit of the sizes."""
-    found = sorted(sizes.items(), key=lambda item: -item[1])
-    named = ", ".join(f"{part} {size / unit:,.1f}" for part, size in found[:3])
-    return f"{named}, others {sum(size for _, size in found[3:]) / unit:,.1f} {name}"
+    in_order = sorted(sizes.items(), key=lambda item: -item[1])
+    named = ", ".join(f"{part} {size / unit:,.1f}" for part, size in in_order[:3])
+    others = sum(size for _, size in in_order[3:])
+    return f"{named}, others {others / unit:,.1f} {name}"
 
 
 def place_of_peak(memory: dict) -> str:
@@ -99,13 +97,14 @@ def prediction_text(memory: dict) -> str:
 
 def category_rows(memory: dict) -> list[dict]:
     """Bytes at the peak by category and in total, measured and predicted."""
-    measured, predicted = memory["peak"]["bytes_by_category"] | {"sum": memory["peak_bytes"]}, {}
-    if found := memory["predicted"]:
-        predicted = found["bytes_by_category"] | {"sum": found["peak_bytes"]}
-    return [
-        {"name": name, "measured": size, "predicted": predicted.get(name)}
-        for name, size in measured.items()
-    ]
+    predicted = memory["predicted"] or {"bytes_by_category": {}, "peak_bytes": None}
+    rows = []
+    for name, size in memory["peak"]["bytes_by_category"].items():
+        of_prediction = predicted["bytes_by_category"].get(name)
+        rows.append({"name": name, "measured": size, "predicted": of_prediction})
+    measured, of_prediction = memory["peak_bytes"], predicted["peak_bytes"]
+    rows.append({"name": "sum", "measured": measured, "predicted": of_prediction})
+    return rows
 
 
 def folded_layers(tensors: list[dict]) -> list[dict]:
@@ -116,15 +115,14 @@ def folded_layers(tensors: list[dict]) -> list[dict]:
         same = (row[name] for name in ("phase", "dtype", "category", "bytes"))
         return starred(row["where"]), str(row["shape"]), *same
 
-    found = []
-    for (where, *_), (row, *more) in grouped(tensors, alike).items():
-        n = 1 + len(more)
-        found.append(
-            row | {"where": where, "shape": f"{row['shape']} x {n}", "bytes": row["bytes"] * n}
-            if more
-            else row
-        )
-    return found
+    rows = []
+    for (where, *_), same in grouped(tensors, alike).items():
+        row, number = same[0], len(same)
+        if number > 1:
+            shape = f"{row['shape']} x {number}"
+            row = {**row, "where": where, "shape": shape, "bytes": row["bytes"] * number}
+        rows.append(row)
+    return rows
 
 
 def tensor_name(row: dict) -> str:
@@ -137,10 +135,11 @@ def tensor_name(row: dict) -> str:
 def stack_of_memory(timeline: dict, categories: Sequence[str]) -> dict[str, list[float]]:
     """Live MB by category after each event of memory_timeline.json,
     of those categories that it has."""
-    found = {name: timeline.get(f"{name}_bytes") for name in categories}
-    return {
-        name: [size / MB for size in sizes] for name, sizes in found.items() if sizes is not None
-    }
+    stack = {}
+    for name in categories:
+        if f"{name}_bytes" in timeline:
+            stack[name] = [size / MB for size in timeline[f"{name}_bytes"]]
+    return stack
 
 
 # ---- program.json --------------------------------------------------------------------------------
@@ -156,26 +155,23 @@ def program_section(program: dict) -> Section:
 
 
 def held_memory_section(rows: list[dict], ran_out: dict | None = None) -> Section:
-    """rows: documents.run.HeldMemory.  ran_out: the error that ended the program,
+    """rows: HeldMemory of program.json.  ran_out: the error that ended the program,
     and its largest tensors."""
     sizes = added_up((row["category"], row["bytes"]) for row in rows)
     facts = {name: f"{size / MB:,.1f} MB" for name, size in sizes.items() if size}
     title, note = "Memory by category and part", []
     if ran_out:
         title = f"Memory ran out: {ran_out['error']}"
-        tensors = (
-            f"{one['shape']} {one['dtype']}, {one['bytes'] / MB:,.1f} MB"
-            for one in ran_out["largest"]
-        )
+        tensors = [
+            f"{tensor['shape']} {tensor['dtype']}, {tensor['bytes'] / MB:,.1f} MB"
+            for tensor in ran_out["largest"]
+        ]
         note = [f"The largest tensors then: {'; '.join(tensors)}."]
-        sizes_then = {
-            "Allocated then": "allocated_bytes",
-            "Peak up to the step before": "peak_before_bytes",
-        }
-        facts |= {
-            name: f"{ran_out[key] / MB:,.1f} MB"
-            for name, key in sizes_then.items()
-            if ran_out[key] is not None
-        }
+        for name, size in (
+            ("Allocated then", ran_out["allocated_bytes"]),
+            ("Peak up to the step before", ran_out["peak_before_bytes"]),
+        ):
+            if size is not None:
+                facts[name] = f"{size / MB:,.1f} MB"
     rows = sorted(rows, key=lambda row: -row["bytes"])
     return Section(title, HELD_COLUMNS, rows, note, facts, label="part", sums=("bytes",))

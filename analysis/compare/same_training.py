@@ -1,6 +1,8 @@
 """Does a run train as the baseline does?  Its audit, and how far rounding may take its losses from
 the baseline's."""
 
+from typing import NamedTuple
+
 from harness.instruments.audit import audit_text, findings_text
 
 NOT_THE_SAME = "not the same training"
@@ -30,26 +32,31 @@ def trains_the_same_model(config: dict) -> tuple:
     return repr(shape), samples, *(training.get(name) for name in OF_THE_DATA)
 
 
-def training_check(summary: dict, baseline: dict, loss_difference: float | None) -> dict:
-    """audit_ok, audit; loss_bound: the difference that rounding explains; not_the_same: why it is
-    another training, None if nothing says so."""
-    found, base = summary.get("audit"), baseline.get("audit")
-    checked = {
-        "audit_ok": found["ok"] if found else None,
-        "audit": audit_text(found),
-        "loss_bound": None,
-    }
-    in_common = (
-        loss_difference is not None
-    )  # of traces of other programs there are no settings either
-    if in_common and trains_the_same_model(summary["config"]) == trains_the_same_model(
-        baseline["config"]
-    ):
-        checked["loss_bound"] = loss_bound(summary, baseline)
-    failures = map(findings_text, (found, base))
-    return checked | {
-        "not_the_same": why_not_the_same(*failures, loss_difference, checked["loss_bound"])
-    }
+class TrainingCheck(NamedTuple):
+    """Whether a run trains as the baseline does."""
+
+    audit_ok: bool | None  # None: its summary has no audit
+    audit: str
+    loss_bound: float | None  # the difference that rounding explains; None: not known
+    not_the_same: str | None  # why it is another training; None: nothing says so
+
+
+def training_check(summary: dict, baseline: dict, loss_difference: float | None) -> TrainingCheck:
+    """summary, baseline: performance_summary.json of both.  loss_difference: the largest of the
+    steps that both completed; None: there is none, as in traces, which tell no settings either."""
+    audit = summary.get("audit")
+    bound = None
+    if loss_difference is not None:
+        model = trains_the_same_model(summary["config"])
+        if model == trains_the_same_model(baseline["config"]):
+            bound = loss_bound(summary, baseline)
+    failure, of_baseline = findings_text(audit), findings_text(baseline.get("audit"))
+    return TrainingCheck(
+        audit_ok=audit["ok"] if audit else None,
+        audit=audit_text(audit),
+        loss_bound=bound,
+        not_the_same=why_not_the_same(failure, of_baseline, loss_difference, bound),
+    )
 
 
 def why_not_the_same(
@@ -75,12 +82,12 @@ def loss_bound(summary: dict, baseline: dict) -> float | None:
     first = baseline["loss"]["first"]
     if first is None:
         return None
-    steps = min(one["training"]["completed_steps"] for one in (summary, baseline))
-    precisions = [one["config"]["training"]["precision"] for one in (summary, baseline)]
-    if not EXPLAINED_PER_STEP.keys() >= {*precisions}:
-        return (
-            None  # parameters in bf16 keep their rounding errors, and nothing was measured of those
-        )
+    runs = (summary, baseline)
+    steps = min(run["training"]["completed_steps"] for run in runs)
+    precisions = [run["config"]["training"]["precision"] for run in runs]
+    # Parameters in bf16 keep their rounding errors, and nothing was measured of those.
+    if not all(precision in EXPLAINED_PER_STEP for precision in precisions):
+        return None
     return explained_by_rounding(first, steps, *precisions)
 
 

@@ -7,7 +7,7 @@ of its own.
 """
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from harness.base.units import MB
 from harness.instruments.memory_timeline import StepMemory
@@ -15,9 +15,8 @@ from harness.instruments.memory_timeline import StepMemory
 ROUNDING = 512  # sizes are multiples of it
 SMALL = MB  # what is no larger has pools of its own, in segments of
 SMALL_SEGMENT, LARGE_SEGMENT = 2 * MB, 20 * MB
-OWN_SEGMENT = (
-    10 * MB
-)  # from here on a segment is as large as what asks for it, in multiples of SMALL_SEGMENT
+# From here on a segment is as large as what asks for it, in multiples of SMALL_SEGMENT.
+OWN_SEGMENT = 10 * MB
 STEPS = 3  # replayed after the first: later ones find the same blocks
 
 
@@ -37,12 +36,10 @@ class Pool:
 
     def __init__(self, small: bool, expandable: bool):
         self.small, self.expandable = small, expandable
-        self.least_rest = (
-            ROUNDING if small or expandable else SMALL + 1
-        )  # that is split off a block
-        self.free: list[
-            tuple[int, int, Block]
-        ] = []  # size, address, block: the smallest, then the lowest, first
+        # That is split off a block.
+        self.least_rest = ROUNDING if small or expandable else SMALL + 1
+        # Size, address, block: the smallest, then the lowest, first.
+        self.free: list[tuple[int, int, Block]] = []
         self.reserved = 0
         self.last: Block | None = None  # of the segment that can grow
 
@@ -52,33 +49,38 @@ class Pool:
         at = bisect.bisect_left(self.free, (size,))
         if self.expandable and at + 1 < len(self.free) and self.free[at][2] is self.last:
             at += 1
-        block = (
-            self.free.pop(at)[2]
-            if at < len(self.free)
-            else self.grown(size)
-            if self.expandable
-            else None
-        )
-        if block is None:
-            rounded = (
-                SMALL_SEGMENT
-                if self.small
-                else LARGE_SEGMENT
-                if size < OWN_SEGMENT
-                else up(size, SMALL_SEGMENT)
-            )
-            block = Block(self, self.reserved, rounded)
-            self.reserved += rounded
+        if at < len(self.free):
+            block = self.free.pop(at)[2]
+        elif self.expandable:
+            block = self.grown(size)
+        else:
+            block = self.new_segment(size)
         block.free = False
         if block.size - size >= self.least_rest:
-            rest = Block(self, block.address + size, block.size - size, block)
-            rest.next, block.next, block.size = block.next, rest, size
-            if rest.next:
-                rest.next.prev = rest
-            if self.last is block:
-                self.last = rest
-            self.keep(rest)
+            self.split(block, size)
         return block
+
+    def new_segment(self, size: int) -> Block:
+        """Of a pool whose segments do not grow."""
+        if self.small:
+            length = SMALL_SEGMENT
+        elif size < OWN_SEGMENT:
+            length = LARGE_SEGMENT
+        else:
+            length = up(size, SMALL_SEGMENT)
+        block = Block(self, self.reserved, length)
+        self.reserved += length
+        return block
+
+    def split(self, block: Block, size: int) -> None:
+        """The block keeps this size, and the rest of it is free."""
+        rest = Block(self, block.address + size, block.size - size, block)
+        rest.next, block.next, block.size = block.next, rest, size
+        if rest.next:
+            rest.next.prev = rest
+        if self.last is block:
+            self.last = rest
+        self.keep(rest)
 
     def grown(self, size: int) -> Block:
         """The end of the segment that grows, with what is free there."""
@@ -157,43 +159,68 @@ def reserved_bytes(
     sizes: Sequence[int] | None = None,
 ) -> int:
     """What is reserved after the first steps of a run, with these workspaces of the matmul
-    libraries in the pool.  sizes: of the allocations, where they are not those of this step.
+    libraries in the pool.  sizes: of the allocations, where they are not those of this step."""
+    allocator = CachingAllocator(expandable)
+    for size in workspaces:
+        allocator.allocate(size)
+    if sizes is None:
+        sizes = [allocation.bytes for allocation in memory.allocations]
+    Replay(memory, sizes, allocator).run(1 + STEPS)
+    return allocator.reserved
+
+
+class Replay:
+    """The allocations of a step, made again and again.
 
     The first step has no optimizer state before its optimizer does; what outlives a step is freed
     at its end.
     """
-    allocator = CachingAllocator(expandable)
-    blocks: dict[int, Block] = {}  # by index of the allocation
 
-    def allocate(indices: Sequence[int]) -> None:
-        for i in indices:
-            blocks[i] = allocator.allocate(sizes[i], made[i].stream)
+    def __init__(self, memory: StepMemory, sizes: Sequence[int], allocator: CachingAllocator):
+        """sizes: of the allocations of the step, in bytes."""
+        self.allocations, self.sizes, self.allocator = memory.allocations, sizes, allocator
+        self.blocks: dict[int, Block] = {}  # by index of the allocation
+        self.before: list[int] = []  # what is there when a step begins
+        self.state: list[int] = []  # of it, the optimizer's
+        self.events: list[tuple[int, int, bool]] = []  # event, index, whether it allocates
+        for index, allocation in enumerate(self.allocations):
+            if not sizes[index]:
+                continue
+            if allocation.born == 0:
+                self.before.append(index)
+                if allocation.category == "optimizer":
+                    self.state.append(index)
+            else:
+                self.events.append((allocation.born, index, True))
+            if allocation.died is not None:
+                self.events.append((allocation.died, index, False))
+        self.events.sort()
+        updates = [phase.first for phase in memory.phases if phase.name == "optimizer"]
+        self.updates = min(updates, default=len(memory.places))
 
-    def free(indices: Sequence[int]) -> None:
-        for i in indices:
-            block = blocks.pop(i)
+    def run(self, steps: int) -> None:
+        missing = self.state
+        for index in self.before:
+            if self.allocations[index].category != "optimizer":
+                self.allocate([index])
+        for _ in range(steps):
+            for event, index, allocates in self.events:
+                if missing and event > self.updates:
+                    self.allocate(missing)
+                    missing = []
+                if allocates:
+                    self.allocate([index])
+                else:
+                    self.free([index])
+            self.free([index for index in self.blocks if self.allocations[index].born > 0])
+            self.allocate(index for index in self.before if index not in self.blocks)
+
+    def allocate(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            stream = self.allocations[index].stream
+            self.blocks[index] = self.allocator.allocate(self.sizes[index], stream)
+
+    def free(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            block = self.blocks.pop(index)
             block.pool.release(block)
-
-    made = memory.allocations
-    sizes = [one.bytes for one in made] if sizes is None else sizes
-    held = [i for i, size in enumerate(sizes) if size]
-    before = [i for i in held if made[i].born == 0]
-    state = [i for i in before if made[i].category == "optimizer"]
-    events = [(made[i].born, i, allocate) for i in held if made[i].born > 0]
-    events = sorted(events + [(made[i].died, i, free) for i in held if made[i].died is not None])
-    updates = min(
-        (phase.first for phase in memory.phases if phase.name == "optimizer"),
-        default=len(memory.places),
-    )
-    for size in workspaces:
-        allocator.allocate(size)
-    allocate([i for i in before if made[i].category != "optimizer"])
-    for _ in range(1 + STEPS):
-        for event, i, change in events:
-            if event > updates and state:
-                allocate(state)
-                state = []
-            change([i])
-        free([i for i in blocks if made[i].born > 0])
-        allocate([i for i in before if i not in blocks])
-    return allocator.reserved
