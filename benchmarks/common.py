@@ -60,10 +60,15 @@ def stored_table(
     columns: Sequence[Column],
     rows_of: Callable = operator.itemgetter("rows"),
     near: str = "",
+    machine_folder: str = "",
 ) -> str:
     """The stored results of a benchmark for a page, in markdown, with the machine if they depend on
-    it.  near: of the page, where benchmarks/ is."""
-    path = next(RESULTS.parent.rglob(f"{name}.json"), None)
+    it.
+
+    near: of the page, where benchmarks/ is.  machine_folder: whose results, where there are those
+    of several machines.
+    """
+    path = next((RESULTS.parent / machine_folder).rglob(f"{name}.json"), None)
     if path is None:
         return "Not recorded yet."
     document = read_document(path)

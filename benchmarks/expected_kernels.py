@@ -25,9 +25,8 @@ import torch
 from analysis.attribution.operators import costs_of_operators, operator_calls
 from analysis.hardware.achievable import achievable_rates
 from analysis.hardware.matching import datasheet
-from analysis.limits.peaks import device_of
+from analysis.limits.timeline import timeline_of
 from analysis.prediction.expected_time import Operator, kernel_us
-from analysis.trace.links import link
 from analysis.trace.tables import read_trace
 from analysis.vocabulary.kernel_classes import category
 from analysis.work.operator_costs import factor_type
@@ -54,18 +53,18 @@ COLUMNS = [
 
 def rows_of(path: Path) -> list[dict]:
     """A row for each class of operators, and one for all."""
-    links = link(read_trace(path))
-    about, (costs, which) = device_of(links, None), costs_of_operators(links)
+    timeline = timeline_of(read_trace(path))
+    about, (costs, which) = timeline.context.device, costs_of_operators(timeline)
     rates = achievable_rates((datasheet(about) or [None])[0], confirmed=False)
     if rates is None:
         raise UserError(f"{path}: no rates of {about.get('name') or 'its device'} are known")
-    calls, names = operator_calls(links), links.trace.operators["name"].cat.categories
+    calls, names = operator_calls(timeline), timeline.trace.operators["name"].cat.categories
     us, found = calls["self_device_us"].to_numpy(), {}
     for i in np.flatnonzero(us > 0):
         name, one = names[calls["code"].iloc[i]], costs[which[i]]
         kind, expected = CLASSES.get(category(name), "other"), None
         if one.bytes:
-            shapes, types, _ = links.trace.signatures[calls["signature"].iloc[i]]
+            shapes, types, _ = timeline.trace.signatures[calls["signature"].iloc[i]]
             factors = [
                 tuple(shape) for shape in shapes if isinstance(shape, list) and len(shape) > 1
             ]

@@ -4,7 +4,6 @@ random ones; and each contradiction that is planted in one is named."""
 import json
 import math
 from copy import deepcopy
-from dataclasses import replace
 
 import pytest
 from agreement import claims, contradictions
@@ -19,7 +18,6 @@ from traces import (
     REAL,
     REDUCE,
     analysis_of,
-    attributed,
     event,
     gpu_step,
     on_gpu,
@@ -35,7 +33,9 @@ from analysis.attribution.critical_path import critical_path, path_title
 from analysis.diagnosis.sections import profile_lines
 from analysis.diagnosis.traces import analyze_all
 from analysis.hardware.matching import described, rows_named
+from analysis.limits.timeline import timeline_of
 from analysis.trace.readers.formats import find_traces
+from analysis.trace.timeline import DeviceFlags
 from harness.base.errors import UserError
 
 GOLDEN = PROJECT / "tests" / "golden"
@@ -68,7 +68,7 @@ def test_recorded_traces(path):
 def test_a_trace_of_a_host_beside_the_rates_of_a_gpu():
     """What autograd does for a matmul is overhead, which no precision makes faster."""
     target = described(rows_named("H100")[0])
-    ((_, document),), _ = analyze_all([GOLDEN / "cpu.pt.trace.json.gz"], target=target)
+    ((_, document),), _ = analyze_all([GOLDEN / "cpu.pt.trace.json.gz"], flags=DeviceFlags(target))
     assert "mixed precision" in {row["name"] for row in document["opportunities"]}
     assert_agreement([document])
 
@@ -112,8 +112,8 @@ def test_autograd_around_a_matmul_is_no_arithmetic_to_narrow(tmp_path):
         node,
         LARGE | {"ts": 600, "dur": 200},
     ]
-    trace = replace(trace_of(tmp_path, *events), target=described(rows_named("H100 PCIe")[0]))
-    document = analysis_of(trace)
+    target = described(rows_named("H100 PCIe")[0])
+    document = analysis_of(trace_of(tmp_path, *events), target=target)
     assert_agreement([document])
     (proposal,) = (row for row in document["opportunities"] if row["name"] == "mixed precision")
     assert proposal["share"] == pytest.approx(0.6)
@@ -198,7 +198,7 @@ def test_a_long_call_that_returns_as_the_gpu_has_ended_waited_for_it(
         event("aten::copy_", 19, 881),
         event(call, until - us, us, "cuda_runtime", correlation=2),
     )
-    links = attributed(trace_of(tmp_path, step(1, 0, 900), *matmul, *around, **H100_PROPERTIES))
+    links = timeline_of(trace_of(tmp_path, step(1, 0, 900), *matmul, *around, **H100_PROPERTIES))
     assert links.calls["waits"].tolist() == [False, waits]
     on_gpu_ms = sum(row["ms"] for row in critical_path(links)["rows"] if row["where"] == "GPU")
     assert on_gpu_ms == pytest.approx(0.8 * waits)

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from traces import analysis_of, attributed, event, on_gpu, real, rows_of, step, trace_of
+from traces import analysis_of, event, on_gpu, real, rows_of, step, trace_of
 
+from analysis.limits.timeline import timeline_of
 from analysis.trace.tables import read_trace
 from analysis.vocabulary.operators import is_view_or_metadata_op
 from harness.base.errors import UserError
@@ -88,7 +89,7 @@ def test_our_ranges_on_a_gpu(train, tmp_path):
     about, rows = analysis["attribution"], rows_of(analysis)
     assert (about["clock"], about["source"]) == ("GPU", "named ranges")
     # By number: a core that others take makes any of them long.
-    of_kernels = attributed(read_trace(path)).gpu["component"]
+    of_kernels = timeline_of(read_trace(path)).gpu["component"]
     assert of_kernels.isna().mean() < 0.03
     assert analysis["integrity"]["kernels_linked_to_an_operator"] == 1
     assert analysis["integrity"]["trustworthy"]

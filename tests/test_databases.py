@@ -11,9 +11,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from traces import analysis_of, attributed, real_path
+from traces import analysis_of, real_path
 
 from analysis.diagnosis.traces import analyze_all
+from analysis.limits.timeline import timeline_of
 from analysis.trace.readers.databases import range_of
 from analysis.trace.readers.formats import find_traces
 from analysis.trace.tables import read_trace, read_traces
@@ -186,7 +187,7 @@ def test_a_training_step_of_nsys(tmp_path):
         "node01",
     )
     assert trace.signatures == [([[8, 128], [128, 64]], None, None)]
-    links = attributed(trace)
+    links = timeline_of(trace)
     kernels = links.gpu[:2]
     assert kernels["component"].tolist() == [
         "mlp",
@@ -208,7 +209,7 @@ def test_a_training_step_of_nsys(tmp_path):
 
 def test_ranges_alone_tell_parts_and_phases(tmp_path):
     ranges = [one for one in TRAINING if " = " not in one[0]]
-    links = attributed(
+    links = timeline_of(
         read_trace(launched_by_autograd(written(tmp_path / "a.sqlite", nsys, ranges)))
     )
     assert links.source == "named ranges"
@@ -380,7 +381,7 @@ def test_a_database_of_rocprofv3(tmp_path, views):
         "memory_bytes": 2 * 10**11,
     }  # fmt: skip
     assert (trace.gpu["start"] - trace.launches["start"].min()).tolist() == [1, 7, 6]
-    assert known(attributed(trace).gpu["phase"]) == ["forward", None, "forward"]
+    assert known(timeline_of(trace).gpu["phase"]) == ["forward", None, "forward"]
 
 
 def test_merged_databases_of_rocprofv3_are_ranks(tmp_path):
@@ -457,7 +458,7 @@ def test_a_database_of_rocmprofiledata(tmp_path, version):
     copies = ["Memcpy DtoH"] * (version - 1)
     assert trace.gpu["name"].tolist() == ["gemm", *copies, "Memset (Device)"]
     assert trace.launches["name"].tolist() == ["hipLaunchKernel", "hipMemcpyWithStream"]
-    links = attributed(trace)
+    links = timeline_of(trace)
     assert known(links.gpu["phase"]) == [*["forward"] * version, None]
     assert links.gpu["call"].tolist() == [0, *[1] * (version - 1), -1]
     assert trace.device["name"] == ""
@@ -538,7 +539,7 @@ def test_json_of_rocprofv3(tmp_path, zipped):
         "94",
         "node02",
     )
-    links = attributed(trace)
+    links = timeline_of(trace)
     assert known(links.gpu["phase"]) == ["forward", None]
     assert (links.gpu["start"] - links.gpu["launched"]).tolist()[0] == 1
 
@@ -596,7 +597,7 @@ def test_a_set_of_csv_is_named_by_any_of_it(tmp_path):
         assert trace.gpu["device"].tolist() == [0, 0]
         assert trace.device["compute_units"] == 304
         assert trace.annotations["name"].tolist() == ["forward"]
-        assert known(attributed(trace).gpu["phase"]) == ["forward", None]
+        assert known(timeline_of(trace).gpu["phase"]) == ["forward", None]
 
 
 def test_several_processes_in_csv_are_ranks(tmp_path):
@@ -911,7 +912,7 @@ def test_the_kernels_of_a_graph_in_a_file_of_rocmprofiledata(tmp_path):
     trace = read_trace(written(tmp_path / "a.rpd", of_graphs))
     assert trace.gpu["name"].tolist() == ["graph_kernel"] * 6
     assert trace.gpu["kind"].tolist() == ["kernel"] * 6
-    links = attributed(trace)
+    links = timeline_of(trace)
     assert links.gpu["call"].tolist() == [0, 0, 1, 1, 2, 2]
     assert links.gpu["of_graph"].all()
     assert analysis_of(trace)["gpu_timeline"]["busy_ms"] == pytest.approx(0.024)

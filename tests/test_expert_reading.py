@@ -9,7 +9,6 @@ from traces import (
     ADD,
     H100_PROPERTIES,
     analysis_of,
-    attributed,
     event,
     gpu_step,
     on_gpu,
@@ -26,6 +25,7 @@ from analysis.compare.runs import read_run, runs_below
 from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.text import judged_first, trust_text
 from analysis.diagnosis.traces import analyze_all
+from analysis.limits.timeline import timeline_of
 from analysis.report.charts import breakdown_chart
 from analysis.report.page import first_screen, trust_in
 from analysis.work.operator_costs import cost
@@ -158,14 +158,12 @@ def test_counters_are_read_by_the_tool_of_the_maker(tmp_path):
             call="hipMemcpyAsync",
         )
         trace = trace_of(tmp_path, step(1, 0, 600), *events)
-        found = counters(attributed(trace), own_program("train.py", **device))["counters"]
+        found = counters(timeline_of(trace, own_program("train.py", **device)))["counters"]
         assert found.startswith(tool) and "long" in found and found.endswith("train.py")
         assert analysis_of(trace)["counters"] is None  # of a file that somebody sent
         only = [one for one in events if one["name"] not in ("short", "long")]
-        found = counters(
-            attributed(trace_of(tmp_path, step(1, 0, 600), *only)),
-            own_program("train.py", **device),
-        )
+        trace = trace_of(tmp_path, step(1, 0, 600), *only)
+        found = counters(timeline_of(trace, own_program("train.py", **device)))
         assert found["counters"] is None and found["counters_reason"]
     assert (
         analysis_of(trace_of(tmp_path, step(1, 0, 100), event("aten::mm", 5, 50)))["counters"]

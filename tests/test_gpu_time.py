@@ -14,7 +14,6 @@ from traces import (
     NANOGPT,
     REDUCE,
     analysis_of,
-    attributed,
     event,
     gpu_step,
     on_gpu,
@@ -27,11 +26,11 @@ from traces import (
 from analysis.attribution.components import OVERHEAD
 from analysis.attribution.critical_path import critical_path, walk
 from analysis.attribution.gpu_time import gpu_timeline
-from analysis.attribution.ledger import cut_to, idle_by_cause, ledger, of_steps, us_by
+from analysis.attribution.ledger import cut_to, idle_by_cause, of_steps, us_by
 from analysis.attribution.operators import operator_tables
 from analysis.diagnosis.sections import TRACE_COLUMNS
 from analysis.limits.shape_rates import kernel_durations, queue_over_step, shape_rates
-from analysis.trace.links import link
+from analysis.limits.timeline import timeline_of
 
 
 @pytest.mark.slow
@@ -63,12 +62,12 @@ def test_causes_add_up_to_the_idle_time(tmp_path_factory, parts):
             kind=kind,
             operator=event("aten::mm", 0, 1),
         )
-    links = attributed(trace_of(tmp_path_factory.mktemp("trace"), *events))
+    links = timeline_of(trace_of(tmp_path_factory.mktemp("trace"), *events))
     timeline = gpu_timeline(links.gpu)
-    causes = idle_by_cause(cut_to(ledger(links), links.gpu["start"].min(), links.gpu["end"].max()))
+    causes = idle_by_cause(cut_to(links.slices, links.gpu["start"].min(), links.gpu["end"].max()))
     assert sum(causes.values()) / 1e3 == pytest.approx(timeline["idle_ms"], abs=1e-9)
     assert min(causes.values()) >= 0
-    us = us_by(ledger(links), "kind").reindex(
+    us = us_by(links.slices, "kind").reindex(
         ["computation", "communication", "copy"], fill_value=0.0
     )
     assert us.sum() / 1e3 == pytest.approx(timeline["busy_ms"], abs=1e-9)
@@ -88,8 +87,8 @@ def test_what_the_gpu_waited_for(tmp_path):
         ),  # queued: 20 behind a kernel
         *on_gpu("gemm", 208, 430, 10, 4, operator=LARGE | {"ts": 207}),  # 30 behind communication
     ]
-    links = attributed(trace_of(tmp_path, *events))
-    causes = idle_by_cause(cut_to(ledger(links), links.gpu["start"].min(), links.gpu["end"].max()))
+    links = timeline_of(trace_of(tmp_path, *events))
+    causes = idle_by_cause(cut_to(links.slices, links.gpu["start"].min(), links.gpu["end"].max()))
     expected = dict(synchronization=40, launch=62, latency=8, communication=20 + 30)
     assert causes == pytest.approx(dict.fromkeys(causes, 0) | expected)
 
@@ -104,7 +103,7 @@ def test_blocking_calls_are_synchronizations(tmp_path, call):
         event(call, 100, 700, kind="cuda_runtime"),
         *on_gpu("gemm", 900, 910, 90, 2, operator=LARGE | {"ts": 899}),
     ]
-    assert idle_by_cause(ledger(attributed(trace_of(tmp_path, *events))))["synchronization"] == 700
+    assert idle_by_cause(timeline_of(trace_of(tmp_path, *events)).slices)["synchronization"] == 700
 
 
 def test_launch_delay_and_queue_depth(tmp_path):
@@ -142,7 +141,7 @@ def test_a_single_step_is_accounted_for_whole(tmp_path):
         *on_gpu("gemm", 610, 620, 80, 1, operator=LARGE | {"ts": 609}),
         event("aten::view", 800, 10),
     ]
-    links = attributed(trace_of(tmp_path, *events))
+    links = timeline_of(trace_of(tmp_path, *events))
     assert links.window == (0, 1000)
     causes = idle_by_cause(of_steps(links))
     assert causes == pytest.approx(
@@ -179,7 +178,7 @@ def test_the_critical_path_of_a_step(tmp_path):
         event("cudaDeviceSynchronize", 60, 480, kind="cuda_runtime"),
         event("aten::item", 600, 300),
     ]
-    path = critical_path(attributed(trace_of(tmp_path, *events)))
+    path = critical_path(timeline_of(trace_of(tmp_path, *events)))
     rows = {(row["where"], row["component"]): 1e3 * row["ms"] for row in path["rows"]}
     assert rows == pytest.approx(
         {
@@ -208,7 +207,7 @@ def test_the_critical_path_behind_a_blocking_copy(tmp_path):
         call,
         copy,
     ]
-    rows = critical_path(attributed(trace_of(tmp_path, *events)))["rows"]
+    rows = critical_path(timeline_of(trace_of(tmp_path, *events)))["rows"]
     ms = {
         where: sum(row["ms"] for row in rows if row["where"] == where) for where in ("GPU", "host")
     }
@@ -226,7 +225,7 @@ def test_the_critical_path_comes_to_no_event_twice(tmp_path):
         event("cudaGraphLaunch", 77, 1, "cuda_runtime", correlation=113),
         event("nvjet", 160, 1, "kernel", correlation=113, device=0, stream=20),
     ]
-    assert critical_path(attributed(trace_of(tmp_path, *events)))["length_ms"] == pytest.approx(
+    assert critical_path(timeline_of(trace_of(tmp_path, *events)))["length_ms"] == pytest.approx(
         (161 - 66) / 1e3
     )
 
@@ -235,7 +234,7 @@ def test_the_critical_path_comes_to_no_event_twice(tmp_path):
 def test_the_critical_path_is_unbroken(name):
     """Behind the host, it begins where the GPU ended the step before; its length is the time
     between two ends."""
-    links = attributed(real(name))
+    links = timeline_of(real(name))
     spans = walk(links, 1)
     assert all(begin <= end for *_, begin, end in spans)
     assert all(
@@ -246,7 +245,7 @@ def test_the_critical_path_is_unbroken(name):
 
 
 def test_durations_and_queue(tmp_path):
-    links = attributed(
+    links = timeline_of(
         trace_of(
             tmp_path, *gpu_step((ADD, 100, 1.5), (ADD, 110, 40), (ADD, 150, 40), (ADD, 300, 2000))
         )
@@ -278,7 +277,7 @@ def test_an_operator_within_itself_is_one_call(tmp_path):
         shaped("aten::mm", 6, 12, out),
     ]
     calls = [call["args"].update({"External id": i + 1}) or call for i, call in enumerate(calls)]
-    links = link(trace_of(tmp_path, step(1, 0, 100), *calls, *on_gpu("gemm", 10, 30, 40, 1)))
+    links = timeline_of(trace_of(tmp_path, step(1, 0, 100), *calls, *on_gpu("gemm", 10, 30, 40, 1)))
     found = operator_tables(links)
     [row] = found["operators"]
     assert (row["calls"], row["flops"], row["cpu_us"], row["device_us"]) == (1, 2 * 64**3, 20, 40)
@@ -290,7 +289,7 @@ def test_an_operator_within_itself_is_one_call(tmp_path):
         40,
     )
     assert (outer["calls"], outer["self_device_us"], outer["device_us"]) == (1, 0, 40)
-    [rate] = shape_rates(links, None)
+    [rate] = shape_rates(links)
     assert (rate["calls"], rate["tflops"]) == (1, pytest.approx(2 * 64**3 / 40e-6 / 1e12))
 
 
@@ -300,7 +299,7 @@ def test_rates_by_shape_and_their_roof(tmp_path):
     slim = shaped("aten::mm", 0, 4, [[1, 4096], [4096, 4096]], ["c10::BFloat16"] * 2)
     fp8 = shaped("aten::_scaled_mm", 0, 4, [[64, 64], [64, 64]], ["c10::Float8_e4m3fn"] * 2)
     events = gpu_step((large, 100, 1000), (slim, 2000, 20), (fp8, 2100, 5), length=3000)
-    first, second, third = shape_rates(link(trace_of(tmp_path, *events, **H100_PROPERTIES)), None)
+    first, second, third = shape_rates(timeline_of(trace_of(tmp_path, *events, **H100_PROPERTIES)))
     assert (third["precision"], third["roof"]) == ("fp8", "compute")  # its bytes are not determined
     assert (first["roof"], second["roof"], second["shapes"]) == (
         "compute",
@@ -311,7 +310,7 @@ def test_rates_by_shape_and_their_roof(tmp_path):
     assert first["share_of_roof"] == pytest.approx(first["tflops"] / 989.4, rel=0.01)
     assert second["tb_per_sec"] == pytest.approx(2 * (4096 + 4096**2 + 4096) / 20e-6 / 1e12)
     assert second["share_of_roof"] == pytest.approx(second["tb_per_sec"] / 3.35, rel=0.01)
-    assert shape_rates(link(trace_of(tmp_path, *events)), None)[0]["roof"] is None
+    assert shape_rates(timeline_of(trace_of(tmp_path, *events)))[0]["roof"] is None
 
 
 def test_a_graph_is_launched_once(tmp_path):

@@ -8,10 +8,11 @@ import pytest
 from traces import event, real_path, step, write_trace
 
 from analysis.attribution import graph_replays
-from analysis.attribution.graph_replays import Launched, runs_of, with_replayed_operators
+from analysis.attribution.graph_replays import Launched, runs_of
 from analysis.commands.analyze_traces import analyze_existing
 from analysis.diagnosis.sections import profile_lines
 from analysis.diagnosis.traces import analyze_all
+from analysis.limits.timeline import timeline_of
 from analysis.trace.tables import read_trace
 
 # (operator, its input shapes, kernels): one step of the model that is in the graph
@@ -236,7 +237,7 @@ def test_a_folder_with_a_capture_is_that_of_one_run(tmp_path, capsys):
 
 def test_a_real_graph_without_a_capture_stays_as_it_is():
     trace = read_trace(real_path("mi300_sglang_decode.json.gz"))
-    assert with_replayed_operators(trace) is trace
+    assert timeline_of(trace).replayed is None
 
 
 def test_other_traces_are_read_only_if_the_own_does_not_tell(tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 profiler."""
 
 import json
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +12,9 @@ from traces import (
     H100_PROPERTIES,
     MI300X,
     analysis_of,
-    attributed,
     event,
     on_gpu,
+    our_model,
     real,
     real_path,
     shaped,
@@ -27,6 +27,7 @@ from analysis.commands.analyze_traces import missing_from
 from analysis.diagnosis.sections import profile_lines, trace_sections
 from analysis.diagnosis.text import profile_answer, trust_text
 from analysis.diagnosis.traces import analyze_all
+from analysis.limits.timeline import timeline_of
 from analysis.report.page import DOCUMENT_FILES, fill_template, first_screen
 from analysis.trace.tables import read_trace
 from analysis.trust.integrity import Findings, check_times, profiler_overhead
@@ -480,9 +481,9 @@ def test_a_good_recording_lacks_nothing_and_each_missing_part_is_named(tmp_path)
 
 
 def test_a_run_has_its_memory_in_its_summary(tmp_path):
-    links = attributed(trace_of(tmp_path, *recording()[:-1]))
-    assert [row["part"] for row in not_recorded(links, None)] == ["memory"]
-    assert not_recorded(links, {"status": "completed"}) == []
+    trace = trace_of(tmp_path, *recording()[:-1])
+    assert [row["part"] for row in not_recorded(timeline_of(trace))] == ["memory"]
+    assert not_recorded(timeline_of(trace, our_model())) == []
 
 
 def test_a_wait_for_the_gpu_is_as_long_without_the_profiler(tmp_path):
@@ -515,6 +516,10 @@ def test_each_reason_to_doubt_a_time_is_told():
         assert all(some[-1] == "disturbed: another program" for some in reasons)
 
 
+def overhead_of(trace, summary):
+    return profiler_overhead(timeline_of(trace, summary))
+
+
 @pytest.mark.slow
 def test_overhead_of_the_profiler(train, tmp_path):
     assert train("--enable-pytorch-profiler", "--profile-dir", "p", "--num-steps", "12")[0] == 0
@@ -531,18 +536,17 @@ def test_overhead_of_the_profiler(train, tmp_path):
     assert trace.steps["number"].tolist() == [6, 7, 8, 9, 10]  # as the run prints them
     slow = [5.0 if time in profiled else 1.0 for time in times.values()]
     disturbed = summary | {"steps": summary["steps"] | {"time_ms": slow}}
-    assert profiler_overhead(trace, disturbed)["ratio"] == 5
+    expected = overhead_of(trace, disturbed)
+    assert expected["ratio"] == 5
     # The name of a system profiler's file has no numbers of steps.
-    named = SimpleNamespace(path=tmp_path / "p" / "system_profile_results.db")
-    assert profiler_overhead(named, disturbed) == profiler_overhead(trace, disturbed)
-    assert (
-        profiler_overhead(SimpleNamespace(path=tmp_path / "other.db"), disturbed)["ratio"] is None
-    )
+    of_system = replace(trace, path=tmp_path / "p" / "system_profile_results.db")
+    assert overhead_of(of_system, disturbed) == expected
+    assert overhead_of(replace(trace, path=tmp_path / "other.db"), disturbed)["ratio"] is None
     # Steps that begin with an operator have no numbers of the run.
     by_operator = read_trace(
         tmp_path / "p" / "trace_step_5_10.pt.trace.json", steps_from="aten::embedding"
     )
-    assert profiler_overhead(by_operator, disturbed) == profiler_overhead(trace, disturbed)
+    assert overhead_of(by_operator, disturbed) == expected
     analysis = analysis_of(trace, disturbed)
     assert "5.0 times as long" in analysis["integrity"]["unreliable"]["verdict"]
     assert analysis["verdict"]["strength"] != "is"

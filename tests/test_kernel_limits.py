@@ -3,27 +3,33 @@ answer is known."""
 
 import numpy as np
 import pytest
-from traces import H100_PROPERTIES, attributed, event, gpu_step, shaped, trace_of
+from traces import H100_PROPERTIES, event, gpu_step, shaped, trace_of
 
 from analysis.attribution.ledger import of_steps
+from analysis.hardware.ceilings import Ceiling
+from analysis.hardware.matching import described, rows_named
+from analysis.hardware.roofs import Roofs
 from analysis.limits.kernel_limits import ridge_range
 from analysis.limits.shape_rates import shape_rates
-from analysis.limits.slice_limits import basis_shares, with_bounds
+from analysis.limits.slice_limits import basis_shares
+from analysis.limits.timeline import timeline_of
+from analysis.trace.timeline import DeviceFlags
 from analysis.vocabulary import kernels
 from analysis.vocabulary.bounds import MEANINGS
 
-
-class Ridges:
-    """One ridge point for every type; none where nothing is known."""
-
-    def __init__(self, point):
-        self.point = point
-
-    def of(self, kind):
-        return self.point and (self.point, self.point)
+RIDGE = 295.0  # FLOPs/byte of an H100 in bf16
 
 
-RIDGE = Ridges(295.0)  # FLOPs/byte of an H100 in bf16
+def card(ridge: float) -> dict:
+    """A device with one ridge point for every type."""
+    rates = ",".join(f"{precision}={ridge}" for precision in ("fp32", "tf32", "bf16", "fp16"))
+    return described(rows_named(f"CARD:memory=80,bandwidth=1,{rates}")[0])
+
+
+def slices_of_steps(trace, ridge: float = RIDGE):
+    return of_steps(timeline_of(trace, flags=DeviceFlags(target=card(ridge))))
+
+
 MM, ADD = event("aten::mm", 0, 4), event("aten::add", 0, 4)
 ATTENTION = event("vllm::unified_attention", 0, 4)
 LARGE, SMALL = "nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT", "nvjet_tst_96x64_64x8_2x4_v_bz_NTN"
@@ -35,10 +41,8 @@ def found(tmp_path, *parts, passes=40, length=2000, ridge=RIDGE):
     `passes` us each."""
     start = 20 + sum(part[2] for part in parts)
     beside = [(ADD, start + i * passes, passes, PASS) for i in range(3)]
-    links = attributed(
-        trace_of(tmp_path, *gpu_step(*parts, *beside, length=length), **H100_PROPERTIES)
-    )
-    slices = with_bounds(of_steps(links), links, ridge)
+    trace = trace_of(tmp_path, *gpu_step(*parts, *beside, length=length), **H100_PROPERTIES)
+    slices = slices_of_steps(trace, ridge)
     first = slices[
         (slices["event"] == 0).to_numpy() & (slices["state"] == "working").to_numpy()
     ].iloc[0]
@@ -110,8 +114,8 @@ def test_without_shapes(tmp_path, operator, kernel, us, passes, expected):
 def test_a_block_that_loads_its_own_rows_has_flops_enough_for_a_low_ridge_point(tmp_path):
     """128 x 64 in fp32: 2 * 128 * 64 / (4 * 192) = 21.3 FLOPs/byte."""
     kernel = (MM, 20, 30, "volta_sgemm_128x64_nn")
-    assert found(tmp_path, kernel, ridge=Ridges(17.4)) == ("compute", "kernel name")
-    assert found(tmp_path, kernel, ridge=Ridges(22.0)) == ("memory", "neighbors")
+    assert found(tmp_path, kernel, ridge=17.4) == ("compute", "kernel name")
+    assert found(tmp_path, kernel, ridge=22.0) == ("memory", "neighbors")
 
 
 def test_shapes_come_before_names_and_tell_the_same_kernel_elsewhere(tmp_path):
@@ -143,8 +147,7 @@ def test_attention_backward_passes_over_twice_as_much(tmp_path):
     for us, expected in ((170, "unexplained"), (330, "compute")):
         beside = [(ADD, 20 + us + i * 40, 40, PASS) for i in range(3)]
         events = gpu_step((ATTENTION, 20, us, "sage_bwd"), *beside)
-        links = attributed(trace_of(tmp_path, node, *events, **H100_PROPERTIES))
-        slices = with_bounds(of_steps(links), links, RIDGE)
+        slices = slices_of_steps(trace_of(tmp_path, node, *events, **H100_PROPERTIES))
         assert slices["bound"][(slices["state"] == "working").to_numpy()].iloc[0] == expected
 
 
@@ -156,17 +159,18 @@ def test_inputs_without_a_formula_tell_nothing(tmp_path):
 def test_the_range_of_a_type():
     """8 bits are multiplied twice as fast as 16; of a device of which nothing is known, any row may
     be it."""
-    assert ridge_range(RIDGE, "c10::BFloat16") == (295, 295)
-    assert ridge_range(RIDGE, "c10::Float8_e4m3fn") == (590, 590)
-    low, high = ridge_range(Ridges(None), "float")
+    compute, bandwidth = [Ceiling(295e12, "given", "")], [Ceiling(1e12, "given", "")]
+    roofs = Roofs(card(RIDGE), "bf16", compute, bandwidth, on_gpu=True)
+    assert ridge_range(roofs, "c10::BFloat16") == (295, 295)
+    assert ridge_range(roofs, "c10::Float8_e4m3fn") == (590, 590)
+    low, high = ridge_range(Roofs({"name": ""}, "fp32", [], [], on_gpu=True), "float")
     assert low == pytest.approx(19.5 / 2.039) and high == pytest.approx(91.6 / 0.864)
 
 
 def test_shares_of_what_told_add_up_to_the_time_of_matmuls(tmp_path):
     parts = ((MM, 20, 80, LARGE), (MM, 100, 90, "gemvx"), (MM, 190, 50, "some_gemm"))
     beside = [(ADD, 240 + i * 40, 40, PASS) for i in range(3)]
-    links = attributed(trace_of(tmp_path, *gpu_step(*parts, *beside), **H100_PROPERTIES))
-    slices = with_bounds(of_steps(links), links, RIDGE)
+    slices = slices_of_steps(trace_of(tmp_path, *gpu_step(*parts, *beside), **H100_PROPERTIES))
     shares = basis_shares(slices)
     assert shares == pytest.approx({"neighbors": 0.08, "kernel name": 0.09})
     assert list(slices["bound"].cat.categories) == [*MEANINGS]
@@ -180,7 +184,7 @@ def test_how_near_kernels_are_to_their_roof(tmp_path):
     other = shaped("aten::mm", 0, 4, [[8192, 4096], [4096, 4096]], ["c10::BFloat16"] * 2)
     small = shaped("aten::mm", 0, 4, [[512, 512], [512, 512]], ["c10::BFloat16"] * 2)
     parts = gpu_step((large, 20, 1600), (other, 1620, 600), (small, 2220, 8), length=3000)
-    rates = shape_rates(attributed(trace_of(tmp_path, *parts, **H100_PROPERTIES)), None)
+    rates = shape_rates(timeline_of(trace_of(tmp_path, *parts, **H100_PROPERTIES)))
     assert len(rates) == 3
     assert [row["share_of_roof"] for row in rates[:2]] == pytest.approx([0.17, 0.46], abs=0.005)
 

@@ -2,7 +2,6 @@
 are sums of it."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,7 @@ from agreement import contradictions
 from helpers import PROJECT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import REAL, analysis_of, attributed, event, on_gpu, step, trace_of
+from traces import REAL, analysis_of, event, on_gpu, own_program, step, trace_of, write_trace
 
 from analysis.attribution.collectives import collective_rows, collectives_of
 from analysis.attribution.critical_path import critical_path
@@ -19,16 +18,15 @@ from analysis.attribution.gpu_time import gpu_timeline
 from analysis.attribution.intervals import Slices, innermost
 from analysis.attribution.ledger import (
     IDLE_CAUSES,
-    as_without_profiler,
     capture_share,
     cut_at_arrivals,
     events_of_steps,
     exposed_communication,
-    ledger,
     left_out,
     of_steps,
     us_by,
 )
+from analysis.limits.timeline import timeline_of
 from analysis.trace.links import LATENCY_US
 from analysis.trace.tables import read_trace
 
@@ -54,19 +52,19 @@ def time_of_steps(links) -> float:
 
 def check_slices(links):
     """They are disjoint and in order, and those of the steps add up to them, to the microsecond."""
-    slices = ledger(links)
+    slices = links.slices
     assert (slices["us"] > 0).all()
     assert (slices["start"].to_numpy()[1:] >= slices["end"].to_numpy()[:-1]).all()
     assert of_steps(links)["us"].sum() == pytest.approx(time_of_steps(links), abs=1e-3)
     assert ((slices["step"] >= 0) == slices["of_steps"]).all()
-    assert not slices.isna().any(axis=None)
+    assert not slices.drop(columns="basis").isna().any(axis=None)
     assert ((slices["kind"] == "communication") == (slices["component"] == "communication")).all()
 
 
 @pytest.mark.slow_cases
 @pytest.mark.parametrize("path", [*GOLDEN, *SHARED], ids=lambda path: path.name)
 def test_slices_add_up_to_the_steps(path):
-    links = attributed(read_trace(path))
+    links = timeline_of(read_trace(path))
     check_slices(links)
     events = events_of_steps(links)
     owned = of_steps(links)
@@ -124,7 +122,7 @@ def test_of_events_that_overlap_the_first_owns_the_time():
 )
 def test_the_innermost_event_owns_the_time_of_a_thread(tmp_path_factory, parts):
     events = [event("aten::mm", s, d, thread=thread) for s, d, thread in parts]
-    host = attributed(trace_of(tmp_path_factory.mktemp("trace"), step(0, 0, 100), *events)).host
+    host = timeline_of(trace_of(tmp_path_factory.mktemp("trace"), step(0, 0, 100), *events)).host
     first = host["thread"].to_numpy() == host["thread"].iloc[-1]  # that of the step
     slices = innermost(host, first)
     rows = host[first]
@@ -180,7 +178,7 @@ def test_a_thread_of_the_backward_pass_owns_the_time_that_the_steps_thread_waits
         event("aten::mm", 60, 40, thread=2),
         event("aten::add", 90, 10),  # of the steps' thread, meanwhile
     ]
-    links = attributed(trace_of(tmp_path, *events))
+    links = timeline_of(trace_of(tmp_path, *events))
     slices = of_steps(links)
     us = us_by(slices, "state", "cause", "category")
     assert us["waiting", "thread", "matmul"] == 30
@@ -200,7 +198,7 @@ def gloo_step(computes_until: float) -> list[dict]:
 
 
 def test_communication_is_exposed_while_nothing_computes(tmp_path):
-    links = attributed(trace_of(tmp_path, *gloo_step(computes_until=220)))
+    links = timeline_of(trace_of(tmp_path, *gloo_step(computes_until=220)))
     slices = of_steps(links)
     assert us_by(slices, "state", "kind")["waiting", "communication"] == 200 - 100
     assert slices.loc[slices["overlaps"] == "communication", "us"].sum() == 100
@@ -219,7 +217,7 @@ def test_communication_is_exposed_while_nothing_computes(tmp_path):
 
 def test_waiting_for_ranks_is_cut_off_communication(tmp_path):
     exposed = exposed_communication(
-        links := attributed(trace_of(tmp_path, *gloo_step(computes_until=130)))
+        links := timeline_of(trace_of(tmp_path, *gloo_step(computes_until=130)))
     )
     events = pd.DataFrame({"start": [100.0]})
     cut = cut_at_arrivals(exposed, events, np.array([50.0]))
@@ -239,7 +237,7 @@ def test_several_devices_are_one_and_idle_when_none_works(tmp_path):
     first = on_gpu("gemm", 10, 100, 200, 1, operator=event("aten::mm", 9, 4))
     second = on_gpu("gemm", 20, 250, 150, 2, operator=event("aten::mm", 19, 4))
     second[-1]["args"]["device"] = 1
-    links = attributed(trace_of(tmp_path, step(1, 0, 500), *first, *second))
+    links = timeline_of(trace_of(tmp_path, step(1, 0, 500), *first, *second))
     check_slices(links)
     slices = of_steps(links)
     assert us_by(slices, "where").to_dict() == {
@@ -259,7 +257,7 @@ def test_a_gpu_without_communication_of_its_own_waits_for_that_of_the_host(tmp_p
         event("aten::add", 200, 50),
         *on_gpu("gemm", 500, 510, 90, 2, operator=event("aten::mm", 499, 4)),
     ]
-    links = attributed(trace_of(tmp_path, *events))
+    links = timeline_of(trace_of(tmp_path, *events))
     check_slices(links)
     us = us_by(of_steps(links), "kind", "state")
     assert us["communication", "waiting"] == 300
@@ -290,7 +288,7 @@ def test_a_hook_that_communicates_is_communication_and_no_part_of_the_model(tmp_
         event("gloo:all_reduce", 500, 300, kind="user_annotation", thread=9),
         event("c10d::allreduce_", 920, 20),
     ]
-    links = attributed(trace_of(tmp_path, *events))
+    links = timeline_of(trace_of(tmp_path, *events))
     check_slices(links)
     us = us_by(of_steps(links), "component")
     assert (us["communication"], us["framework overhead"]) == (300, 1000 - 300 - 200 - 100)
@@ -302,7 +300,7 @@ def test_idle_time_has_the_step_of_the_event_that_follows(tmp_path):
         events += on_gpu(
             "gemm", launched, launched + 5, 20, i + 1, operator=event("aten::mm", launched - 1, 4)
         )
-    slices = of_steps(attributed(trace_of(tmp_path, *events)))
+    slices = of_steps(timeline_of(trace_of(tmp_path, *events)))
     assert us_by(slices, "step").to_dict() == {
         0: 35,
         1: 90 + 20 + 55,
@@ -315,7 +313,7 @@ def test_a_thread_that_only_fetches_data_is_not_waited_for(tmp_path):
     first = on_gpu("gemm", 10, 20, 80, 1, operator=event("aten::mm", 9, 4))
     second = on_gpu("gemm", 500, 510, 400, 2, operator=event("aten::mm", 499, 4))
     slices = of_steps(
-        attributed(
+        timeline_of(
             trace_of(
                 tmp_path, step(1, 0, 1000), *first, fetches, event("aten::cat", 100, 390), *second
             )
@@ -338,7 +336,7 @@ def test_what_is_queued_behind_communication_starts_soon_after_it(tmp_path):
     )
     late = on_gpu("gemm", 50, 1800, 80, 3, operator=event("aten::mm", 49, 4))
     found = us_by(
-        of_steps(attributed(trace_of(tmp_path, step(1, 0, 3000), *first, *sends, *late))),
+        of_steps(timeline_of(trace_of(tmp_path, step(1, 0, 3000), *first, *sends, *late))),
         "kind",
         "cause",
     )
@@ -359,7 +357,7 @@ def test_memory_is_allocated_and_kernels_are_loaded_while_the_gpu_is_idle(tmp_pa
         for name, start, us in calls
     ]
     second = on_gpu("gemm", 12_200, 12_210, 400, 2, operator=event("aten::mm", 12_199, 4))
-    links = attributed(
+    links = timeline_of(
         trace_of(
             tmp_path, step(1, 0, 12_610), *first, *calls, event("aten::cat", 100, 12_000), *second
         )
@@ -386,7 +384,7 @@ def test_an_operator_that_works_on_the_cpu_is_code_of_the_program(tmp_path, with
         event(name, 210, 8000),
         *inner.get(within, []),
     ]
-    links = attributed(trace_of(tmp_path, *run, *second))
+    links = timeline_of(trace_of(tmp_path, *run, *second))
     assert us_by(of_steps(links), "cause").get("host_code", 0.0) == (0 if within else 8000)
     if not within:
         [row] = [
@@ -407,7 +405,8 @@ def test_the_first_launch_of_a_kernel_may_load_it(tmp_path):
             name, start, start + us, 20, number, operator=event("aten::mm", start - 1, us + 2)
         )
         run[-2]["dur"] = us
-    assert us_by(of_steps(attributed(trace_of(tmp_path, *run))), "cause")["start_up"] == 2000 + 2000
+    timeline = timeline_of(trace_of(tmp_path, *run))
+    assert us_by(of_steps(timeline), "cause")["start_up"] == 2000 + 2000
 
 
 def late(start, stream=7):
@@ -420,7 +419,7 @@ def late(start, stream=7):
 def test_what_the_gpu_did_before_the_recording_is_left_out(tmp_path):
     """The first kernel of a stream starts 0.7 ms after its launch, at 102: the GPU was at work, and
     nothing tells at what.  Not so where its stream ran before, or where it took its latency."""
-    links = attributed(trace_of(tmp_path, *late(800)))
+    links = timeline_of(trace_of(tmp_path, *late(800)))
     check_slices(links)
     assert left_out(links)["us"].sum() == 800 - 102
     assert us_by(of_steps(links), "state")["idle"] == 20 + 32
@@ -429,7 +428,7 @@ def test_what_the_gpu_did_before_the_recording_is_left_out(tmp_path):
         analysis_of(links.trace)["integrity"]["notes"]
     )
     for events in (late(202), late(800, stream=3)):
-        links = attributed(trace_of(tmp_path, *events))
+        links = timeline_of(trace_of(tmp_path, *events))
         assert left_out(links).empty and us_by(of_steps(links), "state")["idle"] == 820 - 70
 
 
@@ -446,7 +445,7 @@ def test_where_no_marks_tell_the_steps_the_host_alone_at_both_ends_is_none(tmp_p
         if marked
         else [event("aten::empty", 0, 10), event("aten::empty", 3990, 10)]
     )
-    links = attributed(trace_of(tmp_path, *marks, *work, *calls))
+    links = timeline_of(trace_of(tmp_path, *marks, *work, *calls))
     check_slices(links)
     us, notes = (
         us_by(of_steps(links), "cause").to_dict(),
@@ -482,7 +481,7 @@ def test_the_time_within_a_replay_is_the_gpus(tmp_path):
         event("gemm", 130, 20, "kernel", **at, stream=7),
         event("gemm", 400, 100, "kernel", **at, stream=9),
     ]
-    links = attributed(trace_of(tmp_path, step(1, 0, 600), *run))
+    links = timeline_of(trace_of(tmp_path, step(1, 0, 600), *run))
     us = us_by(of_steps(links), "cause")
     assert (us["replay"], us["launch"], us["latency"]) == (30 + 250, 30 + 100, 10)
     assert left_out(links).empty
@@ -498,9 +497,9 @@ def test_the_share_that_records_a_graph(tmp_path):
     edges = [event(name, start, 10, "cuda_runtime", correlation=start) for name, start in edges]
     work = on_gpu("gemm", 10, 20, 80, 1, operator=event("aten::mm", 9, 4))
     assert capture_share(
-        attributed(trace_of(tmp_path, step(1, 0, 1000), *work, *edges))
+        timeline_of(trace_of(tmp_path, step(1, 0, 1000), *work, *edges))
     ) == pytest.approx(0.3)
-    assert capture_share(attributed(trace_of(tmp_path, step(1, 0, 1000), *work))) == 0
+    assert capture_share(timeline_of(trace_of(tmp_path, step(1, 0, 1000), *work))) == 0
 
 
 def test_a_collective_that_outlives_the_trace_adds_no_time(tmp_path):
@@ -509,7 +508,7 @@ def test_a_collective_that_outlives_the_trace_adds_no_time(tmp_path):
         event("c10d::allreduce_", 90, 5),
         event("gloo:all_reduce", 100, 700, kind="user_annotation", thread=9),
     ]
-    slices = ledger(attributed(trace_of(tmp_path, step(1, 0, 500), *work, *outlives)))
+    slices = timeline_of(trace_of(tmp_path, step(1, 0, 500), *work, *outlives)).slices
     assert slices["end"].max() == 500
     assert set(slices["cause"][slices["kind"] == "idle"]) <= set(IDLE_CAUSES)
 
@@ -517,32 +516,45 @@ def test_a_collective_that_outlives_the_trace_adds_no_time(tmp_path):
 # ---- Without the profiler ------------------------------------------------------------------------
 
 
+def profiled(path, step_ms: float, unprofiled_ms: float | None, *events):
+    """The timeline of two steps, which took so long beside one without the profiler, if there is
+    one."""
+    summary = own_program(name="a GPU") | {
+        "steps": {
+            "step": [1, 2, 3],
+            "time_ms": [step_ms, step_ms, unprofiled_ms or step_ms],
+            "exclusion_reason": ["profiled", "profiled", None if unprofiled_ms else "first"],
+        }
+    }
+    return timeline_of(read_trace(write_trace(path / "trace_step_0_2.json", *events)), summary)
+
+
 def test_without_the_profiler_the_gpu_works_as_long_and_is_idle_for_what_is_left(tmp_path):
     """Two steps of 500 us, in each of which the GPU works for 200."""
-    events = [
-        on_gpu("gemm", n, 500 * n + 100, 200, n + 1, operator=event("aten::mm", 500 * n + 9, 4))
-        for n in (0, 1)
-    ]
-    marks = (step(n, 500 * n, 500) for n in (0, 1))
-    links = attributed(trace_of(tmp_path, *marks, *(one for each in events for one in each)))
-    whole = us_by(of_steps(links), "state")
-    assert whole["working"] == 400
+    events = [step(1, 0, 500), step(2, 500, 500)]
+    for n in (0, 1):
+        matmul = event("aten::mm", 500 * n + 9, 4)
+        events += on_gpu("gemm", 500 * n + 10, 500 * n + 100, 200, n + 1, operator=matmul)
+    recorded = timeline_of(trace_of(tmp_path, *events))
+    assert us_by(of_steps(recorded), "state")["working"] == 400
     # A step that the GPU fills may be a little shorter than its work was.  Of far shorter ones
     # nothing is told, and so of longer ones.
     for unprofiled_ms, total in (
         (0.25, 500), (0.2, 400), (0.181, 400), (0.179, 1000), (0.1, 1000), (5.0, 1000), (None, 1000)
     ):  # fmt: skip
-        shorter = as_without_profiler(links, unprofiled_ms)
+        shorter = profiled(tmp_path, 0.5, unprofiled_ms, *events)
         sums = us_by(of_steps(shorter), "state")
         assert sums["working"] == 400
         assert sums.sum() == pytest.approx(total)
-        afresh = ledger(replace(shorter, results={}))["us"]
-        assert (afresh == ledger(links)["us"]).all()  # timelines stay what was recorded
-    always = on_gpu("gemm", 10, 0, 500, 1, operator=event("aten::mm", 0, 4))
-    never_idle = attributed(trace_of(tmp_path, step(1, 0, 500), *always))
-    assert as_without_profiler(never_idle, 0.48) is never_idle
-    on_host = attributed(trace_of(tmp_path, step(1, 0, 500), event("aten::mm", 9, 400)))
-    assert as_without_profiler(on_host, 0.45) is on_host
+        # Timelines stay what was recorded.
+        assert (shorter.slices["us"] == recorded.slices["us"]).all()
+    always = []
+    for n in (0, 1):
+        matmul = event("aten::mm", 500 * n, 4)
+        always += on_gpu("gemm", 500 * n + 1, 500 * n, 500, n + 1, operator=matmul)
+    assert profiled(tmp_path, 0.5, 0.45, *events[:2], *always).idle_left == 1
+    on_host = event("aten::mm", 9, 400)
+    assert profiled(tmp_path, 0.5, 0.45, *events[:2], on_host).idle_left == 1
 
 
 @pytest.mark.slow

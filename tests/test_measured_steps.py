@@ -9,6 +9,7 @@ import sys
 import pytest
 from helpers import PROJECT
 
+from analysis.hardware.achievable import interval_of
 from benchmarks.measured_steps import beside
 from harness.base.documents import read_document
 from harness.base.text import read_ini
@@ -84,3 +85,15 @@ def test_what_an_h100_took_is_as_expected():
         if "--compile" not in row["flags"]:
             assert row["predicted_mb"] == pytest.approx(row["peak_mb"], rel=0.03)
             assert row["predicted_reserved_mb"] == pytest.approx(row["reserved_mb"], rel=0.07)
+
+
+def test_an_h200_takes_what_an_h100s_rates_and_its_own_bandwidth_foretell():
+    """Where the GPU limits; the docs say of the host what the stored rows show."""
+    path = PROJECT / "benchmarks" / "results" / "nvidia-h200" / "measured_steps.json"
+    for row in read_document(path)["rows"]:
+        assert row["least_ms"] < row["ms"]
+        if row["bound"] != "launch":
+            assert 0.75 < row["ratio"] < 1.2
+        low, high = interval_of(row["bound"])
+        within = low <= row["ms"] / row["expected_ms"] <= high
+        assert row["inside"] == ("yes" if within else "no")

@@ -2,11 +2,11 @@
 without it."""
 
 import pytest
-from traces import H100_PROPERTIES, analysis_of, attributed, event, on_gpu, shaped, step, trace_of
+from traces import H100_PROPERTIES, analysis_of, event, on_gpu, shaped, step, trace_of
 
-from analysis.attribution.ledger import ledger
 from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.text import profile_answer
+from analysis.limits.timeline import timeline_of
 
 MATMUL = shaped("aten::mm", 0, 4, [[512, 512], [512, 512]])
 
@@ -168,9 +168,8 @@ def test_a_call_that_creates_a_context_is_start_up(tmp_path):
 def test_the_ledger_is_cut_where_code_begins_that_happens_once(tmp_path):
     extra = {2: [event("evaluate", 500, 100_000, "user_annotation")]}
     lengths = (10_000, 10_000, 110_000, 10_000, 10_000)
-    slices = ledger(
-        attributed(trace_of(tmp_path, *gpu_steps(*lengths, extra=extra), **H100_PROPERTIES))
-    )
+    trace = trace_of(tmp_path, *gpu_steps(*lengths, extra=extra), **H100_PROPERTIES)
+    slices = timeline_of(trace).slices
     assert slices["us"][slices["apart"].to_numpy(bool)].sum() == pytest.approx(100_000)
     assert (slices["start"].to_numpy()[1:] == slices["end"].to_numpy()[:-1]).all()
     assert not (slices["apart"] & slices["of_steps"]).any()

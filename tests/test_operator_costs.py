@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from helpers import PROJECT
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
-from traces import H100_PROPERTIES, analysis_of, attributed, event, on_gpu, step, trace_of
+from traces import H100_PROPERTIES, analysis_of, event, on_gpu, step, trace_of
 
 import tiny_llama_v1 as tiny_llama
 from analysis.attribution.model_flops import model_flops_per_step
+from analysis.limits.timeline import timeline_of
 from analysis.trace.tables import read_trace
 from analysis.vocabulary.kernel_classes import category
 from analysis.work.operator_costs import Cost, Window, cost, unmasked_pairs
@@ -586,7 +587,7 @@ def test_work_that_an_operator_leaves_to_another_counts_once(tmp_path):
         "aten::_cudnn_attention_forward": attention,
         "aten::mm": matmul,
     }
-    assert model_flops_per_step(attributed(trace)) == attention + matmul
+    assert model_flops_per_step(timeline_of(trace)) == attention + matmul
 
 
 def test_model_flops_of_a_trace_are_those_of_its_run():
@@ -596,7 +597,7 @@ def test_model_flops_of_a_trace_are_those_of_its_run():
     trace = read_trace(folder / "medium_bf16_sdpa_trace_step_3_5.pt.trace.json.gz")
     run = json.loads((folder / "profile_medium_bf16_sdpa.json").read_text())
     assert (
-        model_flops_per_step(attributed(trace))
+        model_flops_per_step(timeline_of(trace))
         == run["performance"]["model_flops_per_step"]
         == 8_786_295_128_064
     )
@@ -606,7 +607,7 @@ def profiled_model_flops(tmp_path, work) -> int:
     with torch.profiler.profile(record_shapes=True) as profile:
         work()
     profile.export_chrome_trace(str(tmp_path / "x.pt.trace.json"))
-    return model_flops_per_step(attributed(read_trace(tmp_path / "x.pt.trace.json")))
+    return model_flops_per_step(timeline_of(read_trace(tmp_path / "x.pt.trace.json")))
 
 
 @pytest.mark.parametrize("reentrant", (None, True, False))

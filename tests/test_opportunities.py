@@ -12,7 +12,6 @@ from traces import (
     REDUCE,
     TORCH_1_8,
     analysis_of,
-    attributed,
     event,
     gpu_step,
     on_gpu,
@@ -27,6 +26,7 @@ from analysis.advice.program_wide import fused_optimizer
 from analysis.advice.text import best_three, gain_text, is_disturbed
 from analysis.hardware import measuring
 from analysis.hardware.measuring import Measurement
+from analysis.limits.timeline import timeline_of
 from analysis.work.update_bytes import adam_bytes, adam_bytes_held
 from harness.base.command_line import compiler_problem
 from harness.base.units import MB
@@ -480,7 +480,7 @@ def test_what_an_optimizer_must_move_is_its_ranks_shard_in_its_type(
         "training": run,
         "environment": {"device": device, "host": "elsewhere"},
     }
-    evidence = Evidence(attributed(trace_of(tmp_path, *events, *gpu_step(*parts))), summary)
+    evidence = Evidence(timeline_of(trace_of(tmp_path, *events, *gpu_step(*parts)), summary))
     proposal = fused_optimizer(evidence)
     assert f"all but gradients, {bytes_of_parameter * 256:,} MB; at most" in proposal.basis
 

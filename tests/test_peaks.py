@@ -1,16 +1,15 @@
 """Which ridge points a device can have, by what its trace tells of it, and in which precision it
 multiplies."""
 
-from dataclasses import replace
-
 import pytest
-from traces import H100_PROPERTIES, LARGE, event, gpu_step, link, shaped, trace_of
+from traces import H100_PROPERTIES, LARGE, event, gpu_step, shaped, trace_of
 
 from analysis.hardware.achievable import _TABLES as RATES
 from analysis.hardware.achievable import achievable_rates
 from analysis.hardware.datasheets import DATASHEETS, LINKS
 from analysis.hardware.matching import described, given_row, possible_rows, rows_named, with_arch
-from analysis.limits.peaks import Ridges, precision_of
+from analysis.limits.timeline import timeline_of
+from analysis.trace.timeline import DeviceFlags
 from harness.base.errors import UserError
 
 GB = 2**30
@@ -62,14 +61,14 @@ def test_the_rows_that_a_device_can_be(told, names, rows):
 def test_the_precision_of_kernels_without_types(tmp_path, kernel, precision):
     """On an H100, whose ridge points lie between 20 and 591."""
     call = event("aten::linear", 0, 4)
-    links = link(trace_of(tmp_path, *gpu_step((call, 20, 800, kernel)), **H100_PROPERTIES))
-    ridges = Ridges(links, None)
+    trace = trace_of(tmp_path, *gpu_step((call, 20, 800, kernel)), **H100_PROPERTIES)
+    context = timeline_of(trace).context
     rates = {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.8}
-    assert (precision_of(links, None), ridges.exact) == (
+    assert (context.precision, context.roofs.exact_ridge) == (
         precision,
         pytest.approx(rates[precision] / 3.35),
     )
-    assert ridges.of("c10::Half") == pytest.approx((989.4 / 3.35,) * 2)
+    assert context.roofs.ridge("c10::Half") == pytest.approx((989.4 / 3.35,) * 2)
 
 
 def test_recorded_types_count_more_than_names_but_for_tf32(tmp_path):
@@ -78,24 +77,28 @@ def test_recorded_types_count_more_than_names_but_for_tf32(tmp_path):
         (half, "gemm_float", "fp16"),
         (LARGE, "s1688gemm_128", "tf32"),
     ):
-        links = link(trace_of(tmp_path, *gpu_step((operator, 20, 800, kernel)), **H100_PROPERTIES))
-        assert precision_of(links, None) == precision
+        trace = trace_of(tmp_path, *gpu_step((operator, 20, 800, kernel)), **H100_PROPERTIES)
+        assert timeline_of(trace).context.precision == precision
+
+
+def ridge_source(trace, named: dict) -> str:
+    return timeline_of(trace, flags=DeviceFlags(named=named)).context.roofs.ridge_source
 
 
 def test_a_named_device_counts_where_the_trace_tells_none(tmp_path):
+    a100 = described(rows_named("a100")[0])
     for told, source in (
         ({}, "NVIDIA A100-SXM4-40GB fp32"),
         (H100_PROPERTIES, "NVIDIA H100 80GB HBM3 fp32"),
     ):
         trace = trace_of(tmp_path, *gpu_step((LARGE, 20, 800)), **told)
-        ridges = Ridges(link(replace(trace, named=described(rows_named("a100")[0]))), None)
-        assert source in ridges.source
+        found = ridge_source(trace, a100)
+        assert source in found
         assert (
-            "--device-name NVIDIA A100-SXM4-40GB does not count: the trace tells" in ridges.source
+            "--device-name NVIDIA A100-SXM4-40GB does not count: the trace tells" in found
         ) == bool(told)
     of_amd = trace_of(tmp_path, *gpu_step((LARGE, 20, 800, "Cijk_Ailk_Bljk_BBS_BH")))
-    ridges = Ridges(link(replace(of_amd, named=described(rows_named("a100")[0]))), None)
-    assert ridges.source.endswith(
+    assert ridge_source(of_amd, a100).endswith(
         "--device-name NVIDIA A100-SXM4-40GB does not count: the trace tells gfx"
     )
     with pytest.raises(
@@ -105,12 +108,11 @@ def test_a_named_device_counts_where_the_trace_tells_none(tmp_path):
 
 
 def test_an_unknown_device_has_the_ridge_points_of_its_maker(tmp_path):
-    ridges = Ridges(
-        link(trace_of(tmp_path, *gpu_step((LARGE, 20, 800, "volta_sgemm_128x64_nt")))), None
-    )
-    assert ridges.of(None) == pytest.approx((14e3 / 900, 8.1e3 / 320))
-    assert ridges.exact is None
-    assert ridges.source.startswith("16 to 25 FLOPs/byte in fp32 by Tesla V100-SXM2-16GB or ")
+    trace = trace_of(tmp_path, *gpu_step((LARGE, 20, 800, "volta_sgemm_128x64_nt")))
+    roofs = timeline_of(trace).context.roofs
+    assert roofs.ridge() == pytest.approx((14e3 / 900, 8.1e3 / 320))
+    assert roofs.exact_ridge is None
+    assert roofs.ridge_source.startswith("16 to 25 FLOPs/byte in fp32 by Tesla V100-SXM2-16GB or ")
 
 
 @pytest.mark.parametrize("kernel", ("sm90_gemm_bf16", "some_kernel"))
@@ -119,11 +121,11 @@ def test_figures_of_a_card_that_no_datasheet_has_are_the_roofs(tmp_path, kernel)
     card."""
     trace = trace_of(tmp_path, *gpu_step((LARGE, 20, 800, kernel)))
     named = described(rows_named("NEWCARD:memory=80,bandwidth=2.5,fp32=50", "--device-name")[0])
-    links = link(replace(trace, named=named | {"given_by": "--device-name"}))
-    ridges = Ridges(links, None)
-    assert ridges.exact == 20.0
-    assert "(given by --device-name)" in ridges.source
-    assert "does not count" not in ridges.source
+    flags = DeviceFlags(named=named | {"given_by": "--device-name"})
+    roofs = timeline_of(trace, flags=flags).context.roofs
+    assert roofs.exact_ridge == 20.0
+    assert "(given by --device-name)" in roofs.ridge_source
+    assert "does not count" not in roofs.ridge_source
 
 
 def test_every_row_of_links_and_rates_is_that_of_a_device():

@@ -9,7 +9,7 @@ from helpers import PROJECT
 from torch import nn
 from torch.nn import functional as F
 from torch.profiler import profile, record_function
-from traces import H100, NANOGPT, TORCH_1_8, attributed, event, real, shaped, step, trace_of
+from traces import H100, NANOGPT, TORCH_1_8, event, real, shaped, step, trace_of
 
 from analysis.attribution.ledger import events_of_steps
 from analysis.attribution.regions import (
@@ -23,6 +23,7 @@ from analysis.attribution.regions import (
     SWIGLU,
     regions,
 )
+from analysis.limits.timeline import timeline_of
 from analysis.trace.tables import read_trace
 from tiny_llama_v1 import OptimizationConfig, TinyLlamaConfig, TinyLlamaModel
 
@@ -37,7 +38,7 @@ def links_of(path, loss, record_shapes=True):
     with profile(record_shapes=record_shapes) as recorded, record_function("ProfilerStep#1"):
         loss().backward()
     recorded.export_chrome_trace(str(path / "t.json"))
-    return attributed(read_trace(path / "t.json"))
+    return timeline_of(read_trace(path / "t.json"))
 
 
 def counts(links) -> dict[str, int]:
@@ -200,7 +201,7 @@ def operators(*names, shapes=None):
     ],
 )
 def test_what_only_resembles_a_region_is_none(tmp_path, names):
-    assert counts(attributed(trace_of(tmp_path, *operators(*names.split())))) == {}
+    assert counts(timeline_of(trace_of(tmp_path, *operators(*names.split())))) == {}
 
 
 @pytest.mark.parametrize(("keys", "found"), [(8, {ATTENTION: 1}), (4, {})])
@@ -208,7 +209,7 @@ def test_shapes_decide_where_they_are_recorded(tmp_path, keys, found):
     scores = [[2, 8, 8]]
     inputs = [[[2, 8, 4], [2, 4, 8]], scores, [[2, 8, keys], [2, keys, 4]]]
     trace = trace_of(tmp_path, *operators("bmm", "softmax", "bmm", shapes=inputs))
-    assert counts(attributed(trace)) == found
+    assert counts(timeline_of(trace)) == found
 
 
 @pytest.mark.parametrize(("width", "found"), [(32, {QKV: 1, ATTENTION: 1}), (64, {ATTENTION: 1})])
@@ -217,25 +218,25 @@ def test_projections_read_the_same_input(tmp_path, width, found):
     trace = trace_of(
         tmp_path, *operators("linear", "linear", "bmm", "softmax", "bmm", shapes=inputs)
     )
-    assert counts(attributed(trace)) == found
+    assert counts(timeline_of(trace)) == found
 
 
 def test_regions_end_with_a_step(tmp_path):
     parts = [*operators("bmm", "softmax"), step(2, 20, 20), event("aten::bmm", 21, 5)]
-    assert counts(attributed(trace_of(tmp_path, *parts))) == {}
+    assert counts(timeline_of(trace_of(tmp_path, *parts))) == {}
 
 
 @pytest.mark.slow
 def test_regions_of_real_traces():
-    links = attributed(real(H100))
+    links = timeline_of(real(H100))
     assert counts(links) == {FUSED[ATTENTION]: 4, FUSED[NORM]: 10, QKV: 4}
-    links = attributed(real(NANOGPT))
+    links = timeline_of(real(NANOGPT))
     assert {FUSED[ATTENTION], FUSED[QKV], LOSS} == {*counts(links)}
-    links = attributed(real(TORCH_1_8))
+    links = timeline_of(real(TORCH_1_8))
     # Its backward pass has no numbers that link it to the forward pass: there, names tell.
     assert "aten::_log_softmax_backward_data" in names_in(links, LOSS)
     assert "aten::cudnn_batch_norm_backward" in names_in(links, FUSED[NORM])
-    links = attributed(real("b300_moe.json.gz"))
+    links = timeline_of(real("b300_moe.json.gz"))
     assert (
         counts(links) == {}
     )  # its softmax is a router's, and its batched matmuls are those of experts

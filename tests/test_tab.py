@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 from helpers import PROJECT
 from test_databases import nsys, written
-from traces import HOSTILE, SMALL, attributed, event, on_gpu, shaped, step, trace_of, write_trace
+from traces import HOSTILE, SMALL, event, on_gpu, shaped, step, trace_of, write_trace
 
 from analysis.diagnosis.document import operator_analysis
 from analysis.diagnosis.traces import analyze_all
+from analysis.limits.timeline import timeline_of
 from analysis.report import step_zoom
 from analysis.report import tab as tab_module
 from analysis.report.charts import breakdown_chart
@@ -282,7 +283,7 @@ def test_the_timeline_of_a_step(tmp_path):
         *on_gpu(REDUCE, 62, 65, 20, 2, stream=9, operator=communication),
     ]
     events += on_gpu("copy_kernel", 24, 40, 6, 3)  # while the gemm runs
-    found = zoomed_step(attributed(trace_of(tmp_path, *events)), number=1)
+    found = zoomed_step(timeline_of(trace_of(tmp_path, *events)), number=1)
     assert (found["steps"], found["step"], found["window_ms"], found["left_out"]) == (
         [1, 2],
         1,
@@ -331,7 +332,7 @@ def test_all_about_an_event_of_the_timeline(tmp_path):
         {"ph": "M", "name": "process_name", "ts": 0, "pid": 1},
     )
     found = zoomed_step(
-        attributed(trace_of(tmp_path, name, before, step(7, 100, 100), *operators, *gemm))
+        timeline_of(trace_of(tmp_path, name, before, step(7, 100, 100), *operators, *gemm))
     )
     events, i = found["events"], found["events"]["name"].index(found["names"].index("gemm"))
     assert (events["start_ms"][i], events["ms"][i], events["step"][i]) == (0.03, 0.07, 7)
@@ -352,8 +353,8 @@ def test_all_about_an_event_of_the_timeline(tmp_path):
 def test_a_finding_tells_where_perfetto_shows_it_as_the_timeline_does(name):
     """The longest event of it is in the timeline of its step, at the same time of the same
     thread."""
-    links = attributed(read_trace(PROJECT / "tests/golden" / name))
-    document = operator_analysis(links, None)
+    links = timeline_of(read_trace(PROJECT / "tests/golden" / name))
+    document = operator_analysis(links)
     places = [row["place"] for row in document["opportunities"] if row["place"]]
     assert document["headline"]["place"] in places and len(places) > 2
     shown = set()
@@ -380,7 +381,7 @@ def test_a_finding_tells_where_perfetto_shows_it_as_the_timeline_does(name):
 
 def test_a_window_shows_what_the_whole_step_leaves_out(tmp_path, monkeypatch):
     monkeypatch.setattr(step_zoom, "MOST", 5)
-    links = attributed(
+    links = timeline_of(
         trace_of(tmp_path, step(1, 0, 1000), *(event("aten::add", 10 * i, 5) for i in range(90)))
     )
     whole = zoomed_step(links)
@@ -399,7 +400,7 @@ def test_a_window_shows_what_the_whole_step_leaves_out(tmp_path, monkeypatch):
 def test_the_timeline_keeps_who_launched_what_it_shows(tmp_path, monkeypatch):
     monkeypatch.setattr(step_zoom, "MOST", 2)
     events = [step(1, 0, 100), event("aten::mm", 15, 30), *on_gpu("gemm", 20, 40, 50, 1)]
-    found = zoomed_step(attributed(trace_of(tmp_path, *events)))
+    found = zoomed_step(timeline_of(trace_of(tmp_path, *events)))
     assert {*found["names"]} == {"ProfilerStep#1", "aten::mm", "cudaLaunchKernel", "gemm"}
 
 

@@ -22,7 +22,6 @@ from traces import (
     SMALL,
     TORCH_1_8,
     analysis_of,
-    attributed,
     event,
     on_gpu,
     real,
@@ -38,8 +37,8 @@ from analysis.attribution.gpu_time import gpu_timeline
 from analysis.attribution.operators import kernel_section, kernel_table
 from analysis.diagnosis.text import trust_text
 from analysis.diagnosis.traces import analyze_all
+from analysis.limits.timeline import timeline_of
 from analysis.trace.columns import Part, Reader
-from analysis.trace.links import link
 from analysis.trace.nesting import parents
 from analysis.trace.readers import chrome
 from analysis.trace.readers.formats import find_traces, left_out
@@ -77,7 +76,7 @@ def test_a_small_trace(tmp_path):
 
 
 def test_reference_timeline_of_an_h100():
-    timeline = gpu_timeline(attributed(real(H100)).gpu)
+    timeline = gpu_timeline(timeline_of(real(H100)).gpu)
     expected = {
         "total_ms": 3.907824951171875,
         "computation_ms": 0.30719775390625,
@@ -96,7 +95,7 @@ def test_reference_timeline_of_an_mi300x():
         "memcpy": 550,
         "memset": 108,
     }
-    timeline = gpu_timeline(attributed(trace).gpu)
+    timeline = gpu_timeline(timeline_of(trace).gpu)
     assert (timeline["total_ms"], timeline["busy_ms"]) == pytest.approx(
         (86.5677, 84.0021), rel=1e-4
     )
@@ -201,16 +200,16 @@ def test_a_real_trace_of_pytorch_1_8():
     }
     assert (len(trace.operators), len(trace.annotations), len(trace.launches)) == (42414, 24, 10800)
     assert trace.steps["number"].tolist() == [5, 6, 7, 8, 9, 10]
-    links = link(trace)
+    links = timeline_of(trace)
     assert (links.gpu["call"] >= 0).sum() == 8802 + 348 + 12  # launches of kernels, memsets, copies
-    timeline = gpu_timeline(attributed(trace).gpu)
+    timeline = gpu_timeline(timeline_of(trace).gpu)
     assert (timeline["computation_ms"], timeline["exposed_memcpy_ms"]) == pytest.approx(
         (635.614, 13.858)
     )
 
 
 def launched_by(trace) -> list:
-    links = link(trace)
+    links = timeline_of(trace)
     return [
         row if row < 0 else int(links.trace.operators["start"][row])
         for row in links.gpu["operator"]
@@ -236,7 +235,7 @@ def test_external_ids_of_runtime_calls(tmp_path):
 
 
 def test_external_ids_of_runtime_calls_in_a_real_trace():
-    links = link(real("rocm_external_id_only.json.gz"))
+    links = timeline_of(real("rocm_external_id_only.json.gz"))
     assert links.gpu["operator"].tolist() == [*range(10)]
     calls = links.calls["name"].to_numpy(object)[links.gpu["call"]]
     assert set(calls) == {"hipExtModuleLaunchKernel"}
@@ -419,7 +418,7 @@ def test_a_window_on_a_gpu_that_is_far_behind(tmp_path):
     path = write_trace(tmp_path / "trace.json", *events, event("aten::mm", 412, 4))
     trace = read_trace(path, window=1)
     assert trace.gpu["name"].tolist() == [f"gemm_{i}" for i in range(1, 5)]
-    first, last = link(trace).window
+    first, last = timeline_of(trace).window
     assert (first + trace.first_us, last + trace.first_us) == (1000, 1200)
     idle = [row for row in analysis_of(trace)["components"] if row["component"] == "idle"]
     assert sum(row["ms_per_step"] for row in idle) == 0
@@ -442,7 +441,8 @@ def test_of_nested_ranges_of_one_name_the_innermost_are_the_steps(tmp_path):
     ]
     marks = [event(name, start, duration, "user_annotation") for name, start, duration in marks]
     events = [event("aten::mm", start, 5) for start in (10, 30, 110, 130)]
-    trace = replace(trace_of(tmp_path, *marks, *events), steps_from="iteration")
+    path = write_trace(tmp_path / "trace.json", *marks, *events)
+    trace = read_trace(path, steps_from="iteration")
     assert trace.steps[["start", "end"]].to_numpy().tolist() == [[2, 94], [102, 194]]
     trust = analysis_of(trace)["integrity"]
     assert not any("profiler" in problem for problem in trust["problems"])
@@ -453,10 +453,12 @@ def test_steps_from_a_name(tmp_path):
     themselves."""
     marks = [event("iteration", 100 * i, 30, kind="user_annotation") for i in range(4)]
     full = [event(f"batch {i}", 100 * i, 99, kind="user_annotation") for i in range(4)]
-    trace = trace_of(tmp_path, *SMALL[1:], *marks, *full)
-    assert [row for row in replace(trace, steps_from="iteration").steps["end"]] == [100, 200, 300]
-    assert [row for row in replace(trace, steps_from="batch").steps["end"]] == [99, 199, 299, 399]
-    assert link(replace(trace, steps_from="iteration")).steps_are_marked
+    path = write_trace(tmp_path / "trace.json", *SMALL[1:], *marks, *full)
+    by_iteration = read_trace(path, steps_from="iteration")
+    assert by_iteration.steps["end"].tolist() == [100, 200, 300]
+    assert timeline_of(by_iteration).steps_are_marked
+    by_batch = read_trace(path, steps_from="batch")
+    assert by_batch.steps["end"].tolist() == [99, 199, 299, 399]
 
 
 def unmarked(
@@ -485,7 +487,7 @@ def test_steps_are_found_where_work_repeats(tmp_path):
     """Set-up is not judged.  Layers, which no copy or synchronization parts, are no steps, nor are
     parts of a range."""
     layers = ["embed", *4 * ["gemm", "gemm", "softmax", "norm"], "head"]
-    links = link(trace_of(tmp_path, *unmarked(layers, 5, before=200)))
+    links = timeline_of(trace_of(tmp_path, *unmarked(layers, 5, before=200)))
     assert links.steps_found == "repetitions of the same 19 events"
     assert links.steps["start"].tolist() == [201 + 190 * i for i in range(5)]  # at its first launch
     trust = analysis_of(links.trace)["integrity"]
@@ -496,7 +498,7 @@ def test_steps_are_found_where_work_repeats(tmp_path):
     )
     whole = event("generate", 0, 2000, kind="user_annotation")
     for events in (unmarked(layers, 5, end=""), [whole, *unmarked(layers, 5)], unmarked(layers, 2)):
-        assert not link(trace_of(tmp_path, *events)).steps_are_marked
+        assert not timeline_of(trace_of(tmp_path, *events)).steps_are_marked
 
 
 @pytest.mark.parametrize(
@@ -506,15 +508,16 @@ def test_steps_are_found_where_work_repeats(tmp_path):
 def test_steps_are_found_in_a_real_trace_without_its_marks(name, how):
     marked = real(name)
     is_mark = marked.annotations["name"].astype(str).str.startswith("ProfilerStep")
-    links = link(
+    links = timeline_of(
         replace(
             marked,
             annotations=marked.annotations[~is_mark].reset_index(drop=True),
             gpu_annotations=marked.gpu_annotations.iloc[:0],
+            steps=marked.steps.iloc[:0],
         )
     )
     assert links.steps_found.startswith(how)
-    steps = [one.steps["end"] - one.steps["start"] for one in (links, link(marked))]
+    steps = [one.steps["end"] - one.steps["start"] for one in (links, timeline_of(marked))]
     assert steps[0].median() == pytest.approx(steps[1].median(), rel=0.01)
 
 
@@ -862,13 +865,13 @@ def test_what_repeats_from_the_first_event_to_the_last_is_a_step(tmp_path):
     before them."""
     names = "normal_ addmm clamp_min addmm mean mm mm mm add_".split()
     loop = [event(f"aten::{name}", 1000 * i, 990) for i, name in enumerate(names * 12)]
-    found = link(trace_of(tmp_path, *loop))
+    found = timeline_of(trace_of(tmp_path, *loop))
     assert (len(found.steps), found.steps_are_marked) == (12, True)
     assert (found.steps["end"] - found.steps["start"]).tolist() == pytest.approx(
         [9000] * 11 + [8990]
     )
     for extra in (event("aten::embedding", -1000, 990), event("aten::nll_loss", 200_000, 990)):
-        assert not link(trace_of(tmp_path, *loop, extra)).steps_are_marked
+        assert not timeline_of(trace_of(tmp_path, *loop, extra)).steps_are_marked
 
 
 def read_leniently(monkeypatch) -> list:

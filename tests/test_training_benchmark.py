@@ -276,7 +276,8 @@ def test_workspaces_of_libraries_are_part_of_both_peaks(monkeypatch):
 def test_gpu_rows_and_their_snapshots(scratch):
     assert (
         bench(
-            *TINY, "--compile", "--precisions", "bf16", "--memory-snapshot", "--output-dir", "run"
+            *TINY,
+            *"--modes train --compile --precisions bf16 --memory-snapshot --output-dir run".split(),
         )
         == 0
     )
@@ -291,6 +292,8 @@ def test_gpu_running_out_of_memory_is_a_row(scratch):
         bench(
             "--sizes",
             "gpt3-2.7b",
+            "--modes",
+            "train",
             "--seq-lens",
             "8192",
             "--batch-size",

@@ -26,8 +26,9 @@ from analysis.diagnosis.traces import analyze_all
 from analysis.diagnosis.verdict import bound_text
 from analysis.hardware.datasheets import DATASHEETS
 from analysis.hardware.matching import described, rows_named
-from analysis.limits.peaks import Ridges, ran_here
-from analysis.trace.links import link
+from analysis.limits.peaks import ran_here
+from analysis.limits.timeline import timeline_of
+from analysis.trace.timeline import DeviceFlags
 from harness.machine.environment import describe_environment
 
 NARROW = shaped("aten::mm", 0, 4, [[4096, 1], [1, 4096]])
@@ -221,21 +222,21 @@ def run_of(precision, device):
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 def test_the_ridge_of_every_row_in_every_precision(tmp_path, precision):
-    links = link(trace_of(tmp_path, *VERDICTS["compute-bound"]))
+    trace = trace_of(tmp_path, *VERDICTS["compute-bound"])
     for row in DATASHEETS:
         device = {"type": "cuda", "name": row.name, "compute_units": row.compute_units}
-        ridges = Ridges(links, run_of(precision, device))
+        roofs = timeline_of(trace, run_of(precision, device)).context.roofs
         rate = getattr(row, precision)
         if rate is None:
             # Multiplied as a wider type; figures of fp32 on which sources disagree lie between
             # others.
-            low, high = ridges.of(None)
+            low, high = roofs.ridge()
             assert 0 < low <= high
-            assert (low < high) == (ridges.exact is None) == (row.fp32 is None)
-            assert f"the datasheet of {row.name} has no {precision}" in ridges.source
+            assert (low < high) == (roofs.exact_ridge is None) == (row.fp32 is None)
+            assert f"the datasheet of {row.name} has no {precision}" in roofs.ridge_source
         else:
-            assert ridges.exact == pytest.approx(1e3 * rate / row.bandwidth)
-            assert f"{row.name} {precision}" in ridges.source
+            assert roofs.exact_ridge == pytest.approx(1e3 * rate / row.bandwidth)
+            assert f"{row.name} {precision}" in roofs.ridge_source
 
 
 @pytest.mark.slow
@@ -265,9 +266,13 @@ def test_without_peaks_of_the_gpu_shapes_tell_what_all_devices_have_in_common(
     without_fp32 = tuple(replace(row, fp32=None) for row in DATASHEETS)
     with monkeypatch.context() as patched:
         patched.setattr("analysis.hardware.matching.DATASHEETS", without_fp32)
-        [(_, analysis)], _ = analyze_all([path], target=described(rows_named("B200")[0]))
+        [(_, analysis)], _ = analyze_all(
+            [path], flags=DeviceFlags(described(rows_named("B200")[0]))
+        )
     assert "has no fp32" in analysis["verdict"]["thresholds"]["ridge_source"]
-    [(_, analysis)], _ = analyze_all([path], target=described(rows_named("H100 PCIe")[0]))
+    [(_, analysis)], _ = analyze_all(
+        [path], flags=DeviceFlags(described(rows_named("H100 PCIe")[0]))
+    )
     assert analysis["verdict"]["bound"] == "compute"
     assert "H100 PCIe" in analysis["verdict"]["thresholds"]["ridge_source"]
     launches = analysis_of(trace_of(tmp_path, *VERDICTS["launch-bound"], **unknown))["verdict"]
@@ -281,7 +286,7 @@ def test_the_ridge_of_an_mi250x_by_its_trace(tmp_path, kind, ridge):
     product = shaped("aten::mm", 0, 4, [[64, 64], [64, 64]], [kind, kind])
     properties = {"name": "AMD Instinct MI250X/MI250", "numSms": 110, "totalGlobalMem": 68702699520}
     trace = trace_of(tmp_path, *gpu_step((product, 20, 800)), deviceProperties=[properties])
-    assert Ridges(link(trace), None).exact == pytest.approx(ridge, abs=0.05)
+    assert timeline_of(trace).context.roofs.exact_ridge == pytest.approx(ridge, abs=0.05)
 
 
 def test_a_run_of_this_machine_is_known_where_the_metadata_of_torch_leave_out_its_build(

@@ -5,10 +5,10 @@ import json
 import pytest
 from helpers import PROJECT
 
-from analysis.attribution.components import attribute
 from analysis.diagnosis.document import operator_analysis
-from analysis.trace.links import link
+from analysis.limits.timeline import timeline_of
 from analysis.trace.tables import read_trace
+from analysis.trace.timeline import DeviceFlags
 
 REAL = PROJECT.parent / "shared" / "traces"
 H100, MI300X = "h100_bert_small_inference.json.gz", "mi300_resnet_training_rank0.json.gz"
@@ -26,8 +26,9 @@ def real(name: str):
     return read_trace(real_path(name))
 
 
-def analysis_of(trace, summary=None):
-    return operator_analysis(link(trace), summary)
+def analysis_of(trace, summary=None, **flags):
+    """flags: of DeviceFlags."""
+    return operator_analysis(timeline_of(trace, summary, DeviceFlags(**flags)))
 
 
 def own_program(command="python3 train.py", cores=None, threads=None, **device):
@@ -51,10 +52,6 @@ def our_model(command="python3 tiny_llama_v1.py", **device):
     """The same of a run of our model."""
     summary = own_program(command, **device)
     return summary | {"config": {"model": {"hidden_dim": 64}, "training": {}}}
-
-
-def attributed(trace):
-    return attribute(link(trace))
 
 
 def rows_of(analysis):

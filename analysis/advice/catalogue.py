@@ -26,15 +26,15 @@ MANY_CLASSES = 512  # of a loss: the logits of fewer are small beside what the m
 
 
 def has_gpu(evidence: Evidence) -> str:
-    return "" if evidence.links.on_gpu else "there is no GPU"
+    return "" if evidence.timeline.on_gpu else "there is no GPU"
 
 
 def has_gpu_to_wait_for(evidence: Evidence) -> str:
-    return "" if evidence.links.on_gpu else "there is no GPU to synchronize with"
+    return "" if evidence.timeline.on_gpu else "there is no GPU to synchronize with"
 
 
 def launches_kernels(evidence: Evidence) -> str:
-    if evidence.links.trace.file.is_1_x or not evidence.links.calls["starts_kernel"].any():
+    if evidence.timeline.trace.file.is_1_x or not evidence.timeline.calls["starts_kernel"].any():
         return "it needs PyTorch 1.10, and kernels that the host launches"
     return ""
 
@@ -42,14 +42,14 @@ def launches_kernels(evidence: Evidence) -> str:
 def has_torch_2(evidence: Evidence) -> str:
     return (
         "it needs PyTorch 2.0, and this trace is of an older one"
-        if evidence.links.trace.file.is_1_x
+        if evidence.timeline.trace.file.is_1_x
         else ""
     )
 
 
 def has_compiler(evidence: Evidence) -> str:
     """Of the machine that analyzes, where it is the one that ran it; of others nothing is known."""
-    return (ran_here(evidence.summary) and compiler_problem(evidence.links.on_gpu)) or ""
+    return (ran_here(evidence.summary) and compiler_problem(evidence.timeline.on_gpu)) or ""
 
 
 def has_many_classes(evidence: Evidence) -> str:

@@ -7,10 +7,8 @@ import numpy as np
 from analysis.advice.evidence import Evidence, Found, Proposal, at_roof
 from analysis.advice.who_reads import Reader, command_of, who_reads
 from analysis.attribution.operators import shapes_text
-from analysis.limits.peaks import device_of
-from analysis.limits.shape_rates import Roofs
-from analysis.trace.links import AttributedLinks
 from analysis.trace.tables import by_name
+from analysis.trace.timeline import Timeline
 from analysis.vocabulary.kernel_classes import CLASS_OF_NAME
 from analysis.vocabulary.kernels import MISALIGNED
 from analysis.work.operator_costs import factor_type
@@ -27,27 +25,28 @@ LAYOUT = r"(?i)nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|batched_transpose_|tran
 
 def better_kernels(what: str, evidence: Evidence) -> Found:
     """Matmuls or attention whose shapes say that they are far below the nearer of the two roofs."""
-    events, trace = evidence.events, evidence.links.trace
+    events, trace = evidence.events, evidence.timeline.trace
     classes = ("attention",) if what == "attention" else ("matmul", "convolution")
     realistic_share = CLASS_OF_NAME[what].realistic_share
     known = events["class"].isin(classes).to_numpy() & (events["signature"] >= 0).to_numpy()
     known &= ~evidence.kernels(LAYOUT) & ~evidence.kernels(MISALIGNED)
-    peaks, bandwidth = Roofs(evidence.links, evidence.summary), evidence.bandwidth_roofs
+    roofs = evidence.timeline.context.roofs
     of_events = np.zeros(len(events), bool)
     far = []  # us, at its roof, likely, at best, name and shapes, a row of the events, peak, class
     for (code, signature, kind), rows in events[known].groupby(
         ["code", "signature", "class"], observed=True
     ):
         shapes, types, _ = trace.signatures[signature]
-        peak = peaks.of(factor_type(shapes, types))[1]
+        peak = roofs.peak(factor_type(shapes, types))[1]
         us, flops, moved = (float(rows[one].sum()) for one in ("us", "flops", "bytes"))
-        if not (peak and flops and bandwidth):
+        if not (peak and flops and roofs.bandwidth):
             continue
         # What was measured is no limit, and Winograd's convolution multiplies less.
         needed = 0.0 if peak.kind == "measured" or kind == "convolution" else 1.0
-        roof_us = 1e6 * max(flops / peak.rate, moved / bandwidth[0].rate)
+        roof_us = 1e6 * max(flops / peak.rate, moved / roofs.bandwidth[0].rate)
         likely = max(
-            roof_us / realistic_share, SHORTEST_US * rows["launches"].sum() * evidence.links.on_gpu
+            roof_us / realistic_share,
+            SHORTEST_US * rows["launches"].sum() * evidence.timeline.on_gpu,
         )
         if likely < us:
             name = f"{trace.operators['name'].cat.categories[code]} {shapes_text(shapes)}"
@@ -89,7 +88,7 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
     finding = (
         f"{who} run{'s' * (what == 'attention')} at {rate} for {evidence.share(us)} of the step"
     )
-    command = counters(evidence.links, evidence.summary, worst[5])["counters"]
+    command = counters(evidence.timeline, worst[5])["counters"]
     if command is None:
         command = (
             "perf stat -e cycles,instructions,cache-misses, of a program with this shape alone"
@@ -102,15 +101,16 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
     )
 
 
-def counters(links: AttributedLinks, summary: dict | None, event: int | None = None) -> dict:
+def counters(timeline: Timeline, event: int | None = None) -> dict:
     """`counters`: the command that reads the counters of a kernel, which tell why it is slow; for
     who runs a program of their own, and of a kernel alone: those profilers repeat a kernel, which
     for a collective waits for ranks that never come, and know no copies.
 
     event: of the GPU, by default one of those that take longest together; none without a GPU."""
-    if not links.on_gpu:
+    if not timeline.on_gpu:
         return {"counters": None}
-    gpu, reader = links.gpu, who_reads(summary)
+    gpu, summary = timeline.gpu, timeline.context.summary
+    reader = who_reads(summary)
     if reader != Reader.OWN_PROGRAM:
         return {
             "counters": None,
@@ -131,7 +131,7 @@ def counters(links: AttributedLinks, summary: dict | None, event: int | None = N
     us = (kernels["end"] - kernels["start"]).groupby(kernels["name"].astype(str)).sum()
     name = re.split(r"[<(]", us.idxmax().removeprefix("void "))[0][:KERNEL_NAME]
     command = command_of(summary) or "python3 YOUR_SCRIPT"
-    if device_of(links, summary).get("arch", "").startswith("gfx"):
+    if timeline.context.device.get("arch", "").startswith("gfx"):
         return {"counters": f"rocprof-compute profile -n kernel -k '{name}' -- {command}"}
     return {
         "counters": (

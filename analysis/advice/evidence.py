@@ -16,10 +16,10 @@ from analysis.attribution.critical_path import GPU, walk
 from analysis.attribution.ledger import events_of_steps, idle_by_cause, of_steps
 from analysis.attribution.operators import costs_of_operators
 from analysis.hardware.ceilings import Ceiling
-from analysis.limits.peaks import roofs_of
-from analysis.trace.links import MODULE, AttributedLinks, median_step
+from analysis.trace.links import MODULE
 from analysis.trace.nesting import nearest_marked_ancestor
 from analysis.trace.tables import by_name, has_role, take_or, take_or_none
+from analysis.trace.timeline import Timeline, median_step
 from analysis.trust.integrity import profiler_overhead
 from analysis.vocabulary.letters import LETTERS, letter_of
 from analysis.vocabulary.operators import COMPILED
@@ -91,20 +91,21 @@ Found = Proposal | NotApplicable | None  # None: the trace has nothing of the ki
 class Evidence:
     """The events of the steps, with the FLOPs and bytes of each where they are known."""
 
-    def __init__(self, links: AttributedLinks, summary: dict | None, path_is_known: bool = True):
+    def __init__(self, timeline: Timeline, path_is_known: bool = True):
         """path_is_known: the times of GPU and host can be compared, so a critical path is one."""
-        self.links, self.steps, self.summary = links, len(links.steps), summary
+        summary = timeline.context.summary
+        self.timeline, self.steps, self.summary = timeline, len(timeline.steps), summary
         self.path_is_known = path_is_known
         self.reader, self.command = who_reads(summary), command_of(summary)
         self.config = (summary or {}).get("config", {})
-        slices, events = of_steps(links), events_of_steps(links)
+        slices, events = of_steps(timeline), events_of_steps(timeline)
         self.total_us = float(slices["us"].sum())
-        operators, rows = links.trace.operators, events["operator"].to_numpy()
+        operators, rows = timeline.trace.operators, events["operator"].to_numpy()
         names = operators["name"].cat.categories
         codes = take_or(operators["name"].cat.codes, rows, -1)
         inputs = take_or(operators["signature"], rows, -1)
-        works = ~views_and_metadata(links, rows)
-        costs, which = costs_of_operators(links)
+        works = ~views_and_metadata(timeline, rows)
+        costs, which = costs_of_operators(timeline)
         # What a kernel must do at least, so that a bound is one: of causal attention the scores
         # that are not masked.
         least = {
@@ -113,8 +114,8 @@ class Evidence:
         }
         done = {work: np.array([n or 0 for n in each], float) for work, each in least.items()}
         owners = (
-            rows if links.on_gpu else events.index.to_numpy()
-        )  # rows of links.host: operators, ranges, modules
+            rows if timeline.on_gpu else events.index.to_numpy()
+        )  # rows of timeline.host: operators, ranges, modules
         self.owners = owners
         owners = np.where(
             events["category"] == "communication", -1, owners
@@ -125,8 +126,8 @@ class Evidence:
             code=codes,
             signature=inputs,
             name=pd.Categorical.from_codes(codes, names),
-            region=take_or_none(regions.regions(links)["kind"], owners),
-            launches=1 if links.on_gpu else works.astype(int),
+            region=take_or_none(regions.regions(timeline)["kind"], owners),
+            launches=1 if timeline.on_gpu else works.astype(int),
             **{
                 work: np.where(again, 0.0, take_or(of[which], rows, 0.0))
                 for work, of in done.items()
@@ -137,10 +138,11 @@ class Evidence:
             self.best_rate("bytes"),
         )
         slowed = (
-            links.idle_left == 1 and profiler_overhead(links.trace, summary)["ratio"]
+            timeline.idle_left == 1 and profiler_overhead(timeline)["ratio"]
         )  # else it is left out
         self.slowed = max(1.0, slowed or 0.0)
-        self.compute_roofs, self.bandwidth_roofs = roofs_of(links, summary)
+        roofs = timeline.context.roofs
+        self.compute_roofs, self.bandwidth_roofs = roofs.compute, roofs.bandwidth
         self.slices, self.idle = (
             slices,
             idle_by_cause(slices),
@@ -154,7 +156,7 @@ class Evidence:
             self.cores = max(1, min(self.cores, int(disturbance["quota_cores"])))
         self.threads: int | None = disturbance.get("threads") or cpu.get("torch_threads")
         self.of_model = ~self.events["phase"].isin(("data", "optimizer")).to_numpy()
-        self.trains = bool(links.host["phase"].isin(("backward", "optimizer")).any())
+        self.trains = bool(timeline.host["phase"].isin(("backward", "optimizer")).any())
         self.of_workload_file = "file" in self.config.get(
             "model", {}
         )  # --workload: other settings are in it
@@ -183,14 +185,14 @@ class Evidence:
     def runs(self, role: str) -> np.ndarray:
         """Which events are of operators with this role."""
         return take_or(
-            has_role(self.links.trace.operators, role), self.events["operator"].to_numpy(), False
+            has_role(self.timeline.trace.operators, role), self.events["operator"].to_numpy(), False
         )
 
     @functools.cached_property
     def compiled(self) -> np.ndarray:
         """Which events are of compiled code: within a compiled region,
         or kernels that a compiler named."""
-        host = self.links.host
+        host = self.timeline.host
         marked = by_name(host["name"], lambda name: bool(re.search(COMPILED, name)), bool)
         within = nearest_marked_ancestor(host["parent"].to_numpy(), marked) >= 0
         return take_or(within, self.owners, False) | self.kernels(COMPILED)
@@ -198,7 +200,7 @@ class Evidence:
     @functools.cached_property
     def uses_transformers(self) -> bool:
         """Whether a module of the trace is a model of transformers."""
-        modules = self.links.host[(self.links.host["kind"] == MODULE).to_numpy()]
+        modules = self.timeline.host[(self.timeline.host["kind"] == MODULE).to_numpy()]
         return bool(
             by_name(modules["name"], lambda name: bool(OF_TRANSFORMERS.search(name)), bool).any()
         )
@@ -207,7 +209,7 @@ class Evidence:
     def classes(self) -> int | None:
         """Among how many classes, or tokens of a vocabulary, most of the loss's time chooses; None:
         not recorded."""
-        trace = self.links.trace
+        trace = self.timeline.trace
         of_loss = self.events[(self.events["region"] == regions.LOSS).to_numpy()]
         us_by_classes: dict[int, float] = {}
         for (code, signature), us in of_loss.groupby(["code", "signature"])["us"].sum().items():
@@ -228,15 +230,15 @@ class Evidence:
     @functools.cached_property
     def on_path(self) -> pd.Series | None:
         """How much of each GPU event's time is on the critical path of a step of about median
-        duration, in us, by its row of links.gpu;
+        duration, in us, by its row of timeline.gpu;
         attrs: which step.  None where no path is known."""
-        links = self.links
-        launched = (links.calls["starts_kernel"] | links.calls["starts_graph"]).any()
-        step = median_step(links) or min(1, self.steps - 1)  # as critical_path() takes it
-        if not (self.path_is_known and launched and (links.gpu["step"] == step).any()):
+        timeline = self.timeline
+        launched = (timeline.calls["starts_kernel"] | timeline.calls["starts_graph"]).any()
+        step = median_step(timeline) or min(1, self.steps - 1)  # as critical_path() takes it
+        if not (self.path_is_known and launched and (timeline.gpu["step"] == step).any()):
             return None
         on_path: dict[int, float] = {}
-        for where, row, begin, end in walk(links, step):
+        for where, row, begin, end in walk(timeline, step):
             if where == GPU:
                 on_path[row] = on_path.get(row, 0.0) + end - begin
         times = pd.Series(on_path, dtype=float)
@@ -251,7 +253,7 @@ class Evidence:
         waits_us = float(self.slices["us"][before_event.to_numpy()].sum())
         if waits_us < LATE_HOST * self.total_us or self.on_path is None:
             return 1.0
-        step = self.links.gpu["step"].to_numpy()[np.maximum(self.events.index.to_numpy(), 0)]
+        step = self.timeline.gpu["step"].to_numpy()[np.maximum(self.events.index.to_numpy(), 0)]
         which = (
             np.asarray(mask, bool) & (step == self.on_path.attrs["step"]) & (self.events.index >= 0)
         )
@@ -261,7 +263,7 @@ class Evidence:
         on_path_us = float(self.on_path.reindex(rows.index, fill_value=0.0).sum())
         share = min(1.0, on_path_us / float(rows["us"].sum()))
         if (
-            self.links.idle_left < 1
+            self.timeline.idle_left < 1
         ):  # the host is no later without the profiler than the GPU is idle then
             share = max(share, 1.0 - waits_us / self.total_us)
         return share
@@ -271,26 +273,26 @@ class Evidence:
 
     def of_gpu(self, which: np.ndarray) -> np.ndarray:
         """Which events are these GPU events; none are, without a GPU."""
-        return self.links.on_gpu & take_or(
+        return self.timeline.on_gpu & take_or(
             which, np.minimum(self.events.index.to_numpy(), len(which)), False
         )
 
     def kernels(self, pattern: str) -> np.ndarray:
         """Which events are GPU events with this in their name."""
         return self.of_gpu(
-            by_name(self.links.gpu["name"], lambda name: bool(re.search(pattern, name)), bool)
+            by_name(self.timeline.gpu["name"], lambda name: bool(re.search(pattern, name)), bool)
         )
 
     def of_copies(self, *wanted: str) -> np.ndarray:
         """Which events are GPU events with one of these roles."""
-        return self.of_gpu(has_role(self.links.gpu, *wanted))
+        return self.of_gpu(has_role(self.timeline.gpu, *wanted))
 
     def waits_for(self, mask: np.ndarray) -> float:
         """Time in us that may vanish with these events although they do not own it: of a GPU, waits
         for launches, but no more than the host takes from the launch before each of them to the one
         after it; of a host, the overhead before and after each."""
-        if self.links.on_gpu:
-            launched = self.links.gpu["launched"].to_numpy()[self.events.index]
+        if self.timeline.on_gpu:
+            launched = self.timeline.gpu["launched"].to_numpy()[self.events.index]
             known = np.flatnonzero(~np.isnan(launched) & (self.events.index >= 0))
             order = known[np.argsort(launched[known], kind="stable")]
             of, apart = np.asarray(mask, bool)[order], np.diff(launched[order])
@@ -309,8 +311,10 @@ class Evidence:
     def place(self, shown: np.ndarray | str | None) -> dict | None:
         """Where Perfetto shows the longest of these events, or waits with this cause, or
         collectives; None: nowhere."""
-        links, slices, on_gpu = self.links, self.slices, self.links.on_gpu
-        if shown is None or links.trace.file.command:  # Perfetto reads no file of a system profiler
+        timeline, slices, on_gpu = self.timeline, self.slices, self.timeline.on_gpu
+        if (
+            shown is None or timeline.trace.file.command
+        ):  # Perfetto reads no file of a system profiler
             return None
         if isinstance(shown, str):
             found = (slices["cause"] == shown) | (slices["kind"] == shown)
@@ -321,11 +325,11 @@ class Evidence:
         if not (found := found & (slices["event"] >= 0)).any():
             return None
         longest = slices.loc[slices["us"].where(found).idxmax()]
-        event = (links.gpu if on_gpu else links.host).iloc[longest["event"]]
+        event = (timeline.gpu if on_gpu else timeline.host).iloc[longest["event"]]
         idle = on_gpu and longest["state"] == IDLE
         about, name = (longest, f"idle before {event['name']}") if idle else (event, event["name"])
         threads, apart = (
-            dict(enumerate(links.trace.threads)),
+            dict(enumerate(timeline.trace.threads)),
             ("of the host", "asynchronous"),
         )  # has none of the file
         process, thread = (
@@ -333,8 +337,8 @@ class Evidence:
         )
         thread = f"process {process}, {'stream' if on_gpu else 'thread'} {thread}"
         out = {
-            "trace": links.trace.path.name,
-            "began_ms": links.trace.perfetto_ms(about["start"]),
+            "trace": timeline.trace.path.name,
+            "began_ms": timeline.trace.perfetto_ms(about["start"]),
             "thread": thread,
         }
         return out | {"duration_ms": float(about["end"] - about["start"]) / 1e3, "event": name}
@@ -352,7 +356,7 @@ class Evidence:
     def described(self, rows: pd.DataFrame) -> str:
         number = count_of(
             round(rows["launches"].sum() / self.steps),
-            "kernel" if self.links.on_gpu else "operator",
+            "kernel" if self.timeline.on_gpu else "operator",
         )
         text = f"{self.share(rows['us'].sum())} of the step in {number}"
         moved = rows["bytes"].sum() / self.steps
@@ -364,7 +368,7 @@ class Evidence:
     ) -> Proposal:  # fmt: skip
         """A change to these events, with which waits beside them may vanish, but probably not."""
         (rows, us), waits = self.part(mask), self.waits_for(mask)
-        beside = "waits for their launches" if self.links.on_gpu else "overhead beside them"
+        beside = "waits for their launches" if self.timeline.on_gpu else "overhead beside them"
         text = self.described(rows) + f", and {self.share(waits)} {beside}" * bool(waits)
         # Those of the operators themselves go with them; what is bounded beside is not likely to.
         own = float(
@@ -373,7 +377,9 @@ class Evidence:
             ].sum()
         )
         likely_us = (
-            None if likely_us is None else likely_us + waits - min(waits, own) * self.links.on_gpu
+            None
+            if likely_us is None
+            else likely_us + waits - min(waits, own) * self.timeline.on_gpu
         )
         return Proposal(
             name,

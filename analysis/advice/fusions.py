@@ -35,9 +35,9 @@ class Fusion(NamedTuple):
 def one_operator_each(evidence: Evidence, rows: pd.DataFrame) -> tuple[float, int]:
     """The time in us of norms that are fused, and how many there are: each still passes once over
     its tensor, as the most expensive of its operators does, forward and backward."""
-    links, found = evidence.links, regions.regions(evidence.links)
-    in_step = (step_at if links.on_gpu else step_around)(
-        links.host["start"].to_numpy(), links.steps
+    timeline, found = evidence.timeline, regions.regions(evidence.timeline)
+    in_step = (step_at if timeline.on_gpu else step_around)(
+        timeline.host["start"].to_numpy(), timeline.steps
     ) >= 0
     calls = found["instance"][in_step & (found["kind"] == regions.NORM)].nunique()
     phases = rows[rows["launches"] > 0].groupby("phase", observed=True)
@@ -151,7 +151,7 @@ def fusion(of: Fusion, evidence: Evidence) -> Found:
     if not mask.any():
         return NotApplicable(of.name, done)
     (rows, us), how, flag, line = evidence.part(mask), of.how, None, of.how
-    if of.how_compiled and not evidence.links.on_gpu:
+    if of.how_compiled and not evidence.timeline.on_gpu:
         how, flag = of.how_compiled, answering("compile")[0]
         line = how
     what, verb = (
@@ -201,7 +201,7 @@ def is_dropout(name: str) -> bool:
 def math_kernels(evidence: Evidence) -> tuple[str, str] | None:
     """Why most of PyTorch's attention ran its math kernels, '' if nothing tells it, and what to
     change; None: most of it did not."""
-    host, trace = evidence.links.host, evidence.links.trace
+    host, trace = evidence.timeline.host, evidence.timeline.trace
     is_math = by_name(host["name"], lambda name: letter_of(name) == LETTERS["math_attention"], bool)
     if not is_math.any():
         return None
@@ -232,7 +232,7 @@ def math_kernels(evidence: Evidence) -> tuple[str, str] | None:
 def without_dropout(evidence: Evidence) -> Found:
     """Dropout of a training step, forward and backward; where the math kernels of attention run
     because of it, what they take too."""
-    name, host = "without dropout", evidence.links.host
+    name, host = "without dropout", evidence.timeline.host
     dropped = by_name(host["name"], is_dropout, bool)
     if not evidence.trains or not dropped.any():
         return None
@@ -242,7 +242,7 @@ def without_dropout(evidence: Evidence) -> Found:
     forward = forward_of_nodes(host, (host["node"] < 0).to_numpy(), is_node)  # of each node
     drops |= take_or(take_or(drops, forward, False), host["node"].to_numpy(), False)
     owners = (
-        evidence.events["operator"] if evidence.links.on_gpu else evidence.events.index
+        evidence.events["operator"] if evidence.timeline.on_gpu else evidence.events.index
     ).to_numpy()
     mask = (
         take_or(drops, owners, False) & (evidence.events["category"] != "communication").to_numpy()

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 
 from analysis.advice.catalogue import CATALOGUE, KERNELS, Advice
 from analysis.advice.evidence import WORTH_LISTING, Evidence, NotApplicable, Proposal
-from analysis.trace.links import AttributedLinks
+from analysis.trace.timeline import Timeline
 from harness.schema import because
 
 WHOLE = 0.999  # of the step: a change to all of it has no bound
@@ -20,14 +20,12 @@ ON_HOST = 0.005  # of a proposal's part that is not on the critical path: from h
 Listed = tuple[Advice, Proposal]
 
 
-def opportunities(
-    links: AttributedLinks, summary: dict | None, path_is_known: bool = True
-) -> dict[str, list[dict]]:
+def opportunities(timeline: Timeline, path_is_known: bool = True) -> dict[str, list[dict]]:
     """`opportunities`: what the trace supports, most saved first; `not_here`: what cannot win, and
     why.
 
     path_is_known: as Evidence takes it."""
-    evidence = Evidence(links, summary, path_is_known)
+    evidence = Evidence(timeline, path_is_known)
     if not evidence.total_us:
         return {"opportunities": [], "not_here": []}
     listed: list[Listed] = []

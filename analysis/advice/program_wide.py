@@ -17,7 +17,7 @@ from analysis.advice.evidence import (
 from analysis.advice.who_reads import Reader
 from analysis.attribution import regions
 from analysis.hardware.matching import datasheet
-from analysis.limits.peaks import device_of, kernel_precision, precision_of, ran_here
+from analysis.limits.peaks import kernel_precision, ran_here
 from analysis.trace.tables import by_name, has_role, take_or
 from analysis.vocabulary import roles
 from analysis.vocabulary.kernel_classes import FUSABLE_CLASSES, MATMUL_CLASSES
@@ -54,7 +54,7 @@ def fused_optimizer(evidence: Evidence) -> Found:
     if not evidence.trains:
         return None
     name, events = "fused optimizer", evidence.events
-    table = evidence.links.gpu if evidence.links.on_gpu else evidence.links.host
+    table = evidence.timeline.gpu if evidence.timeline.on_gpu else evidence.timeline.host
     # What multiplies or communicates too, as Muon does, does not become less.
     multiplies = take_or(
         table["named_category"].isin(MATMUL_CLASSES).to_numpy(), events.index.to_numpy(), False
@@ -110,7 +110,7 @@ def fused_optimizer(evidence: Evidence) -> Found:
 
 def optimizer_of(evidence: Evidence) -> str | None:
     """The class of the optimizer whose steps take longest; None: no range names one."""
-    host = evidence.links.host
+    host = evidence.timeline.host
     steps = host[has_role(host, roles.OPTIMIZER_STEP)].dropna(subset="about")
     us = (steps["end"] - steps["start"]).groupby(steps["about"].astype(str)).sum()
     return us.idxmax() if len(us) else None
@@ -119,7 +119,7 @@ def optimizer_of(evidence: Evidence) -> str | None:
 def mixed_precision(evidence: Evidence) -> Found:
     """Of the matmuls that are still in fp32, where it can help: on a GPU by its datasheet; on a CPU
     by a small matmul, timed if this machine ran it."""
-    name, events, trace = "mixed precision", evidence.events, evidence.links.trace
+    name, events, trace = "mixed precision", evidence.events, evidence.timeline.trace
     types = np.array([factor_type(shapes, kinds) for shapes, kinds, _ in trace.signatures], object)
     types = take_or(types, events["signature"].to_numpy(), None)
     in_fp32, in_narrow = types == "float", np.isin(types.astype(str), NARROW_TYPES)
@@ -129,7 +129,7 @@ def mixed_precision(evidence: Evidence) -> Found:
         return NotApplicable(name, "no matmul in the trace is known to be in fp32")
     now = wide_precision(evidence, multiplies)
     narrow, gain, roof, basis = gain_of_narrow_type(evidence, now)
-    if gain is None and not evidence.links.on_gpu:
+    if gain is None and not evidence.timeline.on_gpu:
         return NotApplicable(name, f"not known whether it helps: {basis}")
     if gain is not None and gain < 1 + WORTH_LISTING:
         return NotApplicable(name, basis)
@@ -162,10 +162,10 @@ def multiplies_tf32(name: str) -> bool:
 def wide_precision(evidence: Evidence, multiplies: np.ndarray) -> str:
     """fp32 or tf32: what most of the time of these matmuls,
     whose factors are fp32, is computed in."""
-    usual = precision_of(evidence.links, evidence.summary)
+    usual = evidence.timeline.context.precision
     if usual in ("fp32", "tf32"):
         return usual
-    in_tf32 = evidence.of_gpu(by_name(evidence.links.gpu["name"], multiplies_tf32, bool))
+    in_tf32 = evidence.of_gpu(by_name(evidence.timeline.gpu["name"], multiplies_tf32, bool))
     us, us_tf32 = (evidence.part(which)[1] for which in (multiplies, multiplies & in_tf32))
     return "tf32" if us_tf32 > us / 2 else "fp32"
 
@@ -177,7 +177,7 @@ def gain_of_narrow_type(
     precision `now`; their peak in FLOP/s; the sources.
 
     None is unknown."""
-    device, summary = device_of(evidence.links, evidence.summary), evidence.summary
+    device, summary = evidence.timeline.context.device, evidence.summary
     vanish = "at most: the time of matmuls could vanish"
     if found := datasheet(device):
         row = found[0]
@@ -228,7 +228,7 @@ def compilation(evidence: Evidence) -> Found:
         & ~evidence.of_copies(*roles.HOST_COPIES)
     )
     if (
-        evidence.links.on_gpu
+        evidence.timeline.on_gpu
     ):  # the kernels of others, as inference engines call them, are what they are
         known = [*filter(is_of_pytorch, events["name"].cat.categories)]
         fusable &= events["name"].isin(known).to_numpy() | evidence.kernels("at::native")
@@ -241,7 +241,7 @@ def compilation(evidence: Evidence) -> Found:
     affected, waits = evidence.part(whole)[1], evidence.waits_for(inside)
     overhead = waits + evidence.part(whole & (events["launches"] == 0).to_numpy())[1]
     saved, fewer = in_chains(evidence, fusable, inside)
-    beside = "wait for launches" if evidence.links.on_gpu else "overhead between operators"
+    beside = "wait for launches" if evidence.timeline.on_gpu else "overhead between operators"
     text = (
         f"{evidence.described(rows)}, none of them a matmul, and {evidence.share(overhead)}"
         f" {beside}"
@@ -280,7 +280,7 @@ def compilation(evidence: Evidence) -> Found:
 def in_chains(evidence: Evidence, fusable: np.ndarray, inside: np.ndarray) -> tuple[float, float]:
     """What chains of fusable operators take beyond the longest operator of each, in us, and the
     share of operators that become part of another."""
-    table = evidence.links.gpu if evidence.links.on_gpu else evidence.links.host
+    table = evidence.timeline.gpu if evidence.timeline.on_gpu else evidence.timeline.host
     rows = np.flatnonzero(
         inside & (evidence.events["launches"] > 0).to_numpy() & (evidence.events.index >= 0)
     )
@@ -297,8 +297,8 @@ def checkpointing(evidence: Evidence) -> Found:
     within a step, by a part of the device's memory that is worth the time."""
     name, memory, steps = (
         "activation checkpointing",
-        evidence.links.trace.memory,
-        evidence.links.steps,
+        evidence.timeline.trace.memory,
+        evidence.timeline.steps,
     )
     memory = memory[memory["on_gpu"]] if memory["on_gpu"].any() else memory
     inside = memory[
@@ -331,8 +331,8 @@ def checkpointing(evidence: Evidence) -> Found:
 
 def memory_of_device(evidence: Evidence) -> int | None:
     """In bytes: that of the GPU, or of the machine that trained without one; None: not known."""
-    device = device_of(evidence.links, evidence.summary)
-    if evidence.links.on_gpu:
+    device = evidence.timeline.context.device
+    if evidence.timeline.on_gpu:
         row = datasheet(device)
         return device.get("memory_bytes") or (row[0].memory_mb * MB if row else None)
     if not ran_here(evidence.summary):

@@ -35,21 +35,21 @@ def ahead(evidence: Evidence, idle_us: float, host_us: float) -> float:
     the profiler."""
     return (
         max(idle_us, min(idle_us + evidence.launch_us, host_us))
-        if evidence.links.on_gpu
+        if evidence.timeline.on_gpu
         else idle_us
     )
 
 
 def length_of(table: pd.DataFrame, which: np.ndarray, evidence: Evidence) -> float:
     """Time of these events within the steps, in us."""
-    first, last = evidence.links.steps["start"].min(), evidence.links.steps["end"].max()
+    first, last = evidence.timeline.steps["start"].min(), evidence.timeline.steps["end"].max()
     found = table[which & (table["end"] > first).to_numpy() & (table["start"] < last).to_numpy()]
     return float((found["end"] - found["start"]).sum())
 
 
 def calls_that_wait(evidence: Evidence) -> float:
     """For the GPU, per step."""
-    calls = evidence.links.calls
+    calls = evidence.timeline.calls
     return (calls["waits"] & (calls["step"] >= 0)).sum() / evidence.steps
 
 
@@ -59,7 +59,7 @@ def cuda_graphs(evidence: Evidence) -> Found:
     name, slices, of_graph = (
         "CUDA graphs",
         evidence.slices,
-        evidence.links.gpu["of_graph"].to_numpy(bool),
+        evidence.timeline.gpu["of_graph"].to_numpy(bool),
     )
     replayed = take_or(of_graph, slices["event"].to_numpy(), False)
     n = float((evidence.events["launches"] * ~evidence.of_gpu(of_graph)).sum()) / evidence.steps
@@ -99,7 +99,7 @@ def larger_batch(evidence: Evidence) -> Found:
     if not evidence.trains:
         return None
     us, what = evidence.launch_us, "The GPU waits for launches for"
-    if not evidence.links.on_gpu:  # a larger batch would not make host code less
+    if not evidence.timeline.on_gpu:  # a larger batch would not make host code less
         us, what = evidence.idle["launch"], "Overhead between operators and of Python takes"
     finding, how = (
         f"{what} {evidence.share(us)} of the step",
@@ -117,9 +117,9 @@ def larger_batch(evidence: Evidence) -> Found:
 
 
 def fewer_synchronizations(evidence: Evidence) -> Found:
-    name, links = "fewer synchronizations", evidence.links
-    idle, waits = evidence.idle["synchronization"], links.calls["waits"].to_numpy(bool)
-    us = ahead(evidence, idle, length_of(links.calls, waits, evidence))
+    name, timeline = "fewer synchronizations", evidence.timeline
+    idle, waits = evidence.idle["synchronization"], timeline.calls["waits"].to_numpy(bool)
+    us = ahead(evidence, idle, length_of(timeline.calls, waits, evidence))
     # With the queue empty the GPU stays idle until the host has launched again: the whole gap is
     # due to the wait.
     gap = (evidence.slices["state"] != IDLE).cumsum().to_numpy()
@@ -157,19 +157,19 @@ def fewer_synchronizations(evidence: Evidence) -> Found:
 
 def faster_data(evidence: Evidence) -> Found:
     idle, host = (
-        float(us_by(of_steps(evidence.links), "cause").get("data", 0.0)),
-        evidence.links.host,
+        float(us_by(of_steps(evidence.timeline), "cause").get("data", 0.0)),
+        evidence.timeline.host,
     )
     outer = (host["phase"] == "data").to_numpy() & (host["parent"] < 0).to_numpy()
-    us = ahead(evidence, idle, length_of(host, outer, evidence) * evidence.links.idle_left)
+    us = ahead(evidence, idle, length_of(host, outer, evidence) * evidence.timeline.idle_left)
     finding = f"Fetching data takes {evidence.share(idle)} of the step"
-    if evidence.links.on_gpu:
+    if evidence.timeline.on_gpu:
         finding = (
             f"The GPU is idle for {evidence.share(idle)} of the step while the host fetches data"
         )
     how, line, workers = loading(evidence)
     likely, basis = us - idle, "data could always be ready in time"
-    if not evidence.links.on_gpu and idle:
+    if not evidence.timeline.on_gpu and idle:
         if evidence.cores is None or not evidence.threads:
             likely = None
             basis += (
@@ -199,7 +199,7 @@ def with_loading_beside(evidence: Evidence, data_us: float, rest_us: float, work
 def loading(evidence: Evidence) -> tuple[str, str, int]:
     """What makes data ready in time, for a program as this one loads them: in words, as a line of
     code, and how many workers that takes."""
-    host = evidence.links.host
+    host = evidence.timeline.host
     is_range = (host["kind"] != OPERATOR).to_numpy() | by_name(
         host["name"], lambda name: OF_LOADER in name, bool
     )
@@ -211,8 +211,8 @@ def loading(evidence: Evidence) -> tuple[str, str, int]:
     longest = of_loader.idxmax() if of_loader.sum() > us_by_name.max() / 2 else ""
     workers = WORKERS
     if evidence.cores is not None:  # beside a GPU, one of them launches
-        workers = max(1, min(WORKERS, evidence.cores - (1 if evidence.links.on_gpu else 0)))
-    gpu, us_by_role = evidence.links.gpu, {}
+        workers = max(1, min(WORKERS, evidence.cores - (1 if evidence.timeline.on_gpu else 0)))
+    gpu, us_by_role = evidence.timeline.gpu, {}
     for role in roles.HOST_COPIES:
         copies = gpu[has_role(gpu, role)]
         us_by_role[role] = float((copies["end"] - copies["start"]).sum())
@@ -242,8 +242,8 @@ def loading(evidence: Evidence) -> tuple[str, str, int]:
 def host_work(evidence: Evidence) -> Found:
     """Code of the program that everything waits for,
     by the range around it or the operator after it."""
-    code, idle = host_code(evidence.links), evidence.idle["host_code"]
-    us = ahead(evidence, idle, float((code.end - code.start).sum()) * evidence.links.idle_left)
+    code, idle = host_code(evidence.timeline), evidence.idle["host_code"]
+    us = ahead(evidence, idle, float((code.end - code.start).sum()) * evidence.timeline.idle_left)
     waits = evidence.slices[(evidence.slices["cause"] == "host_code").to_numpy()].nlargest(20, "us")
     pairs = zip(waits["start"], waits["end"], strict=True)
     names = added_up((name_of_code(evidence, begin, end), end - begin) for begin, end in pairs)
@@ -251,7 +251,7 @@ def host_work(evidence: Evidence) -> Found:
     finding = f"Code of the program takes {evidence.share(idle)} of the step, most of it {name}"
     how = "less Python in the step, or prepared by another process while the step before runs"
     filled = {"look": f"look at what runs {name}", "again": ""}
-    if evidence.links.trace.file.n_frames:
+    if evidence.timeline.trace.file.n_frames:
         filled["look"] = (
             f"look at the Python frames {name}, which the trace has: zoom in on them in Perfetto"
         )
@@ -273,14 +273,14 @@ def host_work(evidence: Evidence) -> Found:
 def name_of_code(evidence: Evidence, begin: float, end: float) -> str:
     """'in preprocess', the innermost range or module or operator on the CPU at this time, or before
     the next one."""
-    host = evidence.links.host
+    host = evidence.timeline.host
     other = (host["kind"] != OPERATOR).to_numpy() & ~has_role(host, roles.STEP, roles.PHASE)
     start, until = host["start"].to_numpy(), host["until"].to_numpy()
     # What is around half of a step tells nothing, unless this is most of it.
     small = until - start < max(evidence.total_us / evidence.steps / 2, 1.5 * (end - begin))
     within = np.minimum(until, end) - np.maximum(start, begin)
     around = other & small & (within > 0.5 * (end - begin))
-    most = np.where(computes_on_host(evidence.links), within, 0.0)
+    most = np.where(computes_on_host(evidence.timeline), within, 0.0)
     if around.any() or most.max(initial=0.0) > 0.1 * (end - begin):
         row = np.where(around, until - start, np.inf).argmin() if around.any() else most.argmax()
         return f"in {shortened(host['name'].iloc[row], NAME)}"
@@ -290,11 +290,11 @@ def name_of_code(evidence: Evidence, begin: float, end: float) -> str:
 
 
 def allocation(evidence: Evidence) -> Found:
-    idle, calls = evidence.idle.get("allocation", 0.0), evidence.links.calls
+    idle, calls = evidence.idle.get("allocation", 0.0), evidence.timeline.calls
     if not idle:
         return None
     calls_us = length_of(calls, has_role(calls, roles.ALLOCATION), evidence)
-    us = ahead(evidence, idle, calls_us * evidence.links.idle_left)
+    us = ahead(evidence, idle, calls_us * evidence.timeline.idle_left)
     finding = (
         f"The GPU is idle for {evidence.share(idle)} of the step while the host allocates or frees"
         " its memory"
@@ -308,7 +308,7 @@ def allocation(evidence: Evidence) -> Found:
         "PYTORCH_ALLOC_CONF=expandable_segments:True; remove torch.cuda.empty_cache() from the step"
     )
     made, tensors = (
-        by_name(one["name"], asks_for_memory, bool).sum() for one in (calls, evidence.links.host)
+        by_name(one["name"], asks_for_memory, bool).sum() for one in (calls, evidence.timeline.host)
     )
     if made > 0.9 * tensors > 20:
         how = (
@@ -354,7 +354,7 @@ def transfers(evidence: Evidence) -> Found:
     rows, us = evidence.part(mask := evidence.of_copies(*roles.HOST_COPIES))
     if rows.empty:
         return None
-    copies, idle = evidence.links.gpu.iloc[rows.index], evidence.idle["copy"]
+    copies, idle = evidence.timeline.gpu.iloc[rows.index], evidence.idle["copy"]
     whole = us + ahead(evidence, idle, float((copies["end"] - copies["start"]).sum()))
     text = (
         f"{evidence.described(rows)}, most of them"
@@ -370,7 +370,7 @@ def transfers(evidence: Evidence) -> Found:
         line = "keep results on the device: no .item(), .cpu() or .tolist() in the step"
     elif pageable > us / 2:
         how += ": from pinned memory with non_blocking=True"
-        has_loader = evidence.links.host["name"].astype(str).str.contains(OF_LOADER).any()
+        has_loader = evidence.timeline.host["name"].astype(str).str.contains(OF_LOADER).any()
         pinned = "DataLoader(..., pin_memory=True); x" if has_loader else "x.pin_memory()"
         line = f"{pinned}.to(device, non_blocking=True)"
     finding = (
@@ -392,7 +392,9 @@ def transfers(evidence: Evidence) -> Found:
 
 
 def hidden_communication(evidence: Evidence) -> Found:
-    us = float(exposed_communication(evidence.links)["us"].sum()) + evidence.idle["communication"]
+    us = (
+        float(exposed_communication(evidence.timeline)["us"].sum()) + evidence.idle["communication"]
+    )
     finding = f"Communication that nothing hides takes {evidence.share(us)} of the step"
     what, flag = "what does not need them", None
     if evidence.trains:

@@ -12,7 +12,7 @@ from analysis.attribution.components import (
     UNATTRIBUTED,
 )
 from analysis.attribution.ledger import of_steps, us_by
-from analysis.trace.links import AttributedLinks
+from analysis.trace.timeline import Timeline
 from harness.base.sections import Section
 from harness.base.tables import Column, column, sum_row, text_columns
 from harness.base.text import shortened, significant
@@ -21,12 +21,12 @@ from harness.instruments.phases import PHASES
 TOLD_FROM = 0.0005  # of the step: less is 0.0%
 
 
-def step_breakdown(links: AttributedLinks) -> dict:
+def step_breakdown(timeline: Timeline) -> dict:
     """Time per profiled step by component and phase; rows add up to the step.
 
     Time without any event is idle on a GPU, and framework overhead on a host.
     """
-    slices, n = of_steps(links), len(links.steps)
+    slices, n = of_steps(timeline), len(timeline.steps)
     sums = us_by(slices, "component", "phase").unstack(fill_value=0.0)
     sums = sums.rename(index=str, columns=str).reindex(
         sorted({*map(str, sums.index), UNATTRIBUTED}), fill_value=0.0
@@ -50,8 +50,8 @@ def step_breakdown(links: AttributedLinks) -> dict:
         return float(ms / step_ms) if step_ms else 0.0
 
     about = {
-        "clock": "GPU" if links.on_gpu else "host",
-        "source": links.source,
+        "clock": "GPU" if timeline.on_gpu else "host",
+        "source": timeline.source,
         "steps": n,
         "ms_per_step": step_ms,
     }
@@ -74,15 +74,15 @@ def step_breakdown(links: AttributedLinks) -> dict:
     return {"attribution": about, "phases": phases, "components": components}
 
 
-def class_times(links: AttributedLinks) -> list[dict]:
+def class_times(timeline: Timeline) -> list[dict]:
     """Time per profiled step by class of operators, largest first; rows add up to the step.
 
     Views, allocation, autograd's own work and the start of a collective count with the time outside
     of operators: as framework overhead on a host, as idle on a GPU.  On a host, all that happens
     while data is fetched is data.
     """
-    sums = us_by(of_steps(links), "class").sort_values(ascending=False, kind="stable")
-    total, n = sums.sum() or 1.0, len(links.steps)
+    sums = us_by(of_steps(timeline), "class").sort_values(ascending=False, kind="stable")
+    total, n = sums.sum() or 1.0, len(timeline.steps)
     return [
         {"class": name, "ms_per_step": float(us / 1e3 / n), "share": float(us / total)}
         for name, us in sums.items()

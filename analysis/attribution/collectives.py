@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.trace.links import OPERATOR, AttributedLinks, Links, cached_on_links, first_row_of
+from analysis.trace.links import OPERATOR, first_row_of
 from analysis.trace.nesting import nearest_marked_ancestor, nearest_marked_caller, operators_around
 from analysis.trace.steps import step_at
 from analysis.trace.tables import Trace, has_role, most_frequent, take_or, take_or_none
+from analysis.trace.timeline import Timeline, cached_on_timeline
 from analysis.vocabulary import roles
 from analysis.vocabulary.collectives import UNKNOWN
 from analysis.vocabulary.operators import BYTES_OF, TENSORS
@@ -42,8 +43,8 @@ class Collectives:
     events: a row for each kernel or range, by start: kind, group (None: not in the trace),
     group_size (-1: unknown), ranks (of the group, as text), phase, component, bytes (NaN: unknown),
     start and end in us of the trace, step (-1: in none), calls (1 for the first event of a call,
-    else 0, as for bytes), row (of links.gpu or links.host).  on_gpu: whether they are kernels.
-    computes: which rows of links.host are operators that hide those of the host.
+    else 0, as for bytes), row (of gpu or host).  on_gpu: whether they are kernels.
+    computes: which rows of host are operators that hide those of the host.
     """
 
     events: pd.DataFrame
@@ -51,30 +52,29 @@ class Collectives:
     computes: np.ndarray
 
 
-@cached_on_links
-def collectives_of(links: AttributedLinks) -> Collectives:
+@cached_on_timeline
+def collectives_of(timeline: Timeline) -> Collectives:
     """The collectives of a trace: those on the GPU if it has any, else those of the host."""
-    calls, call_of = host_calls(links)
-    communicates = (links.gpu["category"] == "communication").to_numpy()
+    calls, call_of = host_calls(timeline)
+    communicates = (timeline.gpu["category"] == "communication").to_numpy()
     events = (
-        on_gpu(links, calls, call_of, communicates)
+        on_gpu(timeline, calls, call_of, communicates)
         if communicates.any()
-        else on_host(links, calls, call_of)
+        else on_host(timeline, calls, call_of)
     )
-    events = with_known_groups(events, links.trace).sort_values(
+    events = with_known_groups(events, timeline.trace).sort_values(
         "start", kind="stable", ignore_index=True
     )
-    return Collectives(events, bool(communicates.any()), computes(links.host, call_of))
+    return Collectives(events, bool(communicates.any()), computes(timeline.host, call_of))
 
 
 # ---- Calls ---------------------------------------------------------------------------------------
 
 
-def host_calls(links: AttributedLinks) -> tuple[pd.DataFrame, np.ndarray]:
-    """A row for each collective that the host began, by row of links.host: kind, group, group_size,
-    ranks, phase, component, bytes; and for each row of links.host the call that it
-    belongs to, or -1."""
-    host, trace = links.host, links.trace
+def host_calls(timeline: Timeline) -> tuple[pd.DataFrame, np.ndarray]:
+    """A row for each collective that the host began, by row of host: kind, group, group_size,
+    ranks, phase, component, bytes; and for each row of host the call that it belongs to, or -1."""
+    host, trace = timeline.host, timeline.trace
     noted = trace.comms.set_axis(
         trace.comms["operator"].map(first_row_of(trace.operators["external_id"]))
     )
@@ -85,7 +85,7 @@ def host_calls(links: AttributedLinks) -> tuple[pd.DataFrame, np.ndarray]:
     )
     signatures = [
         *map([*trace.signatures, None].__getitem__, np.concatenate(inputs).tolist())
-    ]  # by row of links.host
+    ]  # by row of timeline.host
     marked, call_of = calls_of_rows(host, note_rows, signatures)
     inside = np.flatnonzero(marked)
     rows = np.unique(call_of[inside])
@@ -101,7 +101,7 @@ def host_calls(links: AttributedLinks) -> tuple[pd.DataFrame, np.ndarray]:
         calls.assign(
             kind=kind,
             bytes=size.where(size > 0, pd.Series(shaped, dtype=float)),
-            phase=phases_of_calls(links, rows),
+            phase=phases_of_calls(timeline, rows),
             component=components_of_calls(host, rows),
         ),
         call_of,
@@ -190,11 +190,11 @@ def elements_in(shape: list) -> int:
     )
 
 
-def phases_of_calls(links: AttributedLinks, rows: np.ndarray) -> np.ndarray:
+def phases_of_calls(timeline: Timeline, rows: np.ndarray) -> np.ndarray:
     """The phase of each call.  Where a trace names phases, a call outside of them and of the
     backward pass, such as the sum of losses over ranks, is in none: having a sequence number does
     not make it forward work."""
-    host = links.host
+    host = timeline.host
     named = has_role(host, roles.PHASE)
     phase = host["phase"].to_numpy(object)[rows].copy()
     if named.any():
@@ -220,20 +220,20 @@ def components_of_calls(host: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
 
 
 def on_gpu(
-    links: AttributedLinks, calls: pd.DataFrame, call_of: np.ndarray, communicates: np.ndarray
+    timeline: Timeline, calls: pd.DataFrame, call_of: np.ndarray, communicates: np.ndarray
 ) -> pd.DataFrame:
     """Communication kernels, each with its call; one whose call is not in the trace is a call of
     its own."""
-    gpu = links.gpu[communicates]
+    gpu = timeline.gpu[communicates]
     call = take_or(call_of, gpu["operator"].to_numpy(), -1)
     alone = np.flatnonzero((call < 0) & (gpu["call"] >= 0).to_numpy())
-    call[alone] = take_or(call_of, ranges_around(links, gpu["call"].to_numpy()[alone]), -1)
+    call[alone] = take_or(call_of, ranges_around(timeline, gpu["call"].to_numpy()[alone]), -1)
     row = calls.index.get_indexer(call)
     events = gpu[["start", "end", "step", "device", "stream"]].assign(
         **{name: take_or_none(calls[name], row) for name in OF_CALLS}, phase=gpu["phase"]
     )
     # Of the kernel's own arguments: an all-to-all is made of kernels that are called SendRecv.
-    noted = links.trace.comms.query(f"operator > 0 and kind != '{UNKNOWN}'").drop_duplicates(
+    noted = timeline.trace.comms.query(f"operator > 0 and kind != '{UNKNOWN}'").drop_duplicates(
         "operator"
     )
     of_kernel = gpu["external_id"].map(noted.set_index("operator")["kind"])
@@ -245,17 +245,19 @@ def on_gpu(
     return events.assign(row=np.flatnonzero(communicates))
 
 
-def ranges_around(links: Links, calls: np.ndarray) -> np.ndarray:
-    """The row of links.host of the backend's range around each call, or -1: older versions have no
+def ranges_around(timeline: Timeline, calls: np.ndarray) -> np.ndarray:
+    """The row of host of the backend's range around each call, or -1: older versions have no
     operator for it."""
-    ranges = links.trace.annotations[has_role(links.trace.annotations, *roles.COLLECTIVE_RANGES)]
-    rows = ranges.index.to_numpy() + len(links.trace.operators)
-    return take_or(rows, operators_around(links.calls.iloc[calls], ranges), -1)
+    ranges = timeline.trace.annotations[
+        has_role(timeline.trace.annotations, *roles.COLLECTIVE_RANGES)
+    ]
+    rows = ranges.index.to_numpy() + len(timeline.trace.operators)
+    return take_or(rows, operators_around(timeline.calls.iloc[calls], ranges), -1)
 
 
-def on_host(links: AttributedLinks, calls: pd.DataFrame, call_of: np.ndarray) -> pd.DataFrame:
+def on_host(timeline: Timeline, calls: pd.DataFrame, call_of: np.ndarray) -> pd.DataFrame:
     """The ranges of the backend."""
-    host = links.host
+    host = timeline.host
     is_range = has_role(host, roles.COLLECTIVE_RANGE)  # others end once the kernel is queued
     rows = np.flatnonzero(
         is_range & (nearest_marked_caller(host["parent"].to_numpy(), is_range) < 0)
@@ -264,7 +266,7 @@ def on_host(links: AttributedLinks, calls: pd.DataFrame, call_of: np.ndarray) ->
     start, end = (
         host[name].to_numpy()[rows] for name in ("start", "end")
     )  # not until: it may outlive its caller
-    events = events.assign(start=start, end=end, step=step_at(start, links.steps), row=rows)
+    events = events.assign(start=start, end=end, step=step_at(start, timeline.steps), row=rows)
     events["calls"] = (~pd.Series(call_of[rows]).duplicated()).astype(int)
     events["bytes"] = events["bytes"].where(events["calls"] == 1, 0.0)
     return events

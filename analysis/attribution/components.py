@@ -6,12 +6,12 @@ event to that of the operator that launched it.  In a trace with neither ranges 
 the components are the kinds of operators.
 """
 
-from dataclasses import fields
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from analysis.trace.links import ANNOTATION, MODULE, OPERATOR, AttributedLinks, Links
+from analysis.trace.links import ANNOTATION, MODULE, OPERATOR, Links
 from analysis.trace.nesting import nearest_marked_ancestor, nearest_marked_caller, operators_around
 from analysis.trace.tables import by_name, has_role, most_frequent, take_or, take_or_none
 from analysis.vocabulary import roles
@@ -25,17 +25,33 @@ SOME = 0.05  # of the forward operators: ranges with less name no part of the mo
 NEARLY_ALL = 0.8  # of what ran: one component with so much tells nothing of where the time goes
 
 
-def attribute(links: Links) -> AttributedLinks:
-    """Find the component, phase and category of each host and GPU event; once is enough."""
-    if isinstance(links, AttributedLinks):
-        return links
-    host, replayed = links.host, links.trace.replayed
+class Parts(NamedTuple):
+    """The tables of Links with component and phase (None: unknown) and category of each event."""
+
+    host: pd.DataFrame  # and node: row of the autograd node that the event runs in, or -1
+    gpu: pd.DataFrame
+    source: str  # of the components
+
+
+class HostParts(NamedTuple):
+    """The host's table of them."""
+
+    host: pd.DataFrame
+    source: str
+
+
+def attribute(links: Links) -> Parts:
+    host, source = attributed_host(links)
+    return Parts(host, attributed_gpu(links, host, source), source)
+
+
+def attributed_host(links: Links) -> HostParts:
+    host, replayed = links.host, links.replayed
     parent, kind = host["parent"].to_numpy(), host["kind"].to_numpy()
     is_range = (kind == ANNOTATION) & host["role"].isna().to_numpy()  # of the program
     is_node = has_role(host, *roles.NODES)
-    if (
-        not is_node.any()
-    ):  # PyTorch 1.8 records nodes of the backward pass without the engine's call around
+    if not is_node.any():
+        # PyTorch 1.8 records nodes of the backward pass without the engine's call around
         is_node = has_role(host, roles.NODE_FUNCTION)
     node = nearest_marked_ancestor(parent, is_node)
     phase = phases_of(host, node)
@@ -44,15 +60,14 @@ def attribute(links: Links) -> AttributedLinks:
     source = component_source(host, is_range, phase)
     if replayed and source == OPERATOR_KINDS:
         source = replayed.source
-    categories = host["named_category"].to_numpy(object)
-    component = components_of(links, source, is_range, is_node, phase, categories)
-    categories = np.where(
-        (phase == "optimizer") & (categories != "communication"), "optimizer", categories
+    category = host["named_category"].to_numpy(object)
+    component = components_of(links, source, is_range, is_node, phase, category)
+    category = np.where(
+        (phase == "optimizer") & (category != "communication"), "optimizer", category
     )
-    host = host.assign(component=component, phase=phase, category=categories, node=node)
-    gpu = attributed_gpu(links, host, source)
-    known = {one.name: getattr(links, one.name) for one in fields(Links)} | {"results": {}}
-    return AttributedLinks(**known | {"host": host, "gpu": gpu}, source=source)
+    return HostParts(
+        host.assign(component=component, phase=phase, category=category, node=node), source
+    )
 
 
 def components_of(
@@ -64,7 +79,7 @@ def components_of(
     categories: np.ndarray,
 ) -> np.ndarray:
     """The component of each host event, by the first rule that tells one; None: unattributed."""
-    host, replayed = links.host, links.trace.replayed
+    host, replayed = links.host, links.replayed
     kind = host["kind"].to_numpy()
     defines, labels = labeled_events(host, source, is_range)
     owner = nearest_marked_ancestor(host["parent"].to_numpy(), defines | is_node)

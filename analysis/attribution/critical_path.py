@@ -13,8 +13,9 @@ import pandas as pd
 
 from analysis.attribution.components import IDLE, OVERHEAD, UNATTRIBUTED
 from analysis.attribution.intervals import Slices, innermost
-from analysis.attribution.ledger import cut_to, ledger, left_out, of_steps, us_by
-from analysis.trace.links import CLOCK_TICK_US, AttributedLinks, cached_on_links, median_step
+from analysis.attribution.ledger import cut_to, left_out, of_steps, us_by
+from analysis.trace.links import CLOCK_TICK_US
+from analysis.trace.timeline import Timeline, cached_on_timeline, median_step
 from harness.base.sections import Section
 from harness.base.tables import added_up, column, text_columns
 from harness.base.text import significant
@@ -26,17 +27,17 @@ GPU, HOST, START = "GPU", "host", "kernel start"
 Span = tuple[str, int, float, float]  # where, row of the GPU event or host thread, from, to
 
 
-def critical_path(links: AttributedLinks) -> dict | None:
+def critical_path(timeline: Timeline) -> dict | None:
     """The path through a step of about median duration: `rows` of where, component and ms, most
     time first, which add up to `length_ms`; None without GPU events, or if it takes no time."""
-    which = median_step(links) or min(
-        1, len(links.steps) - 1
+    which = median_step(timeline) or min(
+        1, len(timeline.steps) - 1
     )  # of the first, the trace lacks what was before
-    if not (links.gpu["step"] == which).any() or not (spans := walk(links, which)):
+    if not (timeline.gpu["step"] == which).any() or not (spans := walk(timeline, which)):
         return None
-    rows = added_up(time_by_component(links, spans))
+    rows = added_up(time_by_component(timeline, spans))
     total = rows.total()
-    slices = ledger(links)  # as long as the path: both with the profiler
+    slices = timeline.slices  # as long as the path: both with the profiler
     on_path = cut_to(slices[slices["of_steps"].to_numpy()], spans[-1][2], spans[0][3])
     idle_ms = float(us_by(on_path, "state").get(IDLE, 0.0) / 1e3)
     found = [
@@ -44,19 +45,19 @@ def critical_path(links: AttributedLinks) -> dict | None:
         for (where, component), us in rows.most_common()
         if us > 0
     ]
-    step = int(links.steps["number"].iloc[which])
+    step = int(timeline.steps["number"].iloc[which])
     return {"step": step, "length_ms": float(total / 1e3), "gpu_idle_ms": idle_ms, "rows": found}
 
 
-@cached_on_links
-def walk(links: AttributedLinks, which: int) -> list[Span]:
+@cached_on_timeline
+def walk(timeline: Timeline, which: int) -> list[Span]:
     """The path from its end to the beginning of the step; where the GPU runs behind, to the end of
     the step before."""
-    gpu, calls = links.gpu, links.calls
-    first, last = (float(links.steps[name].iloc[which]) for name in ("start", "end"))
+    gpu, calls = timeline.gpu, timeline.calls
+    first, last = (float(timeline.steps[name].iloc[which]) for name in ("start", "end"))
     first, last = (
-        max(first, of_steps(links)["start"].min()),
-        min(last, of_steps(links)["end"].max()),
+        max(first, of_steps(timeline)["start"].min()),
+        min(last, of_steps(timeline)["end"].max()),
     )
     start, end, call = (gpu[name].to_numpy() for name in ("start", "end", "call"))
     if (earlier := (gpu["step"] >= 0).to_numpy() & (gpu["step"] < which).to_numpy()).any():
@@ -65,7 +66,7 @@ def walk(links: AttributedLinks, which: int) -> list[Span]:
     ends = end[order]
     waits = calls[calls["waits"].to_numpy(bool)].sort_values("end")
     wait_starts, wait_ends = waits["start"].to_numpy(), waits["end"].to_numpy()
-    late, call_threads = {*left_out(links)["event"]} - {-1}, calls["thread"].to_numpy()
+    late, call_threads = {*left_out(timeline)["event"]} - {-1}, calls["thread"].to_numpy()
     at_once = calls["waits"].to_numpy(bool) & ~np.isin(np.arange(len(calls)), call[[*late]])
     launched_at = np.where(at_once, calls["start"], calls["end"])
 
@@ -74,7 +75,7 @@ def walk(links: AttributedLinks, which: int) -> list[Span]:
     left = (
         place + 1
     )  # events that the path may still come to: none twice, as events may take no time
-    on_gpu, thread, time = bool(ends[place] >= last), links.thread, float(max(ends[place], last))
+    on_gpu, thread, time = bool(ends[place] >= last), timeline.thread, float(max(ends[place], last))
     spans: list[Span] = []
     while time > first:
         if on_gpu:
@@ -110,12 +111,10 @@ def walk(links: AttributedLinks, which: int) -> list[Span]:
     return spans
 
 
-def time_by_component(
-    links: AttributedLinks, spans: list[Span]
-) -> list[tuple[tuple[str, str], float]]:
+def time_by_component(timeline: Timeline, spans: list[Span]) -> list[tuple[tuple[str, str], float]]:
     """The time of each span, by where and component; that of the host by the innermost event,
     else overhead."""
-    host, component = links.host, links.gpu["component"].to_numpy(object)
+    host, component = timeline.host, timeline.gpu["component"].to_numpy(object)
     out = []
     for where, row, begin, end in spans:
         if where != HOST:

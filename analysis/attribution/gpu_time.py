@@ -9,11 +9,10 @@ from analysis.attribution.ledger import (
     KINDS,
     cut_to,
     idle_by_cause,
-    ledger,
     of_steps,
     owners_of,
 )
-from analysis.trace.links import AttributedLinks, Links
+from analysis.trace.timeline import Timeline
 from harness.base.sections import Section
 from harness.base.tables import Column, column
 from harness.base.text import significant
@@ -42,22 +41,22 @@ def split(us: np.ndarray) -> dict[str, float]:
     return dict(zip(KEYS, (busy + idle, *parts, busy, idle), strict=True))
 
 
-def timeline_of_slices(links: AttributedLinks, slices: pd.DataFrame) -> dict[str, float | None]:
+def timeline_of_slices(timeline: Timeline, slices: pd.DataFrame) -> dict[str, float | None]:
     """The same for slices of the ledger."""
-    if not links.on_gpu:
+    if not timeline.on_gpu:
         return dict.fromkeys(KEYS)
     return split(np.bincount(slices["kind"].cat.codes, slices["us"], len(KINDS) + 1))
 
 
-def gpu_timelines(links: AttributedLinks, two_clocks: str | None) -> dict:
+def gpu_timelines(timeline: Timeline, two_clocks: str | None) -> dict:
     """The split over all devices of the trace, for each device, and for each of its streams; idle
     time by cause.
 
     two_clocks: why times of GPU and host cannot be compared; what needs both is then null.
     """
-    gpu = links.gpu
+    gpu = timeline.gpu
     between = cut_to(
-        ledger(links), gpu["start"].min(), gpu["end"].max()
+        timeline.slices, gpu["start"].min(), gpu["end"].max()
     )  # from its first event to the last
     few = gpu[["device", "stream", "start", "end", "kind", "category"]]
     devices = []
@@ -69,7 +68,9 @@ def gpu_timelines(links: AttributedLinks, two_clocks: str | None) -> dict:
         ]
         streams.sort(key=lambda one: -one["busy_ms"])
         devices.append({"device": int(device), **gpu_timeline(rows), "streams": streams})
-    whole, in_steps = (timeline_of_slices(links, slices) for slices in (between, of_steps(links)))
+    whole, in_steps = (
+        timeline_of_slices(timeline, slices) for slices in (between, of_steps(timeline))
+    )
     out = whole | {"of_steps": in_steps, "devices": devices}
     compared = ("idle_by_cause", "idle_of_step_ms", "launch_delay_us", "queue_depth")
     if gpu.empty or two_clocks:
@@ -87,26 +88,27 @@ def gpu_timelines(links: AttributedLinks, two_clocks: str | None) -> dict:
         for cause, us in sorted(idle_by_cause(between).items(), key=lambda item: -item[1])
     ]
     of_step = {
-        cause: us / 1e3 / len(links.steps) for cause, us in idle_by_cause(of_steps(links)).items()
+        cause: us / 1e3 / len(timeline.steps)
+        for cause, us in idle_by_cause(of_steps(timeline)).items()
     }
-    return out | {"idle_by_cause": causes, "idle_of_step_ms": of_step, **queue(links)}
+    return out | {"idle_by_cause": causes, "idle_of_step_ms": of_step, **queue(timeline)}
 
 
-def launched_events(links: Links) -> pd.DataFrame:
-    """The rows of links.gpu whose launch call is in the trace, in the order of their launches.
+def launched_events(timeline: Timeline) -> pd.DataFrame:
+    """The rows of timeline.gpu whose launch call is in the trace, in the order of their launches.
     Copies and memory sets fill the queue, too.  Of a replayed graph, which one call launches as a
     whole, only the first event to begin."""
-    events = links.gpu[(links.gpu["call"] >= 0).to_numpy()].sort_values(
+    events = timeline.gpu[(timeline.gpu["call"] >= 0).to_numpy()].sort_values(
         ["launched", "start"], kind="stable"
     )
     later_of_graph = events["of_graph"].to_numpy(bool) & events["call"].duplicated().to_numpy()
     return events[~later_of_graph]
 
 
-def queue(links: AttributedLinks) -> dict:
+def queue(timeline: Timeline) -> dict:
     """Launch delay: us from a kernel's launch call to its start.  Queue depth: events launched but
     not yet started.  A graph counts once in both."""
-    events = launched_events(links)
+    events = launched_events(timeline)
     kernels = events[(events["kind"] == "kernel").to_numpy() | events["of_graph"].to_numpy(bool)]
     if kernels.empty:
         return {"launch_delay_us": None, "queue_depth": None}

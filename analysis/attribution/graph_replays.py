@@ -7,7 +7,7 @@ warm-up before it, in this trace or in one beside it.  What neither has stays wi
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,12 +17,12 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.components import attribute
-from analysis.trace.columns import TABLES, with_meanings
-from analysis.trace.links import AttributedLinks, captured, link
+from analysis.attribution.components import HostParts, attributed_host
+from analysis.trace.columns import with_meanings
+from analysis.trace.links import Links, Replayed, captured, link, with_operators
 from analysis.trace.nesting import operators_around
 from analysis.trace.readers.formats import may_be_trace, reader_of
-from analysis.trace.tables import RANK_IN_NAME, Replayed, Trace, has_role, read_trace
+from analysis.trace.tables import RANK_IN_NAME, has_role, read_trace
 from analysis.vocabulary import roles
 from analysis.vocabulary.calls import BEGINS_CAPTURE
 from harness.base.errors import UserError
@@ -73,117 +73,118 @@ class Match(NamedTuple):
 Places = Sequence[int | None]  # for each event of a graph, where the same work is in a Launched
 
 
-def with_replayed_operators(trace: Trace) -> Trace:
-    """The trace with the operators of its graphs, as far as captures and warm-ups tell them.
+def with_replayed_operators(links: Links) -> Links:
+    """The links with the operators of the trace's graphs, as far as captures and warm-ups tell
+    them.
 
-    Each replay adds them at the end of trace.operators, without time on the host, and its GPU
+    Each replay adds them behind the operators of the trace, without time on the host, and its GPU
     events belong to them.
     """
-    replays = trace.launches[has_role(trace.launches, roles.GRAPH_LAUNCH)].drop_duplicates(
-        "correlation"
-    )
-    events = trace.gpu[
-        trace.gpu["correlation"].isin(replays["correlation"][replays["correlation"] > 0])
-    ]
+    calls, gpu = links.calls, links.gpu
+    replays = calls[calls["starts_graph"].to_numpy()].drop_duplicates("correlation")
+    replays = replays[(replays["correlation"] > 0).to_numpy()]
+    events = gpu[gpu["correlation"].isin(replays["correlation"])]
     if events.empty:
-        return trace
+        return links
+    graphs = []
     by_replay = events.sort_values("start", kind="stable").groupby("correlation", sort=False)
-    graphs = {
-        correlation: (tuple(gpu_work(of_graph)), of_graph) for correlation, of_graph in by_replay
-    }
-    launched = [
-        *launched_by(
-            attribute(link(trace)), "a capture in this trace", "the same work without a graph in it"
-        )
-    ]
-    matches = matches_of_graphs(graphs.values(), launched)
-    if not all(match.where for match in matches.values()):  # other traces take time to read
-        launched += [
-            one
-            for file in captures_beside(trace.path)
-            for one in launched_in(file, file.stat().st_mtime_ns)
-        ]
-        matches = matches_of_graphs(graphs.values(), launched)
+    for correlation, of_graph in by_replay:
+        graphs.append(Graph(correlation, tuple(gpu_work(of_graph)), of_graph))
+    matches = matches_of_graphs(graphs, links)
     began = dict(zip(replays["correlation"], replays["start"], strict=True))
-    numbers: dict[
-        tuple[int, Path, int], int
-    ] = {}  # of the operators that are added, by replay and launcher
-    added: list[tuple[Launcher, float]] = []  # and when their replay began
-    of_event = pd.Series(-1, trace.gpu.index)
-    for correlation, (work, of_graph) in graphs.items():
-        for event, launcher in zip(of_graph.index, matches[work].launchers, strict=True):
-            if launcher:
-                of_event[event] = numbers.setdefault(
-                    (correlation, launcher.file, launcher.row), len(numbers)
-                )
-                if len(added) < len(numbers):
-                    added.append((launcher, began[correlation]))
-    found = [match for match in matches.values() if match.where]
-    return extended(trace, added, of_event.to_numpy(), found) if added else trace
+    number: dict[tuple, int] = {}  # of the operators that are added, by replay and launcher
+    launchers: list[Launcher] = []
+    starts: list[float] = []
+    of_event = np.full(len(gpu), -1)
+    for graph in graphs:
+        for row, launcher in zip(graph.events.index, matches[graph.work].launchers, strict=True):
+            if launcher is None:
+                continue
+            key = (graph.correlation, launcher.file, launcher.row)
+            if key not in number:
+                number[key] = len(number)
+                launchers.append(launcher)
+                starts.append(began[graph.correlation])
+            of_event[row] = number[key]
+    if not launchers:
+        return links
+    replayed = replayed_operators(launchers, [match for match in matches.values() if match.where])
+    return extended(links, launchers, np.array(starts), of_event, replayed)
 
 
-def matches_of_graphs(
-    graphs: Iterable[tuple[WorkOfGraph, pd.DataFrame]], launched: list[Launched]
-) -> dict:
-    """The Match of each work; graphs: the work and the GPU events of each replay."""
+class Graph(NamedTuple):
+    """A replay of a graph."""
+
+    correlation: int
+    work: WorkOfGraph
+    events: pd.DataFrame  # rows of gpu, in the order in which they began
+
+
+def matches_of_graphs(graphs: list[Graph], links: Links) -> dict[WorkOfGraph, Match]:
+    launched = list(
+        launched_by(
+            links,
+            attributed_host(links),
+            "a capture in this trace",
+            "the same work without a graph in it",
+        )
+    )
+    matches = best_matches(graphs, launched)
+    if all(match.where for match in matches.values()):
+        return matches
+    for file in captures_beside(links.trace.path):  # other traces take time to read
+        launched += launched_in(file, file.stat().st_mtime_ns)
+    return best_matches(graphs, launched)
+
+
+def best_matches(graphs: list[Graph], launched: list[Launched]) -> dict[WorkOfGraph, Match]:
     matches: dict[WorkOfGraph, Match] = {}
-    for work, of_graph in graphs:
-        if work not in matches:
-            matches[work] = best_match(work, launched, in_order=of_graph["stream"].nunique() == 1)
+    for graph in graphs:
+        if graph.work not in matches:
+            in_order = graph.events["stream"].nunique() == 1
+            matches[graph.work] = best_match(graph.work, launched, in_order)
     return matches
 
 
-def extended(
-    trace: Trace, added: list[tuple[Launcher, float]], of_event: np.ndarray, found: list[Match]
-) -> Trace:
-    """The trace with these operators, each at a time.  of_event: the number of its operator for
-    each GPU event, or -1.
+def replayed_operators(launchers: list[Launcher], matches: list[Match]) -> Replayed:
+    return Replayed(
+        component=np.array([launcher.component for launcher in launchers], object),
+        phase=np.array([launcher.phase for launcher in launchers], object),
+        source=matches[0].source,
+        where=list(dict.fromkeys(match.where for match in matches)),
+        files={launcher.file for launcher in launchers},
+    )
 
-    GPU events are linked by external ids that nothing else has.
-    """
-    launchers, starts = zip(*added, strict=True)
-    known = trace.operators["name"].cat.categories
-    new = [name for name in dict.fromkeys(one.name for one in launchers) if name not in known]
-    tables = {name: getattr(trace, name) for name in TABLES}
-    tables = {
-        name: table.assign(name=table["name"].cat.add_categories(new))
-        for name, table in tables.items()
-    }
-    texts = [None if one.inputs is None else msgspec.json.encode(one.inputs) for one in launchers]
-    signature, different = pd.factorize(np.array(texts, object))
-    signatures = [*trace.signatures, *(tuple(msgspec.json.decode(text)) for text in different)]
-    used = (tables[name]["external_id"].max() for name in ("operators", "launches", "gpu"))
-    first_id = 1 + int(np.nanmax([0, *used]))
-    columns = {
-        "name": pd.Categorical(
-            [one.name for one in launchers], dtype=tables["operators"]["name"].dtype
-        ),
-        "start": starts,
-        "end": starts,
-        "thread": 1
-        + max(
-            int(table["thread"].max())
-            for table in tables.values()
-            if len(table) and "thread" in table
-        ),
-        "external_id": first_id + np.arange(len(launchers)),
-        "sequence": -1,
-        "forward_thread": -1,
-        "signature": np.where(signature >= 0, signature + len(trace.signatures), -1),
-    }
-    tables["operators"] = pd.concat([tables["operators"], pd.DataFrame(columns)], ignore_index=True)
-    ids = np.where(of_event >= 0, first_id + of_event, tables["gpu"]["external_id"])
-    tables["gpu"] = tables["gpu"].assign(external_id=ids)
-    component, phase = (
-        np.array([getattr(one, name) for one in launchers], object)
-        for name in ("component", "phase")
+
+def extended(
+    links: Links,
+    launchers: list[Launcher],
+    starts: np.ndarray,
+    of_event: np.ndarray,
+    replayed: Replayed,
+) -> Links:
+    """starts: when the replay of each of these operators began, in us.  of_event: the number of
+    its operator for each GPU event, or -1."""
+    inputs = []
+    for launcher in launchers:
+        inputs.append(None if launcher.inputs is None else msgspec.json.encode(launcher.inputs))
+    signature, different = pd.factorize(np.array(inputs, object))
+    n_known, names = len(links.trace.signatures), [launcher.name for launcher in launchers]
+    signatures = [tuple(msgspec.json.decode(text)) for text in different]
+    operators = pd.DataFrame(
+        {
+            "name": pd.Categorical(names, pd.Index(dict.fromkeys(names), dtype=object)),
+            "start": starts,
+            "end": starts,
+            "thread": 1 + np.append(links.host["thread"], links.calls["thread"]).max(),
+            "external_id": -1,
+            "sequence": -1,
+            "forward_thread": -1,
+            "signature": np.where(signature >= 0, signature + n_known, -1),
+        }
     )
-    where, files = (
-        list(dict.fromkeys(match.where for match in found)),
-        {one.file for one in launchers},
-    )
-    replayed = Replayed(component, phase, found[0].source, where, files)
-    return replace(trace, **with_meanings(tables), signatures=signatures, replayed=replayed)
+    operators = with_meanings({"operators": operators})["operators"]
+    return replace(with_operators(links, operators, signatures, of_event), replayed=replayed)
 
 
 # ---- Where the same work may have been launched --------------------------------------------------
@@ -222,17 +223,18 @@ def has_capture(path: Path, changed: int) -> bool:
 def launched_in(file: Path, changed: int) -> list[Launched]:
     """launched_by() of a file, which all ranks of a run may need.  changed: as in has_capture()."""
     try:
-        links = attribute(link(read_trace(file)))
+        links = link(read_trace(file))
     except UserError:  # not a trace after all
         return []
-    return [
-        *launched_by(
-            links, f"the capture trace {file.name}", f"the warm-up in the capture trace {file.name}"
-        )
-    ]
+    in_capture = f"the capture trace {file.name}"
+    return list(
+        launched_by(links, attributed_host(links), in_capture, f"the warm-up in {in_capture}")
+    )
 
 
-def launched_by(links: AttributedLinks, in_capture: str, otherwise: str) -> Iterator[Launched]:
+def launched_by(
+    links: Links, parts: HostParts, in_capture: str, otherwise: str
+) -> Iterator[Launched]:
     """What each capture in a trace records, and all that was launched otherwise; with the names of
     these places."""
     calls = links.calls.sort_values("start", kind="stable")
@@ -246,14 +248,18 @@ def launched_by(links: AttributedLinks, in_capture: str, otherwise: str) -> Iter
         part = nodes[number == one]
         work = [*map(work_of_call, part["role"], part["kernel"])]
         yield Launched(
-            work, launchers_of(links, operator[number == one]), links.source, in_capture, True
+            work,
+            launchers_of(links, parts.host, operator[number == one]),
+            parts.source,
+            in_capture,
+            True,
         )
     gpu = links.gpu[((links.gpu["call"] >= 0) & ~links.gpu["of_graph"]).to_numpy()]
     gpu = gpu.sort_values("launched", kind="stable")
     yield Launched(
         [*gpu_work(gpu)],
-        launchers_of(links, gpu["operator"].to_numpy()),
-        links.source,
+        launchers_of(links, parts.host, gpu["operator"].to_numpy()),
+        parts.source,
         otherwise,
         False,
     )
@@ -270,10 +276,10 @@ def work_of_call(role: str, kernel: str | float) -> Work:
     return kind, kernel if kind == "kernel" and isinstance(kernel, str) else None
 
 
-def launchers_of(links: AttributedLinks, rows: np.ndarray) -> list[Launcher | None]:
+def launchers_of(links: Links, host: pd.DataFrame, rows: np.ndarray) -> list[Launcher | None]:
     """The operators of these rows; None for row -1."""
     which = np.unique(rows[rows >= 0])
-    table = links.host.iloc[which][["name", "component", "phase"]].astype(object)
+    table = host.iloc[which][["name", "component", "phase"]].astype(object)
     signatures = links.trace.operators["signature"].to_numpy()[which]
     inputs = [links.trace.signatures[i] if i >= 0 else None for i in signatures]
     columns = zip(

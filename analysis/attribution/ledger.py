@@ -21,17 +21,16 @@ on tensors.  Time without such work is idle: views, allocation, autograd, starti
 Python.
 
 **Which time.**  `of_steps` marks the time of the steps, to which `us` adds up.  On a GPU that is
-one window of the trace (Links.window), gaps between steps included, since the GPU runs behind the
-host, and without what belongs to no step (left_out); a slice has the step of its event, an idle one
-of the event that follows.  A profiler slows the host down, and not the GPU's work.  So where the
-run tells how long its other steps took, `us` of idle slices are reduced, all by the same factor,
-until the steps take as long (as_without_profiler).  On a host it is the steps alone, without gaps
-between them, and what overlaps in two steps counts in the first.  Events that go on after their
-step count in it until it ends.
+one window of the trace (Timeline.window), gaps between steps included, since the GPU runs behind
+the host, and without what belongs to no step (left_out); a slice has the step of its event, an idle
+one of the event that follows.  A profiler slows the host down, and not the GPU's work.  So where
+the run tells how long its other steps took, `us` of idle slices are reduced, all by the same
+factor, until the steps take as long (Timeline.idle_left).  On a host it is the steps alone, without
+gaps between them, and what overlaps in two steps counts in the first.  Events that go on after
+their step count in it until it ends.
 """
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,8 +47,9 @@ from analysis.attribution.components import (
 )
 from analysis.attribution.intervals import Slices, innermost, merged, slices_of
 from analysis.attribution.once import few_of, occasional
-from analysis.trace.links import LATENCY_US, OPERATOR, AttributedLinks, cached_on_links
+from analysis.trace.links import LATENCY_US, OPERATOR
 from analysis.trace.tables import by_name, different_pairs, has_role, take_or
+from analysis.trace.timeline import Timeline, cached_on_timeline
 from analysis.vocabulary import roles
 from analysis.vocabulary.calls import pins_host_memory
 from analysis.vocabulary.operators import operator_class
@@ -92,27 +92,27 @@ BENEATH = [" and ".join(kind for i, kind in enumerate(KINDS) if bits & 1 << i) f
 BENEATH[0] = NOTHING
 
 
-@cached_on_links
-def ledger(links: AttributedLinks) -> pd.DataFrame:
-    """A row for each slice of the trace, in order, none overlapping another.
+def ledger(timeline: Timeline) -> pd.DataFrame:
+    """A row for each slice of the trace, in order, none overlapping another: of a timeline that has
+    all but these.
 
-    start, end, us; step: row of links.steps, -1 outside of them; of_steps; apart: within the steps,
-    but what only few of them do; rank (-1: unknown); where: stream or thread; state: working,
-    waiting (for another thread, data, other ranks, a collective of the host) or idle; cause: of
-    CAUSES, nothing where it works; kind: of KINDS, or idle; component, phase, category, class;
-    operator: row of links.host, or -1; event: row of links.gpu, else of links.host, of the owner
-    or, for idle time of a GPU, of the event that follows, or -1; collective: row of
-    collectives_of(links).events that it belongs to, or -1; overlaps: what runs beneath it.
+    start, end, us; step: row of steps, -1 outside of them; of_steps; apart: within the steps, but
+    what only few of them do; rank (-1: unknown); where: stream or thread; state: working, waiting
+    (for another thread, data, other ranks, a collective of the host) or idle; cause: of CAUSES,
+    nothing where it works; kind: of KINDS, or idle; component, phase, category, class; operator:
+    row of host, or -1; event: row of gpu, else of host, of the owner or, for idle time of a GPU, of
+    the event that follows, or -1; collective: row of collectives_of(timeline).events that it
+    belongs to, or -1; overlaps: what runs beneath it.
     """
-    slices = gpu_slices(links) if links.on_gpu else host_slices(links)
-    slices = without_occasional(links, slices)
+    slices = gpu_slices(timeline) if timeline.on_gpu else host_slices(timeline)
+    slices = without_occasional(timeline, slices)
     kind, cause, collective = (slices[name].to_numpy() for name in ("kind", "cause", "collective"))
-    row, rest = slices.pop("owner").to_numpy(), IDLE if links.on_gpu else OVERHEAD
+    row, rest = slices.pop("owner").to_numpy(), IDLE if timeline.on_gpu else OVERHEAD
     idle = kind == IDLES
-    table = links.gpu if links.on_gpu else links.host
+    table = timeline.gpu if timeline.on_gpu else timeline.host
     none = {
         "component": (rest, UNATTRIBUTED),
-        "phase": (IDLE if links.on_gpu else BETWEEN, BETWEEN),
+        "phase": (IDLE if timeline.on_gpu else BETWEEN, BETWEEN),
     }
     for name, (of_nothing, unknown) in (none | {"category": (rest, rest)}).items():
         slices[name] = labels_of(table[name], row, of_nothing, unknown)
@@ -121,7 +121,7 @@ def ledger(links: AttributedLinks) -> pd.DataFrame:
     slices["component"] = components_of(slices, kind == COMMUNICATES, idle, rest)
     rules = {
         COMMUNICATION: kind == COMMUNICATES,
-        "data": (cause == NUMBER["data"]) & (not links.on_gpu),
+        "data": (cause == NUMBER["data"]) & (not timeline.on_gpu),
         rest: idle,
     }
     slices["class"] = classes_of(slices, rules)
@@ -129,70 +129,67 @@ def ledger(links: AttributedLinks) -> pd.DataFrame:
     slices["cause"] = pd.Categorical.from_codes(cause, CAUSES)
     slices["state"] = pd.Categorical.from_codes(slices["state"], STATES)
     slices["overlaps"] = pd.Categorical.from_codes(slices["overlaps"], BENEATH)
-    slices["where"] = places_of(links, row)
+    slices["where"] = places_of(timeline, row)
     slices["us"] = slices["end"] - slices["start"]
-    slices["rank"] = -1 if links.trace.rank is None else links.trace.rank
+    slices["rank"] = -1 if timeline.trace.rank is None else timeline.trace.rank
     return slices.astype(
         dict.fromkeys(("step", "rank", "operator", "event", "collective"), np.int32)
     )
 
 
-@cached_on_links
-def of_steps(links: AttributedLinks) -> pd.DataFrame:
+@cached_on_timeline
+def of_steps(timeline: Timeline) -> pd.DataFrame:
     """The slices of the steps, whose `us` add up to the time of the steps, as long as they are
     without the profiler."""
-    table = ledger(links)
-    found = table[table["of_steps"].to_numpy()]
-    if links.idle_left < 1:
+    found = timeline.slices[timeline.slices["of_steps"].to_numpy()]
+    if timeline.idle_left < 1:
         found = found.assign(
-            us=found["us"].where(found["state"] != IDLE, links.idle_left * found["us"])
+            us=found["us"].where(found["state"] != IDLE, timeline.idle_left * found["us"])
         )
     return found
 
 
-def as_without_profiler(links: AttributedLinks, unprofiled_ms: float | None) -> AttributedLinks:
-    """With the idle time that the steps without the profiler, of so many milliseconds, leave beside
-    the GPU's work."""
-    if not links.on_gpu or unprofiled_ms is None:
-        return links
-    sums = us_by(of_steps(links), "state")
+def idle_left_without_profiler(timeline: Timeline, unprofiled_ms: float) -> float:
+    """The share of the idle time that steps without the profiler, of so many milliseconds, leave
+    beside the GPU's work."""
+    if not timeline.on_gpu:
+        return 1.0
+    slices = timeline.slices[timeline.slices["of_steps"].to_numpy()]
+    sums = us_by(slices, "state")
     idle = float(sums.get(IDLE, 0.0))
     working = float(sums.sum()) - idle
-    left = 1e3 * unprofiled_ms * len(links.steps) - working
-    if (
-        left < -STEPS_DIFFER * working or max(0.0, left) >= idle
-    ):  # far less than the GPU works: they are other steps
-        return links
-    kept = {
-        key: found for key, found in links.results.items() if key[0] is not of_steps.__wrapped__
-    }
-    return replace(links, idle_left=max(0.0, left) / idle, results=kept)
+    left = 1e3 * unprofiled_ms * len(timeline.steps) - working
+    if left < -STEPS_DIFFER * working:  # far less than the GPU works: they are other steps
+        return 1.0
+    if max(0.0, left) >= idle:
+        return 1.0
+    return max(0.0, left) / idle
 
 
-@cached_on_links
-def occasional_times(links: AttributedLinks) -> pd.DataFrame:
+@cached_on_timeline
+def occasional_times(timeline: Timeline) -> pd.DataFrame:
     """The times that are not part of what every step does, as once.occasional() tells them."""
-    return occasional(links, host_code(links))
+    return occasional(timeline, host_code(timeline))
 
 
-def start_up_slices(links: AttributedLinks) -> pd.DataFrame:
+def start_up_slices(timeline: Timeline) -> pd.DataFrame:
     """The idle slices of the steps, or apart, that are start-up but no compilation; `where`: the
     call that takes the time."""
-    slices = ledger(links)
+    slices = timeline.slices
     in_steps = (slices["of_steps"] | slices["apart"]) & (slices["step"] >= 0)
-    elsewhere = slices_of(occasional_times(links)).at(slices["start"].to_numpy()) < 0
+    elsewhere = slices_of(occasional_times(timeline)).at(slices["start"].to_numpy()) < 0
     found = slices[((slices["cause"] == "start_up") & in_steps & elsewhere).to_numpy()]
-    calls = links.calls[starts_up(links)]
+    calls = timeline.calls[starts_up(timeline)]
     call = slices_of(calls).at(found["start"].to_numpy())
     names = take_or(calls["name"].to_numpy(object), call, "before the first event of the GPU")
     return found.assign(where=names)
 
 
-def without_occasional(links: AttributedLinks, slices: pd.DataFrame) -> pd.DataFrame:
+def without_occasional(timeline: Timeline, slices: pd.DataFrame) -> pd.DataFrame:
     """Slices cut at the occasional times, with the column `apart`: whether they are no part of the
     steps therefore. Of a GPU these are idle slices, and events that were launched at such a time.
     Where the trace has a single step, waiting for compilation is start-up."""
-    n, times = len(links.steps), occasional_times(links)
+    n, times = len(timeline.steps), occasional_times(timeline)
     spans, rests = slices_of(times), (slices["state"] == RESTS).to_numpy()
     if len(times):
         slices = cut_at(slices, spans.edges)
@@ -203,15 +200,15 @@ def without_occasional(links: AttributedLinks, slices: pd.DataFrame) -> pd.DataF
         return slices.assign(
             apart=False, cause=np.where(waits, NUMBER["start_up"], slices["cause"])
         )
-    idle = rests if links.on_gpu else np.ones(len(slices), bool)
+    idle = rests if timeline.on_gpu else np.ones(len(slices), bool)
     apart = within & idle
     start_up = (
         rests & (slices["cause"] == NUMBER["start_up"]).to_numpy() & slices["of_steps"].to_numpy()
     )
     if slices["step"][start_up].nunique() <= few_of(n):
         apart |= start_up
-    if links.on_gpu and len(times):
-        launched = take_or(links.gpu["launched"].to_numpy(), slices["event"].to_numpy(), np.nan)
+    if timeline.on_gpu and len(times):
+        launched = take_or(timeline.gpu["launched"].to_numpy(), slices["event"].to_numpy(), np.nan)
         apart |= ~idle & (spans.at(np.nan_to_num(launched, nan=-np.inf)) >= 0)
     apart &= slices["of_steps"].to_numpy() & (slices["kind"] != COMMUNICATES).to_numpy()
     if apart.sum() == slices["of_steps"].sum():
@@ -232,18 +229,18 @@ def cut_at(slices: pd.DataFrame, times: np.ndarray) -> pd.DataFrame:
     return slices.iloc[rows].reset_index(drop=True).assign(start=begin, end=until)
 
 
-def left_out(links: AttributedLinks) -> pd.DataFrame:
+def left_out(timeline: Timeline) -> pd.DataFrame:
     """The idle slices of the window that are no part of the steps.  The first event of a stream
     began more than LATENCY_US after its launch, so what was launched on it before the recording was
     still running.  Or nothing marks steps: then waits AT_EDGES are those of a program that was not
     recorded before, and not after."""
-    slices = ledger(links)
-    return cut_to(slices[~(slices["of_steps"] | slices["apart"]).to_numpy()], *links.window)
+    slices = timeline.slices
+    return cut_to(slices[~(slices["of_steps"] | slices["apart"]).to_numpy()], *timeline.window)
 
 
-def capture_share(links: AttributedLinks) -> float:
+def capture_share(timeline: Timeline) -> float:
     """The share of the span of the steps in which a graph was being captured."""
-    (first, last), calls = links.window, links.calls
+    (first, last), calls = timeline.window, timeline.calls
     begin = np.sort(calls["start"][has_role(calls, roles.CAPTURE_BEGIN)])
     end = np.sort(calls["end"][has_role(calls, roles.CAPTURE_END)])
     until = take_or(end, np.searchsorted(end, begin), last)
@@ -264,14 +261,14 @@ def cut_to(slices: pd.DataFrame, first: float, last: float) -> pd.DataFrame:
     return inside.assign(us=inside["us"] * within / (inside["end"] - inside["start"]))
 
 
-@cached_on_links
-def events_of_steps(links: AttributedLinks) -> pd.DataFrame:
+@cached_on_timeline
+def events_of_steps(timeline: Timeline) -> pd.DataFrame:
     """A row for each event that owns time of the steps, by its row: component, phase, category,
     class, operator, step (those of its first slice), us.  Row -1: collectives of the host that a
     GPU waits for."""
-    slices = of_steps(links)
+    slices = of_steps(timeline)
     slices = slices[
-        ((slices["state"] != IDLE) | ((slices["event"] >= 0) & (not links.on_gpu))).to_numpy()
+        ((slices["state"] != IDLE) | ((slices["event"] >= 0) & (not timeline.on_gpu))).to_numpy()
     ]
     first = slices.drop_duplicates("event").set_index("event").sort_index()
     columns = ["component", "phase", "category", "class", "operator", "step"]
@@ -284,26 +281,28 @@ def idle_by_cause(slices: pd.DataFrame) -> dict[str, float]:
     return {cause: float(idle.get(cause, 0.0)) for cause in IDLE_CAUSES}
 
 
-def named_slices(links: AttributedLinks, slices: pd.DataFrame) -> pd.DataFrame:
+def named_slices(timeline: Timeline, slices: pd.DataFrame) -> pd.DataFrame:
     """Slices for a reader: the number of the step, names in place of rows; without them, `none`."""
-    table = links.gpu if links.on_gpu else links.host
-    rows = {"operator": links.host["name"], "event": table["name"]}
+    table = timeline.gpu if timeline.on_gpu else timeline.host
+    rows = {"operator": timeline.host["name"], "event": table["name"]}
     names = {
         key: take_or(column.to_numpy(object), slices[key], "none") for key, column in rows.items()
     }
-    number = take_or(links.steps["number"].to_numpy(float), slices["step"], np.nan)
-    return slices.assign(**names, step=pd.array(number, dtype="Int64"), trace=links.trace.path.name)
+    number = take_or(timeline.steps["number"].to_numpy(float), slices["step"], np.nan)
+    return slices.assign(
+        **names, step=pd.array(number, dtype="Int64"), trace=timeline.trace.path.name
+    )
 
 
-def exposed_communication(links: AttributedLinks) -> pd.DataFrame:
+def exposed_communication(timeline: Timeline) -> pd.DataFrame:
     """The slices of the steps that belong to communication: nothing computes meanwhile."""
-    slices = of_steps(links)
+    slices = of_steps(timeline)
     return slices[(slices["kind"] == COMMUNICATION).to_numpy()]
 
 
-def hidden_communication_us(links: AttributedLinks) -> float:
+def hidden_communication_us(timeline: Timeline) -> float:
     """How long communication ran in the steps while something else worked, or data were fetched."""
-    slices = of_steps(links)
+    slices = of_steps(timeline)
     return float(slices["us"][slices["overlaps"].str.contains(COMMUNICATION).to_numpy(bool)].sum())
 
 
@@ -363,16 +362,16 @@ def classes_of(slices: pd.DataFrame, rules: dict[str, np.ndarray]) -> pd.Categor
     return pd.Categorical.from_codes(new[codes], names)
 
 
-def places_of(links: AttributedLinks, rows: np.ndarray) -> pd.Categorical:
+def places_of(timeline: Timeline, rows: np.ndarray) -> pd.Categorical:
     """The stream or thread of the owner of each slice."""
-    if links.on_gpu:
+    if timeline.on_gpu:
         pairs, which = different_pairs(
-            links.gpu["device"].to_numpy(), links.gpu["stream"].to_numpy()
+            timeline.gpu["device"].to_numpy(), timeline.gpu["stream"].to_numpy()
         )
         names = [f"GPU {device} stream {stream}" for device, stream in pairs]
     else:
-        which, threads = pd.factorize(links.host["thread"])
-        names = ["host" if one == links.thread else f"host thread {one}" for one in threads]
+        which, threads = pd.factorize(timeline.host["thread"])
+        names = ["host" if one == timeline.thread else f"host thread {one}" for one in threads]
     return pd.Categorical.from_codes(np.append(which, len(names))[rows], [*names, "nowhere"])
 
 
@@ -416,17 +415,17 @@ def overlapped_kinds(owners: Owners, kind: np.ndarray, on_host: np.ndarray) -> n
     return bits & ~of_itself
 
 
-def gpu_slices(links: AttributedLinks) -> pd.DataFrame:
-    gpu, (first, last) = links.gpu, links.window
+def gpu_slices(timeline: Timeline) -> pd.DataFrame:
+    gpu, (first, last) = timeline.gpu, timeline.window
     whole = (min(first, float(gpu["start"].min())), max(last, float(gpu["end"].max())))
     # The GPU waits for collectives of the host where it has none of its own.
-    collectives = collectives_of(links)
+    collectives = collectives_of(timeline)
     kernels = collectives.events if collectives.on_gpu else collectives.events[:0]
     ranges = collectives.events[:0] if collectives.on_gpu else collectives.events
     collective_of_kernel = np.full(len(gpu), -1)
     collective_of_kernel[kernels["row"]] = kernels.index
     of_host = slices_of(ranges)
-    idle = idle_slices(links, whole, of_host)
+    idle = idle_slices(timeline, whole, of_host)
     own_edges = [whole, (first, last), idle.times.edges, np.clip(of_host.edges, *whole)]
     owners = owners_of(gpu, np.concatenate(own_edges))
     times, kind = owners.edges[:-1], owners.kind
@@ -436,7 +435,7 @@ def gpu_slices(links: AttributedLinks) -> pd.DataFrame:
     waits = (cause == NUMBER["communication"]) & (pending >= 0)
     kind = np.where(waits, COMMUNICATES, kind)
     inside = (times >= first) & (times < last) & ~take_or(idle.before_recording, gap, False)
-    if not links.steps_are_marked and (owners.by_class >= 0).any():
+    if not timeline.steps_are_marked and (owners.by_class >= 0).any():
         at_edge = (times < gpu["start"].min()) | (times >= gpu["end"].max())
         inside &= ~(at_edge & np.isin(cause, [NUMBER[name] for name in AT_EDGES]))
     columns = {
@@ -505,15 +504,15 @@ class Behind(NamedTuple):
     unrecorded: np.ndarray  # bool: what ran before was not recorded, as at the start of a trace
 
 
-def behind_gaps(links: AttributedLinks, gaps: Gaps) -> Behind:
-    gpu = links.gpu
+def behind_gaps(timeline: Timeline, gaps: Gaps) -> Behind:
+    gpu = timeline.gpu
     call = take_or(gpu["call"], gaps.after, -1)
     has_call = call >= 0
     same_call = call == take_or(gpu["call"], gaps.before, -1)
     in_replay = has_call & same_call & take_or(gpu["of_graph"], gaps.after, False)
     # After the last event, the host's step may go on without another launch.
     is_known = has_call | (gaps.after < 0)
-    call_ends = take_or(links.calls["end"].to_numpy(float), call, np.nan)
+    call_ends = take_or(timeline.calls["end"].to_numpy(float), call, np.nan)
     launched = np.where(has_call, call_ends, gaps.end)
     # The kernel may start before its launch call returns.
     launched = np.where(is_known, np.minimum(launched, gaps.end), gaps.start)
@@ -540,19 +539,19 @@ def first_of_streams(gpu: pd.DataFrame) -> np.ndarray:
     return order[np.unique(stream[order], return_index=True)[1]]
 
 
-def host_activities(links: AttributedLinks, collectives: Slices) -> dict[str, Slices]:
+def host_activities(timeline: Timeline, collectives: Slices) -> dict[str, Slices]:
     """What the host does while the GPU is idle, by cause; where two are at once, the first counts.
     collectives: those of the host."""
-    calls = links.calls
-    fetches = launching(links) & (links.host["phase"] == "data").to_numpy()
-    allocates = has_role(calls, roles.ALLOCATION) & ~creates_context(links)
+    calls = timeline.calls
+    fetches = launching(timeline) & (timeline.host["phase"] == "data").to_numpy()
+    allocates = has_role(calls, roles.ALLOCATION) & ~creates_context(timeline)
     return {
-        "data": slices_of(links.host, fetches),
+        "data": slices_of(timeline.host, fetches),
         "communication": collectives,
         "allocation": slices_of(calls, allocates),
         "synchronization": slices_of(calls, calls["waits"].to_numpy(bool)),
-        "start_up": slices_of(calls, starts_up(links)),
-        "host_code": host_code(links),
+        "start_up": slices_of(calls, starts_up(timeline)),
+        "host_code": host_code(timeline),
     }
 
 
@@ -566,13 +565,11 @@ class IdleSlices(NamedTuple):
     before_recording: np.ndarray  # bool: its cause is from before the recording
 
 
-def idle_slices(
-    links: AttributedLinks, whole: tuple[float, float], collectives: Slices
-) -> IdleSlices:
+def idle_slices(timeline: Timeline, whole: tuple[float, float], collectives: Slices) -> IdleSlices:
     """collectives: those of the host."""
-    gaps = gaps_of(links.gpu, *whole)
-    behind = behind_gaps(links, gaps)
-    activities = host_activities(links, collectives)
+    gaps = gaps_of(timeline.gpu, *whole)
+    behind = behind_gaps(timeline, gaps)
+    activities = host_activities(timeline, collectives)
     gap_times = Slices(gaps.start, gaps.end)
     changes = np.concatenate([activity.edges for activity in activities.values()])
     changes = changes[gap_times.at(changes) >= 0]
@@ -603,53 +600,57 @@ def idle_slices(
     )
 
 
-def starts_up(links: AttributedLinks) -> np.ndarray:
+def starts_up(timeline: Timeline) -> np.ndarray:
     """Which calls set up the runtime or load a kernel, by how long they took."""
     calls, firsts = (
-        links.calls,
-        links.gpu.sort_values("start", kind="stable").drop_duplicates("name")["call"],
+        timeline.calls,
+        timeline.gpu.sort_values("start", kind="stable").drop_duplicates("name")["call"],
     )
     loads = calls["starts_kernel"].to_numpy() & np.isin(np.arange(len(calls)), firsts)
     took = (calls["end"] - calls["start"]).to_numpy()
     long = (took > np.where(loads, LOADING_US, START_UP_US)) & ~has_role(
         calls, roles.COPY, roles.ALLOCATION
     )
-    return long | creates_context(links)
+    return long | creates_context(timeline)
 
 
-def creates_context(links: AttributedLinks) -> np.ndarray:
+def creates_context(timeline: Timeline) -> np.ndarray:
     """Which calls for memory of the device create a context, by how long they take: it happens
     once, so in one step or, in a trace of one, before half of the GPU's work was launched."""
-    calls, launched = links.calls, np.sort(links.gpu["launched"].dropna().to_numpy())
+    calls, launched = timeline.calls, np.sort(timeline.gpu["launched"].dropna().to_numpy())
     of_device = has_role(calls, roles.ALLOCATION) & ~by_name(calls["name"], pins_host_memory, bool)
     found = of_device & ((calls["end"] - calls["start"]).to_numpy() > CONTEXT_US)
-    if len(links.steps) > 1:
+    if len(timeline.steps) > 1:
         return found & (calls["step"][found].nunique() == 1)
     return found & (np.searchsorted(launched, calls["start"].to_numpy()) < len(launched) / 2)
 
 
-def launching(links: AttributedLinks) -> np.ndarray:
+def launching(timeline: Timeline) -> np.ndarray:
     """Which host events run on the thread of the steps, or on one that calls the GPU."""
-    return links.host["thread"].isin([links.thread, *links.calls["thread"].unique()]).to_numpy()
+    return (
+        timeline.host["thread"]
+        .isin([timeline.thread, *timeline.calls["thread"].unique()])
+        .to_numpy()
+    )
 
 
-@cached_on_links
-def computes_on_host(links: AttributedLinks) -> np.ndarray:
+@cached_on_timeline
+def computes_on_host(timeline: Timeline) -> np.ndarray:
     """Which host events are operators that work for long on the CPU, beside a GPU, one or several
     between two calls: each works on tensors, calls no other operator, and neither launches anything
     nor is in progress when a call begins.
     """
     host, begun, rows = (
-        links.host,
-        np.sort(links.calls["start"].to_numpy()),
-        np.arange(len(links.host)),
+        timeline.host,
+        np.sort(timeline.calls["start"].to_numpy()),
+        np.arange(len(timeline.host)),
     )
     start, until = host["start"].to_numpy(), host["until"].to_numpy()
-    found = launching(links) & (host["kind"] == OPERATOR).to_numpy() & links.on_gpu
+    found = launching(timeline) & (host["kind"] == OPERATOR).to_numpy() & timeline.on_gpu
     found &= ((host["phase"] != "data") & (host["category"] != COMMUNICATION)).to_numpy()
-    found &= ~np.isin(rows, np.append(host["operator_parent"], links.gpu["operator"]))
+    found &= ~np.isin(rows, np.append(host["operator_parent"], timeline.gpu["operator"]))
     found &= (after := np.searchsorted(begun, start)) == np.searchsorted(begun, until)
-    found[found] &= ~views_and_metadata(links, rows[found])
+    found[found] &= ~views_and_metadata(timeline, rows[found])
     us = (
         pd.Series(np.where(found, until - start, 0.0))
         .groupby([after, host["thread"].to_numpy()])
@@ -658,16 +659,18 @@ def computes_on_host(links: AttributedLinks) -> np.ndarray:
     return found & (us.to_numpy() > HOST_CODE_US)
 
 
-@cached_on_links
-def host_code(links: AttributedLinks) -> Slices:
+@cached_on_timeline
+def host_code(timeline: Timeline) -> Slices:
     """When the host ran the program's own code: no thread that launches was in an operator, a call
     or a data range, or one was in an operator on the CPU."""
-    host, calls = links.host, links.calls
-    works = launching(links) & ((host["kind"] == OPERATOR) | (host["phase"] == "data")).to_numpy()
+    host, calls = timeline.host, timeline.calls
+    works = (
+        launching(timeline) & ((host["kind"] == OPERATOR) | (host["phase"] == "data")).to_numpy()
+    )
     busy = Slices(
         *(np.concatenate([host[key].to_numpy()[works], calls[key]]) for key in ("start", "end"))
     )
-    first, last = float(links.steps["start"].min()), float(links.steps["end"].max())
+    first, last = float(timeline.steps["start"].min()), float(timeline.steps["end"].max())
     begins, ends = (
         np.clip(np.append(first, busy.end), first, last),
         np.clip(np.append(busy.start, last), first, last),
@@ -675,27 +678,27 @@ def host_code(links: AttributedLinks) -> Slices:
     long = (ends - begins > HOST_CODE_US) & (
         len(busy.start) > 0
     )  # with nothing recorded, nothing tells
-    on_cpu = host[computes_on_host(links)]
+    on_cpu = host[computes_on_host(timeline)]
     return Slices(np.append(begins[long], on_cpu["start"]), np.append(ends[long], on_cpu["until"]))
 
 
 # ---- Whose time it is on a host ------------------------------------------------------------------
 
 
-def host_slices(links: AttributedLinks) -> pd.DataFrame:
-    host, found = links.host, collectives_of(links)
+def host_slices(timeline: Timeline) -> pd.DataFrame:
+    host, found = timeline.host, collectives_of(timeline)
     ours, is_operator, in_node = (
-        host["thread"] == links.thread,
+        host["thread"] == timeline.thread,
         host["kind"] == OPERATOR,
         host["node"] >= 0,
     )
     ours, is_operator = ours.to_numpy(), is_operator.to_numpy()
     steps, main, backward = (
-        slices_of(links.steps),
+        slices_of(timeline.steps),
         innermost(host, ours),
         innermost(host, ~ours, in_node.to_numpy()),
     )
-    collectives, code = slices_of(found.events), host_code(links)
+    collectives, code = slices_of(found.events), host_code(timeline)
     edges = np.unique(
         np.concatenate([one.edges for one in (steps, main, backward, collectives, code)])
     )
@@ -718,7 +721,7 @@ def host_slices(links: AttributedLinks) -> pd.DataFrame:
     operator = np.where(take_or(is_operator, owner, False), owner, -1)
     data = take_or((host["phase"] == "data").to_numpy(), owner, False) & ~communicates
     starts_one = take_or((host["category"] == COMMUNICATION).to_numpy(), owner, False)
-    still = (views_and_metadata(links, operator) | starts_one) & ~communicates
+    still = (views_and_metadata(timeline, operator) | starts_one) & ~communicates
     of_nothing = np.where(slices.pop("code"), NUMBER["host_code"], NUMBER["launch"])
     rules, kind = (
         [communicates, data, still, helped],

@@ -3,35 +3,36 @@
 import numpy as np
 
 from analysis.attribution.operators import costs_of_operators, operator_calls
-from analysis.trace.links import OPERATOR, AttributedLinks
+from analysis.trace.links import OPERATOR
 from analysis.trace.nesting import nearest_marked_ancestor
 from analysis.trace.steps import step_at
 from analysis.trace.tables import by_name, has_role, take_or
+from analysis.trace.timeline import Timeline
 from analysis.vocabulary import roles
 from analysis.vocabulary.operators import makes_a_tensor
 
 
-def model_flops_per_step(links: AttributedLinks) -> int | None:
+def model_flops_per_step(timeline: Timeline) -> int | None:
     """Matmul FLOPs of forward and backward passes, mean of the steps, with the full S x T scores of
     attention: what checkpointed blocks and the backward pass of fused attention compute again is
     left out, but for what a compiler has put into a graph of its own.  None: no operator's FLOPs
     are known."""
-    costs, which = costs_of_operators(links)
+    costs, which = costs_of_operators(timeline)
     n = len(which)
-    host = links.host.iloc[:n]
-    counts = operator_calls(links)["calls_of_name"].to_numpy() & ~recomputed(links)[:n]
+    host = timeline.host.iloc[:n]
+    counts = operator_calls(timeline)["calls_of_name"].to_numpy() & ~recomputed(timeline)[:n]
     counts &= ~host["phase"].isin(("data", "optimizer")).to_numpy()
-    counts &= step_at(host["start"].to_numpy(), links.steps) >= 0
+    counts &= step_at(host["start"].to_numpy(), timeline.steps) >= 0
     calls = np.bincount(which[counts], minlength=len(costs)).tolist()
     flops = [
         times * cost.model_flops
         for times, cost in zip(calls, costs, strict=True)
         if times and cost.model_flops
     ]
-    return sum(flops) // len(links.steps) if flops else None
+    return sum(flops) // len(timeline.steps) if flops else None
 
 
-def recomputed(links: AttributedLinks) -> np.ndarray:
+def recomputed(timeline: Timeline) -> np.ndarray:
     """Which host events belong to a forward pass that the backward pass runs again, as for a
     checkpointed block.
 
@@ -39,7 +40,7 @@ def recomputed(links: AttributedLinks) -> np.ndarray:
     operators have none.  Where those have numbers too, the gradients are
     themselves to be differentiated.
     """
-    host = links.host
+    host = timeline.host
     parent, node = host["parent"].to_numpy(), host["node"].to_numpy()
     is_node = node == np.arange(len(host))
     of_node = is_node | has_role(

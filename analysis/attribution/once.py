@@ -13,10 +13,11 @@ import pandas as pd
 
 from analysis.attribution.collectives import collectives_of
 from analysis.attribution.intervals import Slices, slices_of
-from analysis.trace.links import ANNOTATION, OPERATOR, AttributedLinks
+from analysis.trace.links import ANNOTATION, OPERATOR
 from analysis.trace.nesting import nearest_marked_caller
 from analysis.trace.steps import step_at
 from analysis.trace.tables import by_name, has_role
+from analysis.trace.timeline import Timeline
 from analysis.vocabulary import roles
 from analysis.vocabulary.annotations import compiles, seldom_kind
 from harness.base.sections import Section
@@ -38,23 +39,23 @@ NAME = 60  # letters of a name
 COLUMNS = ("what", "where", "step", "start", "end")
 
 
-def occasional(links: AttributedLinks, code: Slices) -> pd.DataFrame:
+def occasional(timeline: Timeline, code: Slices) -> pd.DataFrame:
     """A row for each time that is not part of what every step does: what, where (a range, or what
-    follows), step (row of links.steps), start, end in us.  Start-up is told by the ledger: what
+    follows), step (row of timeline.steps), start, end in us.  Start-up is told by the ledger: what
     waits in a call may wait for the GPU.
 
     code: when the host ran code of the program."""
-    rows = of_compilation(links)
-    if len(links.steps) >= ENOUGH_STEPS:
-        ranges = of_ranges(links)
+    rows = of_compilation(timeline)
+    if len(timeline.steps) >= ENOUGH_STEPS:
+        ranges = of_ranges(timeline)
         rows += ranges
-        rows += of_code(links, code, ranges)
+        rows += of_code(timeline, code, ranges)
     found = pd.DataFrame(rows, columns=[*COLUMNS]).astype(
         {"start": float, "end": float, "step": np.int64}
     )
     found = found[(found["step"] >= 0).to_numpy()]
     in_steps = found.groupby("what")["step"].transform("nunique")
-    return found[(in_steps <= few_of(len(links.steps))).to_numpy(bool)]
+    return found[(in_steps <= few_of(len(timeline.steps))).to_numpy(bool)]
 
 
 def few_of(n_steps: int) -> float:
@@ -62,8 +63,8 @@ def few_of(n_steps: int) -> float:
     return max(1.0, FEW * n_steps)
 
 
-def of_compilation(links: AttributedLinks) -> list[tuple]:
-    host = links.host
+def of_compilation(timeline: Timeline) -> list[tuple]:
+    host = timeline.host
     compiling = by_name(host["name"], compiles, bool)
     if not compiling.any():
         return []
@@ -71,7 +72,7 @@ def of_compilation(links: AttributedLinks) -> list[tuple]:
     events = host[outermost]
     columns = (
         events["name"],
-        step_at(events["start"].to_numpy(), links.steps),
+        step_at(events["start"].to_numpy(), timeline.steps),
         events["start"],
         events["until"],
     )
@@ -80,26 +81,26 @@ def of_compilation(links: AttributedLinks) -> list[tuple]:
     ]
 
 
-def median_us(links: AttributedLinks) -> float:
-    return float((links.steps["end"] - links.steps["start"]).median())
+def median_us(timeline: Timeline) -> float:
+    return float((timeline.steps["end"] - timeline.steps["start"]).median())
 
 
-def of_ranges(links: AttributedLinks) -> list[tuple]:
+def of_ranges(timeline: Timeline) -> list[tuple]:
     """Ranges of the program that few steps have, and that are long there;
     of nested ones the outermost."""
-    host = links.host
+    host = timeline.host
     is_range = (host["kind"] == ANNOTATION).to_numpy() & host["role"].isna().to_numpy()
-    is_range &= (host["thread"] == links.thread).to_numpy()
+    is_range &= (host["thread"] == timeline.thread).to_numpy()
     ranges = host[is_range].assign(row=np.flatnonzero(is_range))
-    ranges["step"] = step_at(ranges["start"].to_numpy(), links.steps)
+    ranges["step"] = step_at(ranges["start"].to_numpy(), timeline.steps)
     ranges["kind_of_name"] = by_name(ranges["name"], without_numbers)
     ranges = ranges[(ranges["step"] >= 0).to_numpy()]
     of_name = ranges.groupby("kind_of_name")
     steps = of_name["step"].transform("nunique")
     us = (ranges["until"] - ranges["start"]).groupby(ranges["kind_of_name"]).transform("sum")
-    seldom = ((steps <= FEW * len(links.steps)) & (us >= LONG * median_us(links) * steps)).to_numpy(
-        bool
-    )
+    seldom = (
+        (steps <= FEW * len(timeline.steps)) & (us >= LONG * median_us(timeline) * steps)
+    ).to_numpy(bool)
     marked = np.zeros(len(host), bool)
     marked[ranges["row"][seldom]] = True
     outermost = seldom & (
@@ -117,37 +118,39 @@ def without_numbers(name: str) -> str:
     return re.sub(r"\d+", "", name)
 
 
-def of_code(links: AttributedLinks, code: Slices, ranges: list[tuple]) -> list[tuple]:
+def of_code(timeline: Timeline, code: Slices, ranges: list[tuple]) -> list[tuple]:
     """Code of the program outside of operators that takes far longer than in most steps.  ranges:
     already found."""
-    n, pending = len(links.steps), slices_of(collectives_of(links).events)
+    n, pending = len(timeline.steps), slices_of(collectives_of(timeline).events)
     # What the program waits for in a collective is communication.
     us = (
         code.end
         - code.start
         - (pending.covered_until(code.end) - pending.covered_until(code.start))
     )
-    step = step_at(code.start, links.steps)
+    step = step_at(code.start, timeline.steps)
     inside = step >= 0
     longest = np.zeros(n)
     np.maximum.at(longest, step[inside], us[inside])
     usual = float(np.median(longest))
     known = Slices(*(np.array([row[i] for row in ranges], float) for i in (3, 4)))
     middle = (code.start + code.end) / 2
-    far = inside & (us > max(LONG * median_us(links), FAR_LONGER * usual)) & (known.at(middle) < 0)
+    far = (
+        inside & (us > max(LONG * median_us(timeline), FAR_LONGER * usual)) & (known.at(middle) < 0)
+    )
     if len(np.unique(step[far])) > FEW * n:
         return []
     out = []
     for i in np.flatnonzero(far):
-        what, where = place_of_code(links, code.start[i], code.end[i])
+        what, where = place_of_code(timeline, code.start[i], code.end[i])
         out.append((what, where, step[i], code.start[i], code.end[i]))
     return out
 
 
-def place_of_code(links: AttributedLinks, start: float, end: float) -> tuple[str, str]:
+def place_of_code(timeline: Timeline, start: float, end: float) -> tuple[str, str]:
     """What code of the program is at this time, and where: in the innermost range or module around
     it, else before the operator that follows."""
-    host = links.host
+    host = timeline.host
     begin, until = host["start"].to_numpy(), host["until"].to_numpy()
     other = (host["kind"] != OPERATOR).to_numpy() & ~has_role(host, roles.STEP, roles.PHASE)
     around = np.flatnonzero(other & (begin <= start + 1) & (until >= end - 1))
@@ -161,18 +164,18 @@ def place_of_code(links: AttributedLinks, start: float, end: float) -> tuple[str
 
 
 def once_rows(
-    links: AttributedLinks, spans: pd.DataFrame, start_up: pd.DataFrame, step_ms: float
+    timeline: Timeline, spans: pd.DataFrame, start_up: pd.DataFrame, step_ms: float
 ) -> list[dict] | None:
     """`once` of operator_analysis.json, most time first; None of a single step, if nothing is known
     to happen once.
 
     spans: as occasional() gives them.  start_up: slices of the ledger that are, with the call in
     `where`.  step_ms: of an ordinary step."""
-    n = len(links.steps) + len(links.apart)
+    n = len(timeline.steps) + len(timeline.apart)
     rows = []
-    for step in links.apart:
+    for step in timeline.apart:
         if step.is_first:
-            ms = (step.end - step.start - median_us(links)) / 1e3
+            ms = (step.end - step.start - median_us(timeline)) / 1e3
             rows.append(once_row(FIRST_STEP, f"step {step.number}", 1, n, ms))
     for (what, where), same in spans.groupby(["what", "where"], sort=False):
         steps = same["step"].nunique()

@@ -6,9 +6,9 @@ import pandas as pd
 
 from analysis import SORT_KEYS
 from analysis.attribution.components import UNATTRIBUTED
-from analysis.trace.links import AttributedLinks, Links, cached_on_links
 from analysis.trace.nesting import nearest_marked_ancestor, nearest_marked_caller
 from analysis.trace.tables import by_name, different_pairs, most_frequent, take_or_none
+from analysis.trace.timeline import Timeline, cached_on_timeline
 from analysis.vocabulary.annotations import BATCH
 from analysis.vocabulary.kernel_classes import MATMUL_CLASSES
 from analysis.work.operator_costs import Cost, cost, cost_of_called, tells_cost
@@ -21,20 +21,20 @@ COLUMN_OF = {key: f"{key}_us" if key.endswith(("cpu", "device")) else key for ke
 TIMES = ["self_cpu_us", "cpu_us", "self_device_us", "device_us"]
 
 
-@cached_on_links
-def inputs_of_operators(links: Links) -> tuple[np.ndarray, np.ndarray]:
+@cached_on_timeline
+def inputs_of_operators(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
     """For each operator the number of its inputs in trace.signatures, or -1, and the row of the
     operator that has them: its own, or, of a matmul or convolution without any, the caller that
     called it to do its work."""
-    operators, gpu = links.trace.operators, links.gpu
+    operators, gpu = timeline.trace.operators, timeline.gpu
     n, signature = len(operators), operators["signature"].to_numpy()
     kinds, own_rows = operators["named_category"].to_numpy(object), np.arange(n)
     bare = (signature < 0) & operators["named_category"].isin(MATMUL_CLASSES).to_numpy()
     if not bare.any() or (signature < 0).all():
         return signature, own_rows
     tells = by_name(operators["name"], tells_cost, bool) & (signature >= 0)
-    callers = np.append(tells, np.zeros(len(links.host) - n, bool))
-    caller = nearest_marked_caller(links.host["operator_parent"].to_numpy(), callers)[:n]
+    callers = np.append(tells, np.zeros(len(timeline.host) - n, bool))
+    caller = nearest_marked_caller(timeline.host["operator_parent"].to_numpy(), callers)[:n]
     takes = np.flatnonzero(bare & (caller >= 0))
     takes = takes[kinds[takes] == kinds[caller[takes]]]
     # Of several that a caller calls, the one that works longest does what its inputs tell.
@@ -42,7 +42,7 @@ def inputs_of_operators(links: Links) -> tuple[np.ndarray, np.ndarray]:
     us = np.bincount(
         launcher[launcher >= 0], (gpu["end"] - gpu["start"]).to_numpy()[launcher >= 0], minlength=n
     )
-    work = us if links.on_gpu else links.host["own_us"].to_numpy()[:n]
+    work = us if timeline.on_gpu else timeline.host["own_us"].to_numpy()[:n]
     longest = takes[np.lexsort((-work[takes], caller[takes]))]
     rows = longest[~pd.Series(caller[longest]).duplicated().to_numpy()]
     found, teller = signature.copy(), own_rows
@@ -50,8 +50,8 @@ def inputs_of_operators(links: Links) -> tuple[np.ndarray, np.ndarray]:
     return found, teller
 
 
-@cached_on_links
-def operator_calls(links: Links) -> pd.DataFrame:
+@cached_on_timeline
+def operator_calls(timeline: Timeline) -> pd.DataFrame:
     """Each call of an operator, with self and total times in us, on the host and on the GPU.
 
     Self CPU time is the duration less that of the operators it called.  Self device time is that of
@@ -60,9 +60,9 @@ def operator_calls(links: Links) -> pd.DataFrame:
     ..._of_name are 0 for the inner one, the others if its inputs are the same too.  call: the row
     of the outermost call of the same name and inputs.
     """
-    operators, gpu = links.trace.operators, links.gpu
+    operators, gpu = timeline.trace.operators, timeline.gpu
     n = len(operators)
-    parent = links.host["operator_parent"].to_numpy()[:n].astype(np.int64)
+    parent = timeline.host["operator_parent"].to_numpy()[:n].astype(np.int64)
     duration = (operators["end"] - operators["start"]).to_numpy()
     nested = parent >= 0
     called = np.bincount(parent[nested], weights=duration[nested], minlength=n)
@@ -76,7 +76,7 @@ def operator_calls(links: Links) -> pd.DataFrame:
         rows = parent[rows]
     codes, signature, above = (
         operators["name"].cat.codes.to_numpy(),
-        inputs_of_operators(links)[0],
+        inputs_of_operators(timeline)[0],
         parent.clip(0),
     )
     within_name = nested & (codes[above] == codes) if n else np.zeros(0, dtype=bool)
@@ -95,16 +95,16 @@ def operator_calls(links: Links) -> pd.DataFrame:
     return pd.DataFrame(columns, copy=False)
 
 
-@cached_on_links
-def costs_of_operators(links: Links) -> tuple[list[Cost], np.ndarray]:
+@cached_on_timeline
+def costs_of_operators(timeline: Timeline) -> tuple[list[Cost], np.ndarray]:
     """The cost of each name and inputs of operators, in the order in which they first appear, and
     for each operator which of them it has.  The last cost, which is unknown, is that of operators
     that leave the work to others whose costs are known: work counts once, where it is done."""
-    operators, signatures = links.trace.operators, links.trace.signatures
+    operators, signatures = timeline.trace.operators, timeline.trace.signatures
     names, codes = operators["name"].cat.categories, operators["name"].cat.codes.to_numpy()
-    signature, teller = inputs_of_operators(links)
+    signature, teller = inputs_of_operators(timeline)
     pairs, which = different_pairs(codes, signature)
-    told, costs = batches_told(links, which), []
+    told, costs = batches_told(timeline, which), []
     first = np.unique(which, return_index=True)[1]  # the first operator of each pair
     for n, (code, inputs) in enumerate(pairs):
         row = first[n]
@@ -115,27 +115,27 @@ def costs_of_operators(links: Links) -> tuple[list[Cost], np.ndarray]:
         else:
             costs.append(cost_of_called(names[codes[teller[row]]], *signatures[inputs]))
     known = np.array([bool(of_pair.flops or of_pair.most_flops) for of_pair in costs], dtype=bool)
-    which = np.where(leaves_work_to_others(links, known[which]), len(costs), which)
+    which = np.where(leaves_work_to_others(timeline, known[which]), len(costs), which)
     return [*costs, Cost()], which
 
 
-def leaves_work_to_others(links: Links, known: np.ndarray) -> np.ndarray:
+def leaves_work_to_others(timeline: Timeline, known: np.ndarray) -> np.ndarray:
     """Which operators call one whose FLOPs are known, other than their own call passed on, as mm
     does to mm.out."""
     n = len(known)
-    parent = links.host["operator_parent"].to_numpy()[:n].astype(np.int64)
+    parent = timeline.host["operator_parent"].to_numpy()[:n].astype(np.int64)
     out = np.zeros(n, dtype=bool)
-    rows = parent[known & operator_calls(links)["calls_of_name"].to_numpy()]
+    rows = parent[known & operator_calls(timeline)["calls_of_name"].to_numpy()]
     while (above := rows[rows >= 0]).size:
         out[above] = True
         rows = parent[np.unique(above)]
     return out
 
 
-def batches_told(links: Links, which: np.ndarray) -> dict[int, str]:
+def batches_told(timeline: Timeline, which: np.ndarray) -> dict[int, str]:
     """The range that tells the lengths of a batch's sequences, for the groups of operators that are
     in only one."""
-    parent, names = links.host["parent"].to_numpy(), links.host["name"]
+    parent, names = timeline.host["parent"].to_numpy(), timeline.host["name"]
     tells = by_name(names, lambda name: BATCH.match(name) is not None, bool)
     if not tells.any():
         return {}
@@ -144,17 +144,17 @@ def batches_told(links: Links, which: np.ndarray) -> dict[int, str]:
     return texts["first"][texts["nunique"] == 1].to_dict()
 
 
-def operator_tables(links: Links) -> dict:
+def operator_tables(timeline: Timeline) -> dict:
     """Operators by name, and by name and input shapes,
     most time first; FLOPs and bytes over all calls."""
-    costs, which = costs_of_operators(links)  # but for the last, in the order of the groups
-    calls = operator_calls(links).drop(columns="call")
+    costs, which = costs_of_operators(timeline)  # but for the last, in the order of the groups
+    calls = operator_calls(timeline).drop(columns="call")
     works = which != len(costs) - 1
     calls = calls.assign(works=works & calls["calls"], works_of_name=works & calls["calls_of_name"])
     groups = calls.groupby(["code", "signature"], sort=False).sum().reset_index()
-    names = np.asarray(links.trace.operators["name"].cat.categories, dtype=object)
+    names = np.asarray(timeline.trace.operators["name"].cat.categories, dtype=object)
     groups["name"] = names[groups["code"].to_numpy()]
-    inputs = [links.trace.signatures[i] if i >= 0 else None for i in groups["signature"]]
+    inputs = [timeline.trace.signatures[i] if i >= 0 else None for i in groups["signature"]]
     for suffix in ("", "_of_name"):  # Python's integers, which do not overflow
         of_calls, of_works = groups[f"calls{suffix}"], groups[f"works{suffix}"]
         groups[f"bytes{suffix}"] = products([one.bytes for one in costs[:-1]], of_calls)
@@ -176,7 +176,7 @@ def operator_tables(links: Links) -> dict:
     by_shape = groups.loc[
         groups["shapes"].notna(), ["name", "calls", *TIMES, "flops", "bytes", "shapes"]
     ]
-    clock = "self_device_us" if links.on_gpu else "self_cpu_us"
+    clock = "self_device_us" if timeline.on_gpu else "self_cpu_us"
     total = groups[clock].sum()
     tables = {"operators": totals.reset_index(), "operators_by_shape": by_shape}
     return {name: operator_rows(table, clock, total) for name, table in tables.items()}
@@ -214,9 +214,9 @@ def shapes_text(shapes: list) -> str:
     return " ".join(texts)
 
 
-def kernel_table(links: AttributedLinks) -> list[dict]:
+def kernel_table(timeline: Timeline) -> list[dict]:
     """GPU events by name, most time first: counts, times in us, and what usually launched them."""
-    gpu, codes = links.gpu, links.gpu["name"].cat.codes.to_numpy()
+    gpu, codes = timeline.gpu, timeline.gpu["name"].cat.codes.to_numpy()
     us = (gpu["end"] - gpu["start"]).groupby(codes)
     total = us.sum()
     quantiles = us.quantile([0.5, 0.95]).unstack()
@@ -226,7 +226,7 @@ def kernel_table(links: AttributedLinks) -> list[dict]:
     }
     columns |= {
         "count": us.size(),
-        "count_per_step": (gpu["step"] >= 0).groupby(codes).sum() / len(links.steps),
+        "count_per_step": (gpu["step"] >= 0).groupby(codes).sum() / len(timeline.steps),
     }
     columns |= {
         "total_us": total,
@@ -235,7 +235,7 @@ def kernel_table(links: AttributedLinks) -> list[dict]:
         "p95_us": quantiles.get(0.95),
     }
     table = pd.DataFrame(columns | {"share": total / total.sum() if total.sum() else 0.0})
-    launched_by = take_or_none(links.host["name"], gpu["operator"].to_numpy())
+    launched_by = take_or_none(timeline.host["name"], gpu["operator"].to_numpy())
     usual = {
         "launched_by": launched_by,
         **{key: gpu[key].to_numpy(object) for key in ("component", "category")},

@@ -16,10 +16,11 @@ import numpy as np
 import pandas as pd
 
 from analysis.attribution.components import OVERHEAD, forward_of_nodes
-from analysis.trace.links import OPERATOR, AttributedLinks, Links, cached_on_links
+from analysis.trace.links import OPERATOR
 from analysis.trace.nesting import nearest_marked_ancestor, nearest_marked_caller
 from analysis.trace.steps import step_at
 from analysis.trace.tables import by_name
+from analysis.trace.timeline import Timeline, cached_on_timeline
 from analysis.vocabulary.letters import BOUNDARY, LETTERS, OTHER, in_letters, letter_of
 from harness.base.text import read_ini
 
@@ -119,17 +120,17 @@ def read_patterns() -> list[Pattern]:
 PATTERNS = read_patterns()
 
 
-@cached_on_links
-def regions(links: AttributedLinks) -> pd.DataFrame:
-    """The region of each row of links.host: kind, None where there is none, and instance, the same
+@cached_on_timeline
+def regions(timeline: Timeline) -> pd.DataFrame:
+    """The region of each row of host: kind, None where there is none, and instance, the same
     number in a forward pass and in its backward pass, or -1 where that is not known."""
-    host = links.host
+    host = timeline.host
     node = host["node"].to_numpy()
     is_node = node == np.arange(len(host))
     backward = in_backward_pass(host, is_node)
-    rows, text = operators_in_order(links, backward)
+    rows, text = operators_in_order(timeline, backward)
     of_operator, kinds = np.full(len(rows), -1), []  # of each instance
-    for kind, places in instances(links, rows, text):
+    for kind, places in instances(timeline, rows, text):
         of_operator[places] = len(kinds)
         kinds.append(kind)
     kinds = np.array([*kinds, None, None], dtype=object)  # and of those below 0
@@ -139,7 +140,7 @@ def regions(links: AttributedLinks) -> pd.DataFrame:
     of_forward = forward_of_nodes(host, ~backward, is_node)
     of_node = np.where(of_forward >= 0, instance[of_forward], -1)
     instance = np.where(backward & (node >= 0), of_node[node], instance)
-    # Where no number links a backward operator to its forward one, the name alone may tell.
+    # Where no number timeline a backward operator to its forward one, the name alone may tell.
     by_letter = {in_letters(pattern.operators): pattern.kind for pattern in PATTERNS}
     by_letter[LETTERS["loss"]] = LOSS
     of_name = by_name(host["name"], lambda name: by_letter.get(letter_of(name)))
@@ -158,11 +159,11 @@ def in_backward_pass(host: pd.DataFrame, is_node: np.ndarray) -> np.ndarray:
     return (nearest >= 0) & is_node[nearest]
 
 
-def operators_in_order(links: AttributedLinks, backward: np.ndarray) -> tuple[np.ndarray, str]:
+def operators_in_order(timeline: Timeline, backward: np.ndarray) -> tuple[np.ndarray, str]:
     """The operators that work, thread by thread, and their letters.  Of nested ones the outermost
     with a letter, else the innermost; views have none.  Row -1 is a boundary: of a thread, a step,
     or a phase without a model."""
-    host = links.host
+    host = timeline.host
     parent, is_operator = host["parent"].to_numpy(), (host["kind"] == OPERATOR).to_numpy()
     letter = np.where(is_operator, by_name(host["name"], letter_of), "")
     roots = np.flatnonzero(letter == LETTERS["rsqrt"])
@@ -174,14 +175,14 @@ def operators_in_order(links: AttributedLinks, backward: np.ndarray) -> tuple[np
     rows = np.flatnonzero((nearest_marked_caller(parent, named) < 0) & (named | (works & ~calls)))
     start, thread = host["start"].to_numpy()[rows], host["thread"].to_numpy()[rows]
     order = np.lexsort((rows, start, thread))
-    rows, thread, step = rows[order], thread[order], step_at(start[order], links.steps)
+    rows, thread, step = rows[order], thread[order], step_at(start[order], timeline.steps)
     elsewhere = backward | host["phase"].isin(("data", "optimizer")).to_numpy()
     letter = np.where(elsewhere[rows], BOUNDARY, letter[rows])
     first = np.flatnonzero((np.diff(thread, prepend=-1) != 0) | (np.diff(step, prepend=-2) != 0))
     return np.insert(rows, first, -1), "".join(np.insert(letter, first, BOUNDARY))
 
 
-def instances(links: Links, rows: np.ndarray, text: str) -> Iterator[tuple[str, np.ndarray]]:
+def instances(timeline: Timeline, rows: np.ndarray, text: str) -> Iterator[tuple[str, np.ndarray]]:
     """The kind of each region, and the places in the text of the operators that belong to it."""
     is_matmul = np.array([letter == LETTERS["matmul"] for letter in text])
     for pattern in PATTERNS:
@@ -191,7 +192,7 @@ def instances(links: Links, rows: np.ndarray, text: str) -> Iterator[tuple[str, 
             places = np.arange(first, last)
             places = places[is_matmul[first:last] == pattern.of_matmuls]
             if pattern.belong:
-                inputs = [tensors_read(links, row) for row in rows[places]]
+                inputs = [tensors_read(timeline, row) for row in rows[places]]
                 letters = "".join(text[place] for place in places)
                 places = places[pattern.belong(letters, inputs)]
             if len(places) == 0:
@@ -202,9 +203,9 @@ def instances(links: Links, rows: np.ndarray, text: str) -> Iterator[tuple[str, 
         text = "".join(rewritten)
 
 
-def tensors_read(links: Links, row: int) -> Shapes:
-    inputs = links.trace.operators["signature"].iat[row]
-    shapes = links.trace.signatures[inputs][0] if inputs >= 0 else []
+def tensors_read(timeline: Timeline, row: int) -> Shapes:
+    inputs = timeline.trace.operators["signature"].iat[row]
+    shapes = timeline.trace.signatures[inputs][0] if inputs >= 0 else []
     return [shape for shape in shapes if shape and isinstance(shape[0], int)]
 
 

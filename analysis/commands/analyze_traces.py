@@ -15,6 +15,7 @@ from analysis.diagnosis.verdict import rule_section
 from analysis.hardware.matching import described, rows_named
 from analysis.trace.readers.formats import find_traces, left_out
 from analysis.trace.shrink import check_slim, check_target, write_slim
+from analysis.trace.timeline import DeviceFlags
 from analysis.trust.integrity import left_out_beside
 from analysis.trust.missing_from_trace import missing_lines
 from harness.base.console import file_lines, say
@@ -69,9 +70,9 @@ def analyze_existing(
         say(f"Reading {len(paths)} traces in {path}")
     tables: list[pd.DataFrame] | None = [] if asked.slices else None
     captures: set[Path] = set()
-    device = {"target": target, "named": named, "peak": asked.peak}
+    flags = DeviceFlags(target, named, asked.peak)
     analyses, refused = analyze_all(
-        paths, reading=reading, slices=tables, captures=captures, **device
+        paths, reading=reading, slices=tables, captures=captures, flags=flags
     )
     refused += left_out(path, {*paths, *captures}) if path.is_dir() else []
     if not analyses:

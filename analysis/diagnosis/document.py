@@ -10,11 +10,9 @@ from analysis.attribution.collectives import (
     communication_of_steps,
     predicted_beside,
 )
-from analysis.attribution.components import attribute
 from analysis.attribution.critical_path import critical_path
 from analysis.attribution.gpu_time import gpu_timelines
 from analysis.attribution.ledger import (
-    as_without_profiler,
     exposed_communication,
     hidden_communication_us,
     occasional_times,
@@ -27,55 +25,60 @@ from analysis.diagnosis.headline import headline
 from analysis.diagnosis.timelines import memory_series, step_timeline
 from analysis.diagnosis.verdict import told_why, verdict
 from analysis.limits.shape_rates import kernel_durations, queue_over_step, shape_rates
-from analysis.trace.links import Links
-from analysis.trust.integrity import MEASURABLE, integrity, overlap_us, profiler_overhead, step_rows
+from analysis.trace.timeline import Timeline
+from analysis.trust.integrity import integrity, overlap_us, step_rows
 from harness.base.text import shortened
 from harness.documents.trace import OperatorAnalysis
 from harness.instruments.phases import summary_stats
 from harness.schema import because, explained
 
 
-def operator_analysis(links: Links, summary: dict | None) -> dict:
+def operator_analysis(timeline: Timeline) -> dict:
     """operator_analysis.json of one trace, without the comparison of ranks."""
-    links = attribute(links)
-    overhead = profiler_overhead(links.trace, summary)
-    if (overhead["ratio"] or 0.0) > 1 + MEASURABLE:
-        links = as_without_profiler(links, overhead["unprofiled_median_ms"])
-    trust, exposed = integrity(links, summary), exposed_communication(links)
-    rows, unreliable = collective_rows(collectives_of(links).events, exposed), trust["unreliable"]
-    n = len(links.steps)
-    times = (float(us / 1e3 / n) for us in (exposed["us"].sum(), hidden_communication_us(links)))
+    summary = timeline.context.summary
+    trust, exposed = integrity(timeline), exposed_communication(timeline)
+    rows, unreliable = (
+        collective_rows(collectives_of(timeline).events, exposed),
+        trust["unreliable"],
+    )
+    n = len(timeline.steps)
+    times = (float(us / 1e3 / n) for us in (exposed["us"].sum(), hidden_communication_us(timeline)))
     communication = communication_of_steps(rows, n, *times)
     beside = {
         "by_difference": (summary or {}).get("no_sync"),
         "predicted": None,
     }  # the caller may predict
-    gpu_timeline = gpu_timelines(links, unreliable.get("idle_by_cause"))
+    gpu_timeline = gpu_timelines(timeline, unreliable.get("idle_by_cause"))
     gpu_timeline |= {
-        "kernel_durations": kernel_durations(links),
-        "queue_over_step": queue_over_step(links),
+        "kernel_durations": kernel_durations(timeline),
+        "queue_over_step": queue_over_step(timeline),
     }
-    path = {"critical_path": None if "step_timeline" in unreliable else critical_path(links)}
-    rates = shape_rates(links, summary)
+    path = {"critical_path": None if "step_timeline" in unreliable else critical_path(timeline)}
+    rates = shape_rates(timeline)
     communication = communication and communication | beside
-    judged = told_why(verdict(links, trust, summary, path["critical_path"], rates), communication)
+    judged = told_why(verdict(timeline, trust, path["critical_path"], rates), communication)
     document = {
-        "trace": links.trace.path.name,
+        "trace": timeline.trace.path.name,
         "integrity": trust,
         "verdict": judged,
-        "steps": steps_document(links),
+        "steps": steps_document(timeline),
     }
-    document |= step_breakdown(links) | {"classes": class_times(links)}
+    document |= step_breakdown(timeline) | {"classes": class_times(timeline)}
     document |= {"reader": who_reads(summary).value, "opportunities": [], "not_here": []}
     step_ms = document["attribution"]["ms_per_step"]
-    document["once"] = once_rows(links, occasional_times(links), start_up_slices(links), step_ms)
+    document["once"] = once_rows(
+        timeline, occasional_times(timeline), start_up_slices(timeline), step_ms
+    )
     if trust["trustworthy"]:
-        document |= opportunities(links, summary, path["critical_path"] is not None)
+        document |= opportunities(timeline, path["critical_path"] is not None)
     document |= {"gpu_timeline": gpu_timeline, "collectives": rows, "communication": communication}
-    document |= operator_tables(links) | {"kernels": kernel_table(links)} | counters(links, summary)
-    document |= {"shape_rates": rates, "model_flops_per_step": model_flops_per_step(links)} | path
+    document |= operator_tables(timeline) | {"kernels": kernel_table(timeline)} | counters(timeline)
+    document |= {
+        "shape_rates": rates,
+        "model_flops_per_step": model_flops_per_step(timeline),
+    } | path
     document |= because(unreliable["step_timeline"], *path) if "step_timeline" in unreliable else {}
-    document |= {"step_timeline": step_timeline(links), "memory": memory_series(links)}
+    document |= {"step_timeline": step_timeline(timeline), "memory": memory_series(timeline)}
     note_unclassified(document)
     if not trust["trustworthy"]:
         document["opportunities_reason"] = "the trace is not trustworthy, see integrity"
@@ -97,16 +100,16 @@ def note_unclassified(document: dict) -> None:
         trust["notes"].append(f"unclassified kernels: {len(unknown)}, {share}: {names}")
 
 
-def steps_document(links: Links) -> dict:
+def steps_document(timeline: Timeline) -> dict:
     """Durations of the profiled steps on the host, and their spread."""
-    rows = step_rows(links)
-    durations = [row["duration_ms"] for row in rows] if links.steps_are_marked else []
+    rows = step_rows(timeline)
+    durations = [row["duration_ms"] for row in rows] if timeline.steps_are_marked else []
     spread = {
         f"{name}_ms" if name != "count" else name: value
         for name, value in summary_stats(durations).items()
     }
     edges = {"min_ms": min(durations, default=None), "max_ms": max(durations, default=None)}
-    return spread | edges | {"overlap_ms": overlap_us(links.steps) / 1e3, "rows": rows}
+    return spread | edges | {"overlap_ms": overlap_us(timeline.steps) / 1e3, "rows": rows}
 
 
 def add_prediction(document: dict, predicted: list[dict]) -> None:

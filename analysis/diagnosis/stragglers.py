@@ -19,8 +19,8 @@ import pandas as pd
 from analysis.attribution.collectives import ONE_TRACE, Collectives, collectives_of
 from analysis.attribution.gpu_time import timeline_of_slices
 from analysis.attribution.ledger import COMMUNICATION, exposed_communication, named_slices, of_steps
-from analysis.trace.links import AttributedLinks
 from analysis.trace.tables import RANK_IN_NAME, take_or
+from analysis.trace.timeline import Timeline
 from harness.base.sections import Section
 from harness.base.tables import Column, column
 from harness.base.text import count_of, read_ini
@@ -73,17 +73,23 @@ class CommonCollectives:
     complete: bool  # all ranks of the group are here
 
 
-def rank_facts(links: AttributedLinks, slices: pd.DataFrame | None) -> RankTrace:
-    """slices: those to keep for a reader, if any."""
-    trace = links.trace
-    steps = links.steps if links.steps_are_marked else links.steps.iloc[:0]
-    busy = timeline_of_slices(links, of_steps(links))["busy_ms"]
+def rank_facts(timeline: Timeline, keep_slices: bool) -> RankTrace:
+    """keep_slices: whether a reader asks for them."""
+    trace = timeline.trace
+    steps = timeline.steps if timeline.steps_are_marked else timeline.steps.iloc[:0]
+    busy = timeline_of_slices(timeline, of_steps(timeline))["busy_ms"]
     in_name = RANK_IN_NAME.search(trace.path.name)
     rank = int(in_name[1]) if trace.rank is None and in_name else trace.rank
     numbers = (
-        steps["number"].tolist() if links.steps_found is None and trace.steps_from is None else []
+        steps["number"].tolist()
+        if timeline.steps_found is None and trace.steps_from is None
+        else []
     )
-    found, columns = collectives_of(links), ["start", "end", "us", "state", "cause", "collective"]
+    found = collectives_of(timeline)
+    columns = ["start", "end", "us", "state", "cause", "collective"]
+    slices = None
+    if keep_slices:
+        slices = named_slices(timeline, timeline.slices).assign(rank=-1 if rank is None else rank)
     return RankTrace(
         rank=rank,
         world_size=trace.world_size,
@@ -92,17 +98,13 @@ def rank_facts(links: AttributedLinks, slices: pd.DataFrame | None) -> RankTrace
             float(np.mean((steps["end"] - steps["start"]).to_numpy() / 1e3)) if len(steps) else None
         ),
         steps=numbers,
-        n_steps=len(links.steps),
-        busy_ms=busy and busy / len(links.steps),
+        n_steps=len(timeline.steps),
+        busy_ms=busy and busy / len(timeline.steps),
         found=found,
-        exposed=exposed_communication(links)[columns],
+        exposed=exposed_communication(timeline)[columns],
         base_us=trace.base_us,
         clock=None if found.on_gpu else trace.host,
-        slices=(
-            None
-            if slices is None
-            else named_slices(links, slices).assign(rank=-1 if rank is None else rank)
-        ),
+        slices=slices,
     )
 
 

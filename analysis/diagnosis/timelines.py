@@ -4,35 +4,36 @@ import numpy as np
 
 from analysis.attribution.components import UNATTRIBUTED
 from analysis.attribution.intervals import Slices, innermost, slices_of
-from analysis.trace.links import OPERATOR, AttributedLinks, Links, median_step
+from analysis.trace.links import OPERATOR
+from analysis.trace.timeline import Timeline, median_step
 from harness.base.units import MB
 
 PIECES = 1500  # of a timeline's lane at most: more cannot be seen
 LANES = 8  # at most
 
 
-def window_of_step(links: Links, which: int) -> tuple[float, float]:
+def window_of_step(timeline: Timeline, which: int) -> tuple[float, float]:
     """When a step begins and ends, in us, with its work on the GPU, which may end after the host
     has gone on."""
-    steps, gpu = links.steps, links.gpu
+    steps, gpu = timeline.steps, timeline.gpu
     first, last = float(steps["start"].iloc[which]), float(steps["end"].iloc[which])
     of_step = (gpu["step"] == which).to_numpy()
     return first, max(last, float(gpu.loc[of_step, "end"].max())) if of_step.any() else last
 
 
-def step_timeline(links: AttributedLinks) -> dict:
+def step_timeline(timeline: Timeline) -> dict:
     """The step with the median duration as lanes of colored pieces:
     one per host thread and per GPU stream."""
-    steps, host, gpu = links.steps, links.host, links.gpu
-    which = median_step(links)
-    first, last = window_of_step(links, which)
+    steps, host, gpu = timeline.steps, timeline.host, timeline.gpu
+    which = median_step(timeline)
+    first, last = window_of_step(timeline, which)
     of_host, of_gpu = (
         table["component"].fillna(UNATTRIBUTED).to_numpy(object) for table in (host, gpu)
     )
     inside = ((host["until"] > first) & (host["start"] < last)).to_numpy()
     is_operator, thread = (host["kind"] == OPERATOR).to_numpy(), host["thread"].to_numpy()
     lanes = {
-        "host" if one == links.thread else f"host thread {one}": lane(
+        "host" if one == timeline.thread else f"host thread {one}": lane(
             innermost(host, (thread == one) & inside, is_operator), of_host, first, last
         )
         for one in np.unique(thread[is_operator & inside])
@@ -90,9 +91,9 @@ def lane(slices: Slices, component: np.ndarray, first: float, last: float) -> li
     return [[round(begin / 1e3, 4), round(until / 1e3, 4), one] for begin, until, one in pieces]
 
 
-def memory_series(links: Links) -> dict:
+def memory_series(timeline: Timeline) -> dict:
     """Allocated MB over time, if the trace recorded it, thinned to what a figure shows."""
-    memory = links.trace.memory
+    memory = timeline.trace.memory
     if memory.empty:
         return {"peak_mb": None}
     on_gpu = bool(memory["on_gpu"].any())

@@ -3,14 +3,11 @@ ranks are compared."""
 
 import itertools
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from analysis.attribution.collectives import collective_rows, communication_of_steps
-from analysis.attribution.components import attribute
-from analysis.attribution.graph_replays import with_replayed_operators
-from analysis.attribution.ledger import cut_at_arrivals, ledger
+from analysis.attribution.ledger import cut_at_arrivals
 from analysis.diagnosis.document import operator_analysis
 from analysis.diagnosis.headline import headline
 from analysis.diagnosis.stragglers import (
@@ -22,10 +19,9 @@ from analysis.diagnosis.stragglers import (
     why_late,
 )
 from analysis.diagnosis.verdict import judged_as, told_why
-from analysis.limits.peaks import Ridges
-from analysis.limits.slice_limits import with_bounds
-from analysis.trace.links import link
+from analysis.limits.timeline import NO_FLAGS, timeline_of
 from analysis.trace.tables import Trace, read_traces
+from analysis.trace.timeline import DeviceFlags
 from analysis.trust.integrity import summary_beside
 from analysis.trust.missing_from_trace import lacking
 from harness.base.console import progress_bar
@@ -42,30 +38,25 @@ def analyze_all(
     reading: dict | None = None,
     slices: list | None = None,
     captures: set[Path] | None = None,
-    **device,
+    flags: DeviceFlags = NO_FLAGS,
 ) -> tuple[list[tuple[Path, dict]], list[UserError]]:
     """Each readable trace with its operator_analysis.json, and the errors of the others.
 
     summary is the performance_summary.json of the run; without it, the one beside each trace is
     used.  reading: options of read_trace().  slices: takes those of each trace, with names.
-    captures: takes the files that told of the graphs of the traces.  device: target and peak of
-    each Trace.  If the traces are those of several ranks of one run, each document contains the
-    comparison of the ranks.
+    captures: takes the files that told of the graphs of the traces.  If the traces are those of
+    several ranks of one run, each document contains the comparison of the ranks.
     """
     refused: list[UserError] = []
     analyses, facts, runs = [], [], []
     captures = set() if captures is None else captures
     for trace in traces_of(paths, reading or {}, refused):
-        trace = with_replayed_operators(replace(trace, **device))
-        links = attribute(link(trace))
-        runs.append(summary or summary_beside(trace.path))
-        analyses.append((trace.path, operator_analysis(links, runs[-1])))
-        with_bound = (
-            None if slices is None else with_bounds(ledger(links), links, Ridges(links, runs[-1]))
-        )
-        facts.append(rank_facts(links, with_bound))
-        if trace.replayed:
-            captures.update(trace.replayed.files)
+        timeline = timeline_of(trace, summary or summary_beside(trace.path), flags)
+        runs.append(timeline.context.summary)
+        analyses.append((trace.path, operator_analysis(timeline)))
+        facts.append(rank_facts(timeline, keep_slices=slices is not None))
+        if timeline.replayed:
+            captures.update(timeline.replayed.files)
     # A trace of captures tells of the graphs of the others, and is no rank of its own.
     keep = [path not in captures or one["integrity"]["graph_events"] > 0 for path, one in analyses]
     analyses, facts, runs = ([*itertools.compress(one, keep)] for one in (analyses, facts, runs))

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from analysis.attribution.ledger import IDLE, capture_share, of_steps, us_by
-from analysis.limits.peaks import Ridges
-from analysis.limits.slice_limits import basis_shares, of_unknown_kind, with_bounds
-from analysis.trace.links import AttributedLinks
+from analysis.limits.slice_limits import basis_shares, of_unknown_kind
+from analysis.trace.timeline import Timeline
 from analysis.trust.integrity import UNDISTURBED
 from analysis.vocabulary.bounds import MEANINGS, OF_GPU, OF_HOST, TAKES
 from harness.base.sections import Section
@@ -336,42 +335,40 @@ RULES = {
 }
 
 
-def verdict(
-    links: AttributedLinks, trust: dict, summary: dict | None, path: dict | None, rates: list[dict]
-) -> dict:
+def verdict(timeline: Timeline, trust: dict, path: dict | None, rates: list[dict]) -> dict:
     """`verdict` of operator_analysis.json.  path: its critical path.  rates: its `shape_rates`."""
-    ridges, launches = (
-        Ridges(links, summary),
-        links.calls["starts_kernel"] | links.calls["starts_graph"],
+    roofs, launches = (
+        timeline.context.roofs,
+        timeline.calls["starts_kernel"] | timeline.calls["starts_graph"],
     )
-    slices = with_bounds(of_steps(links), links, ridges)
+    slices = of_steps(timeline)
     split, basis = us_by(slices, "bound", "state"), basis_shares(slices)
     total = float(split.sum()) or 1.0
     shares = {name: float(split.get(name, split.iloc[:0]).sum()) / total for name in MEANINGS}
     unrecorded = float(split.get(("unexplained", IDLE), 0.0)) / total
-    unknown = of_unknown_kind(slices, links) & (slices["bound"] == "unexplained").to_numpy()
+    unknown = of_unknown_kind(slices, timeline) & (slices["bound"] == "unexplained").to_numpy()
     unknown_kind = float(slices["us"].to_numpy()[unknown].sum()) / total
     facts = Facts(
         shares=shares,
         unclassified=max(0.0, shares["unexplained"] - unrecorded),
         unrecorded=unrecorded,
-        capture=capture_share(links),
+        capture=capture_share(timeline),
         # Without a recorded launch the path never comes to the GPU.
         on_host=(
             sum(row["share"] for row in path["rows"] if row["where"] == "host")
             if path and launches.any()
             else 0.0
         ),
-        idle=float(split.xs(IDLE, level="state").sum()) / total if links.idle_left < 1 else 1.0,
+        idle=float(split.xs(IDLE, level="state").sum()) / total if timeline.idle_left < 1 else 1.0,
         guessed=basis.get("length", 0.0),
         slow=sum(row["share"] for row in rates if (row["share_of_roof"] or 1.0) < SLOW_BELOW),
         problems=trust["problems"],
         doubt=trust["unreliable"].get("verdict"),
         lost=trust["disturbance"]["lost_share"] or 0.0,
-        on_gpu=links.on_gpu,
+        on_gpu=timeline.on_gpu,
         unknown_kind=unknown_kind,
         missing=what_to_record(
-            trust, None if ridges.of(None) else ridges.source, unrecorded, bool(launches.any())
+            trust, None if roofs.ridge() else roofs.ridge_source, unrecorded, bool(launches.any())
         ),
     )
     asked = [(rule, *ask(facts)) for rule, ask in RULES.items()]
@@ -383,9 +380,11 @@ def verdict(
     thresholds = {
         "bound_from_share": BOUND_FROM,
         "lead_share": LEAD,
-        "ridge_flops_per_byte": ridges.exact,
+        "ridge_flops_per_byte": roofs.exact_ridge,
     }
-    thresholds |= because(ridges.source, "ridge_flops_per_byte") | {"ridge_source": ridges.source}
+    thresholds |= because(roofs.ridge_source, "ridge_flops_per_byte") | {
+        "ridge_source": roofs.ridge_source
+    }
     rules = [
         {"rule": rule, "figures": figures, "holds": holds, "decides": one is found}
         for rule, figures, one in asked

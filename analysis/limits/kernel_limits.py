@@ -13,8 +13,9 @@ import pandas as pd
 
 from analysis.attribution.operators import costs_of_operators, inputs_of_operators
 from analysis.hardware.datasheets import DATASHEETS
-from analysis.trace.links import AttributedLinks
+from analysis.hardware.roofs import Roofs
 from analysis.trace.tables import by_name, different_pairs, take_or
+from analysis.trace.timeline import Timeline
 from analysis.vocabulary import kernels
 from analysis.vocabulary.kernel_classes import (
     KERNEL_CLASSES,
@@ -56,31 +57,33 @@ BESIDE_MATMULS = names_of_work(Work.MOVES, Work.CALCULATES)
 GROUPED_US = 40.0
 
 
-def ridge_range(ridges, kind: str | None) -> tuple[float, float]:
+def ridge_range(roofs: Roofs, kind: str | None) -> tuple[float, float]:
     """The lowest and highest ridge point in FLOPs/byte for what is multiplied; where nothing is
     known, of any device.  Narrower types are twice as fast each."""
     faster = {"fp4": 4, 1: 2}.get(kind if kind == "fp4" else BYTES_OF.get(kind), 1)
     kind = "c10::Half" if faster > 1 else kind
-    if found := ridges.of(kind):
+    if found := roofs.ridge(kind):
         return faster * found[0], faster * found[1]
     column = {"tf32": "tf32", "float": "fp32"}.get(kind, "fp16")
     known = [1e3 * peak / row.bandwidth for row in DATASHEETS if (peak := getattr(row, column))]
     return faster * min(known), faster * max(known)
 
 
-def by_shapes(links: AttributedLinks, ridges) -> np.ndarray:
+def by_shapes(timeline: Timeline) -> np.ndarray:
     """What limits each operator, by its inputs; UNKNOWN for what has no FLOPs,
     or none that shapes determine."""
-    operators, (costs, which) = links.trace.operators, costs_of_operators(links)
+    operators, (costs, which) = timeline.trace.operators, costs_of_operators(timeline)
     pairs, _ = different_pairs(
-        operators["name"].cat.codes.to_numpy(), inputs_of_operators(links)[0]
+        operators["name"].cat.codes.to_numpy(), inputs_of_operators(timeline)[0]
     )
     found = np.zeros(len(costs), np.int8)
     for i, ((_, signature), one) in enumerate(zip(pairs, costs[:-1], strict=True)):
         least = one.least_flops if one.flops else one.at_least_flops
         most = one.least_flops if one.flops else one.most_flops
         if one.bytes and most:
-            low, high = ridge_range(ridges, factor_type(*links.trace.signatures[signature][:2]))
+            low, high = ridge_range(
+                timeline.context.roofs, factor_type(*timeline.trace.signatures[signature][:2])
+            )
             if most / one.bytes < low:
                 found[i] = MEMORY
             elif least and least / one.bytes >= high:
@@ -88,19 +91,19 @@ def by_shapes(links: AttributedLinks, ridges) -> np.ndarray:
     return found[which] if len(found) else np.zeros(0, np.int8)
 
 
-def kernel_bounds(links: AttributedLinks, ridges) -> tuple[np.ndarray, np.ndarray]:
+def kernel_bounds(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
     """What limits each GPU event if it is a matmul, attention or convolution, and the row of BASES
     that tells, or -1.
 
     The operator of one may launch copies and transposes too: they are limited by memory."""
-    gpu, us = links.gpu, (links.gpu["end"] - links.gpu["start"]).to_numpy()
+    gpu, us = timeline.gpu, (timeline.gpu["end"] - timeline.gpu["start"]).to_numpy()
     helps = gpu["named_category"].isin(BESIDE_MATMULS).to_numpy()
-    shaped = take_or(by_shapes(links, ridges), gpu["operator"].to_numpy(), UNKNOWN)
-    beside = helps | links.only_of_graph | (by_name(gpu["name"], kernels.use) == kernels.HELPER)
+    shaped = take_or(by_shapes(timeline), gpu["operator"].to_numpy(), UNKNOWN)
+    beside = helps | timeline.only_of_graph | (by_name(gpu["name"], kernels.use) == kernels.HELPER)
     shaped = np.where(beside, UNKNOWN, shaped)
-    named = by_name(gpu["name"], lambda name: named_bound(name, ridges), np.int8)
+    named = by_name(gpu["name"], lambda name: named_bound(name, timeline.context.roofs), np.int8)
     (near, one), attention = (
-        by_neighbors(links, us),
+        by_neighbors(timeline, us),
         (gpu["named_category"] == "attention").to_numpy(),
     )
     near = np.where((near == UNKNOWN) & ~attention, same_kernel(gpu, us, near), near)
@@ -133,7 +136,7 @@ def same_kernel(gpu: pd.DataFrame, us: np.ndarray, found: np.ndarray) -> np.ndar
     return np.where(enough, most, UNKNOWN)[codes]
 
 
-def named_bound(name: str, ridges) -> int:
+def named_bound(name: str, roofs: Roofs) -> int:
     """By its use; by its tile: an output with a short side has few FLOPs per byte, and a block that
     loads only its own rows and columns has so many at least."""
     use, kind, tile = kernels.use(name), kernels.multiplied_type(name), kernels.tile(name)
@@ -142,7 +145,7 @@ def named_bound(name: str, ridges) -> int:
     if not tile or re.search(kernels.MISALIGNED, name):
         return UNKNOWN
     high, size = (
-        ridge_range(ridges, kind)[1],
+        ridge_range(roofs, kind)[1],
         {"fp4": 0.5, "tf32": 4}.get(kind) or BYTES_OF.get(kind, 2),
     )
     # Tiles of attention and convolutions are not those of a matmul.
@@ -165,14 +168,14 @@ def may_be_large(name: str) -> bool:
     return kernels.use(name) is None and min(kernels.tile(name) or (SKINNY_TILE,)) >= SKINNY_TILE
 
 
-def by_neighbors(links: AttributedLinks, us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def by_neighbors(timeline: Timeline, us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """By the time of a pass over the activations, which the element-wise kernels, reductions and
     norms around tell.
 
     Where a pass is long there are enough rows of activations for arithmetic to limit a large tile,
     and a kernel that takes no longer than a pass moves no less for what it multiplies.  Returns
     that and the time, NaN without any."""
-    gpu, order = links.gpu, np.argsort(links.gpu["start"].to_numpy(), kind="stable")
+    gpu, order = timeline.gpu, np.argsort(timeline.gpu["start"].to_numpy(), kind="stable")
     streams = (
         gpu["named_category"].isin(VECTOR_CLASSES).to_numpy()
         & (gpu["phase"] != "optimizer").to_numpy()

@@ -5,11 +5,8 @@ import numpy as np
 
 from analysis.attribution.gpu_time import launched_events
 from analysis.attribution.operators import costs_of_operators, operator_calls, shapes_text
-from analysis.hardware.ceilings import Ceiling, compute_ceilings
-from analysis.limits.peaks import PATHS, device_of, precision_of, roofs_of
-from analysis.trace.links import Links, median_step
+from analysis.trace.timeline import Timeline, median_step
 from analysis.vocabulary.kernel_classes import MATMUL_CLASSES
-from analysis.vocabulary.operators import PRECISION_OF
 from analysis.work.operator_costs import factor_type
 from harness.base.sections import Section
 from harness.base.tables import Column, column
@@ -19,28 +16,28 @@ DURATIONS_US = (2, 5, 10, 20, 50, 100, 1000, None)  # upper limits of the histog
 POINTS = 200  # of the queue over a step
 
 
-def shape_rates(links: Links, summary: dict | None) -> list[dict]:
+def shape_rates(timeline: Timeline) -> list[dict]:
     """Each matmul, convolution and attention with its inputs' shapes, most time first: rates in its
     own time on the device, and the share of the nearer roof, which is the least time that the
     device's peaks allow over its time."""
-    trace, clock = links.trace, "self_device_us" if links.on_gpu else "self_cpu_us"
-    calls = operator_calls(links)
+    trace, clock = timeline.trace, "self_device_us" if timeline.on_gpu else "self_cpu_us"
+    calls = operator_calls(timeline)
     total = calls[clock].sum()
     named = trace.operators["named_category"].isin(MATMUL_CLASSES).to_numpy()
     rated = named & (calls["signature"] >= 0).to_numpy() & (calls[clock] > 0).to_numpy()
     names, rows = trace.operators["name"].cat.categories, []
-    compute, bandwidth = Roofs(links, summary), roofs_of(links, summary)[1]
-    costs, which = costs_of_operators(links)
+    roofs = timeline.context.roofs
+    costs, which = costs_of_operators(timeline)
     for (code, signature), same in calls[rated].groupby(["code", "signature"]):
         name, (shapes, types, _) = names[code], trace.signatures[signature]
         one, n, us = costs[which[same.index[0]]], same["call"].nunique(), float(same[clock].sum())
         if not (flops := one.flops or one.most_flops):
             continue
-        precision, peak = compute.of(factor_type(shapes, types))
+        precision, peak = roofs.peak(factor_type(shapes, types))
         # A kernel may skip what a causal mask hides, so the roof is above what it must do.
         least = {"compute": n * one.least_flops / peak.rate} if peak and one.flops else {}
-        if bandwidth and one.bytes:
-            least["memory"] = n * one.bytes / bandwidth[0].rate
+        if roofs.bandwidth and one.bytes:
+            least["memory"] = n * one.bytes / roofs.bandwidth[0].rate
         roof = max(least, key=least.get) if "compute" in least else None
         inputs = shapes_text(shapes) + (f", up to {one.keys:,} keys each" if one.keys else "")
         row = {
@@ -58,34 +55,10 @@ def shape_rates(links: Links, summary: dict | None) -> list[dict]:
     return sorted(rows, key=lambda row: -row["ms"])
 
 
-class Roofs:
-    """The peak of the device for matmuls, by the type of their factors."""
-
-    def __init__(self, links: Links, summary: dict | None):
-        self.device, self.usual = device_of(links, summary), precision_of(links, summary)
-        found = roofs_of(links, summary)[0]
-        self.peaks: dict[str, Ceiling | None] = {self.usual: found[0] if found else None}
-
-    def of(self, kind: str | None) -> tuple[str, Ceiling | None]:
-        """The precision, and its peak; of another type than the usual one by the datasheet."""
-        precision = PRECISION_OF.get(kind, str(kind))
-        # PyTorch 1.8 records no types, and none records whether float is tf32.
-        if kind is None or (precision, self.usual) == ("fp32", "tf32"):
-            precision = self.usual
-        if precision not in self.peaks:
-            found = (
-                compute_ceilings(self.device, precision, measure="never")
-                if precision in PATHS
-                else []
-            )
-            self.peaks[precision] = found[0] if found else None
-        return precision, self.peaks[precision]
-
-
-def kernel_durations(links: Links) -> list[dict]:
+def kernel_durations(timeline: Timeline) -> list[dict]:
     """How many of the steps' kernels are how short, and their share of the kernels' time."""
-    gpu = links.gpu[
-        (links.gpu["kind"] == "kernel").to_numpy() & (links.gpu["step"] >= 0).to_numpy()
+    gpu = timeline.gpu[
+        (timeline.gpu["kind"] == "kernel").to_numpy() & (timeline.gpu["step"] >= 0).to_numpy()
     ]
     us = (gpu["end"] - gpu["start"]).to_numpy()
     limits = [limit for limit in DURATIONS_US if limit]
@@ -94,7 +67,7 @@ def kernel_durations(links: Links) -> list[dict]:
     return [
         {
             "up_to_us": limit,
-            "kernels_per_step": float(n / len(links.steps)),
+            "kernels_per_step": float(n / len(timeline.steps)),
             "share_of_kernels": float(n / len(us)),
             "share_of_time": float(time / us.sum()) if us.sum() else 0.0,
         }
@@ -103,14 +76,14 @@ def kernel_durations(links: Links) -> list[dict]:
     ]
 
 
-def queue_over_step(links: Links) -> dict | None:
+def queue_over_step(timeline: Timeline) -> dict | None:
     """Kernels, copies, memory sets, and graphs as a whole, launched but not started, and how long
     the latest one has to wait, over the step of median duration."""
-    events = launched_events(links)
+    events = launched_events(timeline)
     if not ((events["kind"] == "kernel") | events["of_graph"]).any():
         return None
-    which = median_step(links)
-    number, first, last = (links.steps[name].iloc[which] for name in ("number", "start", "end"))
+    which = median_step(timeline)
+    number, first, last = (timeline.steps[name].iloc[which] for name in ("number", "start", "end"))
     times = np.linspace(first, last, POINTS)
     launched, began = events["launched"].to_numpy(), events["start"].to_numpy()
     at = np.searchsorted(launched, times, side="right")

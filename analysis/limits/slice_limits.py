@@ -5,8 +5,8 @@ import pandas as pd
 
 from analysis.attribution.ledger import IDLE_CAUSES, us_by
 from analysis.limits.kernel_limits import BASES, COMPUTE, MEMORY, UNKNOWN, by_shapes, kernel_bounds
-from analysis.trace.links import AttributedLinks
 from analysis.trace.tables import by_name, take_or
+from analysis.trace.timeline import Timeline
 from analysis.vocabulary.bounds import BOUND_OF_CAUSE, MEANINGS
 from analysis.vocabulary.kernel_classes import MATMUL_CLASSES, UNKNOWN_CATEGORY, VECTOR_CLASSES
 from analysis.vocabulary.operators import may_compute
@@ -21,15 +21,15 @@ BOUND_OF_KERNEL[MEMORY] = NUMBER["memory"]
 BOUND_OF_KERNEL[COMPUTE] = NUMBER["compute"]
 
 
-def with_bounds(slices: pd.DataFrame, links: AttributedLinks, ridges) -> pd.DataFrame:
+def with_bounds(slices: pd.DataFrame, timeline: Timeline) -> pd.DataFrame:
     """Slices of the ledger with the columns `bound`: what limits each, and `basis`, of BASES: how
     that was told of a matmul, attention or convolution."""
-    multiplies, limit, basis = matmul_limits(slices, links, ridges)
+    multiplies, limit, basis = matmul_limits(slices, timeline)
     by_cause = bounds_of_causes(slices)
     kind = slices["kind"].to_numpy()
     # Each rule comes before those above it.
     bound = np.full(len(slices), NUMBER["memory"])
-    bound[of_unknown_kind(slices, links)] = NUMBER["unexplained"]
+    bound[of_unknown_kind(slices, timeline)] = NUMBER["unexplained"]
     bound[multiplies] = BOUND_OF_KERNEL[limit[multiplies]]
     bound[kind == "copy"] = NUMBER["memory"]
     bound[by_cause >= 0] = by_cause[by_cause >= 0]
@@ -43,17 +43,17 @@ def with_bounds(slices: pd.DataFrame, links: AttributedLinks, ridges) -> pd.Data
 
 
 def matmul_limits(
-    slices: pd.DataFrame, links: AttributedLinks, ridges
+    slices: pd.DataFrame, timeline: Timeline
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of each slice, whether it is work of a matmul, attention or convolution; what limits that, of
     UNKNOWN, MEMORY and COMPUTE; and the row of BASES that tells, or -1."""
     multiplies = slices["category"].isin(MATMUL_CLASSES).to_numpy()
-    if not links.on_gpu:
-        limit = take_or(by_shapes(links, ridges), slices["operator"].to_numpy(), UNKNOWN)
+    if not timeline.on_gpu:
+        limit = take_or(by_shapes(timeline), slices["operator"].to_numpy(), UNKNOWN)
         return multiplies, limit, np.where(limit == UNKNOWN, -1, 0)
     event = slices["event"].to_numpy()
-    limits, bases = kernel_bounds(links, ridges)
-    kernel_multiplies = links.gpu["named_category"].isin(MATMUL_CLASSES).to_numpy()
+    limits, bases = kernel_bounds(timeline)
+    kernel_multiplies = timeline.gpu["named_category"].isin(MATMUL_CLASSES).to_numpy()
     # The operator tells what it calculates, where the kernel's name says something else.
     calculates = slices["category"].isin(VECTOR_CLASSES).to_numpy()
     multiplies = multiplies | (take_or(kernel_multiplies, event, False) & ~calculates)
@@ -68,11 +68,11 @@ def bounds_of_causes(slices: pd.DataFrame) -> np.ndarray:
     return np.array(numbers)[causes.codes]
 
 
-def of_unknown_kind(slices: pd.DataFrame, links: AttributedLinks) -> np.ndarray:
+def of_unknown_kind(slices: pd.DataFrame, timeline: Timeline) -> np.ndarray:
     """Which slices of the ledger are work of which neither operator nor kernel tells
     what kind it is."""
     unknown = ((slices["category"] == UNKNOWN_CATEGORY) & (slices["state"] == "working")).to_numpy()
-    computes = by_name(links.trace.operators["name"], may_compute, bool)
+    computes = by_name(timeline.trace.operators["name"], may_compute, bool)
     return unknown & take_or(computes, slices["operator"].to_numpy(), True)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
-from analysis.hardware.achievable import HIGH, LOW, OVERHEADS, Rates, achievable_rates
+from analysis.hardware.achievable import OVERHEADS, Rates, achievable_rates, interval_of
 from analysis.hardware.ceilings import NOT_MEASURED, bandwidth_ceilings, compute_ceilings
 from analysis.hardware.matching import datasheet
 from analysis.prediction.network import Network
@@ -353,8 +353,10 @@ def expected_step_time(
         **{} if on_gpu else {"host": "", "on_gpu": False},
     )
     peaks = compute_ceilings(device, workload.precision, peak, measure=measure)
-    flops, (low, high) = flops_of_step(workload)[1], (LOW, HIGH) if on_gpu else (None, None)
+    flops = flops_of_step(workload)[1]
     parts, launches, host_ms = expected_parts(operators_of(workload, setting.on_gpu), setting)
+    bound = bound_of(parts, host_ms, on_gpu)
+    low, high = interval_of(bound) if on_gpu else (None, None)
     median = sum(parts.values())
     found = {
         **{
@@ -365,7 +367,7 @@ def expected_step_time(
         },
         "tokens_per_sec": 1e3 * workload.batch_size * max(1, workload.seq_len) / median,
         "mfu_percent": 1e5 * flops / median / peaks[0].rate if peaks else None,
-        **{"bound": bound_of(parts, host_ms, on_gpu), "launches": launches, "host_ms": host_ms},
+        **{"bound": bound, "launches": launches, "host_ms": host_ms},
         "rates_source": rates.source,
     }
     return {"expected_step_time_ms": found}

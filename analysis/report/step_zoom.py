@@ -8,14 +8,15 @@ import pandas as pd
 
 from analysis.attribution.components import IDLE, OVERHEAD
 from analysis.attribution.intervals import innermost
-from analysis.attribution.ledger import cut_to, ledger, us_by
+from analysis.attribution.ledger import cut_to, us_by
 from analysis.attribution.operators import shapes_text
 from analysis.diagnosis.timelines import window_of_step
 from analysis.report.palette import GRAY, color_of, text_color
-from analysis.trace.links import CLOCK_TICK_US, AttributedLinks, cached_on_links, median_step
+from analysis.trace.links import CLOCK_TICK_US
 from analysis.trace.nesting import operators_around
 from analysis.trace.steps import step_around
 from analysis.trace.tables import take_or
+from analysis.trace.timeline import Timeline, cached_on_timeline, median_step
 
 MOST = (
     20_000  # events at once: the longest, and the others as one zooms in; blocks of slices at most
@@ -31,7 +32,7 @@ CALL, UNKNOWN, NOTHING = (
 
 
 def zoomed_step(
-    links: AttributedLinks, number: int | None = None, window: tuple[float, float] | None = None
+    timeline: Timeline, number: int | None = None, window: tuple[float, float] | None = None
 ) -> dict:
     """The events of a step that lie in a window, in ms since the step began.
 
@@ -41,9 +42,9 @@ def zoomed_step(
     numbers of events.  `sums`: whose time the step is, as pieces that follow each other.
     `began_ms`: of the step after the first event of the file, as Perfetto counts.
     """
-    numbers, events = links.steps["number"].tolist(), all_events(links)
-    which = numbers.index(number) if number in numbers else median_step(links)
-    whole = window_of_step(links, which)
+    numbers, events = timeline.steps["number"].tolist(), all_events(timeline)
+    which = numbers.index(number) if number in numbers else median_step(timeline)
+    whole = window_of_step(timeline, which)
     first = whole[0]
     start, end = whole if window is None else (first + 1e3 * edge for edge in window)
     inside = events[((events["end"] > start) & (events["start"] < end)).to_numpy()]
@@ -55,7 +56,7 @@ def zoomed_step(
     place = pd.Series(np.arange(len(shown)), shown.index)
     rows = [row | {"events": place[found].tolist()} for row, found in rows_of_lanes(shown)]
     drawn = shown.index[[i for row in rows for i in row["events"]]]
-    slices = {of: cut_to(found, *whole) for of, found in whose_time(links).items()}
+    slices = {of: cut_to(found, *whole) for of, found in whose_time(timeline).items()}
     parts = pd.concat([shown, *slices.values()])[["part", "class"]]
     code = parts.groupby(["part", "class"], sort=False).ngroup().to_numpy()
     of_events, *of_slices = np.split(code, np.cumsum([len(shown), *map(len, slices.values())])[:-1])
@@ -78,7 +79,7 @@ def zoomed_step(
         "window_ms": [(start - first) / 1e3, (end - first) / 1e3],
     }
     whole |= {
-        "began_ms": links.trace.perfetto_ms(first),
+        "began_ms": timeline.trace.perfetto_ms(first),
         "left_out": left_out,
         "rows": rows,
         "events": events,
@@ -102,19 +103,19 @@ def pieces(slices: pd.DataFrame, part: np.ndarray, first: float) -> dict[str, li
     }
 
 
-@cached_on_links
-def whose_time(links: AttributedLinks) -> dict[str, pd.DataFrame]:
+@cached_on_timeline
+def whose_time(timeline: Timeline) -> dict[str, pd.DataFrame]:
     """Slices with part and class: the ledger, and beside that of a GPU the thread of the steps."""
-    slices = ledger(links)
+    slices = timeline.slices
     idle = "idle: " + slices["cause"].astype(str).str.replace("_", " ")
     part = idle.where(slices["kind"] == IDLE, parts_of(slices))
     found = slices[["start", "end", "us"]].assign(part=part)
     found["class"] = slices["class"].astype(str)
-    if not links.on_gpu:
+    if not timeline.on_gpu:
         return {HOST: found}
     own, events = (
-        innermost(links.host, (links.host["thread"] == links.thread).to_numpy()),
-        all_events(links),
+        innermost(timeline.host, (timeline.host["thread"] == timeline.thread).to_numpy()),
+        all_events(timeline),
     )
     edges = np.unique(np.concatenate([own.edges, found["start"].iloc[:1], found["end"].iloc[-1:]]))
     texts = (
@@ -123,22 +124,25 @@ def whose_time(links: AttributedLinks) -> dict[str, pd.DataFrame]:
     return {GPU: found, HOST: texts.assign(start=edges[:-1], end=edges[1:], us=np.diff(edges))}
 
 
-@cached_on_links
-def all_events(links: AttributedLinks) -> pd.DataFrame:
+@cached_on_timeline
+def all_events(timeline: Timeline) -> pd.DataFrame:
     """Host events, calls of the runtime and GPU events: lane, where (as Perfetto calls it), name,
-    part, class, inputs, start, end, step (row of links.steps), and the row of the event that called
+    part, class, inputs, start, end, step (row of steps), and the row of the event that called
     or launched each; -1: unknown."""
-    gpu, operators, threads = links.gpu, links.trace.operators, links.trace.threads
-    host = links.host.assign(
-        step=step_around(links.host["start"].to_numpy(), links.steps), above=links.host["parent"]
+    gpu, operators, threads = timeline.gpu, timeline.trace.operators, timeline.trace.threads
+    host = timeline.host.assign(
+        step=step_around(timeline.host["start"].to_numpy(), timeline.steps),
+        above=timeline.host["parent"],
     )
-    calls = links.calls.assign(
-        component=CALL, phase=None, category=CALL, above=operators_around(links.calls, host)
+    calls = timeline.calls.assign(
+        component=CALL, phase=None, category=CALL, above=operators_around(timeline.calls, host)
     )
     by_host = pd.concat([host, calls], ignore_index=True)
     # An asynchronous range has a thread of its own, after those of the trace.
     thread = np.minimum(by_host["thread"], len(threads))
-    lane = [HOST if one == links.thread else f"{HOST} thread {one}" for one in range(len(threads))]
+    lane = [
+        HOST if one == timeline.thread else f"{HOST} thread {one}" for one in range(len(threads))
+    ]
     where = [f"process {process}, thread {number}" for process, number in threads]
     by_host = by_host.assign(
         lane=np.array([*lane, APART])[thread], where=np.array([*where, HOST])[thread]
@@ -165,7 +169,7 @@ def all_events(links: AttributedLinks) -> pd.DataFrame:
     )
     texts = [
         " ".join([shapes_text(shapes), *map(str, types or [])])
-        for shapes, types, _ in links.trace.signatures
+        for shapes, types, _ in timeline.trace.signatures
     ]
     signature = take_or(operators["signature"], np.minimum(events.index, len(operators)), -1)
     events = events.assign(
@@ -179,7 +183,7 @@ def all_events(links: AttributedLinks) -> pd.DataFrame:
         ~phase.isin(("data", "optimizer")) | (category == "communication"), phase
     )
     return events.drop(
-        index=range(links.first_replayed, len(operators))
+        index=range(timeline.first_replayed, len(operators))
     )  # those of graphs took no time
 
 

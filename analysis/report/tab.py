@@ -17,14 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from pathlib import Path
 
-from analysis.attribution.components import attribute
-from analysis.attribution.graph_replays import with_replayed_operators
 from analysis.compare.document import compare_read
 from analysis.compare.parts import PART_KINDS
 from analysis.compare.runs import ComparedRun, summary_and_flops, summary_of_trace
 from analysis.compare.text import comparison_section
 from analysis.diagnosis.document import operator_analysis
 from analysis.diagnosis.traces import analyze_all, note_missing_ranks
+from analysis.limits.timeline import timeline_of
 from analysis.report.charts import charts, comparison_chart, step_of_document
 from analysis.report.page import (
     FINDABLE,
@@ -35,9 +34,9 @@ from analysis.report.page import (
     sections_of,
 )
 from analysis.report.step_zoom import zoomed_step
-from analysis.trace.links import AttributedLinks, link
 from analysis.trace.readers.formats import begins_as_trace, may_be_trace, recordings
 from analysis.trace.tables import read_trace
+from analysis.trace.timeline import Timeline
 from analysis.trust.integrity import summary_beside
 from harness.base.documents import read_or_leave_out
 from harness.base.errors import UserError
@@ -123,19 +122,20 @@ def reading() -> Iterator[None]:
 
 
 @lru_cache(maxsize=1)
-def links_of(of: Stamp) -> AttributedLinks:
+def timeline_of_file(of: Stamp) -> Timeline:
     with reading():
         trace = read_trace(of[0], watch=note_progress)
-    return attribute(link(with_replayed_operators(trace)))
+    return timeline_of(trace, summary_beside(trace.path))
 
 
 @lru_cache(maxsize=16)
 def analysis_of(of: Stamp, alone: bool) -> dict:
     """alone: no other trace lies beside it, which would be those of the other ranks."""
-    links = links_of(of)
-    document = operator_analysis(links, summary_beside(of[0]))
+    timeline = timeline_of_file(of)
+    document = operator_analysis(timeline)
     note_missing_ranks(
-        document["integrity"], {links.trace.rank} if alone else range(links.trace.world_size or 1)
+        document["integrity"],
+        {timeline.trace.rank} if alone else range(timeline.trace.world_size or 1),
     )
     return document
 
@@ -238,9 +238,9 @@ class Tab:
         if path is None:
             raise UserError(f"{trace}: no such trace in {run}")
         with READING:
-            links = links_of(stamp(path))
+            timeline = timeline_of_file(stamp(path))
         first_last = tuple(map(float, window.split(","))) if window else None
-        return zoomed_step(links, int(step) if step else None, first_last)
+        return zoomed_step(timeline, int(step) if step else None, first_last)
 
     def compared(self, run: str, trace: str = "") -> ComparedRun:
         """A run, or what is known of one by its trace alone."""

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.trace.tables import CUT_SHORT, Trace, has_role
+from analysis.trace.links import CLOCK_TICK_US, OPERATOR, Links
+from analysis.trace.tables import CUT_SHORT, Trace, has_role, steps_between, take_or
 from analysis.vocabulary import roles
 
 REPEATS = 3  # of the same work at least make steps
@@ -19,6 +20,12 @@ OUTLYING, NO_OTHER = 2.0, 0.5
 MISSING_KERNELS = 0.02  # of a step's launches: with more of them a step is incomplete
 # Share of all launches: so many at an end, whose kernels were not written, leave the others whole
 FEW_UNFLUSHED = 0.1
+# What steps do, but layers do not: wait for the device, copy to or from the host, fetch data,
+# update weights.
+BETWEEN_STEPS = {
+    "role": (roles.WAIT, *roles.HOST_COPIES, roles.SCALAR_READ),
+    "named_phase": ("data", "optimizer"),
+}
 FEW_STEPS = 0.25  # of the steps: so many incomplete ones at an end leave the others whole
 
 
@@ -49,6 +56,104 @@ class StepApart(NamedTuple):
     is_first: bool  # it takes far longer than the others; else events of it are missing
 
 
+class JudgedSteps(NamedTuple):
+    """The steps that are judged, and to which of them events belong, by row; -1: to none."""
+
+    table: pd.DataFrame  # number, start, end; the entire trace as one step if none are marked
+    are_marked: bool  # or found where the work repeats
+    how_found: str | None  # where no event marks them
+    unflushed: int  # launches at the ends of the trace without a kernel, if few
+    apart: list[StepApart]  # steps that are not judged, in order
+    of_calls: np.ndarray  # [calls]
+    of_gpu: np.ndarray  # [GPU events]
+
+
+def judged_steps(links: Links) -> JudgedSteps:
+    trace, how_found = links.trace, None
+    steps = whole_steps(trace)
+    if steps.empty:
+        steps, how_found = unmarked_steps(links)
+    are_marked = len(steps) > 0
+    if not are_marked:
+        steps = whole_trace(trace)
+    of_calls = step_at(links.calls["start"].to_numpy(), steps)
+    of_gpu = steps_of_gpu(links, of_calls, steps)
+    unflushed = unflushed_launches(links.calls, links.gpu)
+    apart: list[StepApart] = []
+    if are_marked:
+        stands_apart, is_first = steps_apart(links, steps, of_calls, of_gpu, unflushed)
+        for step in steps[stands_apart].itertuples():
+            far_longer = is_first and step.Index == 0
+            apart.append(StepApart(step.number, step.start, step.end, far_longer))
+        steps = steps[~stands_apart].reset_index(drop=True)
+        new_row = np.where(stands_apart, -1, np.cumsum(~stands_apart) - 1)
+        of_calls, of_gpu = take_or(new_row, of_calls, -1), take_or(new_row, of_gpu, -1)
+    return JudgedSteps(steps, are_marked, how_found, int(unflushed.sum()), apart, of_calls, of_gpu)
+
+
+def whole_trace(trace: Trace) -> pd.DataFrame:
+    """All of it as one step."""
+    tables = (trace.operators, trace.annotations, trace.gpu)
+    times = pd.concat([table[["start", "end"]] for table in tables])
+    return pd.DataFrame({"number": [0], "start": times["start"].min(), "end": times["end"].max()})
+
+
+def steps_of_gpu(links: Links, of_calls: np.ndarray, steps: pd.DataFrame) -> np.ndarray:
+    """The step of each GPU event, that of its call.  In a trace of the GPU alone, or of one whose
+    launches nothing links to its events, steps are in GPU time."""
+    gpu, calls = links.gpu, links.calls
+    is_linked = (gpu["call"] >= 0).any()
+    could_be_linked = (gpu["correlation"] > 0).any() and len(calls) > 0
+    if is_linked or could_be_linked:
+        return take_or(of_calls, gpu["call"].to_numpy(), -1)
+    return step_at(gpu["start"].to_numpy(), steps)
+
+
+def unflushed_launches(calls: pd.DataFrame, gpu: pd.DataFrame) -> np.ndarray:
+    """Which calls launched a kernel at the beginning or the end of the trace that was not written,
+    while those between have theirs; none where they are more than a few of all."""
+    starts = np.flatnonzero(calls["starts_kernel"].to_numpy(bool))
+    starts = starts[np.argsort(calls["start"].to_numpy()[starts], kind="stable")]
+    kernels = gpu["correlation"][(gpu["kind"] == "kernel").to_numpy()]
+    answered = np.flatnonzero(calls["correlation"].isin(kernels).to_numpy()[starts])
+    out = np.zeros(len(calls), bool)
+    if len(answered):
+        at_ends = np.append(starts[: answered[0]], starts[answered[-1] + 1 :])
+        out[at_ends] = len(at_ends) <= FEW_UNFLUSHED * len(starts)
+    return out
+
+
+def steps_apart(
+    links: Links,
+    steps: pd.DataFrame,
+    of_calls: np.ndarray,
+    of_gpu: np.ndarray,
+    unflushed: np.ndarray,
+) -> tuple[np.ndarray, bool]:
+    """Which steps are not judged with the others, and whether the first is one because it takes far
+    longer: no others would remain.  Those at an end that lack kernels are left out too.
+
+    of_calls, of_gpu: as in JudgedSteps, of all steps."""
+    n, calls, gpu = len(steps), links.calls, links.gpu
+    launches = calls["starts_kernel"].to_numpy(bool) & (of_calls >= 0)
+    kernels = gpu["correlation"][(gpu["kind"] == "kernel").to_numpy()]
+    lost = launches & ~calls["correlation"].isin(kernels).to_numpy()
+    if not links.on_gpu:
+        lost[:] = False
+    missing, launched, at_end = (
+        np.bincount(of_calls[which], minlength=n) for which in (lost, launches, lost & unflushed)
+    )
+    apart = incomplete_at_ends(missing, launched, at_end == missing)
+    # A GPU that runs behind takes as long as its work: how long the host takes to launch it is
+    # hidden.
+    us = (gpu["end"] - gpu["start"]).to_numpy()
+    busy = np.bincount(of_gpu[of_gpu >= 0], us[of_gpu >= 0], minlength=n)
+    length = np.maximum((steps["end"] - steps["start"]).to_numpy(float), busy)
+    is_first = not apart[0] and outlying_first(length[~apart])
+    apart[0] |= is_first
+    return apart, is_first
+
+
 def outlying_first(length_us: np.ndarray) -> bool:
     """Whether the first of these steps takes far longer than all others; of less than three, nobody
     can tell."""
@@ -73,6 +178,57 @@ def incomplete_at_ends(missing: np.ndarray, launched: np.ndarray, few: np.ndarra
     if len(ends) <= FEW_STEPS * n or few[ends].all():
         out[ends] = True
     return out
+
+
+def unmarked_steps(links: Links) -> tuple[pd.DataFrame, str | None]:
+    """Steps where no event marks them, and how they were found; none if they are not."""
+    host = links.host
+    work = work_in_order(links)
+    steps, length = repeated_steps(work.names, work.times, work.between, links.on_gpu)
+    if len(steps) and not links.on_gpu and steps["end"].iloc[-1] == work.times[-1]:
+        # With the work that begins there
+        outermost = (host["operator_parent"] < 0) & (host["kind"] == OPERATOR)
+        steps.loc[steps.index[-1], "end"] = host["end"][outermost].max()
+    # Several within one range or operator are parts of what it does, such as layers.
+    ends_in = np.searchsorted(steps["end"], host["end"] + CLOCK_TICK_US, side="right")
+    in_one = ends_in - np.searchsorted(steps["start"], host["start"] - CLOCK_TICK_US)
+    if len(steps) and in_one.max(initial=0) <= 1:
+        return steps, f"repetitions of the same {length:,} events"
+    updates = links.trace.annotations[has_role(links.trace.annotations, roles.OPTIMIZER_STEP)]
+    often = updates["name"].value_counts()
+    if len(often) and often.iloc[0] > REPEATS:
+        marks = updates[(updates["name"] == often.index[0]).to_numpy()].sort_values("start")
+        between = steps_between(marks["start"].to_numpy(), marks["end"].to_numpy())
+        covered_us = between["end"].iloc[-1] - between["start"].iloc[0]
+        if covered_us > COVERED * (host["end"].max() - host["start"].min()):
+            return between, f"from one {often.index[0]} to the next"
+    return steps.iloc[:0], None
+
+
+class WorkInOrder(NamedTuple):
+    """The work of a trace in the order in which the host began it."""
+
+    names: np.ndarray  # [events]: a number for each different name
+    times: np.ndarray  # [events]: us
+    between: np.ndarray  # us, of what happens only between steps; in no order
+
+
+def work_in_order(links: Links) -> WorkInOrder:
+    """On a GPU its events, where their calls are in the trace, else the outermost operators."""
+    host = links.host
+    if links.on_gpu:
+        work = links.gpu.assign(began=links.gpu["launched"]).dropna(subset="began")
+    else:
+        outermost = (host["operator_parent"] < 0) & (host["kind"] == OPERATOR)
+        work = host.assign(began=host["start"])
+        work = work[(outermost & (host["thread"] == links.thread)).to_numpy()]
+    work = work.sort_values(["began", "start"], kind="stable")
+    between = []
+    for table in (links.calls, host, work.assign(start=work["began"])):
+        for column, meanings in BETWEEN_STEPS.items():
+            between.append(table["start"].to_numpy()[table[column].isin(meanings).to_numpy()])
+    names = work["name"].cat.codes.to_numpy().astype(np.int64)
+    return WorkInOrder(names, work["began"].to_numpy(), np.concatenate(between))
 
 
 def repeated_steps(

@@ -30,18 +30,6 @@ MEMORY_PER_BYTE = 2.5  # of JSON, for the whole analysis
 
 
 @dataclass
-class Replayed:
-    """The operators of replayed graphs, the last ones of a trace:
-    graph_replays.with_replayed_operators() adds them."""
-
-    component: np.ndarray  # of each; None: unknown
-    phase: np.ndarray
-    source: str  # of the components
-    where: list[str]  # they were found
-    files: set[Path]
-
-
-@dataclass
 class Trace:
     """One trace file.  Times are us after its first event, threads are numbered, and -1 means
     unknown.
@@ -79,19 +67,9 @@ class Trace:
     n_events: int  # complete events in the file, malformed ones too
     n_malformed: int  # skipped: no name, or no valid duration
     first_us: float  # the first event on the trace's own clock
+    steps: pd.DataFrame  # number, start, end: the marked ones, in order
+    steps_from: str | None = None  # the name of the events that mark them; None: ProfilerStep#N
     steps_in_file: int | None = None  # of which only the last were read
-    steps_from: str | None = None  # the events that begin a step, in place of ProfilerStep#N
-    target: dict | None = None  # the device that --target-device names, in place of the trace's own
-    named: dict | None = (
-        None  # the device that --device-name names, where the trace does not tell its own
-    )
-    peak: str | float = "auto"  # --peak
-    replayed: Replayed | None = None  # the operators of graphs, at the end of `operators`
-
-    @property
-    def steps(self) -> pd.DataFrame:
-        """The marked steps, in order: number, start, end."""
-        return marked_steps(vars(self), self.steps_from)
 
     @property
     def ranks_in_file(self) -> list[int]:
@@ -404,15 +382,16 @@ def trace_of(
     tables = columns.tables(first)
     n_events = sum(map(len, tables.values())) + columns.n_malformed
     tables |= {"memory": columns.memory_table(first), "comms": columns.comms_table()}
-    known = {
-        "threads": columns.threads,
-        "signatures": columns.signatures,
-        "n_malformed": columns.n_malformed,
-    }
-    known |= {
-        "n_events": n_events,
-        "first_us": first,
-        "steps_in_file": n_steps,
-        "steps_from": steps_from,
-    }
-    return Trace(path, file, **tables, **known)
+    return Trace(
+        path,
+        file,
+        **tables,
+        threads=columns.threads,
+        signatures=columns.signatures,
+        n_events=n_events,
+        n_malformed=columns.n_malformed,
+        first_us=first,
+        steps=marked_steps(tables, steps_from),
+        steps_from=steps_from,
+        steps_in_file=n_steps,
+    )

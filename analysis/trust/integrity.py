@@ -11,17 +11,10 @@ import pandas as pd
 from analysis.attribution.components import NAMED_RANGES
 from analysis.attribution.intervals import slices_of
 from analysis.attribution.ledger import idle_by_cause, left_out, of_steps
-from analysis.trace.links import (
-    CLOCK_TICK_US,
-    OPERATOR,
-    AttributedLinks,
-    Links,
-    cached_on_links,
-    launched_before_trace,
-    unflushed_launches,
-)
-from analysis.trace.steps import MISSING_KERNELS, step_around
+from analysis.trace.links import CLOCK_TICK_US, OPERATOR, launched_before_trace
+from analysis.trace.steps import MISSING_KERNELS, step_around, unflushed_launches
 from analysis.trace.tables import Trace, has_role, take_or
+from analysis.trace.timeline import Timeline, cached_on_timeline
 from analysis.trust.missing_from_trace import missing_lines, not_recorded
 from analysis.vocabulary import roles
 from analysis.vocabulary.annotations import NO_MARKS
@@ -76,10 +69,10 @@ class Findings:
     unreliable: dict[str, str] = field(default_factory=dict)  # sections of the analysis, and why
 
 
-def integrity(links: AttributedLinks, summary: dict | None) -> dict:
-    """What a trace contains and lacks; summary is the run's performance_summary.json."""
-    trace, gpu, calls = links.trace, links.gpu, links.calls
-    rows, overhead = step_rows(links), profiler_overhead(trace, summary)
+def integrity(timeline: Timeline) -> dict:
+    """What a trace contains and lacks."""
+    trace, gpu, calls = timeline.trace, timeline.gpu, timeline.calls
+    rows, overhead = step_rows(timeline), profiler_overhead(timeline)
     early = launched_before_trace(gpu, calls)
     # Copies without any number were requested by the device itself.
     of_host = (
@@ -87,17 +80,17 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
     ).to_numpy() & ~early
     linked = float((gpu["operator"] >= 0)[of_host].mean()) if of_host.any() else None
     outside = of_host & ((gpu["operator"] < 0) & (gpu["call"] >= 0) & ~gpu["of_graph"]).to_numpy()
-    outside &= links.first_replayed > 0
+    outside &= timeline.first_replayed > 0
     has_shapes = bool((trace.operators["signature"] >= 0).any())
 
     found = Findings()
     check_file(found, trace)
-    check_steps(found, links, rows)
-    check_host(found, links)
-    check_operators(found, links, linked, outside, int(early.sum()))
-    check_clocks(found, links)
-    check_gpu(found, links, summary)
-    unused = unused_gpu(links, summary)
+    check_steps(found, timeline, rows)
+    check_host(found, timeline)
+    check_operators(found, timeline, linked, outside, int(early.sum()))
+    check_clocks(found, timeline)
+    check_gpu(found, timeline)
+    unused = unused_gpu(timeline)
     if unused:
         what = (
             f"nothing in the trace used the GPU of this machine ({unused}), so it is judged as a"
@@ -106,22 +99,22 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
         found.notes.append(
             f"{what}; of a run that did use it, record its events too: activities=[CPU, CUDA]"
         )
-    if note := how_found(links):
+    if note := how_found(timeline):
         found.notes.append(note)
     if trace.n_malformed:
         skipped = f"{trace.n_malformed} of {trace.n_events} events were skipped"
         found.notes.append(f"{skipped}: no name, no time, or an impossible duration")
     found.notes += [f"not read: {line}" for line in left_out_beside(trace.path)]
-    unexplained, missing = check_idle(found, links), not_recorded(links, summary)
+    unexplained, missing = check_idle(found, timeline), not_recorded(timeline)
     found.notes += missing_lines(
         [row for row in missing if row["part"] != "steps"]
     )  # how_found() tells more
-    disturbance = profile_disturbance(trace, summary)
-    check_times(found, disturbance, overhead["ratio"], links.idle_left < 1)
+    disturbance = profile_disturbance(timeline)
+    check_times(found, disturbance, overhead["ratio"], timeline.idle_left < 1)
 
     of_graph, attributed = (
         gpu["of_graph"].to_numpy(),
-        (gpu["of_graph"] & ~links.only_of_graph).to_numpy(),
+        (gpu["of_graph"] & ~timeline.only_of_graph).to_numpy(),
     )
     out = {"trustworthy": not found.problems, **vars(found), "recorded_by": trace.file.tool}
     out |= {
@@ -129,11 +122,11 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
         "cut_off": trace.file.cut_off,
         "malformed_events": trace.n_malformed,
     }
-    out |= {"operators": links.first_replayed, "gpu_events": len(gpu)}
-    out |= {"steps": len(rows) if links.steps_are_marked else 0}
+    out |= {"operators": timeline.first_replayed, "gpu_events": len(gpu)}
+    out |= {"steps": len(rows) if timeline.steps_are_marked else 0}
     out |= {
         "steps_without_gpu_events": (
-            sum(row["gpu_events"] == 0 for row in rows) if links.on_gpu else None
+            sum(row["gpu_events"] == 0 for row in rows) if timeline.on_gpu else None
         )
     }
     out |= {"kernel_launches": int(calls["starts_kernel"].sum())}
@@ -149,7 +142,7 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
     out |= {"gpu_events_launched_before_the_trace": int(early.sum()), **unexplained}
     out |= {"graph_launches": int(calls["starts_graph"].sum()), "graph_events": int(of_graph.sum())}
     out |= {"graph_events_attributed": int(attributed.sum())}
-    out |= {"graphs_attributed_through": trace.replayed.where if trace.replayed else []}
+    out |= {"graphs_attributed_through": timeline.replayed.where if timeline.replayed else []}
     out |= {"unused_gpu": unused} if unused else {}
     out |= {
         "rank": trace.rank,
@@ -159,23 +152,23 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
     out |= {"shapes_recorded": has_shapes, "stacks_recorded": trace.file.n_frames > 0}
     out |= {"modules_recorded": len(trace.modules) > 0, "not_recorded": missing}
     return out | {
-        "profiler_overhead": overhead | {"idle_left": links.idle_left},
+        "profiler_overhead": overhead | {"idle_left": timeline.idle_left},
         "disturbance": disturbance,
     }
 
 
-def how_found(links: Links) -> str | None:
+def how_found(timeline: Timeline) -> str | None:
     """Where the steps come from that no ProfilerStep marks."""
-    if links.trace.steps_from and links.steps_are_marked:
-        return f"steps from one {links.trace.steps_from} to the next (--steps-from)"
-    if not links.steps_are_marked:
+    if timeline.trace.steps_from and timeline.steps_are_marked:
+        return f"steps from one {timeline.trace.steps_from} to the next (--steps-from)"
+    if not timeline.steps_are_marked:
         return f"{NO_MARKS}, and no work that repeats: the entire trace counts as one step"
-    if links.steps_found is None:
+    if timeline.steps_found is None:
         return None
-    first, last = links.steps["start"].iloc[0] / 1e3, links.steps["end"].iloc[-1] / 1e3
+    first, last = timeline.steps["start"].iloc[0] / 1e3, timeline.steps["end"].iloc[-1] / 1e3
     found = (
-        f"{NO_MARKS}: {len(links.steps)} steps were found, {links.steps_found}, from {first:,.1f}"
-        f" to {last:,.1f} ms"
+        f"{NO_MARKS}: {len(timeline.steps)} steps were found, {timeline.steps_found}, from"
+        f" {first:,.1f} to {last:,.1f} ms"
     )
     return f"{found}; only they are judged, and --steps-from NAME chooses others"
 
@@ -202,27 +195,27 @@ def check_file(found: Findings, trace: Trace) -> None:
         )
 
 
-def check_idle(found: Findings, links: AttributedLinks) -> dict:
+def check_idle(found: Findings, timeline: Timeline) -> dict:
     """The share of the steps' time in which the GPU was idle for no reason
     that the trace contains."""
-    slices = of_steps(links)
+    slices = of_steps(timeline)
     total = slices["us"].sum()
-    if links.on_gpu:
-        check_left_out(found, links, total)
+    if timeline.on_gpu:
+        check_left_out(found, timeline, total)
     if why := found.unreliable.get("idle_by_cause"):
         return unknown(why, "unexplained_share")
-    share = idle_by_cause(slices)["unknown"] / total if links.on_gpu and total else 0.0
+    share = idle_by_cause(slices)["unknown"] / total if timeline.on_gpu and total else 0.0
     if share >= UNEXPLAINED:
         why = "the GPU was idle, and no event in the trace says why"
         found.notes.append(f"{share:.1%} of the steps' time is unexplained: {why}")
     return {"unexplained_share": share}
 
 
-def check_left_out(found: Findings, links: AttributedLinks, total: float) -> None:
+def check_left_out(found: Findings, timeline: Timeline, total: float) -> None:
     """What is no part of the steps, and whether enough is left.  total: us of the steps."""
-    out, gpu = left_out(links), links.gpu
+    out, gpu = left_out(timeline), timeline.gpu
     at_edge = ((out["end"] <= gpu["start"].min()) | (out["start"] >= gpu["end"].max())) & (
-        not links.steps_are_marked
+        not timeline.steps_are_marked
     )
     why = (
         "began so long after its launch, so the GPU had still to do what was launched before the"
@@ -262,7 +255,7 @@ def check_times(
             )
 
 
-def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:
+def check_steps(found: Findings, timeline: Timeline, rows: list[dict]) -> None:
     """Steps that lack GPU events, and step marks that overlap."""
     incomplete = [row for row in rows if row["incomplete"]]
     lost = launches_without_kernel(incomplete or rows)
@@ -276,7 +269,7 @@ def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:
         found.problems.append(
             f"GPU events are missing from {n} of {len(rows)} steps ({numbers}): {what}"
         )
-    elif links.unflushed and lost:
+    elif timeline.unflushed and lost:
         found.notes.append(
             f"{lost} kernel launches in the steps have no matching kernel in the trace: {UNFLUSHED}"
         )
@@ -284,30 +277,30 @@ def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:
         found.notes.append(
             f"{lost} kernel launches in the steps have no matching kernel in the trace"
         )
-    for one in links.apart:
+    for one in timeline.apart:
         why = f"kernels of it are missing: {UNFLUSHED}"
         if one.is_first:
             why = f"{(one.end - one.start) / 1e3:,.1f} ms on the host, far longer than the others"
         found.notes.append(
-            f"step {one.number} stands apart, {count_of(len(links.steps), 'step')} judged: {why}"
+            f"step {one.number} stands apart, {count_of(len(timeline.steps), 'step')} judged: {why}"
         )
-    kernels = links.gpu[(links.gpu["kind"] == "kernel").to_numpy()].sort_values("start")
+    kernels = timeline.gpu[(timeline.gpu["kind"] == "kernel").to_numpy()].sort_values("start")
     if (
         len(rows) > 1
         and rows[0]["kernels"]
         and not rows[0]["kernels_during"]
         and kernels["call"].iloc[0] < 0
     ):
-        late = (kernels["start"].iloc[0] - links.steps["start"].iloc[0]) / 1e3
+        late = (kernels["start"].iloc[0] - timeline.steps["start"].iloc[0]) / 1e3
         what = f"GPU events begin {late:.1f} ms after the first step, although work was queued"
         found.notes.append(f"{what}: what ran until then, from before the trace, was not recorded")
-    n_judged = len(links.steps) + len(links.apart) if links.steps_are_marked else 0
-    for number in links.trace.steps["number"].iloc[n_judged:]:
+    n_judged = len(timeline.steps) + len(timeline.apart) if timeline.steps_are_marked else 0
+    for number in timeline.trace.steps["number"].iloc[n_judged:]:
         found.notes.append(
             f"step {number} was marked as recording ended, before any of its work: it is no step"
             " here"
         )
-    if (shared_us := overlap_us(links.steps)) > CLOCK_TICK_US:
+    if (shared_us := overlap_us(timeline.steps)) > CLOCK_TICK_US:
         why = (
             "two profilers were recording, or traces were merged into one whose events tell no rank"
         )
@@ -324,9 +317,9 @@ def overlap_us(steps: pd.DataFrame) -> float:
     return float((steps["end"] - steps["start"]).sum() - (ran.end - ran.start).sum())
 
 
-def check_host(found: Findings, links: AttributedLinks) -> None:
+def check_host(found: Findings, timeline: Timeline) -> None:
     """Events of the host that go on after what they began in, and steps in which nothing began."""
-    host, steps = links.host, links.steps
+    host, steps = timeline.host, timeline.steps
     marks_overlap = (
         overlap_us(steps) > CLOCK_TICK_US
     )  # told already, and why events go on after a mark
@@ -339,7 +332,7 @@ def check_host(found: Findings, links: AttributedLinks) -> None:
         found.notes.append(f"{what}; the time beyond is not counted")
     if not (steps["end"] > steps["start"]).any():
         found.problems.append("the steps take no time")
-    if links.on_gpu:
+    if timeline.on_gpu:
         return
     operators = host[(host["kind"] == OPERATOR).to_numpy()]
     step = step_around(operators["start"].to_numpy(), steps)
@@ -348,38 +341,38 @@ def check_host(found: Findings, links: AttributedLinks) -> None:
     ):
         found.notes.append(f"{count_of(beyond, 'operator')} counted only until the end of the step")
     empty = steps["number"][np.bincount(step[step >= 0], minlength=len(steps)) == 0]
-    if links.steps_are_marked and len(empty):
+    if timeline.steps_are_marked and len(empty):
         found.notes.append(
             f"no operator began in {count_of(len(empty), 'step')}: {', '.join(map(str, empty))}"
         )
 
 
 def check_operators(
-    found: Findings, links: Links, linked: float | None, outside: np.ndarray, early: int
+    found: Findings, timeline: Timeline, linked: float | None, outside: np.ndarray, early: int
 ) -> None:
     """Which GPU events belong to an operator.  outside: those that were launched outside of any, as
     extensions do.  early: how many were launched before the trace began.
 
     What no operator launched has run all the same: it counts in the verdict,
     by the names of kernels."""
-    gpu, n_operators = links.gpu, links.first_replayed
+    gpu, n_operators = timeline.gpu, timeline.first_replayed
     launches, graphs = (
-        int(links.calls["starts_kernel"].sum()),
-        int(links.calls["starts_graph"].sum()),
+        int(timeline.calls["starts_kernel"].sum()),
+        int(timeline.calls["starts_graph"].sum()),
     )
     if n_operators and linked is not None and linked < 1 - UNLINKED_KERNELS:
         why = f"{1 - linked:.0%} of the GPU events of the steps are linked to no operator"
         found.unreliable |= {"components": why, "operators": why}
         if graphs == 0:
             found.notes.append(unlinked_text(gpu, outside, why))
-    if links.on_gpu and not n_operators:
+    if timeline.on_gpu and not n_operators:
         what = (
             "only GPU events, no operators: what launched the kernels, and why the GPU was idle, is"
             " unknown"
         )
         of_ranges = "no operators: kernels belong to the program's ranges around calls"
-        found.notes.append(what if links.calls.empty else of_ranges)
-        if links.source != NAMED_RANGES:
+        found.notes.append(what if timeline.calls.empty else of_ranges)
+        if timeline.source != NAMED_RANGES:
             found.unreliable["components"] = (
                 "no operators in the trace: components are kinds of kernels"
             )
@@ -390,8 +383,8 @@ def check_operators(
             " steps"
         )
     if graphs:
-        check_graphs(found, links, graphs)
-    if launches and not links.on_gpu:
+        check_graphs(found, timeline, graphs)
+    if launches and not timeline.on_gpu:
         found.problems.append(
             f"kernels were launched ({launches}), but the trace has no GPU events"
         )
@@ -416,12 +409,12 @@ def unlinked_text(gpu: pd.DataFrame, outside: np.ndarray, why: str) -> str:
     return f"{why}, {share:.1%} of the GPU events' time: {how}: {names}"
 
 
-def check_graphs(found: Findings, links: Links, launches: int) -> None:
+def check_graphs(found: Findings, timeline: Timeline, launches: int) -> None:
     """How many of the GPU events of replayed graphs could be attributed to operators."""
-    n, unknown = int(links.gpu["of_graph"].sum()), int(links.only_of_graph.sum())
+    n, unknown = int(timeline.gpu["of_graph"].sum()), int(timeline.only_of_graph.sum())
     graphs = f"{launches} graph launches"
-    if links.trace.replayed:
-        through = " and ".join(links.trace.replayed.where)
+    if timeline.replayed:
+        through = " and ".join(timeline.replayed.where)
         found.notes.append(
             f"{graphs}: {n - unknown:,} of their {n:,} GPU events are attributed through {through}"
         )
@@ -434,14 +427,14 @@ def check_graphs(found: Findings, links: Links, launches: int) -> None:
         found.unreliable["operators"] = f"{graphs} stand for many operators"
 
 
-def early_kernels(links: Links) -> np.ndarray:
+def early_kernels(timeline: Timeline) -> np.ndarray:
     """Which of the kernels whose launch call is in the trace begin before it."""
-    early = links.gpu["start"] - links.gpu["launched"] < -CLOCK_ERROR_US
-    return early[links.gpu["call"] >= 0].to_numpy()
+    early = timeline.gpu["start"] - timeline.gpu["launched"] < -CLOCK_ERROR_US
+    return early[timeline.gpu["call"] >= 0].to_numpy()
 
 
-def check_clocks(found: Findings, links: Links) -> None:
-    early = early_kernels(links)
+def check_clocks(found: Findings, timeline: Timeline) -> None:
+    early = early_kernels(timeline)
     if early.any():
         why = (
             f"{early.sum()} of {len(early)} kernels begin before their launch call: the clocks of"
@@ -454,22 +447,23 @@ def check_clocks(found: Findings, links: Links) -> None:
             found.unreliable |= dict.fromkeys(("verdict", "opportunities"), why)
 
 
-def check_gpu(found: Findings, links: Links, summary: dict | None) -> None:
+def check_gpu(found: Findings, timeline: Timeline) -> None:
     """No GPU events although the run used a GPU, by its summary or by what its operators and memory
     tell.  That the machine has one, which the trace names, does not say that the run used it."""
-    for kind, n in links.trace.file.unread.items():
+    for kind, n in timeline.trace.file.unread.items():
         what = (
             f"{n} events of an accelerator are in a category that is not known here, {kind}, and"
             " are missing below"
         )
-        (found.notes if n <= UNLINKED_KERNELS * len(links.gpu) else found.problems).append(what)
+        (found.notes if n <= UNLINKED_KERNELS * len(timeline.gpu) else found.problems).append(what)
     if (
-        links.on_gpu or links.calls["starts_kernel"].any()
+        timeline.on_gpu or timeline.calls["starts_kernel"].any()
     ):  # kernels that were launched: check_operators() tells
         return
-    name = links.trace.device["name"]  # also in the trace of a CPU run on a machine with a GPU
+    name = timeline.trace.device["name"]  # also in the trace of a CPU run on a machine with a GPU
+    summary = timeline.context.summary
     device = summary["environment"]["device"] if summary else {"type": "cpu", "name": name}
-    if summary is None and used_gpu(links):
+    if summary is None and used_gpu(timeline):
         device |= {"type": "cuda", "name": name or "its operators are those of one"}
     if device["type"] == "cuda":
         found.problems.append(
@@ -477,34 +471,37 @@ def check_gpu(found: Findings, links: Links, summary: dict | None) -> None:
         )
 
 
-def used_gpu(links: Links) -> bool:
+def used_gpu(timeline: Timeline) -> bool:
     """Whether a trace without GPU events has operators or collectives of a GPU's libraries, its
     memory, or calls that start work on it.  A wait tells nothing: the profiler itself waits for the
     GPU as it ends."""
-    trace = links.trace
+    trace = timeline.trace
     in_libraries = has_role(trace.operators, roles.OF_GPU_LIBRARY).any()
     communicates = has_role(trace.annotations, roles.ENQUEUED_COLLECTIVE).any()
     starts_work = has_role(trace.launches, *roles.STARTS_WORK).any()
     return bool(in_libraries or communicates or starts_work or trace.memory["on_gpu"].any())
 
 
-def unused_gpu(links: Links, summary: dict | None) -> str:
+def unused_gpu(timeline: Timeline) -> str:
     """The GPU that a trace of a run on the CPU names; "" if it names none, or the run used it."""
     used = (
-        links.on_gpu or summary is not None or links.calls["starts_kernel"].any() or used_gpu(links)
+        timeline.on_gpu
+        or timeline.context.summary is not None
+        or timeline.calls["starts_kernel"].any()
+        or used_gpu(timeline)
     )
-    return "" if used else links.trace.device["name"]
+    return "" if used else timeline.trace.device["name"]
 
 
 def launches_without_kernel(rows: list[dict]) -> int:
     return sum(row["kernel_launches"] - row["kernels_of_launches"] for row in rows)
 
 
-@cached_on_links
-def step_rows(links: Links) -> list[dict]:
+@cached_on_timeline
+def step_rows(timeline: Timeline) -> list[dict]:
     """Duration of each step on the host, and its GPU events;
     `incomplete` if some of them are missing."""
-    gpu, calls, steps, n = links.gpu, links.calls, links.steps, len(links.steps)
+    gpu, calls, steps, n = timeline.gpu, timeline.calls, timeline.steps, len(timeline.steps)
     kernels = (gpu["kind"] == "kernel").to_numpy()
     step = gpu["step"].to_numpy()
     events = np.bincount(step[step >= 0], minlength=n)
@@ -513,8 +510,8 @@ def step_rows(links: Links) -> list[dict]:
     launched = np.bincount(calls.loc[starts, "step"], minlength=n)
     answered = starts & calls["correlation"].isin(gpu.loc[kernels, "correlation"]).to_numpy()
     answered = np.bincount(calls.loc[answered, "step"], minlength=n)
-    one_clock = not early_kernels(links).any()
-    queued = queued_until(links)
+    one_clock = not early_kernels(timeline).any()
+    queued = queued_until(timeline)
     began, ended = (np.sort(gpu[name].to_numpy()[kernels]) for name in ("start", "end"))
     during = np.searchsorted(began, steps["end"]) - np.searchsorted(
         ended, steps["start"], side="right"
@@ -537,10 +534,10 @@ def step_rows(links: Links) -> list[dict]:
     return found if one_clock else [row | {"kernels_during": None} for row in found]
 
 
-def queued_until(links: Links) -> Callable[[float, float], bool]:
+def queued_until(timeline: Timeline) -> Callable[[float, float], bool]:
     """Whether the GPU, having run before, had work queued throughout a time: the kernel that
     follows was launched before it, or before the trace began."""
-    kernels = links.gpu[(links.gpu["kind"] == "kernel").to_numpy()].sort_values("start")
+    kernels = timeline.gpu[(timeline.gpu["kind"] == "kernel").to_numpy()].sort_values("start")
     starts, launched = kernels["start"].to_numpy(), kernels["launched"].fillna(-np.inf).to_numpy()
     with_call = (kernels["call"] >= 0).to_numpy() | (kernels["correlation"] > 0).to_numpy()
 
@@ -551,9 +548,10 @@ def queued_until(links: Links) -> Callable[[float, float], bool]:
     return queued
 
 
-def profiled_steps(trace: Trace, summary: dict | None) -> tuple[pd.DataFrame, pd.Series] | None:
+def profiled_steps(timeline: Timeline) -> tuple[pd.DataFrame, pd.Series] | None:
     """The columns of the run's steps, and which of them are in the trace;
     None without the run's summary."""
+    trace, summary = timeline.trace, timeline.context.summary
     window = re.search(r"trace_step_(\d+)_(\d+)|^system_profile", trace.path.name)
     if summary is None or window is None:
         return None
@@ -568,9 +566,9 @@ def profiled_steps(trace: Trace, summary: dict | None) -> tuple[pd.DataFrame, pd
     return table, table["step"].between(first + 1, last) & table["step"].isin(numbers)
 
 
-def profile_disturbance(trace: Trace, summary: dict | None) -> dict:
+def profile_disturbance(timeline: Timeline) -> dict:
     """How far the profiled steps were disturbed, by the run's own measurement."""
-    found = profiled_steps(trace, summary)
+    found, summary = profiled_steps(timeline), timeline.context.summary
     if found is None or "disturbed" not in found[0] or not summary.get("disturbance"):
         return unknown(
             NO_SUMMARY if found is None else "the run did not measure it", "text", "lost_share"
@@ -604,9 +602,9 @@ def profile_disturbance_text(disturbance: dict) -> str:
     return disturbance["text"] + lost
 
 
-def profiler_overhead(trace: Trace, summary: dict | None) -> dict:
+def profiler_overhead(timeline: Timeline) -> dict:
     """Profiled steps compared with the unprofiled ones of the same run, by the run's own timers."""
-    found = profiled_steps(trace, summary)
+    found = profiled_steps(timeline)
     if found is None:
         return unknown(NO_SUMMARY, "ratio")
     table, in_trace = found

@@ -4,7 +4,7 @@ and how to record it the next time."""
 from pathlib import Path
 
 from analysis.attribution.components import OPERATOR_KINDS
-from analysis.trace.links import AttributedLinks
+from analysis.trace.timeline import Timeline
 from harness.base.sections import Section
 from harness.base.text import read_ini
 
@@ -38,32 +38,30 @@ def lacking(part: str, command: str = "") -> dict[str, str]:
     return {"part": part, "cost": about["cost"], "how": how}
 
 
-def not_recorded(links: AttributedLinks, summary: dict | None) -> list[dict[str, str]]:
+def not_recorded(timeline: Timeline) -> list[dict[str, str]]:
     """The parts that a trace lacks, as rows of `part`, `cost` and `how`.
 
-    summary: performance_summary.json of its run, which has the memory, and warm-up steps.  Of
-    ranks, a single trace cannot tell: traces.note_missing_ranks() adds them.
+    The summary of its run has the memory, and warm-up steps.  Of ranks, a single trace cannot tell:
+    traces.note_missing_ranks() adds them.
     """
-    marked, n = links.steps_are_marked and links.steps_found is None, len(links.steps)
-    of_ours = summary is not None
-    command = links.trace.file.command  # of a system profiler
+    marked, n = timeline.steps_are_marked and timeline.steps_found is None, len(timeline.steps)
+    of_ours, flags = timeline.context.summary is not None, timeline.context.flags
+    command = timeline.trace.file.command  # of a system profiler
     has_operators = (
-        command or len(links.trace.operators) > 0
+        command or len(timeline.trace.operators) > 0
     )  # else it is of a GPU alone, which has none of these
     missing = {
-        "calls": command and links.on_gpu and links.calls.empty,
+        "calls": command and timeline.on_gpu and timeline.calls.empty,
         "steps": not marked,
         "more than one step": marked and n == 1,
-        "a warm-up step": not of_ours and any(one.is_first for one in links.apart),
-        "shapes": has_operators and not (links.trace.operators["signature"] >= 0).any(),
-        "parts of the model": has_operators and links.source == OPERATOR_KINDS,
-        "waiting for data": has_operators and not (links.host["phase"] == "data").any(),
-        "memory": not of_ours and links.trace.memory.empty,
+        "a warm-up step": not of_ours and any(one.is_first for one in timeline.apart),
+        "shapes": has_operators and not (timeline.trace.operators["signature"] >= 0).any(),
+        "parts of the model": has_operators and timeline.source == OPERATOR_KINDS,
+        "waiting for data": has_operators and not (timeline.host["phase"] == "data").any(),
+        "memory": not of_ours and timeline.trace.memory.empty,
         "device": (
             command
-            and not (
-                of_ours or links.trace.named or links.trace.target or links.trace.device["name"]
-            )
+            and not (of_ours or flags.named or flags.target or timeline.trace.device["name"])
         ),
     }
     return [lacking(part, command) for part, is_missing in missing.items() if is_missing]

@@ -20,18 +20,31 @@ CONVENTION = (
 
 def register_cpu_attention() -> None:
     """Have PyTorch count fused attention on a CPU, which it leaves out:
-    the same matmuls as on a GPU."""
+    the same matmuls as on a GPU.
+
+    Each query head counts, also where several share a head of keys and values, which PyTorch's own
+    formulas refuse before 2.12.
+    """
     forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    if forward not in flop_counter.flop_registry:
-        register, of_gradient = (
-            flop_counter.register_flop_formula,
-            flop_counter.sdpa_backward_flop_count,
-        )
-        register(forward)(lambda q, k, v, *rest, **options: flop_counter.sdpa_flop_count(q, k, v))
-        register(backward)(
-            lambda gradient, q, k, v, *rest, **options: of_gradient(gradient, q, k, v)
-        )
+    if forward in flop_counter.flop_registry:
+        return
+
+    @flop_counter.register_flop_formula(forward)
+    def of_forward(q, k, v, *rest, **options):
+        return flop_counter.sdpa_flop_count(q, with_heads_of(q, k), with_heads_of(q, v))
+
+    @flop_counter.register_flop_formula(backward)
+    def of_backward(gradient, q, k, v, *rest, **options):
+        k, v = with_heads_of(q, k), with_heads_of(q, v)
+        return flop_counter.sdpa_backward_flop_count(gradient, q, k, v)
+
+
+def with_heads_of(q: torch.Size, shared: torch.Size) -> torch.Size:
+    """The shape of keys or values (batch, heads, length, width) with as many heads as the queries
+    have."""
+    batch, _, length, width = shared
+    return torch.Size([batch, q[1], length, width])
 
 
 def counted_by_torch(workload: Workload) -> dict:

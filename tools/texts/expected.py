@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from analysis.hardware.achievable import HIGH, LOW, achievable_rates
+from analysis.hardware.achievable import achievable_rates, interval_of
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
 from analysis.memory.predicted import predicted_memory
 from analysis.prediction.capacity import workspaces_by_default
@@ -191,7 +191,9 @@ def expected(flags: str, card: Datasheet) -> tuple[str, str]:
     """The time of a step with its interval, and what limits it."""
     parts, _, host_ms = parts_of(flags, card)
     ms = sum(parts.values())
-    return f"{shown(ms)} ({shown(LOW * ms)} to {shown(HIGH * ms)})", bound_of(parts, host_ms)
+    bound = bound_of(parts, host_ms)
+    low, high = interval_of(bound)
+    return f"{shown(ms)} ({shown(low * ms)} to {shown(high * ms)})", bound
 
 
 def peak_gb(flags: str) -> float:

@@ -19,12 +19,12 @@ from pathlib import Path
 from analysis.attribution.components import IDLE
 from analysis.diagnosis.document import operator_analysis
 from analysis.hardware.matching import described, rows_named
+from analysis.limits.timeline import timeline_of
 from analysis.memory.predicted import predicted_memory
 from analysis.memory.tables import place_of_peak
 from analysis.prediction.capacity import capacity_elsewhere
 from analysis.prediction.document import time_bounds
 from analysis.prediction.expected_time import expected_step_time
-from analysis.trace.links import link
 from analysis.trace.tables import read_trace
 from analysis.work.bytes_moved import step_work
 from analysis.work.flop_counts import flops_of_step
@@ -814,7 +814,7 @@ def profiled_h100() -> str:
     idle = []
     run = read_document(GPU_RESULTS / "profile_medium_bf16_sdpa.json")
     for summary in (None, run):
-        found = operator_analysis(link(trace), summary)
+        found = operator_analysis(timeline_of(trace, summary))
         idle.append(next(row["share"] for row in found["components"] if row["component"] == IDLE))
     others, steps = run["performance"]["median_step_time_ms"], run["steps"]
     pairs = zip(steps["time_ms"], steps["exclusion_reason"], strict=True)
@@ -826,6 +826,29 @@ def profiled_h100() -> str:
         f" the others, so without the profiler it is idle for {idle[1]:.0%} of a step at most."
     )
     return textwrap.fill(text, COLUMNS, break_on_hyphens=False)
+
+
+def steps_on_a_second_card() -> str:
+    """How the steps of an H200 compare with what was expected of them: those that its GPU limits,
+    and those that its host does."""
+    rows = read_document(RESULTS.parent / "nvidia-h200" / "measured_steps.json")["rows"]
+    of_gpu, of_host = [], []
+    for row in rows:
+        (of_host if row["bound"] == "launch" else of_gpu).append(row)
+    lines = []
+    for limit, limited in (("the GPU", of_gpu), ("the host", of_host)):
+        ratios = [row["ratio"] for row in limited]
+        inside = sum(row["inside"] == "yes" for row in limited)
+        lines.append(
+            f"- **{len(limited)} steps that {limit} limits**, by the dry run, are expected at"
+            f" {min(ratios):.2f} to {max(ratios):.2f} of what they took; {inside} lie inside their"
+            " interval."
+        )
+    wrapped = [
+        textwrap.fill(line, COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
+        for line in lines
+    ]
+    return "\n" + "\n".join(wrapped)
 
 
 def steps_of_profiled_runs() -> str:
