@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.memory.snapshot.growth import left_by_step
-from analysis.memory.snapshot.headline import headline_of
+from analysis.memory.snapshot.headline import TWO_MOMENTS, headline_of
 from analysis.memory.snapshot.lines import LineBytes, lines_at_peak
 from analysis.memory.snapshot.reading import (
     NO_TIME,
@@ -151,6 +151,11 @@ class Analyzed(NamedTuple):
         peaks = [device.peak_bytes for device in self.document.devices]
         return peaks.index(max(peaks))
 
+    @property
+    def device(self) -> SnapshotDevice:
+        """The device that holds most."""
+        return self.document.devices[self.largest]
+
 
 def analyze_snapshot(snapshot: Snapshot, card_bytes: int | None = None) -> Analyzed:
     """card_bytes: memory of the device, if it is known."""
@@ -167,7 +172,7 @@ def analyze_snapshot(snapshot: Snapshot, card_bytes: int | None = None) -> Analy
         predicted=None,
     )
     analyzed = Analyzed(snapshot, replays, document)
-    document.headline = headline_of(devices[analyzed.largest], card_bytes)
+    document.headline = headline_of(analyzed.device, card_bytes)
     return analyzed
 
 
@@ -255,14 +260,14 @@ def sums_text(replay: Replay) -> str | None:
     if not gradients:
         return None
     if state and abs(state / gradients - 2) < CLOSE:
-        return "the optimizer's state is twice the gradients, as Adam's two moments are"
+        return TWO_MOMENTS
     if state and abs(state / gradients - 1) < CLOSE:
-        return "the optimizer's state is as large as the gradients, as one moment is"
+        return "state is as large as the gradients, as one moment is"
     before = replay.before_bytes / gradients
     if abs(before - 3) < 3 * CLOSE_BEFORE:
-        return "before the recording is 3 times the gradients, as parameters and two moments are"
+        return "before it 3 times the gradients, as parameters and two moments are"
     if abs(before - 1) < CLOSE_BEFORE:
-        return "before the recording is as large as the gradients, as parameters are"
+        return "before it as much as the gradients, as parameters are"
     return None
 
 
@@ -288,8 +293,8 @@ def lost_of(replay: Replay) -> str | None:
     events = len(recording.action)
     if not replay.made_at.size:
         return (
-            "no allocation was recorded: history was off, or its ring too short; what was there is"
-            " known by its blocks alone"
+            "no allocation was recorded: history was off, or its ring too short; blocks alone tell"
+            " what was there"
         )
     if events in RING_SIZES:
         return (
@@ -299,7 +304,7 @@ def lost_of(replay: Replay) -> str | None:
     unseen = len(replay.unseen_at)
     if unseen:
         return (
-            f"perhaps: {count_of(unseen, 'free')} of what was not seen being allocated: the"
-            " recording began within the run, or its ring lost its beginning"
+            f"perhaps: {count_of(unseen, 'free')} of what was not seen being allocated; it began"
+            " within the run, or lost its beginning"
         )
     return None

@@ -10,13 +10,14 @@ if TYPE_CHECKING:
     from analysis.memory.snapshot.document import HeldBytes, SnapshotDevice
 
 GB = 1024 * MB
+TWO_MOMENTS = "state is twice the gradients, as Adam's moments are"
 WORDS = {
     "gradients": "gradients",
     "optimizer_state": "optimizer state",
     "activations": "activations",
-    "kept": "what is kept",
+    "kept": "kept",
     "temporaries": "temporaries",
-    "before_the_recording": "what was there before",
+    "before_the_recording": "before the recording",
 }
 PLACES = {
     "forward": "in the forward pass",
@@ -61,21 +62,29 @@ def headline_of(device: SnapshotDevice, card_bytes: int | None) -> str:
 
 
 def peak_sentence(device: SnapshotDevice) -> str:
-    """'The peak, 51.2 GB, is in the optimizer step: gradients 12.7 GB and optimizer state 25.4 GB
-    were made in this recording, 12.9 GB were there before'"""
+    """'The peak, 51.2 GB, is in the optimizer step: gradients 12.7 GB and Adam's moments 25.4 GB,
+    made in the recording, and 12.9 GB that were there before'"""
     if device.peak_event is None:
-        return (
-            f"{size_text(device.peak_bytes)} were allocated before the recording{by_line(device)}"
-        )
+        return f"{size_text(device.peak_bytes)} were there before the recording{by_line(device)}"
     made, least = [], NAMED_SHARE * device.peak_bytes
     for name, size in held_of(device.held).items():
         if name != "before_the_recording" and size >= least:
-            made.append(f"{WORDS[name]} {size_text(size)}")
+            made.append(f"{word_for(name, device)} {size_text(size)}")
+    parts = []
+    if made:
+        parts.append(f"{and_list(made)}, made in the recording")
     before = device.held.before_the_recording
-    there = f"{size_text(before)} were there before"
-    what = f"{and_list(made)} were made in the recording, {there}" if made else there
-    place = PLACES[device.peak_phase]
-    return f"The peak, {size_text(device.peak_bytes)}, is {place}: {what}"
+    if before >= least:
+        parts.append(f"{size_text(before)} that were there before")
+    return f"The peak, {size_text(device.peak_bytes)}, is {PLACES[device.peak_phase]}: " + (
+        ", and ".join(parts)
+    )
+
+
+def word_for(category: str, device: SnapshotDevice) -> str:
+    if category == "optimizer_state" and device.adds_up == TWO_MOMENTS:
+        return "Adam's moments"
+    return WORDS[category]
 
 
 def by_line(device: SnapshotDevice) -> str:

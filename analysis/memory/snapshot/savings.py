@@ -3,6 +3,7 @@ change takes away."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import NamedTuple
 
@@ -21,9 +22,7 @@ CHUNKED = "the loss in chunks of the tokens, with the output layer"
 IN_PLACE = "a fused optimizer (fused=True), or one that updates in place"
 IN_BACKWARD = "optimizer steps within the backward pass, after which a gradient is freed"
 SMALLER_STATE = "optimizer state in 8 bits (at most three quarters), or sharded over ranks"
-EXPANDABLE = (
-    "expandable segments (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True): of what is reserved"
-)
+EXPANDABLE = "of what is reserved: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 class Saving(NamedTuple):
@@ -84,7 +83,7 @@ def quadratic_in_attention(replay: Replay) -> np.ndarray:
     callers = set()
     for stack in replay.recording.stacks:
         functions = stack.functions.split()
-        for function, caller in zip(functions, functions[1:], strict=False):
+        for function, caller in itertools.pairwise(functions):
             if SOFTMAX.search(function) and caller != "forward":
                 callers.add(caller)
     in_caller = np.zeros(len(replay.stack), dtype=bool)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis.memory.snapshot.document import Analyzed, MemorySnapshot, SnapshotDevice
-from analysis.memory.snapshot.headline import GB, WORDS, held_of, headline_of, size_text
+from analysis.memory.snapshot.headline import GB, WORDS, headline_of, held_of, size_text
 from harness.base.sections import Section
 from harness.base.tables import ANSWER_LINES, Column, answer, column
 from harness.base.text import count_of, printable
@@ -12,6 +12,8 @@ from harness.base.units import MB
 PAGE = "docs/memory.md"
 LINES = 5  # of the program in the answer
 CHANGES = 2  # in the answer
+SHOWN = 0.005  # of the unit, below which a size is not told
+SMALL_LINE = 0.001  # of the peak, below which a line is not told
 COMPARED = 3  # lines in the answer
 FAST_CHURN = 20  # segments a second, above which the driver is a finding
 RECORD = "python3 profile_program.py --memory-snapshot -- COMMAND"
@@ -65,7 +67,7 @@ def snapshot_answer(
 
     others: of further files, what they hold.  limit: of its lines."""
     document = analyzed.document
-    device = document.devices[analyzed.largest]
+    device = analyzed.device
     rows: dict[str, str | list[str]] = {"Headline": document.headline}
     if document.compared is not None:
         rows["Compared"] = compared_texts(document)
@@ -75,7 +77,9 @@ def snapshot_answer(
     if other_devices:
         rows["Other devices"] = other_devices
     rows["At the peak"] = held_text(device)
-    rows["Largest lines"] = line_texts(device) or ["none: no stack names a line of the program"]
+    further = [rows.get("Compared", []), other_devices, ["others"] if others else []]
+    lines = line_texts(device, max(1, LINES - sum(map(len, further))))
+    rows["Largest lines"] = lines or ["none: no stack names a line of the program"]
     rows["Between steps"] = between_steps_text(device)
     rows["Driver"] = driver_text(device, document.card_bytes)
     if document.predicted:
@@ -93,21 +97,23 @@ def held_text(device: SnapshotDevice) -> str:
     unit, name = (GB, "GB") if device.peak_bytes >= GB else (MB, "MB")
     parts = []
     for category, size in held_of(device.held).items():
-        if size:
+        if size >= SHOWN * unit:
             parts.append(f"{WORDS[category]} {size / unit:,.2f}")
     return f"{', '.join(parts)} {name}" if parts else "nothing"
 
 
-def line_texts(device: SnapshotDevice) -> list[str]:
+def line_texts(device: SnapshotDevice, most: int) -> list[str]:
+    """The lines that hold most at the peak."""
     texts = []
-    for line in device.lines[:LINES]:
+    for line in device.lines[:most]:
+        if line.bytes < SMALL_LINE * device.peak_bytes:
+            break
         where = "no line of the program"
         if line.where:
             where = f"{line.function} {line.where}"
         if line.caller:
             where += f" < {line.caller}"
-        times = f", {count_of(line.count, 'allocation')}"
-        texts.append(f"{size_text(line.bytes)} {WORDS[line.category]}: {where}{times}")
+        texts.append(f"{size_text(line.bytes)} {WORDS[line.category]}: {where}")
     return texts
 
 
@@ -132,20 +138,18 @@ def driver_text(device: SnapshotDevice, card_bytes: int | None) -> str:
     seconds = device.recorded_s
     if seconds and given and (taken + given) / seconds > FAST_CHURN:
         churn += f" in {seconds:.1f} s: each costs a synchronization"
-    reserved = (
-        f"{size_text(device.reserved_bytes)} reserved, {size_text(device.free_reserved_bytes)} of it"
-        f" free, largest piece {size_text(device.largest_free_bytes)}"
-    )
-    card = "card unknown: --device-name NAME"
+    card = "card unknown: --device-name"
     if card_bytes is not None:
         card = f"card {size_text(card_bytes)}"
-    return f"{reserved}; {churn}; {card}"
+    free, largest = size_text(device.free_reserved_bytes), size_text(device.largest_free_bytes)
+    reserved = f"{size_text(device.reserved_bytes)} reserved ({card})"
+    return f"{reserved}, {free} free in pieces up to {largest}; {churn}"
 
 
 def savings_text(device: SnapshotDevice) -> list[str]:
     texts = []
     for row in device.would_lower[:CHANGES]:
-        texts.append(f"{row.change}: by {size_text(row.at_most_bytes)} at most")
+        texts.append(f"by {size_text(row.at_most_bytes)} at most: {row.change}")
     return texts or ["nothing that the recording tells"]
 
 
