@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.hardware.matching import rows_named
+from analysis.memory.snapshot.analyzed import Analyzed, analyze_snapshot
 from analysis.memory.snapshot.comparison import compare_snapshots, largest_first, others_text
-from analysis.memory.snapshot.document import Analyzed, analyze_snapshot
 from analysis.memory.snapshot.prediction import predicted_rows
 from analysis.memory.snapshot.reading import find_snapshots, may_be_snapshot, read_snapshot
 from analysis.memory.snapshot.text import PAGE, snapshot_answer, snapshot_sections
-from analysis.trust.integrity import summary_beside
 from harness.base.console import file_lines, say
-from harness.base.documents import read_fitting, read_or_leave_out
+from harness.base.documents import documents_beside, read_fitting, read_or_leave_out
 from harness.base.errors import UserError
 from harness.base.files import make_folder, write_json
 from harness.base.sections import as_text
@@ -22,12 +21,14 @@ from harness.base.tables import ANSWER_LINES, answer
 from harness.base.text import flag_of
 from harness.base.units import MB
 from harness.documents.memory import Prediction
+from harness.run.run_summary import PerformanceSummary
 
 if TYPE_CHECKING:
     from analysis.commands.reading_flags import ReadingAlone
 
 HEADLINE_LINES = 2  # beside the answer of traces
 OF_PREDICTION = ("memory_by_category_mb",)
+OF_SUMMARY = ("environment.device",)
 # Flags that say how a trace is read, or what is written of one.
 OF_TRACES = ("window", "steps_from", "explain", "slices", "slim", "shortest", "target_device")
 
@@ -93,8 +94,10 @@ def read_other(path: Path) -> Analyzed:
 
 def card_of_run(path: Path) -> int | None:
     """Memory of the device of the run that wrote a snapshot, if its summary stands beside it."""
-    summary = summary_beside(path)
-    return summary["environment"]["device"].get("memory_bytes") if summary else None
+    beside = documents_beside(path, "performance_summary.json", PerformanceSummary, [], OF_SUMMARY)
+    for summary in beside:
+        return summary["environment"]["device"].get("memory_bytes")
+    return None
 
 
 def add_prediction(analyzed: Analyzed, named: Path | None) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.memory.snapshot.document import Analyzed
+from analysis.memory.snapshot.analyzed import Analyzed
 from analysis.memory.snapshot.headline import WORDS, size_text
 from analysis.memory.snapshot.lines import line_sums, line_text
 from analysis.memory.snapshot.reading import NO_TIME
@@ -38,6 +38,11 @@ def write_memory_report(folder: Path, analyzed: Analyzed) -> list[Path]:
     """Write report.html; returns the file."""
     charts = memory_charts(analyzed)
     document, device = analyzed.document, analyzed.device
+    saves, next_step = "", ""
+    if device.would_lower:
+        saving = device.would_lower[0]
+        saves = f"It would lower the peak by {size_text(saving.at_most_bytes)} at most."
+        next_step = saving.change
     first = FirstScreen(
         title=f"Memory of {document.snapshot}",
         sentence=document.headline,
@@ -46,7 +51,8 @@ def write_memory_report(folder: Path, analyzed: Analyzed) -> list[Path]:
             (size_text(device.end_bytes), "allocated at the end"),
             (size_text(device.reserved_bytes), "reserved at the end"),
         ],
-        next=device.would_lower[0].change if device.would_lower else "",
+        saves=saves,
+        next=next_step,
     )
     text = fill_template(
         "page.html",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from analysis.memory.snapshot.document import Analyzed, ComparedLine, SnapshotDevice
+from analysis.memory.snapshot.analyzed import Analyzed
+from analysis.memory.snapshot.document import ComparedLine, SnapshotDevice
 from analysis.memory.snapshot.headline import size_text
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from analysis.memory.snapshot.growth import left_by_step
-from analysis.memory.snapshot.headline import TWO_MOMENTS, headline_of
-from analysis.memory.snapshot.lines import LineBytes, lines_at_peak
+from analysis.memory.snapshot.lines import LineBytes, left_by_step, lines_at_peak
 from analysis.memory.snapshot.reading import (
     NO_TIME,
     OUT_OF_MEMORY,
@@ -17,7 +14,6 @@ from analysis.memory.snapshot.reading import (
     SEGMENT_FREE,
     SEGMENT_MAP,
     SEGMENT_UNMAP,
-    Snapshot,
 )
 from analysis.memory.snapshot.replay import Replay
 from analysis.memory.snapshot.savings import savings_of
@@ -25,6 +21,7 @@ from analysis.memory.snapshot.stacks import PHASE_NAMES, Line
 from harness.base.text import count_of
 from harness.schema import Document, field
 
+TWO_MOMENTS = "state is twice the gradients, as Adam's moments are"
 NO_LINE = "no frame of the program in the stack: C++ alone, or none"
 NO_EVENTS = "the recording has no event that allocates more than was there before it"
 NO_CARD = "no snapshot tells the device; --device-name NAME does, or the summary of a run beside it"
@@ -136,44 +133,6 @@ class MemorySnapshot(Document):
     predicted: list[PredictedBytes] | None = field(
         "beside what was held", null="no --prediction was given, and none stands beside the file"
     )
-
-
-class Analyzed(NamedTuple):
-    """A snapshot with what was made of it."""
-
-    snapshot: Snapshot
-    replays: list[Replay]  # of its devices, as `document` has them
-    document: MemorySnapshot
-
-    @property
-    def largest(self) -> int:
-        """The place of the device that holds most."""
-        peaks = [device.peak_bytes for device in self.document.devices]
-        return peaks.index(max(peaks))
-
-    @property
-    def device(self) -> SnapshotDevice:
-        """The device that holds most."""
-        return self.document.devices[self.largest]
-
-
-def analyze_snapshot(snapshot: Snapshot, card_bytes: int | None = None) -> Analyzed:
-    """card_bytes: memory of the device, if it is known."""
-    replays = [Replay(recording, snapshot.marks) for recording in snapshot.recordings]
-    devices = [device_row(replay, snapshot.expandable_segments) for replay in replays]
-    document = MemorySnapshot(
-        snapshot=snapshot.path.name,
-        devices=devices,
-        headline="",
-        lost=lost_text(replays),
-        card_bytes=card_bytes,
-        compared_with=None,
-        compared=None,
-        predicted=None,
-    )
-    analyzed = Analyzed(snapshot, replays, document)
-    document.headline = headline_of(analyzed.device, card_bytes)
-    return analyzed
 
 
 def device_row(replay: Replay, expandable_segments: bool) -> SnapshotDevice:

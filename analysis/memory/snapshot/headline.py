@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from analysis.memory.snapshot.document import TWO_MOMENTS, HeldBytes, SnapshotDevice
 from harness.base.units import MB
 
-if TYPE_CHECKING:
-    from analysis.memory.snapshot.document import HeldBytes, SnapshotDevice
-
 GB = 1024 * MB
-TWO_MOMENTS = "state is twice the gradients, as Adam's moments are"
 WORDS = {
     "gradients": "gradients",
     "optimizer_state": "optimizer state",

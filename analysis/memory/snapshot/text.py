@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from analysis.memory.snapshot.document import Analyzed, MemorySnapshot, SnapshotDevice
+from analysis.memory.snapshot.analyzed import Analyzed
+from analysis.memory.snapshot.document import MemorySnapshot, SnapshotDevice
 from analysis.memory.snapshot.headline import GB, WORDS, headline_of, held_of, size_text
 from harness.base.sections import Section
 from harness.base.tables import ANSWER_LINES, Column, answer, column
@@ -20,22 +21,22 @@ RECORD = "python3 profile_program.py --memory-snapshot -- COMMAND"
 
 LINE_COLUMNS = [
     Column("line", lambda row: row["where"] or "no line of the program", left=True),
-    Column("function", lambda row: row["function"] or "-", left=True),
-    Column("called by", lambda row: row["caller"] or "-", left=True),
-    Column("category", lambda row: WORDS[row["category"]], left=True),
+    column("function", "function", left=True),
+    column("called by", "caller", left=True),
+    Column("category", lambda row: WORDS.get(row.get("category")), left=True),
     column("MB", "bytes", ",.1f", MB),
     column("allocations", "count", ","),
 ]
 LEFT_COLUMNS = [
     Column("line", lambda row: row["where"] or "no line of the program", left=True),
-    Column("function", lambda row: row["function"] or "-", left=True),
-    Column("called by", lambda row: row["caller"] or "-", left=True),
+    column("function", "function", left=True),
+    column("called by", "caller", left=True),
     column("MB a step", "bytes_per_step", ",.3f", MB),
     column("steps", "steps"),
 ]
 COMPARED_COLUMNS = [
     Column("line", lambda row: row["where"] or "no line of the program", left=True),
-    Column("category", lambda row: WORDS[row["category"]], left=True),
+    Column("category", lambda row: WORDS.get(row.get("category")), left=True),
     column("MB", "bytes", ",.1f", MB),
     column("MB of the other", "other_bytes", ",.1f", MB),
     Column("difference, MB", lambda row: (row["bytes"] - row["other_bytes"]) / MB, "+,.1f"),
@@ -50,6 +51,7 @@ CHANGE_COLUMNS = [
     column("change", "change", left=True),
     column("MB at most", "at_most_bytes", ",.1f", MB),
 ]
+SUMS = ("bytes", "other_bytes")  # of what is compared
 CATEGORY_COLUMNS = [
     Column("category", lambda row: WORDS[row["category"]], left=True),
     column("MB at the peak", "bytes", ",.1f", MB),
@@ -72,7 +74,7 @@ def snapshot_answer(
     if document.compared is not None:
         rows["Compared"] = compared_texts(document)
     if others:
-        rows["Other ranks"] = others
+        rows["Other files"] = others
     other_devices = other_device_texts(document, analyzed.largest)
     if other_devices:
         rows["Other devices"] = other_devices
@@ -88,7 +90,7 @@ def snapshot_answer(
     rows["Trust"] = trust_text(document, device)
     rows["Read on"] = read_on
     whole = ("Headline", "Trust")
-    optional = ("Other devices", "Other ranks", "Predicted")
+    optional = ("Other devices", "Other files", "Predicted")
     return [printable(line) for line in answer(rows, limit, whole, optional)]
 
 
@@ -214,7 +216,9 @@ def snapshot_sections(document: MemorySnapshot) -> list[Section]:
         sections.append(device_section(document, device, row))
     if rows["compared"]:
         title = f"Compared with {rows['compared_with']}"
-        sections.append(Section(title, COMPARED_COLUMNS, rows["compared"], label="where"))
+        sections.append(
+            Section(title, COMPARED_COLUMNS, rows["compared"], label="where", sums=SUMS)
+        )
     if rows["predicted"]:
         sections.append(Section("Predicted and held", PREDICTED_COLUMNS, rows["predicted"]))
     return sections
@@ -238,7 +242,13 @@ def device_section(document: MemorySnapshot, device: SnapshotDevice, row: dict) 
     parts = [
         Section("By category", CATEGORY_COLUMNS, categories, note),
         Section("By line", LINE_COLUMNS, row["lines"], label="where", sums=("bytes", "count")),
-        Section("Left behind by each step", LEFT_COLUMNS, row["left_by_step"], label="where"),
+        Section(
+            "Left behind by each step",
+            LEFT_COLUMNS,
+            row["left_by_step"],
+            label="where",
+            sums=("bytes_per_step",),
+        ),
         Section("What would lower it", CHANGE_COLUMNS, row["would_lower"]),
     ]
     return Section(
