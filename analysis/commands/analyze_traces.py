@@ -205,7 +205,9 @@ def answer_of_traces(
         where = f"{whose_figures(analyses)}; {where}"
     named = [(file.name, other) for file, other in others]
     limit = ANSWER_LINES - len(memory)
-    return [*profile_answer(analysis, where, limit, named), *memory]
+    lines = profile_answer(analysis, where, limit, named)
+    read_on_at = max(number for number, line in enumerate(lines) if line.startswith("Read on:"))
+    return [*lines[:read_on_at], *memory, *lines[read_on_at:]]
 
 
 def whose_figures(analyses: list[tuple[Path, dict]]) -> str:
