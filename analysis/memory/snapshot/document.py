@@ -39,7 +39,7 @@ class HeldBytes(Document):
 
 
 class SnapshotLine(Document):
-    category: str = field("a field of `held`")
+    category: str = field("as in held")
     where: str | None = field("file and line of the program, model.py:39", null=NO_LINE)
     function: str | None = field("that the line is in", null=NO_LINE)
     caller: str | None = field(
@@ -106,7 +106,7 @@ class SnapshotDevice(Document):
 
 class ComparedLine(Document):
     where: str | None = field("file and line of the program", null=NO_LINE)
-    category: str = field("a field of `held`")
+    category: str = field("as in held")
     bytes: int = field("at the peak of this snapshot")
     other_bytes: int = field("at the peak of the other one")
 
