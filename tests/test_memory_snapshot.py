@@ -106,6 +106,13 @@ def test_the_headline_names_place_and_holder(command):
     assert "called by init_weight_list flex_opt.py:125" in document["headline"]
 
 
+def test_a_workspace_of_cublas_is_no_gradient(command):
+    """Each thread that multiplies takes one of 8.1 MB, also that of the backward pass."""
+    (device,) = analyzed(command, SNAPSHOTS / "small_attention.pickle.gz")["devices"]
+    assert device["held"]["gradients"] < 3 * MB
+    assert device["held"]["kept"] > 2 * 8.1 * MB
+
+
 def test_a_step_of_ours_on_a_gpu(command):
     """As this workshop wrote it on an H200."""
     folder = PROJECT / "benchmarks" / "results" / "nvidia-h200"
@@ -405,7 +412,7 @@ def test_a_step_on_a_gpu_agrees_with_the_allocator_and_the_tracker(command, trai
     (device,) = json.loads(Path("run/memory_snapshot.json").read_text())["devices"]
     timeline = json.loads(Path("run/memory_timeline.json").read_text())
     activations = timeline["peak"]["bytes_by_category"]["activations"]
-    assert device["held"]["activations"] == pytest.approx(activations, rel=0.02)
+    assert device["held"]["activations"] == pytest.approx(activations, rel=0.05)
 
 
 @pytest.mark.gpu
@@ -413,6 +420,9 @@ def test_bytes_of_a_snapshot_are_those_of_the_allocator(command, tmp_path):
     layers = [torch.nn.Linear(1024, 1024) for _ in range(4)]
     model = torch.nn.Sequential(*layers).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
+    # Libraries take their workspaces in the first pass of each thread.
+    model(torch.randn(512, 1024, device="cuda")).square().mean().backward()
+    optimizer.zero_grad()
     torch.cuda.reset_peak_memory_stats()
     torch.cuda.memory._record_memory_history(stacks="python")
     model(torch.randn(512, 1024, device="cuda")).square().mean().backward()

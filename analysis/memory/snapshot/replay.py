@@ -115,6 +115,10 @@ class Replay:
         category[(self.phase == Phase.BACKWARD) & outlives] = GRADIENTS
         category[in_forward & self._meets_backward()] = ACTIVATIONS
         category[in_forward & is_left] = KEPT
+        # A library takes a workspace in each thread, also in those of the backward pass, and keeps
+        # it.
+        of_library = np.array([stack.of_library for stack in self.recording.stacks] + [False])
+        category[of_library[self.stack] & is_left] = KEPT
         return category
 
     def _ends_of_phases(self) -> np.ndarray:

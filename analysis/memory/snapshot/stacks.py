@@ -39,6 +39,7 @@ class Stack(NamedTuple):
     phase: Phase
     has_python: bool
     in_closure: bool  # of an optimizer: a step that runs forward and backward pass itself
+    of_library: bool  # a workspace of cuBLAS or another library, as frames of C++ tell
     functions: str  # of the program and of torch's modules, from the innermost, for patterns
 
 
@@ -66,6 +67,7 @@ BACKWARD_FUNCTIONS = ("backward", "grad", "_engine_run_backward", "_make_grads")
 # the compiler's, or a part of the forward pass that is repeated.
 ENGINE_CALLS = re.compile(r"/torch/(autograd/|_functorch/|utils/checkpoint\.py|_dynamo/compiled)")
 ENGINE = re.compile(r"autograd::(Engine|python::PythonEngine)")
+WORKSPACE = re.compile(r"(getNew|get\w*Blas\w*)Workspace|getCurrentCUDABlasHandle")
 
 
 class Frame(NamedTuple):
@@ -81,6 +83,7 @@ class Frame(NamedTuple):
     is_module_call: bool
     is_module: bool
     is_backward_call: bool
+    is_workspace: bool
     runs_in_engine: bool  # as the outermost frame of Python, or as one of C++
 
 
@@ -135,6 +138,7 @@ def frame_of(name: str, filename: str, line: int) -> Frame:
         is_module_call=is_python and MODULE_CALL.search(path) is not None,
         is_module=is_python and MODULE.search(path) is not None,
         is_backward_call=is_python and is_call,
+        is_workspace=not is_python and WORKSPACE.search(name) is not None,
         runs_in_engine=in_engine is not None,
     )
 
@@ -150,6 +154,7 @@ def stack_of(frames: Sequence[Frame]) -> Stack:
         phase=phase,
         has_python=bool(python),
         in_closure=optimizer_above and phase != Phase.OPTIMIZER,
+        of_library=any(frame.is_workspace for frame in frames),
         functions=" ".join(functions),
     )
 
