@@ -120,7 +120,8 @@ def analyze_existing(
             from analysis.report.html import write_report
 
             named = [(file.name, analysis) for file, analysis in analyses]
-            files += write_report(folder, named, path if path.is_dir() else path.parent)
+            run = path if path.is_dir() else path.parent
+            files += write_report(folder, named, run, next(iter(analyzed_snapshots), None))
         say("", *file_lines(files, verbose))
     try:
         if asked.slices:

@@ -9,6 +9,8 @@ from importlib import util
 from pathlib import Path
 
 from analysis.diagnosis.text import judged_first
+from analysis.memory.snapshot.analyzed import Analyzed
+from analysis.memory.snapshot.text import snapshot_sections
 from analysis.report.axes import plain_text
 from analysis.report.charts import charts, step_of_document
 from analysis.report.page import (
@@ -20,6 +22,7 @@ from analysis.report.page import (
     sections_of,
 )
 from analysis.report.roofline_figure import draw_roofline
+from analysis.report.snapshot_charts import memory_charts
 from harness import PROJECT
 from harness.base.documents import read_or_leave_out
 from harness.base.errors import UserError
@@ -32,13 +35,16 @@ SCRIPTS = ("tensorboard_plugin/tensorboard_step_profile/timeline.js", "analysis/
 
 
 def write_report(
-    folder: Path, analyses: list[tuple[str, dict]] | None = None, run: Path | None = None
+    folder: Path,
+    analyses: list[tuple[str, dict]] | None = None,
+    run: Path | None = None,
+    snapshot: Analyzed | None = None,
 ) -> list[Path]:
     """Write report.html, and its tables and some figures as TensorBoard's text and images; returns
     the files.
 
     analyses: (name, operator_analysis.json) of traces; default: that in the folder.  run: the
-    folder whose other files are included; default: this one.
+    folder whose other files are included; default: this one.  snapshot: of memory, beside them.
     """
     left_out: list[str] = []
     documents = documents_in(run or folder, left_out)
@@ -55,6 +61,9 @@ def write_report(
         charts(analysis, documents),
         step_of_document(analysis["step_timeline"]) if analysis else None,
     )
+    if snapshot:
+        sections += snapshot_sections(snapshot.document)
+        drawn.update(memory_charts(snapshot))
     page = {
         "charts": [*drawn, *(["step_timeline"] if analysis else [])],
         "data": {"charts": drawn, "step": step},
