@@ -292,6 +292,15 @@ def test_predicted_memory_stands_beside_what_was_held(command, train, tmp_path, 
     assert analyzed(command, one_step)["predicted"] == rows  # it stands beside the file
 
 
+def test_a_run_beside_a_snapshot_predicts_it(command, train, tmp_path, one_step):
+    code, _, err = train("--profile-memory", "--output-dir", "run")
+    assert code == 0, err
+    one_step.rename("run/step.pickle")
+    rows = analyzed(command, Path("run/step.pickle"))["predicted"]
+    timeline = json.loads(Path("run/memory_timeline.json").read_text())
+    assert rows[-1]["predicted_bytes"] == timeline["predicted"]["peak_bytes"]
+
+
 def test_of_ranks_in_a_folder_the_fullest_is_told(command, tmp_path):
     folder = tmp_path / "ranks"
     folder.mkdir()

@@ -9,6 +9,7 @@ import pandas as pd
 
 from analysis.commands.memory_snapshots import (
     analyze_snapshots,
+    before_read_on,
     check_no_snapshot_flags,
     explain_snapshots,
     headline_lines,
@@ -206,9 +207,7 @@ def answer_of_traces(
         where = f"{whose_figures(analyses)}; {where}"
     named = [(file.name, other) for file, other in others]
     limit = ANSWER_LINES - len(memory)
-    lines = profile_answer(analysis, where, limit, named)
-    read_on_at = max(number for number, line in enumerate(lines) if line.startswith("Read on:"))
-    return [*lines[:read_on_at], *memory, *lines[read_on_at:]]
+    return before_read_on(profile_answer(analysis, where, limit, named), memory)
 
 
 def whose_figures(analyses: list[tuple[Path, dict]]) -> str:

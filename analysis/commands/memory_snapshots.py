@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from analysis.commands.reading_flags import ReadingAlone
 from analysis.hardware.matching import rows_named
 from analysis.memory.snapshot.analyzed import Analyzed, analyze_snapshot
 from analysis.memory.snapshot.comparison import compare_snapshots, largest_first, others_text
@@ -20,14 +21,12 @@ from harness.base.sections import as_text
 from harness.base.tables import ANSWER_LINES, answer
 from harness.base.text import flag_of
 from harness.base.units import MB
-from harness.documents.memory import Prediction
+from harness.documents.memory import MemoryTimeline, Prediction
 from harness.run.run_summary import PerformanceSummary
-
-if TYPE_CHECKING:
-    from analysis.commands.reading_flags import ReadingAlone
 
 HEADLINE_LINES = 2  # beside the answer of traces
 OF_PREDICTION = ("memory_by_category_mb",)
+OF_TIMELINE = ("predicted.bytes_by_category",)
 OF_SUMMARY = ("environment.device",)
 # Flags that say how a trace is read, or what is written of one.
 OF_TRACES = ("window", "steps_from", "explain", "slices", "slim", "shortest", "target_device")
@@ -100,23 +99,36 @@ def card_of_run(path: Path) -> int | None:
     return None
 
 
-def add_prediction(analyzed: Analyzed, named: Path | None) -> None:
-    """`predicted`, by the file that is named, else by a prediction.json beside the snapshot."""
-    if named is not None:
-        prediction = read_fitting(named, Prediction, OF_PREDICTION)
-        if prediction is None:
-            raise UserError(f"--prediction {named}: not the prediction.json of a dry run")
-    else:
-        beside = analyzed.snapshot.path.parent / "prediction.json"
-        prediction = read_or_leave_out(beside, Prediction, [], OF_PREDICTION)
+def add_prediction(analyzed: Analyzed, named: Path | None = None) -> None:
+    """`predicted`, by the prediction.json that is named, else by what stands beside the snapshot:
+    that of a dry run, or the memory_timeline.json of a run with --profile-memory."""
+    predicted_bytes = predicted_in(named) if named else predicted_beside(analyzed.snapshot.path)
+    if predicted_bytes:
+        device = analyzed.device
+        rows = predicted_rows(predicted_bytes, device.held, device.peak_bytes)
+        analyzed.document.predicted = rows
+
+
+def predicted_in(path: Path) -> dict[str, float]:
+    """Bytes at the peak by category.  Raises UserError for what is no prediction.json."""
+    prediction = read_fitting(path, Prediction, OF_PREDICTION)
     if prediction is None:
-        return
+        raise UserError(f"--prediction {path}: not the prediction.json of a dry run")
     predicted_bytes = {}
     for category, mb in prediction["memory_by_category_mb"].items():
         predicted_bytes[category] = mb * MB
-    device = analyzed.device
-    rows = predicted_rows(predicted_bytes, device.held, device.peak_bytes)
-    analyzed.document.predicted = rows
+    return predicted_bytes
+
+
+def predicted_beside(path: Path) -> dict[str, float]:
+    """The same of the folder of a snapshot; nothing where it has none that can be read."""
+    if (path.parent / "prediction.json").exists():
+        with contextlib.suppress(UserError):
+            return predicted_in(path.parent / "prediction.json")
+    run = read_or_leave_out(path.parent / "memory_timeline.json", MemoryTimeline, [], OF_TIMELINE)
+    if run is None or run["predicted"] is None:
+        return {}
+    return run["predicted"]["bytes_by_category"]
 
 
 # ---- What is printed and written -----------------------------------------------------------------
@@ -191,3 +203,19 @@ def headline_lines(snapshots: Sequence[Analyzed]) -> list[str]:
     document = snapshots[0].document
     text = f"{document.headline} ({document.snapshot})"
     return answer({"Memory's peak": text}, HEADLINE_LINES)  # as wide as the other labels
+
+
+def before_read_on(answer_lines: list[str], lines: Sequence[str]) -> list[str]:
+    """An answer with lines about memory before its last text, which says where to read on."""
+    places = [n for n, line in enumerate(answer_lines) if line.startswith("Read on:")]
+    return [*answer_lines[: places[-1]], *lines, *answer_lines[places[-1] :]]
+
+
+def snapshots_of_run(folder: Path) -> list[Analyzed]:
+    """That of the step of --memory-snapshot, if a run has one that can be read: else the run has
+    said why not."""
+    path = folder / "memory_snapshot_step.pickle"
+    if not path.exists():
+        return []
+    snapshots, _ = analyze_snapshots([path], ReadingAlone())
+    return snapshots

@@ -8,12 +8,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from analysis.commands.memory_snapshots import (
-    analyze_snapshots,
-    answer_of_snapshots,
-    headline_lines,
-)
-from analysis.commands.reading_flags import ReadingAlone
+from analysis.commands.memory_snapshots import answer_of_snapshots, headline_lines, snapshots_of_run
 from analysis.hardware.mfu import known_peak, mfu_percent
 from analysis.hardware.rate_limits import rate_limit
 from analysis.memory.snapshot.analyzed import Analyzed
@@ -88,12 +83,6 @@ def last_lines(args: argparse.Namespace) -> list[str]:
     return ending(
         traced, tensorboard_command(folder), next_command(args), headline_lines(snapshots)
     )
-
-
-def snapshots_of_run(folder: Path) -> list[Analyzed]:
-    """That of the step of --memory-snapshot, if it can be read: else the run has said why not."""
-    snapshots, _ = analyze_snapshots([folder / "memory_snapshot_step.pickle"], ReadingAlone())
-    return snapshots
 
 
 def ending_of_snapshots(snapshots: Sequence[Analyzed], command: str) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from analysis.commands.memory_snapshots import headline_lines
+from analysis.commands.memory_snapshots import add_prediction, headline_lines
 from analysis.memory.predicted import beside_measured, predicted_memory
 from analysis.memory.snapshot.analyzed import analyze_snapshot
 from analysis.memory.snapshot.reading import read_snapshot
@@ -104,6 +104,7 @@ def explain_snapshot(report: RunReport, summary: dict) -> Explanation:
     device = report.measurements.environment.device.as_json()
     try:
         analyzed = analyze_snapshot(read_snapshot(path), device.get("memory_bytes"))
+        add_prediction(analyzed)
     except UserError as error:
         return Explanation(name, None, [f"Not read: {error}"])
     before = []
