@@ -570,6 +570,7 @@ def test_command_on_card(runner, tmp_path, record_property, command, card, preci
         assert code == 0, out
         assert "Using device: cpu" not in out
     assert "Using device: cuda" in out or devices_in(tmp_path), out
+    assert ("\nAt the peak: " in out) == (command == "memory snapshot")
     assert not impossible_figures(tmp_path)
     for device in devices_in(tmp_path):
         assert device["type"] == "cuda"

@@ -8,7 +8,11 @@ from pathlib import Path
 
 import torch
 
+from analysis.commands.memory_snapshots import add_prediction, headline_lines
 from analysis.memory.predicted import predicted_memory
+from analysis.memory.snapshot.analyzed import analyze_snapshot
+from analysis.memory.snapshot.reading import read_snapshot
+from analysis.memory.snapshot.text import snapshot_sections
 from analysis.memory.tables import memory_lines, memory_section
 from analysis.memory.timeline import memory_timeline
 from analysis.prediction.capacity import capacity_of
@@ -64,6 +68,8 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
             )
         before = as_text(section) if report.verbose else wrapped(labeled(section.facts))
         yield Explanation("memory_timeline.json", memory, lines, before, figure)
+    if instruments.snapshot and instruments.snapshot.written:
+        yield explain_snapshot(report, summary)
     profile = None
     if (
         instruments.flops
@@ -93,6 +99,25 @@ def expected_of_run(report: RunReport) -> dict:
     if isinstance(expected, Unknown):
         return unknown(expected.reason, "expected_step_time_ms")
     return {"expected_step_time_ms": expected.as_json()}
+
+
+def explain_snapshot(report: RunReport, summary: dict) -> Explanation:
+    """Who held the memory: its document and, with --verbose, its tables.  Of a run that failed the
+    headline, as nothing follows that would tell it."""
+    name = "memory_snapshot.json"
+    path = report.measurements.instruments.snapshot.written[-1]
+    device = report.measurements.environment.device.as_json()
+    try:
+        analyzed = analyze_snapshot(read_snapshot(path), device.get("memory_bytes"))
+        add_prediction(analyzed)
+    except UserError as error:
+        return Explanation(name, None, [f"Not read: {error}"])
+    before = []
+    if report.verbose:
+        for section in snapshot_sections(analyzed.document):
+            before += as_text(section)
+    lines = headline_lines([analyzed]) if summary["status"] != "completed" else []
+    return Explanation(name, analyzed.document.as_json(), lines, before)
 
 
 def explain_trace(report: RunReport, summary: dict) -> Explanation:
