@@ -202,32 +202,45 @@ def fusion(of: Fusion, evidence: Evidence) -> Found:
     if not left.events.any():
         return NotApplicable(of.name, left.fused_by)
     rows, us = evidence.part(left.events)
-    finding, how, line, flag = finding_text(of, evidence, in_region, us), of.how, of.how, None
-    if of.how_compiled and not evidence.timeline.on_gpu:
-        how = line = of.how_compiled
-        flag = answering("compile")[0]
-    if of.kind == regions.ATTENTION:
-        line = OF_TRANSFORMERS if evidence.uses_transformers else FUSED_ATTENTION
-        reason = why_math_kernels(evidence)
-        if reason:
-            runs = "F.scaled_dot_product_attention runs its math kernels"
-            finding += f": {runs}, because of {reason.why}" if reason.why else f": {runs}"
-            how = line = f"{runs}: {reason.remedy}"
     remains = of.remains(evidence, rows)
     if remains is None:
         return NotApplicable(of.name, "the trace has no shapes of its matmuls")
+    change = change_to(of, evidence)
     return evidence.proposal(
         of.name,
-        finding,
-        how,
+        finding_text(of, evidence, in_region, us) + change.because,
+        change.how,
         left.events,
         remains.basis,
         remains.best_us,
         remains.likely_us,
-        other_flag=flag,
-        filled={"line": line},
+        other_flag=change.flag,
+        filled={"line": change.line},
         done=left.fused_by,
     )
+
+
+class Change(NamedTuple):
+    """What fuses a region here."""
+
+    how: str
+    line: str  # of code
+    flag: str | None = None  # in place of those that answer the fusion
+    because: str = ""  # behind the finding
+
+
+def change_to(of: Fusion, evidence: Evidence) -> Change:
+    if of.how_compiled and not evidence.timeline.on_gpu:
+        return Change(of.how_compiled, of.how_compiled, flag=answering("compile")[0])
+    if of.kind != regions.ATTENTION:
+        return Change(of.how, of.how)
+    reason = why_math_kernels(evidence)
+    if reason is None:
+        return Change(of.how, OF_TRANSFORMERS if evidence.uses_transformers else FUSED_ATTENTION)
+    runs = "F.scaled_dot_product_attention runs its math kernels"
+    how = f"{runs}: {reason.remedy}"
+    because = f": {runs}, because of {reason.why}" if reason.why else f": {runs}"
+    return Change(how, how, because=because)
 
 
 def written_out(

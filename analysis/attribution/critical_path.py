@@ -272,51 +272,44 @@ PATH_COLUMNS = [
 
 def path_title(path: dict) -> str:
     """The path may be on the host while the GPU works too: then another path is nearly as long."""
-    title = (
-        f"{significant(path['length_ms'], most=3)} ms of step {path['step']}; nothing else can make"
-        " it shorter"
-    )
-    on_host = sum(row["ms"] for row in path["rows"] if row["where"] != GPU)
-    if on_host - path["gpu_idle_ms"] < BESIDE * path["length_ms"]:
+    length, idle = significant(path["length_ms"], most=3), significant(path["gpu_idle_ms"])
+    title = f"{length} ms of step {path['step']}; nothing else can make it shorter"
+    off_gpu_ms = sum(row["ms"] for row in path["rows"] if row["where"] != GPU)
+    if off_gpu_ms - path["gpu_idle_ms"] < BESIDE * path["length_ms"]:
         return title
-    saved = (
-        f"a faster host alone saves at most the {significant(path['gpu_idle_ms'])} ms in which the"
-        " GPU is idle"
+    return (
+        f"{title}; while it is on the host, the GPU works as well: a faster host alone saves at"
+        f" most the {idle} ms in which the GPU is idle"
     )
-    return f"{title}; while it is on the host, the GPU works as well: {saved}"
 
 
 def path_section(analysis: dict) -> Section:
     """One step: its timeline, and what its end had to wait for."""
-    path, timeline = analysis["critical_path"], analysis["step_timeline"]
+    path, lanes = analysis["critical_path"], analysis["step_timeline"]["lanes_left_out"]
     title = path_title(path) if path else f"not known: {analysis['critical_path_reason']}"
-    lanes = timeline["lanes_left_out"]
-    rows, note = (
+    return Section(
+        "One step, and its critical path",
+        PATH_COLUMNS,
         path["rows"] if path else [],
-        [f"The figure leaves out {lanes} more lanes"] * bool(lanes),
+        [f"The figure leaves out {lanes} more lanes"] if lanes else [],
+        facts={"Timeline": timeline_text(analysis), "Critical path": title},
+        figure="step_timeline",
+        warning=analysis["integrity"]["unreliable"].get("step_timeline", ""),
+        label="component",
+        sums=("ms", "share"),
     )
-    found = Section(
-        "One step, and its critical path", PATH_COLUMNS, rows, note, figure="step_timeline"
-    )
-    found.facts = {"Timeline": timeline_text(analysis), "Critical path": title}
-    found.warning = analysis["integrity"]["unreliable"].get("step_timeline", "")
-    found.label, found.sums = "component", ("ms", "share")
-    return found
 
 
 def timeline_text(analysis: dict) -> str:
     """How long the step of the timeline takes on the host, and with its work on the GPU, which may
     end later."""
     timeline = analysis["step_timeline"]
-    own = next(
-        (
-            row["duration_ms"]
-            for row in analysis["steps"]["rows"]
-            if row["number"] == timeline["step"]
-        ),
-        None,
-    )
-    if own is None or timeline["length_ms"] <= own:
-        return f"step {timeline['step']}, {timeline['length_ms']:.2f} ms"
-    later = f"the GPU, which runs behind, ends its work {timeline['length_ms'] - own:.2f} ms later"
-    return f"step {timeline['step']}, {own:.2f} ms on the host; {later}"
+    length_ms = timeline["length_ms"]
+    for row in analysis["steps"]["rows"]:
+        if row["number"] == timeline["step"] and length_ms > row["duration_ms"]:
+            host_ms = row["duration_ms"]
+            return (
+                f"step {timeline['step']}, {host_ms:.2f} ms on the host; the GPU, which runs"
+                f" behind, ends its work {length_ms - host_ms:.2f} ms later"
+            )
+    return f"step {timeline['step']}, {length_ms:.2f} ms"

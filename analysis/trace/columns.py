@@ -246,16 +246,7 @@ class Columns:
         of_threads = renumber([table for table in columns.values() if "thread" in table], "thread")
         all_threads = values_of(self.numbers["thread"])
         self.threads = [all_threads[i] for i in of_threads]
-        of_names = renumber([*columns.values()], "name")
-        all_names = values_of(self.numbers["name"])
-        categories = {
-            "name": [all_names[i] for i in of_names],
-            "kind": ON_GPU,
-            "kernel": values_of(self.numbers["kernel"]),
-        }
-        dtypes = {}
-        for name, values in categories.items():
-            dtypes[name] = pd.CategoricalDtype(pd.Index(values, dtype=object))
+        dtypes = self.categories(renumber([*columns.values()], "name"))
         tables = {}
         for table, of_table in columns.items():
             of_table["start"] -= first
@@ -267,6 +258,20 @@ class Columns:
         one_thread(tables["modules"], tables["operators"])
         correlate(tables["launches"], tables["gpu"])
         return with_meanings(tables)
+
+    def categories(self, of_names: np.ndarray) -> dict[str, pd.CategoricalDtype]:
+        """What the numbers in columns stand for, by column.  of_names: the former numbers of names,
+        in their new order."""
+        names = values_of(self.numbers["name"])
+        values_by_column = {
+            "name": [names[i] for i in of_names],
+            "kind": ON_GPU,
+            "kernel": values_of(self.numbers["kernel"]),
+        }
+        dtypes = {}
+        for column, values in values_by_column.items():
+            dtypes[column] = pd.CategoricalDtype(pd.Index(values, dtype=object))
+        return dtypes
 
     def columns_of_table(self, table: Table) -> dict[str, np.ndarray]:
         """Those of all parts.  Gives up the parts."""

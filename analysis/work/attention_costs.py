@@ -4,6 +4,7 @@ that are batched, packed into one, or in pages of a cache."""
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -96,24 +97,32 @@ def attention_cost(inputs: Inputs, heads_first: bool = False) -> Cost:
     flops = 2 * math.prod(query[:-1]) * keys * per_key
     if inputs.shapes.get("pages", []):
         return Cost(most_flops=flops, keys=keys)
-    # Scores of the forward pass, computed again
-    recomputed = flops * query[-1] // per_key if is_backward else 0
-    moved, size = None, inputs.sizes["query"]
-    if size:
-        passes = 2 if is_backward else 1
-        moved = (2 * math.prod(query) + math.prod(key) + math.prod(value)) * passes * size
-    limited = keys if keys < length else None
+    full = Cost(
+        flops,
+        attention_bytes(inputs, heads_first),
+        keys=keys if keys < length else None,
+        recomputed_flops=flops * query[-1] // per_key if is_backward else 0,  # the scores
+    )
     if not is_packed:
         per_query = 2 * math.prod(query[:-1]) // queries * per_key
-        least = per_query * unmasked_pairs(queries, length, window)
-        return Cost(flops, moved, keys=limited, unmasked_flops=least, recomputed_flops=recomputed)
+        return replace(full, unmasked_flops=per_query * unmasked_pairs(queries, length, window))
     sequences = inputs.shapes["key_edges"][0] - 1
-    least = None
     if queries == length:
-        least = 2 * query[-2] * unmasked_pairs_of_equal(queries, sequences, window) * per_key
+        pairs = unmasked_pairs_of_equal(queries, sequences, window)
+        full = replace(full, unmasked_flops=2 * query[-2] * pairs * per_key)
     if keys <= length / sequences:
-        return Cost(flops, moved, keys=limited, unmasked_flops=least, recomputed_flops=recomputed)
-    return Cost(bytes=moved, most_flops=flops, keys=limited, unmasked_flops=least)
+        return full
+    return replace(full, flops=None, most_flops=flops, recomputed_flops=0)
+
+
+def attention_bytes(inputs: Inputs, heads_first: bool) -> int | None:
+    """The output is as large as the query; the backward pass moves all and their gradients."""
+    query, key, value = attention_shapes(inputs, heads_first)
+    size = inputs.sizes["query"]
+    if not size:
+        return None
+    moved = (2 * math.prod(query) + math.prod(key) + math.prod(value)) * size
+    return 2 * moved if "gradient" in inputs.names else moved
 
 
 def attention_shapes(inputs: Inputs, heads_first: bool) -> tuple[list, list, list]:

@@ -114,28 +114,46 @@ _READS_SOME = {
 def accesses(func, given: dict, out: object) -> tuple[Accesses, Accesses]:
     """What an operator read and wrote; ([], []) if it made a view or only allocated.  given: its
     arguments by name."""
-    name, arguments = func.overloadpacket.__name__, func._schema.arguments
-    mutated = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
+    name = func.overloadpacket.__name__
     inputs = {key: tensors_in(value) for key, value in given.items()}
-    storages = {x.untyped_storage()._cdata for x in itertools.chain(*inputs.values())}
-    made = [x for x in tensors_in(out) if x.untyped_storage()._cdata not in storages]
+    made = tensors_made(out, inputs)
+    mutated = mutated_arguments(func)
     if name in _ALLOCATES or not (made or mutated):
         return [], []
-    # An out= argument, which is keyword-only in the schema, is written without being read.
-    only_written = {a.name for a in arguments if a.name in mutated and a.kwarg_only}
-    if name in _OVERWRITES:
-        only_written |= mutated
-    written = [(x, accessed_bytes(x)) for x in made]
-    for key in mutated:
-        written += [(x, accessed_bytes(x)) for x in inputs[key]]
+    written = accessed(made)
+    not_read = set()
+    for argument in mutated:
+        written += accessed(inputs[argument.name])
+        # An out= argument, which is keyword-only in the schema, is written without being read.
+        if argument.kwarg_only or name in _OVERWRITES:
+            not_read.add(argument.name)
+    some, elements = _READS_SOME.get(name, (None, None))
     read = []
     for key, tensors in inputs.items():
-        if name in _READS_SOME and key == _READS_SOME[name][0]:
-            elements = _READS_SOME[name][1](given, made[0])
-            read += [(x, elements * x.element_size()) for x in tensors]
-        elif key not in only_written:
-            read += [(x, accessed_bytes(x)) for x in tensors]
+        if key == some:
+            read += [(x, elements(given, made[0]) * x.element_size()) for x in tensors]
+        elif key not in not_read:
+            read += accessed(tensors)
     return read, written
+
+
+def accessed(tensors: list[torch.Tensor]) -> Accesses:
+    return [(x, accessed_bytes(x)) for x in tensors]
+
+
+def mutated_arguments(func) -> list:
+    """Those of its schema that an operator writes."""
+    mutated = []
+    for argument in func._schema.arguments:
+        if argument.alias_info and argument.alias_info.is_write:
+            mutated.append(argument)
+    return mutated
+
+
+def tensors_made(out: object, inputs: dict[str, list[torch.Tensor]]) -> list[torch.Tensor]:
+    """The outputs that are no views of inputs, nor inputs themselves."""
+    storages = {x.untyped_storage()._cdata for x in itertools.chain(*inputs.values())}
+    return [x for x in tensors_in(out) if x.untyped_storage()._cdata not in storages]
 
 
 def accessed_bytes(x: torch.Tensor) -> int:

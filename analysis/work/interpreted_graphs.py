@@ -28,7 +28,7 @@ class InterpretedGraphs:
     def backend(self) -> Callable:
         from functorch.compile import min_cut_rematerialization_partition
         from torch._dynamo.backends.common import aot_autograd
-        from torch._inductor import lowering  # noqa: F401  a decomposition of max pooling looks it up
+        from torch._inductor import lowering  # noqa: F401  for a decomposition of max pooling
         from torch._inductor.decomposition import select_decomp_table
 
         options = {

@@ -149,13 +149,7 @@ class ChromeTrace(Reader):
                     text.drop(end)
                 elif text.at_end or text.length > HEAD:
                     break
-            while text.length <= HEAD and text.more():  # metadata that follow
-                pass
-            # Reads the metadata that follow the events, from the bracket that ends their list
-            rest = b'{"traceEvents":[' + text.all()
-            after = self.document(rest + b"}" if self.is_list else rest)
-            self.cut_off = after is None
-            self.metadata.update(after or {})
+            self.events_end(text)
 
     @contextlib.contextmanager
     def content(self) -> Iterator[ReadBuffer]:
@@ -208,6 +202,15 @@ class ChromeTrace(Reader):
                     text.drop(key.end())
                     return
         raise UserError(f"{self.path}: {self.why_no_events(text)}")
+
+    def events_end(self, text: ReadBuffer) -> None:
+        """Read the metadata that follow the events, from the bracket that ends their list."""
+        while text.length <= HEAD and text.more():
+            pass
+        rest = b'{"traceEvents":[' + text.all()
+        metadata = self.document(rest + b"}" if self.is_list else rest)
+        self.cut_off = metadata is None
+        self.metadata.update(metadata or {})
 
     def why_no_events(self, text: ReadBuffer) -> str:
         if not text.length:
@@ -347,10 +350,7 @@ class ChromeTrace(Reader):
         for event in events:
             rank = rank_of(event)
             if rank < 0:
-                for of_rank in of_ranks.values():
-                    of_rank.append(event)
-                if self.every_rank and event.ph not in ARROWS:
-                    self.of_all.append(event)
+                self.add_to_all(event, of_ranks)
                 continue
             self.ranks.add(rank)
             if self.every_rank and rank not in of_ranks:
@@ -358,6 +358,12 @@ class ChromeTrace(Reader):
             if rank in of_ranks:
                 of_ranks[rank].append(event)
         return of_ranks
+
+    def add_to_all(self, event: Event, of_ranks: dict[int | None, list[Event]]) -> None:
+        for of_rank in of_ranks.values():
+            of_rank.append(event)
+        if self.every_rank and event.ph not in ARROWS:
+            self.of_all.append(event)
 
     def part(self, events: list[Event], size: int, rank: int | None) -> Part:
         by_category: dict[str, list[Event]] = defaultdict(list)
@@ -608,20 +614,23 @@ def columns(kind: str, events: list[Event], is_1_8: bool) -> dict:
     for name in COLUMNS_OF[kind]:
         if name == "thread":
             of_events[name] = map(attrgetter("pid", "tid"), events)
-        elif name == "signature":
-            shapes = "shapes_1_8" if is_1_8 else "shapes"
-            texts = map(attrgetter(shapes, "types", "values"), arguments)
-            of_events[name] = map(b"\0".join, texts)
-        elif name == "kernel":
-            of_events[name] = (call.kernel and str(call.kernel) for call in arguments)
-        elif name == "stream":
-            of_events[name] = streams_of(arguments)
         else:
-            of_events[name] = integers_of(arguments, name)
-    if is_1_8 and "external_id" in of_events:
-        ids = integers_of(arguments, "external_id_1_8")
-        of_events["external_id"] = np.maximum(of_events["external_id"], ids)
+            of_events[name] = column_of(name, arguments, is_1_8)
     return of_events
+
+
+def column_of(name: str, arguments: list[Arguments], is_1_8: bool) -> np.ndarray | Iterator:
+    if name == "signature":
+        shapes = "shapes_1_8" if is_1_8 else "shapes"
+        return map(b"\0".join, map(attrgetter(shapes, "types", "values"), arguments))
+    if name == "kernel":
+        return (call.kernel and str(call.kernel) for call in arguments)
+    if name == "stream":
+        return streams_of(arguments)
+    if name == "external_id" and is_1_8:
+        ids = integers_of(arguments, "external_id_1_8")
+        return np.maximum(integers_of(arguments, name), ids)
+    return integers_of(arguments, name)
 
 
 def streams_of(arguments: list[Arguments]) -> np.ndarray:

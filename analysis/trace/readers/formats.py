@@ -165,24 +165,23 @@ def left_out(folder: Path, read: Collection[Path] = ()) -> list[UserError]:
     """
     reasons = []
     for file in folder.iterdir():
-        if (
-            file.is_file()
-            and file not in read
-            and not (may_be_trace(file.name) or is_of_ours_but_no_trace(file.name))
-        ):
+        if file.is_file() and file not in read and not has_known_name(file.name):
             with contextlib.suppress(UserError):  # not readable, and asked for by nobody
                 reasons.append(why_not_read(file))
     read_folders = {file.parent.resolve() for file in read}
-    folders = [
-        place for place in folders_with_traces(folder) if place.resolve() not in read_folders
-    ]
-    for place in folders[:NAMED]:
+    others = [place for place in folders_with_traces(folder) if place.resolve() not in read_folders]
+    for place in others[:NAMED]:
         reasons.append(f"{place}: a folder with files that may be traces; name it to read them")
-    if len(folders) > NAMED:
+    if len(others) > NAMED:
         reasons.append(
-            f"{folder}: {len(folders) - NAMED} more folders below it with files that may be traces"
+            f"{folder}: {len(others) - NAMED} more folders below it with files that may be traces"
         )
     return [UserError(reason) for reason in sorted(filter(None, reasons))]
+
+
+def has_known_name(name: str) -> bool:
+    """Whether it is that of a trace, or of another file of ours."""
+    return may_be_trace(name) or is_of_ours_but_no_trace(name)
 
 
 # ---- Files and folders ---------------------------------------------------------------------------
