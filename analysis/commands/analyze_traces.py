@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.commands.reading_flags import ReadingAlone
-from analysis.diagnosis.document import OperatorAnalysis, add_prediction
+from analysis.diagnosis.document import OperatorAnalysis, with_prediction
 from analysis.diagnosis.sections import profile_lines
 from analysis.diagnosis.text import profile_answer
 from analysis.diagnosis.traces import analyze_all
@@ -77,7 +77,10 @@ def analyze_existing(
     if not analyses:
         raise refused[0] if len(refused) == 1 else UserError("; ".join(map(str, refused)))
     unread: list[str] = []  # documents beside the traces
-    keep_prediction(analyses, unread)
+    first_file, first_document = analyses[0]
+    predicted = predicted_before(first_file, unread)
+    if predicted:
+        analyses[0] = (first_file, with_prediction(first_document, predicted))
     for file, _ in analyses:
         unread += [line for line in left_out_beside(file) if line not in unread]
     one_run = "ranks" in analyses[0][1]
@@ -156,22 +159,21 @@ def missing_from(path: str | Path) -> list[str]:
     return list(lines)
 
 
-def keep_prediction(analyses: list[tuple[Path, dict]], unread: list[str]) -> None:
-    """The collectives that the run predicted for itself, from its own operator_analysis.json beside
-    the traces.
+def predicted_before(trace: Path, unread: list[str]) -> list[dict]:
+    """The collectives that a run predicted for itself, from its own operator_analysis.json beside
+    its trace; none where there is no such document.
 
     unread takes why it cannot be read: the trace is read all the same."""
-    path, document = analyses[0]
-    file = path.parent / "operator_analysis.json"
+    file = trace.parent / "operator_analysis.json"
     earlier = read_or_leave_out(file, OperatorAnalysis, unread, ("trace", "communication"))
-    about = earlier["communication"] if earlier and earlier["trace"] == path.name else None
-    predicted = about["predicted"] if about else None
-    if predicted:
-        renamed = [
-            row | {"calls": row["predicted_calls"], "bytes": row["predicted_bytes"]}
-            for row in predicted
-        ]
-        add_prediction(document, renamed)
+    if earlier is None or earlier["trace"] != trace.name or not earlier["communication"]:
+        return []
+    predicted = []
+    for row in earlier["communication"]["predicted"] or ():
+        # As the dry run had them, before the measured ones stood beside them.
+        as_predicted = {"calls": row["predicted_calls"], "bytes": row["predicted_bytes"]}
+        predicted.append({**row, **as_predicted})
+    return predicted
 
 
 def answer_of_traces(analyses: list[tuple[Path, dict]], report: Path | None) -> list[str]:

@@ -95,7 +95,7 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
     name = "operator_analysis.json"
     try:
         from analysis.attribution.operators import operator_section
-        from analysis.diagnosis.document import add_prediction
+        from analysis.diagnosis.document import with_prediction
         from analysis.diagnosis.sections import profile_lines
         from analysis.diagnosis.traces import analyze_all
     except ModuleNotFoundError as missing:
@@ -110,13 +110,13 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
         raise refused[0]
     document = next((d for file, d in analyses if file == path), analyses[0][1])
     if report.world_size > 1:
-        with contextlib.suppress(
-            FakeRunError
-        ):  # a model that cannot run on fake tensors has no prediction
+        # A model that cannot run on fake tensors has no prediction.
+        with contextlib.suppress(FakeRunError):
             memory = predicted_memory(report.workload, report.device.type == "cuda").document()
-            add_prediction(
-                document, [row | {"group_size": report.world_size} for row in memory["collectives"]]
-            )
+            predicted = []
+            for row in memory["collectives"]:
+                predicted.append({**row, "group_size": report.world_size})
+            document = with_prediction(document, predicted)
     before = []
     if report.profiling.profile_operators:
         short = replace(operator_section(document), parts=[])

@@ -161,8 +161,14 @@ def operator_analysis(timeline: Timeline) -> dict:
     return explained(document, OperatorAnalysis)
 
 
-def add_prediction(document: dict, predicted: list[dict]) -> None:
-    """Put the collectives that a dry run predicts beside those that the trace has."""
-    if about := document["communication"]:
-        about.pop("predicted_reason", None)
-        about["predicted"] = predicted_beside(predicted, document["collectives"], about["steps"])
+def with_prediction(document: dict, predicted: list[dict]) -> dict:
+    """operator_analysis.json with the collectives that a dry run predicts beside those that the
+    trace has, if it has any."""
+    if document["communication"] is None:
+        return document
+    communication = dict(document["communication"])
+    communication.pop("predicted_reason", None)
+    communication["predicted"] = predicted_beside(
+        predicted, document["collectives"], communication["steps"]
+    )
+    return {**document, "communication": communication}
