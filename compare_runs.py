@@ -88,10 +88,9 @@ def main() -> None:
     from analysis.comparison import text
     from analysis.comparison.document import compare
     from analysis.comparison.gate import EXIT_SLOWER, compare_with_gate
-    from analysis.report.axes import plain_text
-    from analysis.report.comparison_figure import draw_comparison
+    from analysis.report.figures import comparison_picture
     from harness.base.console import file_lines, say
-    from harness.base.files import make_folder, write_bytes, write_figure, write_json
+    from harness.base.files import make_folder, write_bytes, write_json
     from harness.base.sections import as_markdown, as_text
     from harness.base.text import read_on
 
@@ -108,8 +107,7 @@ def main() -> None:
     write_json(json_file, document)
     markdown = as_markdown(text.comparison_section(document), ROWS_OF_FILE, level=1)[1:]
     write_bytes(md_file, "\n".join([*markdown, ""]).encode())
-    with plain_text():
-        write_figure(png_file, draw_comparison(short))
+    write_bytes(png_file, comparison_picture(short))
     if document["not_read"]:
         say("", "Not read:", *(f"  {line}" for line in document["not_read"]))
     lines = text.comparison_answer(document, read_on(md_file, "docs/optimizations.md"))

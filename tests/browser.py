@@ -155,6 +155,31 @@ class Browser:
             assert time.monotonic() < until, condition
             time.sleep(0.2)
 
+    def mouse(self, kind, x, y, **how):
+        """A real event of the mouse: mouseMoved, mousePressed or mouseReleased."""
+        if kind != "mouseMoved":
+            how = {"button": "left", "clickCount": 1, **how}
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **how)
+
+    def click(self, x, y):
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            self.mouse(kind, x, y)
+
+    def drag(self, first, last, y, **how):
+        """From one x to another, with what else is pressed: modifiers=8 is Shift."""
+        self.mouse("mouseMoved", first, y)
+        self.mouse("mousePressed", first, y, **how)
+        for share in (0.3, 0.7, 1.0):
+            self.mouse("mouseMoved", first + share * (last - first), y, buttons=1, **how)
+        self.mouse("mouseReleased", last, y, **how)
+
+    def press(self, *keys):
+        """Real keys, one after another, to whatever has the focus: letters or names as Enter."""
+        for key in keys:
+            text = {"Enter": "\r"}.get(key, key)
+            self.call("Input.dispatchKeyEvent", type="keyDown", key=key, text=text)
+            self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+
     def resize(self, width, height=1000):
         self.call(
             "Emulation.setDeviceMetricsOverride",

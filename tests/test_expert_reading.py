@@ -26,8 +26,8 @@ from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.text import judged_first, trust_text
 from analysis.diagnosis.traces import analyze_all
 from analysis.limits.timeline import timeline_of
-from analysis.report.charts import breakdown_chart
 from analysis.report.page import first_screen, trust_in
+from analysis.report.step_figures import draw_breakdown
 from analysis.work.operator_costs import cost
 from harness.base.sections import as_text
 from harness.schema import Unknown
@@ -278,8 +278,10 @@ def test_long_names_of_parts_have_a_bar_each(tmp_path):
         for i, end in enumerate("ab")
     ]
     work = [event("aten::mm", 10 + 450 * i, 430) for i in range(2)]
-    figure = breakdown_chart(analysis_of(trace_of(tmp_path, step(1, 0, 1000), *parts, *work)), NONE)
-    names = [name for name in figure["data"][0]["y"] if name.startswith("layer")]
+    analysis = analysis_of(trace_of(tmp_path, step(1, 0, 1000), *parts, *work))
+    [axes] = draw_breakdown(analysis, "").axes
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    names = [name for name in names if name.startswith("layer")]
     assert len(names) == len({*names}) == 2 and max(map(len, names)) <= 44
 
 

@@ -16,6 +16,7 @@ from analysis.report.comparison_figure import draw_comparison
 from analysis.report.memory_figure import draw_memory_timeline
 from analysis.report.palette import MEMORY_COLORS, PHASE_COLORS, color_of
 from analysis.report.roofline_figure import draw_roofline
+from analysis.report.step_figures import draw_breakdown, draw_queue, draw_ranks, draw_steps
 from analysis.vocabulary.kernel_classes import CATEGORIES
 from harness.base.units import MB
 from studies import attention, memory, scaling
@@ -157,6 +158,44 @@ def memory_document() -> dict:
             "total_bytes": total,
             **series,
         },
+    }
+
+
+def steps_document(count: int) -> dict:
+    """The summary of a run whose first two steps, and every ninth, are in no average."""
+    reasons = [None if n > 2 and n % 9 else "profiled" for n in range(1, count + 1)]
+    times_ms = [40.0 + n % 7 for n in range(count)]
+    steps = {"step": [*range(1, count + 1)], "time_ms": times_ms, "exclusion_reason": reasons}
+    return {"steps": steps}
+
+
+def trace_document(*, ranks: int = 8, waiting_ms: float | None = 1.5) -> dict:
+    """What the figures of a step show of a trace: our parts and one with a long name."""
+    phases = ("data", "forward", "backward", "optimizer", "between phases", IDLE)
+    parts = [*OUR_PARTS[:22], "layer" * 40, IDLE]
+    share = 1 / len(parts)
+    rows = [
+        {
+            "component": part, "ms_per_step": 6.0 * len(phases), "share": share,
+            "phases_ms": dict.fromkeys(phases, 6.0),
+        }
+        for part in parts
+    ]  # fmt: skip
+    rank_rows = [
+        {
+            "rank": rank, "ms_per_step": 40.0, "exposed_comm_ms": 4.0 + rank % 3,
+            "waiting_ms": waiting_ms, "caused_waiting_ms": 0.1 * rank,
+        }
+        for rank in range(ranks)
+    ]  # fmt: skip
+    queue = {"step": 7, "time_ms": [0.0, 10.0, 20.0], "queued": [0, 900, 3], "ahead_ms": [0, 9, 1]}
+    return {
+        "attribution": {"clock": "GPU", "ms_per_step": 864.0, "steps": 4},
+        "steps": {"count": 4},
+        "phases": [{"phase": phase, "ms_per_step": 144.0} for phase in phases],
+        "components": rows,
+        "gpu_timeline": {"queue_over_step": queue},
+        "ranks": {"rows": rank_rows},
     }
 
 
@@ -316,6 +355,13 @@ FIT = memory.MemoryFit(
 )
 FIGURES = {
     "memory_timeline": lambda: draw_memory_timeline(memory_document(), ABOUT),
+    "step_breakdown": lambda: draw_breakdown(trace_document(), ABOUT),
+    "queue": lambda: draw_queue(trace_document(), ABOUT),
+    "ranks": lambda: draw_ranks(trace_document(), ABOUT),
+    "many_ranks": lambda: draw_ranks(trace_document(ranks=1000, waiting_ms=None), ABOUT),
+    "steps": lambda: draw_steps(steps_document(10), ABOUT),
+    "many_steps": lambda: draw_steps(steps_document(3000), ABOUT),
+    "one_step": lambda: draw_steps(steps_document(1), ABOUT),
     "roofline": lambda: draw_roofline(roofline_document(), ABOUT),
     "roofline_of_unknown_device": lambda: draw_roofline(roofline_document(roofs=False), ABOUT),
     "comparison": lambda: draw_comparison(

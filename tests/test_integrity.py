@@ -347,7 +347,7 @@ def page_of(analysis: dict) -> str:
     """report.html without figures."""
     analysis |= {"integrity": analysis["integrity"] | {"ranks_missing": []}}
     first = first_screen(analysis, dict.fromkeys(DOCUMENT_FILES))
-    return fill_template("body.html", first, trace_sections(analysis, []), charts=[])
+    return fill_template("body.html", first, trace_sections(analysis, []))
 
 
 def assert_two_clocks(analysis: dict, lines: list[str]) -> None:

@@ -4,6 +4,7 @@ browser."""
 import html
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 from browser import CHROMIUM, Browser
@@ -23,6 +24,7 @@ from traces import (
 
 from analysis.attribution.breakdown import breakdown_section
 from analysis.commands.analyze_traces import analyze_existing
+from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.rules import named
 from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.text import profile_answer
@@ -42,6 +44,7 @@ from harness.base.sections import Section
 from harness.base.tables import column
 
 NOTHING = dict.fromkeys(DOCUMENT_FILES)
+PNG = b"\x89PNG of nothing"
 COLUMNS = [
     column("part", "component", left=True),
     column("ms", "ms", ".1f"),
@@ -54,10 +57,8 @@ ROWS = [
 SUM = {"component": "sum", "ms": 9.0, "share": 1.0}
 
 
-def html_of(*sections, charts=()):
-    return fill_template(
-        "body.html", FirstScreen("A title", "A sentence."), sections, charts=charts
-    )
+def html_of(*sections, **shown):
+    return fill_template("body.html", FirstScreen("A title", "A sentence."), sections, **shown)
 
 
 # ---- As text -------------------------------------------------------------------------------------
@@ -76,7 +77,7 @@ def test_the_first_screen_of_a_trace(tmp_path):
     assert first.numbers[0][1] == "one step, GPU time"
     assert len(first.numbers) == 3
     assert first.trust in ("complete", "disturbed", "incomplete", "NOT trustworthy")
-    text = fill_template("body.html", first, [], charts=[])
+    text = fill_template("body.html", first, [])
     assert analysis["headline"]["finding"] in text and f">{first.trust}</a>" in text
     place = {
         "trace": "a.json",
@@ -86,9 +87,7 @@ def test_the_first_screen_of_a_trace(tmp_path):
         "event": "gemm",
     }
     analysis["headline"]["place"] = place
-    text = fill_template(
-        "body.html", first_screen(analysis, NOTHING), trace_sections(analysis), charts=[]
-    )
+    text = fill_template("body.html", first_screen(analysis, NOTHING), trace_sections(analysis))
     told = "a.json: 1.500 ms, process 0, stream 7, for 0.250 ms: gemm"
     assert (
         f">In Perfetto: {told}<" in text and f'"soft">{told}' not in text
@@ -118,7 +117,8 @@ def test_a_trace_without_steps_is_told_whole(tmp_path):
     """The section that is folded says the same as the line `Largest parts`."""
     analysis = analysis_of(trace_of(tmp_path, event("aten::mm", 0, 60), event("aten::add", 60, 40)))
     assert first_screen(analysis, NOTHING).numbers[0][1] == "the whole trace, host time"
-    section = breakdown_section(analysis)
+    answers = OperatorAnalysis.from_json(analysis)
+    section = breakdown_section(answers.breakdown, answers.steps.count)
     assert lead(section) in " ".join(profile_answer(analysis, "a page"))
     assert lead(section).endswith("(host time, the whole trace)")
 
@@ -141,8 +141,9 @@ def test_what_a_folded_section_says():
 
 
 def test_bars_are_scaled_to_the_largest_part():
-    html = html_of(Section("Parts", COLUMNS, [*ROWS, SUM]))
-    assert re.findall(r"width: ([\d.]+)%", html) == ["100.0", "50.0", "0.0"]
+    less = {"component": "less in unprofiled steps", "ms": -1.0, "share": -0.1}
+    html = html_of(Section("Parts", COLUMNS, [*ROWS, less, SUM]))
+    assert re.findall(r"width: ([-\d.]+)%", html) == ["100.0", "50.0", "0.0", "0.0"]
     assert html.count('<tr class="total">') == 1
 
 
@@ -156,6 +157,14 @@ def test_long_tables_fold_and_notes_stand_once():
     assert html.count(f">{note}</li>") == 1 and html.count('href="#note-1"') == 2
     assert "<details open" not in html
     assert not html_of(Section("Empty")).count("<details")
+
+
+def test_what_stands_below_a_part_is_folded_in_it():
+    """As the rules of a verdict that do not decide."""
+    inner = Section("Other rules", facts={"2. launch": "no"})
+    page = html_of(Section("Verdict", parts=[Section("Why", facts={"1": "yes"}, parts=[inner])]))
+    assert re.findall("<h3[^>]*>(.*?)</h3>", page) == ["Why", "Other rules"]
+    assert page.count('<details class="inner" id="other-rules">') == 1
 
 
 def test_markup_and_very_long_names_are_text_everywhere():
@@ -173,9 +182,15 @@ def test_markup_and_very_long_names_are_text_everywhere():
         parts=[Section(bad, COLUMNS, rows)],
     )
     first = FirstScreen(bad, bad, [(bad, 0.9, "#ffffff")], [(bad, bad)], bad, bad, bad)
-    html = fill_template("body.html", first, [section], charts=["a_chart"])
-    assert "<img" not in html and "&lt;img" in html
-    assert max(map(len, re.findall(r"<div>(.*?)</div></td>", html))) < 200
+    pictured = replace(section, figure="a_figure", parts=[])
+    page = fill_template(
+        "body.html", first, [section, pictured], figures={"a_figure": PNG}, charts=["a_chart"]
+    )
+    assert "<img src=x" not in page and "&lt;img" in page
+    assert (
+        page.count(f'<img class="figure" alt="{html.escape(bad)}" src="data:image/png;base64,') == 1
+    )
+    assert max(map(len, re.findall(r"<div>(.*?)</div></td>", page))) < 200
     assert '"' not in anchor(bad) and "<" not in anchor(bad)
 
 
@@ -246,7 +261,14 @@ def test_a_report_in_a_browser(tmp_path, browser, name):
         assert browser.run(BOTTOM) <= 1000
     browser.run("document.querySelectorAll('details').forEach(one => (one.open = true))")
     browser.until(f"{UNDRAWN} === 0")
-    assert browser.run("document.querySelectorAll('.chart').length") >= (name != "markup")
+    charts, figures = (
+        browser.run(f"document.querySelectorAll('{selector}').length")
+        for selector in (".chart", "img.figure")
+    )
+    assert (charts > 0) == (name != "no trace") and figures > 0
+    browser.until(
+        "[...document.querySelectorAll('img.figure')].every(one => one.naturalWidth > 900)"
+    )
     for width in (600, 1400):
         browser.resize(width)
         assert browser.run(HIDDEN) <= 0
@@ -295,28 +317,145 @@ def test_an_old_browser_is_told_why_there_are_no_figures(tmp_path, browser):
     browser.text_with("Figures need a browser of 2023 or later; the tables have the same numbers.")
 
 
+def small_gpu(folder):
+    """A step with two kernels, each launched by an operator, and a third one; rank 1 of 2."""
+    properties = [{"id": 0, "name": "AMD Instinct MI300X", "numSms": 304}]
+    about = {"distributedInfo": {"rank": 1, "world_size": 2}, "deviceProperties": properties}
+    write_trace(folder / "trace.json", *SMALL, **about)
+    analyze_existing(folder / "trace.json", folder, True, 5, None)
+
+
+@pytest.fixture
+def timeline(tmp_path, browser):
+    """A browser that shows the timeline of small_gpu()."""
+    small_gpu(tmp_path)
+    browser.errors.clear()
+    browser.resize(1280)
+    browser.open((tmp_path / "report.html").as_uri())
+    browser.text_with("Step time breakdown")
+    browser.run("document.querySelector('#step-time-breakdown').open = true")
+    browser.until("document.querySelectorAll('.lanes .annotation-text').length > 0")
+    browser.run("document.querySelector('.search').scrollIntoView()")
+    yield browser
+    assert browser.errors == []
+
+
+def box_of(browser, selector):
+    """Left edge, top, width and height of an element."""
+    return browser.run(
+        f"(() => {{ const box = document.querySelector('{selector}').getBoundingClientRect();"
+        " return [box.x, box.y, box.width, box.height]; })()"
+    )
+
+
+def about_in(browser):
+    """What stands below the timeline of the event that was chosen."""
+    rows = "[...document.querySelectorAll('.about tr')]"
+    return dict(browser.run(f"{rows}.map(row => [...row.cells].map(cell => cell.textContent))"))
+
+
+def labels_in(browser):
+    """The names that are written into the cells of the timeline."""
+    labels = "[...document.querySelectorAll('.lanes .annotation-text')]"
+    return browser.run(f"{labels}.map(label => label.textContent)")
+
+
+SHOWN_RANGE = "document.querySelector('.lanes')._fullLayout.xaxis.range"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("typed", "count", "event", "part"),
+    [
+        ("gemm", 1, "gemm", "matmul, forward; matmul"),  # a kernel
+        ("aten::add", 1, "aten::add", "element-wise, forward; element-wise"),  # an operator
+        ("Matmul", 3, "aten::linear", "matmul, forward; matmul"),  # a part
+    ],
+)
+def test_what_is_typed_into_find_is_found(timeline, typed, count, event, part):
+    x, y, _, height = box_of(timeline, ".search")
+    timeline.click(x + 9, y + height / 2)
+    whole = timeline.run(SHOWN_RANGE)
+    timeline.press(*typed)
+    assert timeline.run("document.querySelector('.search').value") == typed
+    assert timeline.run(SHOWN_RANGE) == whole  # letters move the timeline only outside of the box
+    timeline.text_with(f"{count} found in this step; Enter shows the next")
+    timeline.press("Enter")
+    timeline.until("document.querySelector('.about td') !== null")
+    about = about_in(timeline)
+    assert (about["Event"], about["Part and class"]) == (event, part)
+    assert timeline.run(SHOWN_RANGE) != whole
+
+
+@pytest.mark.slow
+def test_labels_follow_the_range_and_a_click_tells_the_kernel(timeline):
+    """Drag, drag with Shift, keys and a click, on the row of the GPU."""
+    assert {"gemm", "aten::linear", "aten::add"} <= {*labels_in(timeline)}
+    x, y, width, _ = box_of(timeline, ".lanes .nsewdrag")
+    [first, last] = timeline.run(SHOWN_RANGE)
+    at = lambda ms: x + width * (ms - first) / (last - first)  # noqa: E731
+    timeline.click(at(0.05), y + 17)
+    timeline.until("document.querySelector('.about td') !== null")
+    about = about_in(timeline)
+    assert about["Event"] == "gemm" and "aten::mm" in about["Called by"]
+    assert about["On"] == "GPU 0 stream 7 (AMD Instinct MI300X)"
+    timeline.drag(at(0.04), at(0.06), y + 17, modifiers=8)  # Shift: a range to sum up
+    timeline.until("document.querySelectorAll('.sums tr.total').length === 2")
+    sums = "[...document.querySelector('.sums table').rows].map(row => row.innerText)"
+    assert "matmul, forward" in timeline.run(sums)[1]
+    timeline.drag(at(0.065), at(0.1), y + 17)
+    timeline.until(f"{SHOWN_RANGE}[0] > 0.06")
+    timeline.until("![...document.querySelectorAll('.annotation-text')].some(one =>"
+                   " one.textContent === 'gemm')")  # fmt: skip
+    assert "add_kernel" in labels_in(timeline)
+    timeline.press("s")
+    timeline.until(f"{SHOWN_RANGE}[0] < 0.06")
+
+
+@pytest.mark.slow
+def test_a_narrow_page_keeps_the_flag_and_tells_what_is_wider(tmp_path, browser):
+    """At 600 pixels: the last column of `What to try`, a mark at tables and figures that go on to
+    the right; device and rank on the first screen."""
+    small_gpu(tmp_path)
+    browser.resize(600, 800)
+    browser.open((tmp_path / "report.html").as_uri())
+    text = browser.text_with("AMD Instinct MI300X, rank 1 of 2")
+    assert "on a GPU" not in text
+    browser.run("document.querySelectorAll('details').forEach(one => (one.open = true))")
+    browser.until("document.querySelectorAll('.scroll.wider').length > 0")
+    right = "[...document.querySelectorAll('#what-to-try table:not(.facts) tr')].map(row =>"
+    right += " row.lastElementChild.getBoundingClientRect().right)"
+    assert max(browser.run(right)) <= 600
+    cut = "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth >"
+    cut += " one.clientWidth + 1)"
+    assert browser.run(f"{cut}.length") == browser.run(f"{cut}.filter(one => one.matches('.wider'))"
+                                                       ".length") > 0  # fmt: skip
+    browser.resize(1400)
+    browser.until("document.querySelectorAll('.scroll.wider').length === 0")
+
+
 @pytest.mark.slow
 def test_a_name_in_a_table_is_found_in_the_timeline(tmp_path, browser):
-    """Which is drawn if it was not, and shows the longest event of that name."""
+    """Which is drawn if it was not, and shows the longest event of that name: with the trace of a
+    part, an operator or a kernel, without it a part."""
     cpu_run(tmp_path)
-    browser.open((tmp_path / "report.html").as_uri())
-    browser.text_with("Operators")
-    assert browser.run("document.querySelectorAll('.lanes').length") == 0
-    name = "attention.rope"
-    cells = "[...document.querySelectorAll('td.name')]"
-    browser.run(f"{cells}.find(one => one.textContent === '{name}').click()")
-    browser.until("document.querySelector('.about td') !== null")
-    about = dict(
-        browser.run(
-            "[...document.querySelectorAll('.about tr')].map(row => [...row.cells].map(one =>"
-            " one.textContent))"
-        )
-    )
-    assert about["Part and class"].startswith(name) and " ms on, in step " in about["Time"]
-    assert browser.run("document.querySelector('.search').value") == name
-    whole = browser.run("document.querySelector('.lanes')._fullLayout.xaxis.range")
-    browser.call("Input.dispatchKeyEvent", type="keyDown", key="s", text="s")
-    browser.until(f"document.querySelector('.lanes')._fullLayout.xaxis.range[0] < {whole[0]}")
+    traces = [tmp_path / "cpu.pt.trace.json.gz"]
+    for name, heading in (("aten::mm", "Operators"), ("attention.rope", "Step time breakdown")):
+        browser.open((tmp_path / "report.html").as_uri())
+        browser.text_with(heading)
+        assert browser.run("document.querySelectorAll('.lanes').length") == 0
+        cells = "[...document.querySelectorAll('td.find')]"
+        browser.run(f"{cells}.find(one => one.textContent === '{name}').click()")
+        browser.until("document.querySelector('.about td') !== null")
+        about = about_in(browser)
+        told = about["Part and class"] if name == "attention.rope" else about["Event"]
+        assert told.startswith(name) and " ms on, in step " in about["Time"]
+        assert browser.run("document.querySelector('.search').value") == name
+        for trace in traces:
+            trace.unlink()
+        traces = []
+        write_report(tmp_path)
+    assert browser.run("document.querySelector('.search').placeholder") == "part of the model"
 
 
 NEXT_STEPS = {  # what to do next: words before, what is copied, words after

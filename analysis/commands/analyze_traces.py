@@ -103,8 +103,8 @@ def analyze_existing(
         if report:
             from analysis.report.html import write_report
 
-            named = [(file.name, analysis) for file, analysis in analyses]
-            files += write_report(folder, named, path if path.is_dir() else path.parent)
+            run = path if path.is_dir() else path.parent
+            files += write_report(folder, analyses, run, reading)
         say("", *file_lines(files, verbose))
     try:
         if asked.slices:

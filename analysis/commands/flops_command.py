@@ -9,7 +9,7 @@ from analysis.advice.text import best_three
 from analysis.commands.analyze_traces import report_in
 from analysis.diagnosis.document import OperatorAnalysis
 from analysis.limits.roofline import roofline
-from analysis.report.roofline_figure import draw_roofline
+from analysis.report.figures import draw_roofline, picture
 from analysis.work.bytes_moved import computational_intensity
 from analysis.work.sections import (
     RIDGE,
@@ -22,7 +22,7 @@ from analysis.work.sections import (
 )
 from harness.base.console import file_lines, say
 from harness.base.documents import read_or_leave_out
-from harness.base.files import prepare_folder, write_figure, write_json
+from harness.base.files import prepare_folder, write_bytes, write_json
 from harness.base.layer_names import folded_names
 from harness.base.sections import as_text
 from harness.base.tables import added_up, answer
@@ -55,7 +55,7 @@ def explain_limits(
         documents["intensity"] = computational_intensity(profile, workload)
     if asked["roof"]:
         # Operators' times are those of the trace that was analyzed in the source folder, if any.
-        documents["roofline"] = roofline(profile, documents["intensity"], trace)
+        documents["roofline"] = roofline(profile, documents["intensity"], trace).as_json()
     flops, *others = run_sections({"flops": profile} | documents)
     shown = flops.parts[1:] if asked["detailed"] else []
     shown = [*([] if asked["told"] else [flops]), *others] if verbose else shown
@@ -71,7 +71,7 @@ def explain_limits(
             if data := documents.get("roofline"):
                 files.append(target / "roofline.png")
                 title = workload.title_on(profile["environment"]["device"]["name"])
-                write_figure(files[-1], draw_roofline(data, title))
+                write_bytes(files[-1], picture(draw_roofline, data, title))
         files += report()
         if files and (
             verbose or target.resolve() != source.resolve()

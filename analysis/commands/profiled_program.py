@@ -75,7 +75,7 @@ def explain_program(
     document = program_document(ended, recorded, command, settings)
     write_json(folder / "program.json", document)
     files = write_analyses(folder, analyses, refused)
-    files += write_report(folder, [(file.name, analysis) for file, analysis in analyses])
+    files += write_report(folder, analyses)
     if verbose:
         say("", *as_text(program_section(document)))
     say(

@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -45,9 +44,9 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
         memory |= beside_measured(memory, report.workload, report.device)
         figure = None
         if importlib.util.find_spec("matplotlib"):
-            from analysis.report.memory_figure import draw_memory_timeline
+            from analysis.report.figures import draw_memory_timeline, picture
 
-            figure = draw_memory_timeline(memory, run_title(summary))
+            figure = picture(draw_memory_timeline, memory, run_title(summary))
         section, lines = memory_section(memory), memory_lines(memory, summary)
         performance = summary["performance"]
         performance |= expected_of_run(report)
@@ -95,7 +94,7 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
     name = "operator_analysis.json"
     try:
         from analysis.attribution.operators import operator_section
-        from analysis.diagnosis.document import with_prediction
+        from analysis.diagnosis.document import OperatorAnalysis, with_prediction
         from analysis.diagnosis.sections import profile_lines
         from analysis.diagnosis.traces import analyze_all
     except ModuleNotFoundError as missing:
@@ -119,7 +118,11 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
             document = with_prediction(document, predicted)
     before = []
     if report.profiling.profile_operators:
-        short = replace(operator_section(document), parts=[])
+        answers = OperatorAnalysis.from_json(document)
+        short = operator_section(
+            answers.operator_tables, bool(answers.kernels), answers.attribution.steps
+        )
+        short.parts = []
         before = ["", *profile_lines(document)] if report.verbose else as_text(short, OPERATORS)
     lines = [f"Not read: {error}" for error in refused]
     if missing:

@@ -91,7 +91,13 @@ def comparison_section(comparison: dict) -> Section:
     ]
     parts = [
         Section("Not read", note=comparison.get("not_read", [])),
-        Section(f"Runs, against {comparison['baseline']}", TIME_COLUMNS, rows, notes),
+        Section(
+            f"Runs, against {comparison['baseline']}",
+            TIME_COLUMNS,
+            rows,
+            notes,
+            figure="comparison",  # with which comparison.md stands in one folder
+        ),
         Section("Rates, memory and loss", OTHER_COLUMNS, rows, [f"Peak MB: {memory_note(rows)}"]),
         difference_section(comparison),
         *(one for kind in PART_KINDS for one in change_sections(comparison, kind)),

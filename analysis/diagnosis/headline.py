@@ -16,10 +16,10 @@ from analysis.advice.catalogue import BY_NAME, HOST, KERNELS, KERNELS_AND_LAUNCH
 from analysis.advice.places import Place, place_text
 from analysis.advice.who_reads import Reader, Words, the_same
 from analysis.diagnosis.rules import LATE_HOST, MOST, Rule
+from analysis.trace.reasons import NO_GAIN, NO_PLACE
 from analysis.trust.times import is_disturbed, profile_disturbance_text
 from analysis.vocabulary.bounds import OF_GPU
 from harness.base.text import shortened, significant
-from harness.documents.trace import NO_GAIN, NO_PLACE
 from harness.schema import Document, Unknown, field
 
 # A kind of change comes before the best finding with a cause if it saves so many times as much
@@ -403,11 +403,11 @@ def headline_place(analysis: dict) -> str:
     return f"{place['trace']}: {place_text(place)}" if place else ""
 
 
-def saves_text(analysis: dict) -> str:
+def saves_text(analysis: dict, per: str = "step") -> str:
     """'Saves about 27.4 of 32.4 ms per step.'; empty where nothing is known to pay."""
     headline, step_ms = analysis["headline"], analysis["attribution"]["ms_per_step"]
     if not headline["saves_ms"]:
         return ""
     how = "at most" if headline["at_most"] else "about"
     saves = significant(headline["saves_ms"], 3)
-    return f"Saves {how} {saves} of {significant(step_ms, 3)} ms per step."
+    return f"Saves {how} {saves} of {significant(step_ms, 3)} ms per {per}."

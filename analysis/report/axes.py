@@ -1,13 +1,15 @@
 """What do all figures share?  Titles, axes and ticks, texts beside bars and in them, legends."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from decimal import Decimal
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure  # not pyplot: no global state, no display
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from analysis.report.palette import HATCHES, text_color
@@ -47,6 +49,7 @@ class PlainLogLocator(MaxNLocator):
     """
 
     MANTISSAS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7))
+    FEWEST, MOST = 3, 8
 
     def view_limits(self, vmin, vmax):
         low, high = sorted((vmin, vmax))
@@ -60,48 +63,68 @@ class PlainLogLocator(MaxNLocator):
         """Of the series that have three to eight numbers up to `high`, the one that starts closest
         to the data."""
         lowest = self.axis.get_data_interval()[0]
-        lowest = lowest if low <= lowest <= high else low
+        if not low <= lowest <= high:
+            lowest = low
+        evenly_spaced = list(super().tick_values(low, high))
+        best = None
+        for numbers in (*self.series(lowest, high), evenly_spaced):
+            numbers = from_below(numbers, lowest, high)
+            if self.FEWEST <= len(numbers) <= self.MOST and (best is None or numbers[0] > best[0]):
+                best = numbers
+        return best or evenly_spaced
+
+    def series(self, lowest: float, high: float) -> Iterator[list[float]]:
+        """Round numbers of the decades from `lowest` to `high`; decades alone, as many as fit."""
         decades = range(math.floor(math.log10(lowest)), math.ceil(math.log10(high)) + 1)
-        series = [[m * 10.0**k for k in decades for m in mantissas] for mantissas in self.MANTISSAS]
-        series.append(list(super().tick_values(low, high)))
-        found = []
-        for n, numbers in enumerate(series):
-            start = max((one for one in numbers if 0 < one <= lowest), default=math.inf)
-            numbers = [one for one in numbers if start <= one <= high]
-            if n == 0 and len(numbers) > 8:  # of decades, every second or third
-                numbers = numbers[:: math.ceil(len(numbers) / 8)]
-            if 3 <= len(numbers) <= 8:
-                found.append(numbers)
-        return max(found, key=lambda numbers: numbers[0], default=series[-1])
+        for mantissas in self.MANTISSAS:
+            numbers = [mantissa * 10.0**k for k in decades for mantissa in mantissas]
+            if len(mantissas) == 1:
+                shown = from_below(numbers, lowest, high)
+                numbers = shown[:: math.ceil(len(shown) / self.MOST) or 1]
+            yield numbers
+
+
+def from_below(numbers: Sequence[float], lowest: float, high: float) -> list[float]:
+    """The numbers up to `high`, from the last one that is not above `lowest`; none without one."""
+    start = max((number for number in numbers if 0 < number <= lowest), default=math.inf)
+    return [number for number in numbers if start <= number <= high]
 
 
 def log_axis(axis, ticks: Sequence[float] = ()) -> None:
     """A logarithmic axis, labeled with plain numbers;
     ticks: where they are, by default at round numbers."""
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    axis.set_major_locator(FixedLocator(ticks) if len(ticks) else PlainLogLocator(5, min_n_ticks=3))
+    locator = FixedLocator(ticks) if len(ticks) else PlainLogLocator(5, min_n_ticks=3)
+    axis.set_major_locator(locator)
     axis.set_minor_locator(NullLocator())
-    # '1,000,000', '2.5', '0.000001': six digits, and no power of ten
-    axis.set_major_formatter(lambda x, _: f"{x:,.0f}" if x >= 1e6 else f"{Decimal(f'{x:.6g}'):,f}")
+    axis.set_major_formatter(lambda value, _: plain_number(value))
     axis.axes.autoscale_view()  # with this locator, where data are drawn already
 
 
+def plain_number(value: float) -> str:
+    """'1,000,000', '2.5', '0.000001': six digits, and no power of ten."""
+    return f"{value:,.0f}" if value >= 1e6 else f"{Decimal(f'{value:.6g}'):,f}"
+
+
 def stacked_bars(
-    axes, names: list[str], parts: dict[str, list[float]], colors: dict[str, str]
+    axes, names: list[str], parts: dict[str, Sequence[float]], colors: dict[str, str]
 ) -> np.ndarray:
-    """Draw a bar for each name, from top to bottom.  Returns their lengths."""
+    """Draw a bar for each name, from top to bottom.  Returns their lengths [names]."""
     left, at = np.zeros(len(names)), np.arange(len(names))
     for part, widths in parts.items():
-        style = {
-            "color": colors[part],
-            "hatch": HATCHES.get(part),
-            "edgecolor": SEAM,
-            "linewidth": 0,
-        }
-        axes.barh(at, widths, left=left, label=part, **style)
+        axes.barh(
+            at,
+            widths,
+            left=left,
+            label=part,
+            color=colors[part],
+            hatch=HATCHES.get(part),
+            edgecolor=SEAM,
+            linewidth=0,
+        )
         left = left + widths
     axes.set_yticks(at, names, fontsize=8.5)
-    axes.invert_yaxis()
+    axes.set_ylim(len(names) - 0.4, -0.6)
     return left
 
 
@@ -114,39 +137,59 @@ def beside(axes, texts: list[str]) -> None:
     right.spines["right"].set_visible(False)
 
 
-def label_segments(axes, segments: Iterable[tuple[float, float, float, str, str]]) -> None:
-    """Names in those segments that have room for them: start, length and height in data units,
-    name, color.
+class Segment(NamedTuple):
+    """A part of a bar that has a name; in data units, but for name and color."""
+
+    start: float
+    length: float
+    y: float
+    name: str
+    color: str
+
+
+def label_segments(axes, segments: Iterable[Segment]) -> None:
+    """Names in those segments that have room for them.
 
     Without room for 'attention.rope' there may be some for 'rope'.  For when all else is drawn:
     what fits depends on the layout.
     """
     axes.figure.draw_without_rendering()
-    for start, length, y, name, color in segments:
-        room = (
-            abs(np.diff(axes.transData.transform([(start, y), (start + length, y)])[:, 0])[0]) - 6
-        )  # pixels
-        for text in dict.fromkeys((name, name.rsplit(".", 1)[-1])):
-            background = {"facecolor": color, "linewidth": 0, "pad": 0.8}  # over the hatching
-            style = {
-                "ha": "center",
-                "va": "center",
-                "fontsize": 7.5,
-                "color": text_color(color),
-                "bbox": background,
-            }
-            label = axes.text(start + length / 2, y, text, **style)
-            label.set_in_layout(False)
-            if label.get_window_extent().width <= room:
+    for segment in segments:
+        for text in dict.fromkeys((segment.name, segment.name.rsplit(".", 1)[-1])):
+            label = segment_label(axes, segment, text)
+            if label.get_window_extent().width <= room_of(axes, segment):
                 break
             label.remove()
 
 
+def segment_label(axes, segment: Segment, text: str) -> Text:
+    """A text in the middle of a segment, over its hatching."""
+    label = axes.text(
+        segment.start + segment.length / 2,
+        segment.y,
+        text,
+        ha="center",
+        va="center",
+        fontsize=7.5,
+        color=text_color(segment.color),
+        bbox={"facecolor": segment.color, "linewidth": 0, "pad": 0.8},
+    )
+    label.set_in_layout(False)
+    return label
+
+
+def room_of(axes, segment: Segment) -> float:
+    """Pixels between the ends of a segment, less a margin."""
+    ends = [(segment.start, segment.y), (segment.start + segment.length, segment.y)]
+    first, last = axes.transData.transform(ends)[:, 0]
+    return abs(last - first) - 6
+
+
 def legend(axes, title: str = "", **options) -> None:
     """Above the axes, with their title, so that it covers no data."""
-    options = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 4, **options}
+    placed = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 6, **options}
     axes.legend(
-        title=title, title_fontsize=10, alignment="left", frameon=False, fontsize=8, **options
+        title=title, title_fontsize=10, alignment="left", frameon=False, fontsize=8, **placed
     )
 
 

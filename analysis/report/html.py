@@ -2,70 +2,132 @@
 the same for TensorBoard."""
 
 import gzip
+import json
 import re
 from base64 import b64encode
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import util
 from pathlib import Path
 
 from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.text import judged_first
-from analysis.report.axes import plain_text
-from analysis.report.charts import charts, step_of_document
+from analysis.report.charts import STEP_TIMELINE, charts_of, step_of_document
+from analysis.report.figures import figures_of
 from analysis.report.page import (
-    FINDABLE,
+    ALL_FINDABLE,
+    PARTS_FINDABLE,
+    Documents,
     documents_in,
     fill_template,
     first_screen,
     page_title,
     sections_of,
 )
-from analysis.report.roofline_figure import draw_roofline
+from analysis.report.step_zoom import step_of_trace
 from harness import PROJECT
 from harness.base.documents import read_or_leave_out
 from harness.base.errors import UserError
 from harness.base.files import write_bytes, writing
 from harness.base.sections import Section, as_markdown
+from harness.base.tables import Column
+from harness.run.event_file import add_picture
 
 ROWS = 25  # of a table in TensorBoard
 SCRIPTS = ("tensorboard_plugin/tensorboard_step_profile/timeline.js", "analysis/report/page.js")
+Analyses = list[tuple[Path, dict]]  # traces, each with its operator_analysis.json
 
 
 def write_report(
-    folder: Path, analyses: list[tuple[str, dict]] | None = None, run: Path | None = None
+    folder: Path,
+    analyses: Analyses | None = None,
+    run: Path | None = None,
+    reading: dict | None = None,
 ) -> list[Path]:
-    """Write report.html, and its tables and some figures as TensorBoard's text and images; returns
-    the files.
+    """Write report.html, and its tables and figures as TensorBoard's text and images; returns the
+    files.
 
-    analyses: (name, operator_analysis.json) of traces; default: that in the folder.  run: the
-    folder whose other files are included; default: this one.
+    analyses: of traces; default: that of the run in the folder.  run: the folder whose other files
+    are included; default: this one.  reading: how the traces were read, as read_trace() takes it.
     """
     left_out: list[str] = []
     documents = documents_in(run or folder, left_out)
     if analyses is None:
-        own = read_or_leave_out(folder / "operator_analysis.json", OperatorAnalysis, left_out)
-        analyses = [(own["trace"], own)] if own else []
+        analyses = own_analyses(folder, documents, left_out)
     if not analyses and not documents["summary"]:
         why = "; ".join(left_out) or "it has neither an operator_analysis.json nor a run"
         raise UserError(f"{folder}: nothing to report: {why}")
-    analyses = judged_first(analyses) if analyses else []
-    analysis = analyses[0][1] if analyses else None
-    sections = [Section("Not read", note=left_out), *sections_of(analysis, analyses[1:], documents)]
-    drawn, step = (
-        charts(analysis, documents),
-        step_of_document(analysis["step_timeline"]) if analysis else None,
-    )
-    page = {
-        "charts": [*drawn, *(["step_timeline"] if analysis else [])],
-        "data": {"charts": drawn, "step": step},
-    }
-    # The timeline of a document has parts alone.
-    page |= {"findable": FINDABLE[:1], "script": script()}
-    page["plotly"] = b64encode(gzip.compress(plotly().read_bytes(), mtime=0)).decode()
-    text = fill_template("page.html", first_screen(analysis, documents), sections, **page)
+    analysis, others, step = None, [], None
+    if analyses:
+        (trace, analysis), *others = judged_first(analyses)
+        step = step_to_show(trace, analysis, reading or {}, left_out)
+    device = device_of_step(step)
+    figures = figures_of(analysis, documents, page_title(analysis, documents, device))
+    further = [(path.name, document) for path, document in others]
+    sections = [Section("Not read", note=left_out), *sections_of(analysis, further, documents)]
+    text = report_text(analysis, documents, sections, figures, step)
     target = folder / "report.html"
     write_bytes(target, text.encode(errors="backslashreplace"))
-    return [target, *to_tensorboard(folder, page_title(analysis, documents), documents, sections)]
+    return [target, *to_tensorboard(folder, figures, sections)]
+
+
+def own_analyses(folder: Path, documents: Documents, left_out: list[str]) -> Analyses:
+    """The trace of the run in the folder with its document, if it has one; left_out takes why it
+    cannot be read."""
+    document = read_or_leave_out(folder / "operator_analysis.json", OperatorAnalysis, left_out)
+    if document is None:
+        return []
+    trace = folder / document["trace"]
+    profiling = (documents["summary"] or {}).get("config", {}).get("profiling", {})
+    if not trace.exists() and profiling.get("profile_dir"):
+        trace = Path(profiling["profile_dir"]) / document["trace"]
+    return [(trace, document)]
+
+
+def step_to_show(trace: Path, analysis: dict, reading: dict, left_out: list[str]) -> dict:
+    """The events of one step; its parts alone, as the document has them, where the trace is gone or
+    cannot be read: left_out takes why."""
+    if trace.exists():
+        try:
+            return step_of_trace(trace, analysis, reading)
+        except UserError as error:
+            left_out.append(str(error))
+    return step_of_document(analysis["step_timeline"])
+
+
+def device_of_step(step: dict | None) -> str:
+    """The device that a trace tells; empty where none was read."""
+    return (step or {}).get("device", "")
+
+
+def report_text(
+    analysis: dict | None,
+    documents: Documents,
+    sections: list[Section],
+    figures: dict[str, bytes],
+    step: dict | None,
+) -> str:
+    """The page with all that its script needs: figures of plotly, and the events of a step."""
+    charts = charts_of(analysis)
+    names = [*charts, STEP_TIMELINE] if step else [*charts]
+    of_trace = step is not None and "device" in step
+    return fill_template(
+        "page.html",
+        first_screen(analysis, documents, device_of_step(step)),
+        sections,
+        figures=figures,
+        charts=names,
+        findable=ALL_FINDABLE if of_trace else PARTS_FINDABLE,
+        chart_data=charts,
+        step=packed(json.dumps(step).encode()),
+        plotly=packed(plotly().read_bytes()) if names else "",
+        script=script(),
+    )
+
+
+def packed(data: bytes) -> str:
+    """Text that the page's script unpacks."""
+    return b64encode(gzip.compress(data, mtime=0)).decode()
 
 
 def script() -> str:
@@ -80,41 +142,41 @@ def plotly() -> Path:
     )  # not imported: it is slow
 
 
-def to_tensorboard(
-    folder: Path, title: str, documents: dict, sections: list[Section]
-) -> list[Path]:
-    """Write tables and the roofline to a separate event file,
+def to_tensorboard(folder: Path, figures: dict[str, bytes], sections: list[Section]) -> list[Path]:
+    """Write figures and tables to a separate event file,
     which replaces that of an earlier report."""
     from torch.utils.tensorboard import SummaryWriter
 
     for earlier in folder.glob("events.out.tfevents.*.report"):
         earlier.unlink()
     with (
-        plain_text(),
         writing(f"events in {folder}"),
         SummaryWriter(str(folder), filename_suffix=".report") as writer,
     ):
-        if documents["roofline"]:
-            writer.add_figure("whole_run/roofline", draw_roofline(documents["roofline"], title))
+        for name, picture in figures.items():
+            add_picture(writer, name, picture)
         for section in filter(None, sections):
-            writer.add_text(
-                f"profile/{section.title}", "\n".join(as_markdown(escaped(section), ROWS))
-            )
+            lines = as_markdown(escaped(section), ROWS)
+            writer.add_text(f"profile/{section.title}", "\n".join(lines))
     return sorted(folder.glob("events.out.tfevents.*.report"))
 
 
 def escaped(section: Section) -> Section:
     """With markdown that shows its texts as they are: names come from traces of any program."""
-    columns = [
-        replace(one, value=lambda row, text=one.text: safe(text(row)), form="")
-        for one in section.columns
-    ]
-    facts = {label: safe(str(value)) for label, value in section.facts.items()}
-    texts = {"note": [*map(safe, section.note)], "facts": facts, "warning": safe(section.warning)}
-    # TensorBoard has no files of figures beside its text.
+    columns = [replace(column, value=escaped_text(column), form="") for column in section.columns]
     return replace(
-        section, columns=columns, **texts, figure="", parts=[*map(escaped, section.parts)]
+        section,
+        columns=columns,
+        facts={label: safe(str(value)) for label, value in section.facts.items()},
+        note=[safe(note) for note in section.note],
+        warning=safe(section.warning),
+        figure="",  # TensorBoard has no files of figures beside its text
+        parts=[escaped(part) for part in section.parts],
     )
+
+
+def escaped_text(column: Column) -> Callable[[dict], str]:
+    return lambda row: safe(column.text(row))
 
 
 def safe(text: str) -> str:

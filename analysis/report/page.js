@@ -1,8 +1,12 @@
-// What a page does, in TensorBoard and as report.html: tables sort and unfold, sections draw their charts when they open.
+// What a page does, in TensorBoard and as report.html: tables sort and unfold, sections draw their
+// charts when they open.
 
 import { CONFIG, FONT, Timeline } from "./timeline.js";
 
-// charts: figures for plotly, by name.  ask: as Timeline has it.  loadPlotly: a promise that window.Plotly is there.
+const TIMELINE = '[data-chart="step_timeline"]';
+
+// charts: figures for plotly, by name.  ask: as Timeline has it.  loadPlotly: a promise that
+// window.Plotly is there.
 export function bringToLife(root, charts, ask, loadPlotly) {
   const drawn = new Map(); // promises, by place
   const draw = async (place) => {
@@ -12,37 +16,58 @@ export function bringToLife(root, charts, ask, loadPlotly) {
       place.textContent = error.message;
       return;
     }
-    const name = place.dataset.chart;
-    return name === "step_timeline" ? new Timeline(place, ask) : chart(place, charts[name]);
+    if (place.matches(TIMELINE)) return new Timeline(place, ask);
+    return chart(place, charts[place.dataset.chart]);
   };
-  const drawOnce = (place) => drawn.get(place) ?? drawn.set(place, draw(place)).get(place);
+  const drawOnce = (place) => {
+    if (!drawn.has(place)) drawn.set(place, draw(place));
+    return drawn.get(place);
+  };
   const opened = ({ target: section }) => {
     if (!section.open) return;
     section.querySelectorAll(".chart").forEach(drawOnce);
-    for (const plot of section.querySelectorAll(".js-plotly-plot")) Plotly.Plots.resize(plot); // the window may be another
+    for (const plot of section.querySelectorAll(".js-plotly-plot")) {
+      Plotly.Plots.resize(plot); // the window may be another
+    }
   };
   root.addEventListener("toggle", opened, true);
-  root.querySelectorAll("details[open]").forEach((target) => opened({ target })); // before this script ran
+  for (const target of root.querySelectorAll("details[open]")) opened({ target }); // meanwhile
   root.addEventListener("click", (event) => {
-    const { target } = event, name = target.closest("td.find"), timeline = root.querySelector('[data-chart="step_timeline"]');
+    const { target } = event;
     if (target.tagName === "TH") sort(target);
     else if (target.className === "more") unfold(target);
     else if (target.className === "copy") copy(target.previousElementSibling);
-    else if (target.matches('a[href^="#"]')) show(root.querySelector(target.getAttribute("href")), event);
-    else if (name && timeline && !window.getSelection().toString()) { // a name that is selected is to be copied
-      show(timeline, event);
-      drawOnce(timeline).then((drawn) => drawn?.find(name.title || name.textContent));
+    else if (target.matches('a[href^="#"]')) {
+      show(root.querySelector(target.getAttribute("href")), event);
+    } else if (target.closest("td.find")) find(target.closest("td.find"), event);
+  });
+  const find = (cell, event) => {
+    const place = root.querySelector(TIMELINE);
+    // A name that is selected is to be copied.
+    if (!place || window.getSelection().toString()) return;
+    show(place, event);
+    drawOnce(place).then((timeline) => timeline?.find(cell.title || cell.textContent));
+  };
+  tellWhatIsWider(root);
+}
+
+// Marks what has more to the right than its place shows.
+function tellWhatIsWider(root) {
+  const observer = new ResizeObserver((entries) => {
+    for (const { target } of entries) {
+      target.classList.toggle("wider", target.scrollWidth > target.clientWidth + 1);
     }
   });
+  for (const box of root.querySelectorAll(".scroll")) observer.observe(box);
 }
 
 function chart(place, { data, layout }) {
-  const margin = { t: 54, r: 16, b: 44, l: 60 };
-  const legend = { orientation: "h", y: 1, yanchor: "bottom", traceorder: "normal" };
-  return Plotly.react(place, data, { font: FONT, margin, legend, ...layout }, CONFIG);
+  const margin = { t: 30, r: 16, b: 44, l: 60 };
+  return Plotly.react(place, data, { font: FONT, margin, ...layout }, CONFIG);
 }
 
-// A click on a title sorts by that column, largest first; a second one turns the order around.  Sums stay below.
+// A click on a title sorts by that column, largest first; a second one turns the order around.
+// Sums stay below.
 function sort(title) {
   const column = [...title.parentNode.children].indexOf(title);
   const down = title.dataset.sorted !== "down";
@@ -57,7 +82,9 @@ function sort(title) {
   const order = (one, other) => (one < other ? 1 : one > other ? -1 : 0) * (down ? 1 : -1);
   const rows = [...body.rows];
   const totals = rows.filter((row) => row.className === "total");
-  const sorted = rows.filter((row) => row.className !== "total").sort((one, other) => order(key(one), key(other)));
+  const sorted = rows
+    .filter((row) => row.className !== "total")
+    .sort((one, other) => order(key(one), key(other)));
   body.append(...sorted, ...totals);
 }
 
@@ -74,6 +101,11 @@ function copy(code) {
 function show(place, event) {
   if (!place) return;
   event.preventDefault();
-  for (let section = place.closest("details"); section; section = section.parentNode.closest("details")) section.open = true;
+  for (
+    let section = place.closest("details");
+    section;
+    section = section.parentNode.closest("details")
+  )
+    section.open = true;
   place.scrollIntoView();
 }

@@ -16,21 +16,25 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from analysis.comparison.document import compare_read
-from analysis.comparison.parts import PART_KINDS
 from analysis.comparison.runs import ComparedRun, summary_and_flops, summary_of_trace
-from analysis.comparison.text import comparison_section
+from analysis.comparison.text import comparison_section, with_short_names
 from analysis.diagnosis.document import OperatorAnalysis, operator_analysis
 from analysis.diagnosis.traces import analyze_all
 from analysis.limits.timeline import timeline_of
-from analysis.report.charts import charts, comparison_chart, step_of_document
+from analysis.report.charts import STEP_TIMELINE, charts_of, step_of_document
+from analysis.report.figures import comparison_picture, figures_of
 from analysis.report.page import (
-    FINDABLE,
+    ALL_FINDABLE,
+    PARTS_FINDABLE,
+    Documents,
     documents_in,
     fill_template,
     first_of_comparison,
     first_screen,
+    page_title,
     sections_of,
 )
 from analysis.report.step_zoom import zoomed_step
@@ -39,16 +43,16 @@ from analysis.trace.tables import read_trace
 from analysis.trace.timeline import Timeline
 from analysis.trust.beside import summary_beside
 from analysis.trust.integrity import Integrity, with_missing_ranks
+from harness import PROJECT
 from harness.base.documents import read_or_leave_out
 from harness.base.errors import UserError
-from harness.base.sections import Section
 from harness.ranks.failures import explain_error
 
 # A folder with one of these is a run; with one of the first, one that was profiled.
 ANALYSES, DOCUMENTS = {"operator_analysis.json"}, {"performance_summary.json"}
-NO_RUNS = re.compile(
-    r"\..*|tests?|venv|node_modules|site-packages|__pycache__|pytest-.*"
-)  # names of folders
+# Names of folders without runs of the user's, and the folders of this project that store traces.
+NO_RUNS = re.compile(r"\..*|tests?|venv|node_modules|site-packages|__pycache__|pytest-.*")
+STORED = [PROJECT / name for name in ("benchmarks", "exercises", "tests")]
 READING = threading.Lock()  # one trace at a time: a large one takes gigabytes
 PROGRESS: dict[str, str | float] = {}  # file and share of it, of the trace that is being read
 Stamp = tuple[Path, int]  # a file and when it was changed, until when it is kept what was read
@@ -57,24 +61,41 @@ Stamp = tuple[Path, int]  # a file and when it was changed, until when it is kep
 # ---- What is in the log directory ----------------------------------------------------------------
 
 
-def runs_in(logdir: Path) -> list[tuple[bool, float, str]]:
-    """Folders with a run or a trace below the log directory: whether there is a trace, when it or
-    the run was written, and the folder relative to the log directory.  Folders of tests and of
-    installed packages are left out."""
-    found = []
+class FoundRun(NamedTuple):
+    """A folder with a run or a trace; the newest of those with a trace are the greatest."""
+
+    has_trace: bool
+    written_at: float  # its newest trace, else its newest document
+    name: str  # relative to the log directory
+
+
+def runs_in(logdir: Path) -> list[FoundRun]:
+    """Folders with a run or a trace in the log directory and below it.  Folders of tests, of
+    installed packages and of what this project stores are left out."""
+    runs = []
     for place, folders, files in os.walk(logdir):
-        folders[:] = [name for name in folders if not NO_RUNS.fullmatch(name)]
-        paths = [Path(place) / name for name in files]
-        traces = [path for path in paths if path.name in ANALYSES or is_trace(path)]
-        if of_run := traces or [path for path in paths if path.name in DOCUMENTS]:
-            found.append(
-                (
-                    bool(traces),
-                    max(path.stat().st_mtime for path in of_run),
-                    os.path.relpath(place, logdir),
-                )
-            )
-    return found
+        folder = Path(place)
+        folders[:] = [name for name in folders if may_have_runs(folder / name)]
+        run = run_of_files([folder / name for name in files], os.path.relpath(folder, logdir))
+        if run:
+            runs.append(run)
+    return runs
+
+
+def run_of_files(paths: list[Path], name: str) -> FoundRun | None:
+    """The run that has these files, if they are those of one."""
+    traces = [path for path in paths if path.name in ANALYSES or is_trace(path)]
+    of_run = traces or [path for path in paths if path.name in DOCUMENTS]
+    if not of_run:
+        return None
+    return FoundRun(bool(traces), max(path.stat().st_mtime for path in of_run), name)
+
+
+def may_have_runs(folder: Path) -> bool:
+    """Whether a folder below the log directory is looked into."""
+    if NO_RUNS.fullmatch(folder.name):
+        return False
+    return folder.resolve() not in STORED
 
 
 def is_trace(path: Path) -> bool:
@@ -93,12 +114,14 @@ def traces_in(folder: Path) -> list[Path]:
 def analyses_in(folder: Path, left_out: list[str]) -> dict[str, dict]:
     """The documents of traces in a folder, by the name of the trace; left_out takes why others
     cannot be read."""
-    found: dict[str, dict] = {}
+    documents: dict[str, dict] = {}
     for file in sorted(folder.glob("operator_analysis*.json")):
         document = read_or_leave_out(file, OperatorAnalysis, left_out)
         if document:
-            found.setdefault(document["trace"], document)  # of a file of several ranks, the first
-    return found
+            documents.setdefault(
+                document["trace"], document
+            )  # of a file of several ranks, the first
+    return documents
 
 
 # ---- Reading traces ------------------------------------------------------------------------------
@@ -129,6 +152,12 @@ def timeline_of_file(of: Stamp) -> Timeline:
 
 
 @lru_cache(maxsize=16)
+def device_in(of: Stamp) -> str:
+    """The name of the device that a trace tells."""
+    return timeline_of_file(of).context.device["name"]
+
+
+@lru_cache(maxsize=16)
 def analysis_of(of: Stamp, alone: bool) -> dict:
     """alone: no other trace lies beside it, which would be those of the other ranks."""
     timeline = timeline_of_file(of)
@@ -147,6 +176,14 @@ def analyses_of(of: tuple[Stamp, ...]) -> tuple[list[tuple[str, dict]], list[str
     return [(path.name, analysis) for path, analysis in analyses], list(map(str, refused))
 
 
+class Analysis(NamedTuple):
+    """What is shown of a trace."""
+
+    trace: str | None  # its name
+    document: dict | None  # operator_analysis.json
+    device: str = ""  # its name, where the trace itself was read
+
+
 # ---- Answers -------------------------------------------------------------------------------------
 
 
@@ -159,10 +196,10 @@ class Tab:
 
     def runs(self) -> dict:
         """Those with a trace first, of them the newest; the log directory itself by its name."""
-        names = [run for _, _, run in sorted(runs_in(self.logdir), reverse=True)]
-        runs = [
-            {"run": run, "name": self.logdir.resolve().name if run == "." else run} for run in names
-        ]
+        runs = []
+        for run in sorted(runs_in(self.logdir), reverse=True):
+            name = self.logdir.resolve().name if run.name == "." else run.name
+            runs.append({"run": run.name, "name": name})
         return {"runs": runs, "logdir": str(self.logdir)}
 
     def folder(self, run: str) -> Path:
@@ -171,61 +208,54 @@ class Tab:
             raise UserError(f"{run}: no such run in {self.logdir}")
         return folder
 
-    def analysis(
-        self, folder: Path, trace: str = "", left_out: list[str] | None = None
-    ) -> tuple[str, dict] | None:
-        """The document of a trace, by default of the first; a trace without one that can be read is
+    def analysis(self, folder: Path, trace: str, left_out: list[str]) -> Analysis | None:
+        """A trace with its document, by default the first; a trace without one that can be read is
         read itself.
 
         left_out takes why documents cannot be read."""
-        written = analyses_in(folder, [] if left_out is None else left_out)
+        written = analyses_in(folder, left_out)
         files = {path.name: path for path in traces_in(folder)}
         name = trace or next(iter([*written, *files]), None)
         if name is None:
             return None
         if name in written:
-            return name, written[name]
+            return Analysis(name, written[name])
         if name not in files:
             raise UserError(f"{name}: no such trace in {folder}")
         with READING:
-            return name, analysis_of(stamp(files[name]), alone=len(files) == 1)
+            of = stamp(files[name])
+            return Analysis(name, analysis_of(of, alone=len(files) == 1), device_in(of))
 
     def page(self, run: str, trace: str = "", ranks: str = "") -> dict:
         """The sections of a run for one of its traces.
         ranks: all of its traces are read, and compared."""
-        folder, left_out = self.folder(run), []
+        folder, left_out, others = self.folder(run), [], []
         files, documents = traces_in(folder), documents_in(folder, left_out)
         if ranks:
-            with READING:
-                analyses, refused = analyses_of(tuple(map(stamp, files)))
-            analyses = sorted(
-                analyses, key=lambda one: one[0] != trace
-            )  # the one that was chosen comes first
+            shown, *others = self.all_ranks(files, trace, left_out) or [None]
         else:
-            found, refused = self.analysis(folder, trace, left_out), []
-            analyses = [found] if found else []
-        if not analyses and not documents["summary"]:
-            raise UserError(
-                "; ".join([*refused, *left_out]) or f"{run}: has neither a trace nor a run in it"
-            )
-        name, analysis = analyses[0] if analyses else (None, None)
-        drawn, names = charts(analysis, documents), [file.name for file in files]
-        sections = sections_of(analysis, analyses[1:], documents)
-        first, shown = (
-            first_screen(analysis, documents),
-            [*drawn, *(["step_timeline"] if analysis else [])],
-        )
-        return {
-            "html": fill_template("body.html", first, sections, charts=shown, findable=FINDABLE),
-            "charts": drawn,
-            "step": step_of_document(analysis["step_timeline"])
-            if analysis and name not in names
-            else None,
-            "trace": name,
-            "not_read": [*refused, *left_out],
-            "traces": list(dict.fromkeys([*names, *analyses_in(folder, left_out)])),
-            "ranks_to_read": ranks_to_read(files, analysis),
-        }
+            shown = self.analysis(folder, trace, left_out)
+        if not shown and not documents["summary"]:
+            raise UserError("; ".join(left_out) or f"{run}: has neither a trace nor a run in it")
+        shown, names = shown or Analysis(None, None), [file.name for file in files]
+        answer = page_of(shown, others, documents, has_trace=shown.trace in names)
+        answer["not_read"] = left_out
+        answer["traces"] = list(dict.fromkeys([*names, *analyses_in(folder, [])]))
+        answer["ranks_to_read"] = ranks_to_read(files, shown.document)
+        return answer
+
+    def all_ranks(self, files: list[Path], trace: str, left_out: list[str]) -> list[Analysis]:
+        """The traces of a run, read and compared, the one that was chosen first; left_out takes why
+        others cannot be read."""
+        with READING:
+            analyses, refused = analyses_of(tuple(map(stamp, files)))
+            left_out += refused
+            read = [Analysis(name, document) for name, document in analyses]
+            read.sort(key=lambda analysis: analysis.trace != trace)
+            if read:
+                path = {file.name: file for file in files}[read[0].trace]
+                read[0] = read[0]._replace(device=device_in(stamp(path)))
+        return read
 
     def progress(self) -> dict:
         """Which file is being read, and what share of it has been."""
@@ -244,7 +274,7 @@ class Tab:
     def compared(self, run: str, trace: str = "") -> ComparedRun:
         """A run, or what is known of one by its trace alone."""
         folder, left_out = self.folder(run), []
-        _, analysis = self.analysis(folder, trace, left_out) or (None, None)
+        _, analysis, _ = self.analysis(folder, trace, left_out) or Analysis(None, None)
         summary, flops = summary_and_flops(folder, left_out)
         if summary is None and analysis is None:
             raise UserError("; ".join(left_out) or f"{run}: has neither a trace nor a run in it")
@@ -255,18 +285,35 @@ class Tab:
     def compare(self, run: str, trace: str, other: str) -> dict:
         """Two runs side by side: which is faster, and what takes how long in each."""
         comparison = compare_read([self.compared(run, trace), self.compared(other)])
-        rows, drawn = comparison["components"] or comparison["classes"], {}
-        sections = [*comparison_section(comparison).parts]
-        if rows:
-            kind = PART_KINDS["components" if comparison["components"] else "classes"]
-            drawn["comparison"] = comparison_chart(rows, kind, (run, other))
-            sections.insert(
-                0, Section("What the parts of both take", note=["ms"], figure="comparison")
-            )
         html = fill_template(
-            "body.html", first_of_comparison(comparison), sections, charts=[*drawn]
+            "body.html",
+            first_of_comparison(comparison),
+            comparison_section(comparison).parts,
+            figures={"comparison": comparison_picture(with_short_names(comparison))},
         )
-        return {"html": html, "charts": drawn}
+        return {"html": html, "charts": {}}
+
+
+def page_of(
+    shown: Analysis, others: list[Analysis], documents: Documents, *, has_trace: bool
+) -> dict:
+    """The page of a run, what its script draws, and the parts of a step where there is no trace
+    whose events the script could ask for."""
+    trace, analysis, device = shown
+    charts = charts_of(analysis)
+    step, findable = None, ALL_FINDABLE
+    if analysis and not has_trace:
+        step, findable = step_of_document(analysis["step_timeline"]), PARTS_FINDABLE
+    title = page_title(analysis, documents, device)
+    html = fill_template(
+        "body.html",
+        first_screen(analysis, documents, device),
+        sections_of(analysis, [(other.trace, other.document) for other in others], documents),
+        figures=figures_of(analysis, documents, title),
+        charts=[*charts, STEP_TIMELINE] if analysis else [*charts],
+        findable=findable,
+    )
+    return {"html": html, "charts": charts, "step": step, "trace": trace}
 
 
 def ranks_to_read(files: list[Path], analysis: dict | None) -> int:

@@ -2,6 +2,7 @@
 HPARAMS tab."""
 
 import json
+import struct
 import textwrap
 import time
 from dataclasses import fields
@@ -74,6 +75,17 @@ def hyperparameters(summary: dict) -> dict:
     return in_words(row)
 
 
+def add_picture(writer: Any, name: str, png: bytes) -> None:
+    """Put a PNG into IMAGES.  A run and its report call a figure the same, so that TensorBoard has
+    one card for both."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    width, height = struct.unpack(">II", png[16:24])  # where the header of a PNG has them
+    image = Summary.Image(encoded_image_string=png, width=width, height=height, colorspace=4)
+    value = Summary.Value(tag=f"whole_run/{name}", image=image)
+    writer.file_writer.add_summary(Summary(value=[value]))
+
+
 class EventFile:
     """Every method raises UserError if the file cannot be written."""
 
@@ -115,14 +127,15 @@ class EventFile:
             self._flushed_at = time.monotonic()
             self.writer.flush()
 
-    def close(self, summary: dict, figures: dict[str, Any]) -> None:
-        """Write what is left: the figures by name, the last scalars, the row of the HPARAMS tab."""
+    def close(self, summary: dict, figures: dict[str, bytes]) -> None:
+        """Write what is left: the figures, the last scalars, the row of the HPARAMS tab.
+
+        figures: PNG by name."""
         from torch.utils.tensorboard.summary import hparams
 
         with writing(f"events in {self.folder}"):
-            for name, figure in figures.items():
-                # As the report calls it, so that TensorBoard has one card for both.
-                self.writer.add_figure(f"whole_run/{name}", figure)
+            for name, picture in figures.items():
+                add_picture(self.writer, name, picture)
             self.write_scalars()
             for part in hparams(hyperparameters(summary), {}):
                 self.writer.file_writer.add_summary(part)

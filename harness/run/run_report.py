@@ -4,13 +4,13 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from harness.base.console import file_lines, say
 from harness.base.errors import UserError, deferred_signals
-from harness.base.files import files_of_run, make_folder, prepare_folder, write_figure, write_json
+from harness.base.files import files_of_run, make_folder, prepare_folder, write_bytes, write_json
 from harness.base.sections import as_text
 from harness.base.text import tensorboard_command
 from harness.instruments.audit import RateLimit
@@ -71,13 +71,13 @@ class RunFolder:
 
 class Explanation(NamedTuple):
     """The result of one instrument: a JSON file, lines to print after and before the result of the
-    run, and perhaps a figure, a PNG of the same name."""
+    run, and perhaps a figure: the bytes of a PNG of the same name."""
 
     file_name: str
     document: dict | None
     lines: Sequence[str]
     before: Sequence[str] = ()
-    figure: Any = None
+    figure: bytes | None = None
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Ending:
     basis: list[str]  # what the averages are taken from, tables of instruments, files
     result: list[str]  # which scripts search for
     explained: list[str] = field(default_factory=list)  # by the instruments
-    figures: dict[str, Any] = field(default_factory=dict)  # by the name of the file, no suffix
+    figures: dict[str, bytes] = field(default_factory=dict)  # by the name of the file, no suffix
 
     def add(self, explanation: Explanation) -> None:
         """The lines and the figure of an instrument."""
@@ -233,10 +233,10 @@ class RunReport:
         suffix = suffix_of_rank(self.rank, self.world_size) if self.rank else ""
         self.folder.write(f"performance_summary{suffix}.json", self.summary(error))
 
-    def close_events(self, summary: dict, figures: dict[str, Any]) -> None:
+    def close_events(self, summary: dict, figures: dict[str, bytes]) -> None:
         """The figures as files, and all in TensorBoard, where there is a folder."""
         if not self.events:
             return
-        for name, figure in figures.items():
-            write_figure(self.folder.path / f"{name}.png", figure)
+        for name, picture in figures.items():
+            write_bytes(self.folder.path / f"{name}.png", picture)
         self.events.close(summary, figures)

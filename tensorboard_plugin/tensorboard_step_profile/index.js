@@ -1,16 +1,20 @@
-// The tab: which run is shown, which trace of it, and beside which other one.  The page itself is HTML of the workshop's
-// templates, which escape what stands in a trace.  Everything comes from this plugin's own routes.
+// The tab: which run is shown, which trace of it, and beside which other one.  The page itself is
+// HTML of the workshop's templates, which escape what stands in a trace.  Everything comes from
+// this plugin's own routes.
 
 import { bringToLife } from "./page.js";
 import { element } from "./timeline.js";
 
-const load = (src) =>
-  new Promise((done, fail) => {
-    const lost = () => fail(new Error(`${src} cannot be loaded: pip install plotly, and start TensorBoard again`));
-    document.head.append(element("script", { src, onload: done, onerror: lost }));
-  });
 let plotly; // loads with the first chart
 const loadPlotly = () => (plotly ??= load("./plotly.min.js"));
+
+function load(src) {
+  const help = `${src} cannot be loaded: pip install plotly, and start TensorBoard again`;
+  return new Promise((done, fail) => {
+    const onerror = () => fail(new Error(help));
+    document.head.append(element("script", { src, onload: done, onerror }));
+  });
+}
 
 async function ask(route, parameters = {}) {
   const answer = await (await fetch(`./${route}?${new URLSearchParams(parameters)}`)).json();
@@ -29,8 +33,12 @@ class Tab {
     this.other = element("select", { id: "other", onchange: () => this.show({}) });
     this.content = element("div", { id: "content" });
     const labels = { Run: this.run, Trace: this.trace, "Compare with": this.other };
-    const choice = Object.entries(labels).map(([name, box]) => element("label", {}, `${name} `, box));
-    document.body.append(element("main", {}, element("div", { className: "choice" }, ...choice), this.content));
+    const choice = Object.entries(labels).map(([name, box]) =>
+      element("label", {}, `${name} `, box),
+    );
+    document.body.append(
+      element("main", {}, element("div", { className: "choice" }, ...choice), this.content),
+    );
   }
 
   async start() {
@@ -50,24 +58,33 @@ class Tab {
   // ranks: read all traces of the run.
   async show({ ranks = false }) {
     const [run, trace, other] = [this.run.value, this.trace.value, this.other.value];
-    const shown = (this.asked = { waits: true }); // an answer that comes after the next question is not shown
+    const shown = { waits: true };
+    this.asked = shown; // an answer that comes after the next question is not shown
     this.say("Reading …");
     this.tellProgress(shown);
+    const page = ranks ? { run, trace, ranks } : { run, trace };
     try {
-      const answer = await (other
-        ? ask("compare", { run, trace, other })
-        : ask("page", { run, trace, ...(ranks ? { ranks } : {}) })
-      ).finally(() => (shown.waits = false));
-      if (shown !== this.asked) return;
-      const page = element("div", { innerHTML: answer.html }); // of a template with autoescape
-      const step = async (parameters) => answer.step ?? ask("timeline", { run, trace: answer.trace, ...parameters });
-      bringToLife(page, answer.charts, step, loadPlotly);
-      this.content.replaceChildren(page);
-      if (answer.traces) this.trace.replaceChildren(...answer.traces.map((name) => new Option(name, name, false, name === answer.trace)));
-      if (answer.ranks_to_read) page.querySelector("header").after(this.offer(answer.ranks_to_read));
-      for (const reason of answer.not_read ?? []) page.prepend(element("p", { className: "bad", textContent: `Not read: ${reason}` }));
+      const question = other ? ask("compare", { run, trace, other }) : ask("page", page);
+      const answer = await question.finally(() => (shown.waits = false));
+      if (shown === this.asked) this.fill(run, answer);
     } catch (error) {
       if (shown === this.asked) this.say(error.message);
+    }
+  }
+
+  fill(run, answer) {
+    const page = element("div", { innerHTML: answer.html }); // of a template with autoescape
+    const step = async (parameters) =>
+      answer.step ?? ask("timeline", { run, trace: answer.trace, ...parameters });
+    bringToLife(page, answer.charts, step, loadPlotly);
+    this.content.replaceChildren(page);
+    if (answer.traces) {
+      const option = (name) => new Option(name, name, false, name === answer.trace);
+      this.trace.replaceChildren(...answer.traces.map(option));
+    }
+    if (answer.ranks_to_read) page.querySelector("header").after(this.offer(answer.ranks_to_read));
+    for (const reason of answer.not_read ?? []) {
+      page.prepend(element("p", { className: "bad", textContent: `Not read: ${reason}` }));
     }
   }
 
@@ -75,14 +92,18 @@ class Tab {
   async tellProgress(question) {
     while (question.waits && question === this.asked) {
       const { file, share } = await ask("progress").catch(() => ({}));
-      if (file && question.waits && question === this.asked) this.say(`Reading ${file}: ${Math.round(100 * share)}% …`);
+      if (file && question.waits && question === this.asked) {
+        this.say(`Reading ${file}: ${Math.round(100 * share)}% …`);
+      }
       await new Promise((done) => setTimeout(done, 500));
     }
   }
 
   offer(count) {
     const textContent = `Read all ${count} traces of this run and compare the ranks`;
-    return element("p", {}, element("button", { id: "read-ranks", textContent, onclick: () => this.show({ ranks: true }) }));
+    const onclick = () => this.show({ ranks: true });
+    const button = element("button", { id: "read-ranks", textContent, onclick });
+    return element("p", {}, button);
   }
 }
 
