@@ -140,9 +140,8 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
         raise refused[0]
     document = next((d for file, d in analyses if file == path), analyses[0][1])
     if report.world_size > 1:
-        with contextlib.suppress(
-            FakeRunError
-        ):  # a model that cannot run on fake tensors has no prediction
+        # A model that cannot run on fake tensors has no prediction.
+        with contextlib.suppress(FakeRunError):
             memory = predicted_memory(report.workload, report.device.type == "cuda").document()
             predicted = []
             for row in memory["collectives"]:
