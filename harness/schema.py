@@ -45,6 +45,7 @@ class Document:
     def __init__(self, **values: Any):
         """Raises TypeError for a field that is missing, and for a value of no field."""
         declared = fields_of(type(self))
+        values = {name.removesuffix("_"): value for name, value in values.items()}
         for name in values:
             if name not in declared:
                 raise TypeError(f"{type(self).__name__} has no field {name}")
@@ -154,7 +155,7 @@ def _from_json(value: Any, kind: Any) -> Any:
     kind = known(kind)
     if is_document(kind) and isinstance(value, dict):
         return kind.from_json(value)
-    if not _has_documents(kind):
+    if value is None or not _has_documents(kind):
         return value
     if isinstance(value, list):
         return [_from_json(item, get_args(kind)[-1]) for item in value]

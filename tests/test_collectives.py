@@ -18,11 +18,11 @@ from analysis.diagnosis.document import add_prediction
 from analysis.diagnosis.stragglers import Ranks
 from analysis.diagnosis.traces import analyze_all
 from analysis.trace.readers.formats import find_traces
+from analysis.trace.reasons import MeasuredCollectiveRow, StepCommunication
 from analysis.vocabulary.collectives import UNKNOWN, collective_kind
 from analysis.vocabulary.operators import gpu_meaning
 from analysis.work.sent_bytes import sent_share
 from harness.base.errors import UserError
-from harness.documents.trace import MeasuredCollectiveRow, StepCommunication
 from harness.instruments.no_sync import check_no_sync, document_of
 from harness.ranks.parallel import ParallelConfig
 

@@ -25,11 +25,11 @@ from traces import (
 
 from analysis.attribution.components import OVERHEAD
 from analysis.attribution.critical_path import critical_path, walk
-from analysis.attribution.gpu_time import gpu_timeline
+from analysis.attribution.gpu_time import kernel_durations, queue_over_step, split_of_events
 from analysis.attribution.ledger import cut_to, idle_by_cause, of_steps, us_by
 from analysis.attribution.operators import operator_tables
 from analysis.diagnosis.sections import TRACE_COLUMNS
-from analysis.limits.shape_rates import kernel_durations, queue_over_step, shape_rates
+from analysis.limits.shape_rates import shape_rates
 from analysis.limits.timeline import timeline_of
 
 
@@ -63,15 +63,15 @@ def test_causes_add_up_to_the_idle_time(tmp_path_factory, parts):
             operator=event("aten::mm", 0, 1),
         )
     links = timeline_of(trace_of(tmp_path_factory.mktemp("trace"), *events))
-    timeline = gpu_timeline(links.gpu)
+    split = split_of_events(links.gpu)
     causes = idle_by_cause(cut_to(links.slices, links.gpu["start"].min(), links.gpu["end"].max()))
-    assert sum(causes.values()) / 1e3 == pytest.approx(timeline["idle_ms"], abs=1e-9)
+    assert sum(causes.values()) / 1e3 == pytest.approx(split.idle_ms, abs=1e-9)
     assert min(causes.values()) >= 0
     us = us_by(links.slices, "kind").reindex(
         ["computation", "communication", "copy"], fill_value=0.0
     )
-    assert us.sum() / 1e3 == pytest.approx(timeline["busy_ms"], abs=1e-9)
-    assert us["communication"] / 1e3 == pytest.approx(timeline["exposed_comm_ms"], abs=1e-9)
+    assert us.sum() / 1e3 == pytest.approx(split.busy_ms, abs=1e-9)
+    assert us["communication"] / 1e3 == pytest.approx(split.exposed_comm_ms, abs=1e-9)
 
 
 def test_what_the_gpu_waited_for(tmp_path):
@@ -252,8 +252,7 @@ def test_durations_and_queue(tmp_path):
         )
     )
     rows = {
-        row["up_to_us"]: (row["kernels_per_step"], row["share_of_time"])
-        for row in kernel_durations(links)
+        row.up_to_us: (row.kernels_per_step, row.share_of_time) for row in kernel_durations(links)
     }
     total = 1.5 + 40 + 40 + 2000
     assert rows == {
@@ -262,11 +261,9 @@ def test_durations_and_queue(tmp_path):
         None: (1, 2000 / total),
     }
     queue = queue_over_step(links)
-    at = dict(
-        zip(queue["time_ms"], zip(queue["queued"], queue["ahead_ms"], strict=True), strict=True)
-    )
+    at = dict(zip(queue.time_ms, zip(queue.queued, queue.ahead_ms, strict=True), strict=True))
     assert at[min(at, key=lambda ms: abs(ms - 0.05))] == (4, pytest.approx(0.25, abs=0.003))
-    assert max(queue["queued"]) == 4 and queue["queued"][-1] == 0
+    assert max(queue.queued) == 4 and queue.queued[-1] == 0
 
 
 def test_an_operator_within_itself_is_one_call(tmp_path):
@@ -279,17 +276,12 @@ def test_an_operator_within_itself_is_one_call(tmp_path):
     ]
     calls = [call["args"].update({"External id": i + 1}) or call for i, call in enumerate(calls)]
     links = timeline_of(trace_of(tmp_path, step(1, 0, 100), *calls, *on_gpu("gemm", 10, 30, 40, 1)))
-    found = operator_tables(links)
-    [row] = found["operators"]
-    assert (row["calls"], row["flops"], row["cpu_us"], row["device_us"]) == (1, 2 * 64**3, 20, 40)
-    inner, outer = found["operators_by_shape"]
-    assert (inner["calls"], inner["flops"], inner["cpu_us"], inner["device_us"]) == (
-        1,
-        2 * 64**3,
-        16,
-        40,
-    )
-    assert (outer["calls"], outer["self_device_us"], outer["device_us"]) == (1, 0, 40)
+    tables = operator_tables(links)
+    [row] = tables.operators
+    assert (row.calls, row.flops, row.cpu_us, row.device_us) == (1, 2 * 64**3, 20, 40)
+    inner, outer = tables.operators_by_shape
+    assert (inner.calls, inner.flops, inner.cpu_us, inner.device_us) == (1, 2 * 64**3, 16, 40)
+    assert (outer.calls, outer.self_device_us, outer.device_us) == (1, 0, 40)
     [rate] = shape_rates(links)
     assert (rate["calls"], rate["tflops"]) == (1, pytest.approx(2 * 64**3 / 40e-6 / 1e12))
 

@@ -14,7 +14,7 @@ from traces import REAL, analysis_of, event, on_gpu, own_program, step, trace_of
 
 from analysis.attribution.collectives import collective_rows, collectives_of
 from analysis.attribution.critical_path import critical_path
-from analysis.attribution.gpu_time import gpu_timeline
+from analysis.attribution.gpu_time import split_of_events
 from analysis.attribution.intervals import Slices, innermost
 from analysis.attribution.ledger import (
     IDLE_CAUSES,
@@ -87,7 +87,7 @@ def test_who_owns_a_gpu_agrees_with_counting(parts):
     rows = [
         (s, s + d, "memcpy" if kind == "m" else "kernel", categories[kind]) for s, d, kind in parts
     ]
-    timeline = gpu_timeline(pd.DataFrame(rows, columns=["start", "end", "kind", "category"]))
+    split = split_of_events(pd.DataFrame(rows, columns=["start", "end", "kind", "category"]))
     seconds = {
         kind: {t for s, d, one in parts if one == kind for t in range(s, s + d)} for kind in "kcm"
     }
@@ -97,10 +97,7 @@ def test_who_owns_a_gpu_agrees_with_counting(parts):
         seconds["m"] - seconds["c"] - seconds["k"],
     ]
     total = max(s + d for s, d, _ in parts) - min(s for s, _, _ in parts)
-    found = [
-        timeline[name]
-        for name in ("computation_ms", "exposed_comm_ms", "exposed_memcpy_ms", "total_ms")
-    ]
+    found = [split.computation_ms, split.exposed_comm_ms, split.exposed_memcpy_ms, split.total_ms]
     assert [1e3 * ms for ms in found] == pytest.approx([*map(len, expected), total])
 
 

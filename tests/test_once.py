@@ -111,7 +111,7 @@ def test_a_save_in_one_of_eight_steps_stands_apart(tmp_path):
             for one in trace_sections(analysis)[1].parts
             if one.title == "Once, or in a few steps"
         )
-        assert section.rows == [row]
+        assert [shown.as_json() for shown in section.rows] == [row]
 
 
 def test_what_half_of_the_steps_do_is_part_of_a_step(tmp_path):

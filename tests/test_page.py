@@ -24,6 +24,7 @@ from traces import (
 
 from analysis.attribution.breakdown import breakdown_section
 from analysis.commands.analyze_traces import analyze_existing
+from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.rules import named
 from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.text import profile_answer
@@ -116,7 +117,8 @@ def test_a_trace_without_steps_is_told_whole(tmp_path):
     """The section that is folded says the same as the line `Largest parts`."""
     analysis = analysis_of(trace_of(tmp_path, event("aten::mm", 0, 60), event("aten::add", 60, 40)))
     assert first_screen(analysis, NOTHING).numbers[0][1] == "the whole trace, host time"
-    section = breakdown_section(analysis)
+    answers = OperatorAnalysis.from_json(analysis)
+    section = breakdown_section(answers.breakdown, answers.steps.count)
     assert lead(section) in " ".join(profile_answer(analysis, "a page"))
     assert lead(section).endswith("(host time, the whole trace)")
 

@@ -9,7 +9,8 @@ from helpers import assert_answer, documents
 from traces import SMALL, analysis_of, event, on_gpu, rows_of, shaped, step, trace_of, write_trace
 
 from analysis.attribution.breakdown import breakdown_section
-from analysis.attribution.operators import SUMMED
+from analysis.attribution.operators import OPERATOR_SUMS
+from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.sections import profile_lines
 from analysis.diagnosis.text import profile_answer
 from analysis.diagnosis.traces import analyze_all
@@ -186,22 +187,23 @@ def test_the_printed_rows_add_up_to_the_step(train, tmp_path):
     step_ms, count = analysis["attribution"]["ms_per_step"], len(analysis["components"])
     for rows in (analysis["components"], analysis["classes"], analysis["phases"]):
         assert sum(row["ms_per_step"] for row in rows) == pytest.approx(step_ms)
-    shown = breakdown_section(analysis)
+    answers = OperatorAnalysis.from_json(analysis)
+    shown = breakdown_section(answers.breakdown, answers.steps.count)
     rows, printed = shown.rows, [float(shown.columns[-2].text(row)) for row in shown.rows]
     assert sum(printed[:count]) == pytest.approx(
         printed[-1], rel=0.01
     )  # each has four digits at most
     assert printed[-1] == pytest.approx(step_ms, rel=0.001)
     for row in rows[count:-1]:
-        group = row["component"].removeprefix("sum of ").rstrip("*")
+        group = row.component.removeprefix("sum of ").rstrip("*")
         parts = [
             one["ms_per_step"]
             for one in analysis["components"]
             if one["component"].startswith(group)
         ]
-        assert row["ms_per_step"] == pytest.approx(sum(parts))
+        assert row.ms_per_step == pytest.approx(sum(parts))
     for top in (1, 5, 1000):
-        shown = first_rows("name", analysis["operators"], top, SUMMED)
+        shown = first_rows("name", analysis["operators"], top, OPERATOR_SUMS)
         assert sum(row["share"] for row in shown) == pytest.approx(1)
         assert sum(row["calls"] for row in shown) == sum(
             row["calls"] for row in analysis["operators"]

@@ -22,7 +22,7 @@ from traces import EIGHT_RANKS, H100, HOSTILE, REAL, event, write_trace
 
 from analysis.commands.analyze_traces import analyze_existing
 from analysis.diagnosis.stragglers import Ranks
-from harness.documents.trace import MeasuredCollectiveRow, StepCommunication
+from analysis.trace.reasons import MeasuredCollectiveRow, StepCommunication
 from harness.ranks.failure_watch import wait_until
 from harness.run.run_summary import PerformanceSummary
 

@@ -33,8 +33,8 @@ from traces import (
 )
 
 import tiny_llama_v1 as tiny_llama
-from analysis.attribution.gpu_time import gpu_timeline
-from analysis.attribution.operators import kernel_section, kernel_table
+from analysis.attribution.gpu_time import split_of_events
+from analysis.attribution.operators import KernelRow, kernel_rows, kernel_section
 from analysis.diagnosis.text import trust_text
 from analysis.diagnosis.traces import analyze_all
 from analysis.limits.timeline import timeline_of
@@ -72,11 +72,12 @@ def test_a_small_trace(tmp_path):
     assert (timeline["total_ms"], timeline["busy_ms"], timeline["idle_ms"]) == pytest.approx(
         (0.06, 0.027, 0.033)
     )
-    assert any("unknown" in line for line in as_text(kernel_section(analysis)))
+    kernels = [KernelRow.from_json(row) for row in analysis["kernels"]]
+    assert any("unknown" in line for line in as_text(kernel_section(kernels)))
 
 
 def test_reference_timeline_of_an_h100():
-    timeline = gpu_timeline(timeline_of(real(H100)).gpu)
+    split = split_of_events(timeline_of(real(H100)).gpu)
     expected = {
         "total_ms": 3.907824951171875,
         "computation_ms": 0.30719775390625,
@@ -85,7 +86,7 @@ def test_reference_timeline_of_an_h100():
         "busy_ms": 0.309437744140625,
         "idle_ms": 3.59838720703125,
     }
-    assert timeline == pytest.approx(expected, rel=1e-4)
+    assert split._asdict() == pytest.approx(expected, rel=1e-4)
 
 
 def test_reference_timeline_of_an_mi300x():
@@ -95,10 +96,8 @@ def test_reference_timeline_of_an_mi300x():
         "memcpy": 550,
         "memset": 108,
     }
-    timeline = gpu_timeline(timeline_of(trace).gpu)
-    assert (timeline["total_ms"], timeline["busy_ms"]) == pytest.approx(
-        (86.5677, 84.0021), rel=1e-4
-    )
+    split = split_of_events(timeline_of(trace).gpu)
+    assert (split.total_ms, split.busy_ms) == pytest.approx((86.5677, 84.0021), rel=1e-4)
     assert trace.steps["number"].tolist() == [15, 16, 17]
 
 
@@ -202,10 +201,8 @@ def test_a_real_trace_of_pytorch_1_8():
     assert trace.steps["number"].tolist() == [5, 6, 7, 8, 9, 10]
     links = timeline_of(trace)
     assert (links.gpu["call"] >= 0).sum() == 8802 + 348 + 12  # launches of kernels, memsets, copies
-    timeline = gpu_timeline(timeline_of(trace).gpu)
-    assert (timeline["computation_ms"], timeline["exposed_memcpy_ms"]) == pytest.approx(
-        (635.614, 13.858)
-    )
+    split = split_of_events(timeline_of(trace).gpu)
+    assert (split.computation_ms, split.exposed_memcpy_ms) == pytest.approx((635.614, 13.858))
 
 
 def launched_by(trace) -> list:
@@ -1180,5 +1177,5 @@ def test_kernels_outside_of_the_steps_are_not_among_those_of_a_step():
     gpu = pd.DataFrame({"name": names, "kind": "matmul", "operator": -1, "step": [-1, 0, 1]})
     gpu = gpu.assign(start=[0.0, 10.0, 20.0], end=[1.0, 12.0, 23.0], component=None, category=None)
     host = pd.DataFrame({"name": pd.Categorical([])})
-    (row,) = kernel_table(types.SimpleNamespace(gpu=gpu, host=host, steps=[1, 2]))
-    assert (row["count"], row["count_per_step"], row["total_us"]) == (3, 1, 6)
+    (row,) = kernel_rows(types.SimpleNamespace(gpu=gpu, host=host, steps=[1, 2]))
+    assert (row.count, row.count_per_step, row.total_us) == (3, 1, 6)

@@ -20,7 +20,7 @@ from traces import (
     write_trace,
 )
 
-from analysis.attribution.gpu_time import IDLE_COLUMNS
+from analysis.attribution.gpu_time import IDLE_COLUMNS, IdleRow
 from analysis.diagnosis.text import trust_text
 from analysis.diagnosis.traces import analyze_all
 from analysis.diagnosis.verdict import bound_text
@@ -184,7 +184,10 @@ def test_work_of_the_program_outside_of_operators_is_host_code(tmp_path):
     assert analysis["verdict"]["shares"]["host_code"] == pytest.approx((20_200 - 330) / 20_310)
     assert on_cpu["shares"]["host_code"] == pytest.approx((20_200 - 109) / 20_310)
     # For people, in words.
-    shown = [IDLE_COLUMNS[0].text(row) for row in analysis["gpu_timeline"]["idle_by_cause"]]
+    shown = [
+        IDLE_COLUMNS[0].text(IdleRow.from_json(row))
+        for row in analysis["gpu_timeline"]["idle_by_cause"]
+    ]
     assert "host_code" not in " ".join(shown) and "host code" in " ".join(shown)
     assert "launch" not in {row["name"] for row in analysis["opportunities"]}
     first, *others = analysis["opportunities"]

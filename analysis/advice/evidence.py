@@ -12,14 +12,14 @@ from analysis.advice.proposals import Proposal
 from analysis.advice.who_reads import TracedRun
 from analysis.attribution import regions
 from analysis.attribution.components import IDLE, views_and_metadata
-from analysis.attribution.critical_path import GPU, walk
+from analysis.attribution.critical_path import Path, has_launches, path_of_step
 from analysis.attribution.ledger import events_of_steps, idle_by_cause, of_steps
 from analysis.attribution.operators import costs_of_operators
 from analysis.hardware.ceilings import Ceiling
 from analysis.trace.links import MODULE
 from analysis.trace.nesting import nearest_marked_ancestor
 from analysis.trace.tables import by_name, has_role, take_or, take_or_none
-from analysis.trace.timeline import Timeline, median_step
+from analysis.trace.timeline import Timeline
 from analysis.trust.times import profiler_overhead
 from analysis.vocabulary.letters import LETTERS, letter_of
 from analysis.vocabulary.operators import COMPILED
@@ -200,23 +200,12 @@ class Evidence:
 
     # ---- What becomes shorter with them ----------------------------------------------------------
 
-    @functools.cached_property
-    def on_path(self) -> pd.Series | None:
-        """How much of each GPU event's time is on the critical path of a step of about median
-        duration, in us, by its row of timeline.gpu;
-        attrs: which step.  None where no path is known."""
-        timeline = self.timeline
-        launched = (timeline.calls["starts_kernel"] | timeline.calls["starts_graph"]).any()
-        step = median_step(timeline) or min(1, self.steps - 1)  # as critical_path() takes it
-        if not (self.path_is_known and launched and (timeline.gpu["step"] == step).any()):
-            return None
-        on_path: dict[int, float] = {}
-        for where, row, begin, end in walk(timeline, step):
-            if where == GPU:
-                on_path[row] = on_path.get(row, 0.0) + end - begin
-        times = pd.Series(on_path, dtype=float)
-        times.attrs["step"] = step
-        return times
+    @property
+    def path(self) -> Path | None:
+        """The critical path of a step of about median duration; None where none is known."""
+        if self.path_is_known and has_launches(self.timeline):
+            return path_of_step(self.timeline)
+        return None
 
     def path_share(self, mask: np.ndarray) -> float:
         """The share of these events' time that is on the critical path: what is not cannot make a
@@ -224,14 +213,14 @@ class Evidence:
         the profiler."""
         before_event = (self.slices["event"] >= 0) & self.slices["cause"].isin(OF_HOST)
         waits_us = float(self.slices["us"][before_event.to_numpy()].sum())
-        if waits_us < LATE_HOST * self.total_us or self.on_path is None:
+        if waits_us < LATE_HOST * self.total_us or self.path is None:
             return 1.0
         step = take_or(self.timeline.gpu["step"], self.events.index.to_numpy(), -1)
-        in_step = (step == self.on_path.attrs["step"]) & (self.events.index >= 0)
+        in_step = (step == self.path.step) & (self.events.index >= 0)
         rows, us = self.part(np.asarray(mask, bool) & in_step)
         if not us:
             return 1.0
-        on_path_us = float(self.on_path.reindex(rows.index, fill_value=0.0).sum())
+        on_path_us = float(self.path.gpu_us.reindex(rows.index, fill_value=0.0).sum())
         share = min(1.0, on_path_us / us)
         if self.timeline.idle_left < 1:
             # The host is no later without the profiler than the GPU is idle then.

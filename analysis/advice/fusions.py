@@ -19,33 +19,92 @@ from harness.base.text import significant
 from harness.model.optimizations import answering, flags_in_use
 
 
+class Remains(NamedTuple):
+    """What remains of the time of a region once it is fused."""
+
+    basis: str  # where the figures come from
+    likely_us: float | None = None  # None: not known
+    best_us: float | None = 0.0  # None: there is no bound
+
+
+# From the events of the region; None where the trace has no shapes of its matmuls.
+Estimate = Callable[[Evidence, pd.DataFrame], Remains | None]
+
+
 class Fusion(NamedTuple):
     """Operators of a region that can become fewer."""
 
     name: str
     kind: str  # of region
     how: str
+    remains: Estimate
     how_compiled: str = ""  # instead, where there is no GPU
-    # The part of its time that remains, or what tells it in us, with their number; None: by its
-    # matmuls, or unknown
-    likely: float | Callable[[Evidence, pd.DataFrame], tuple[float, int]] | None = None
-    basis: str = ""  # without it: by its FLOPs
-    needed: float = 1.0  # of its FLOPs
 
 
-def one_operator_each(evidence: Evidence, rows: pd.DataFrame) -> tuple[float, int]:
-    """The time in us of norms that are fused, and how many there are: each still passes once over
-    its tensor, as the most expensive of its operators does, forward and backward."""
-    timeline, found = evidence.timeline, regions.regions(evidence.timeline)
-    in_step = (step_at if timeline.on_gpu else step_around)(
-        timeline.host["start"].to_numpy(), timeline.steps
-    ) >= 0
-    calls = found["instance"][in_step & (found["kind"] == regions.NORM)].nunique()
-    phases = rows[rows["launches"] > 0].groupby("phase", observed=True)
-    best = sum(
-        calls * phase.groupby("name", observed=True)["us"].mean().max() for _, phase in phases
+# ---- What remains --------------------------------------------------------------------------------
+
+
+def of_tensors(after: int, before: int, basis: str) -> Estimate:
+    """By how many tensors its operators move before and after."""
+
+    def remains(evidence: Evidence, rows: pd.DataFrame) -> Remains:
+        return Remains(basis, float(rows["us"].sum()) * (after / before))
+
+    return remains
+
+
+def of_norms(evidence: Evidence, rows: pd.DataFrame) -> Remains:
+    """A fused norm still passes once over its tensor, as the most expensive of its operators does,
+    forward and backward."""
+    timeline, of_regions = evidence.timeline, regions.regions(evidence.timeline)
+    step_of = step_at if timeline.on_gpu else step_around
+    in_step = step_of(timeline.host["start"].to_numpy(), timeline.steps) >= 0
+    norms = of_regions["instance"][in_step & (of_regions["kind"] == regions.NORM)].nunique()
+    likely_us = 0.0
+    for _, phase in rows[rows["launches"] > 0].groupby("phase", observed=True):
+        likely_us += norms * phase.groupby("name", observed=True)["us"].mean().max()
+    basis = (
+        f"at most: its time could vanish; estimate: {norms / evidence.steps:.0f} norms per step,"
+        " each as long as its most expensive operator, forward and backward"
     )
-    return min(float(rows["us"].sum()), best), calls
+    return Remains(basis, min(float(rows["us"].sum()), likely_us))
+
+
+def of_loss(evidence: Evidence, rows: pd.DataFrame) -> Remains:
+    return Remains(
+        "its time could vanish; its chunks are computed again in the backward pass, one more matmul"
+    )
+
+
+def of_attention(evidence: Evidence, rows: pd.DataFrame) -> Remains | None:
+    likely_us = at_best_rate(evidence, rows)
+    if likely_us is None:
+        return None
+    # A causal one computes no scores of later tokens.
+    needed_flops = 0.5 * rows["flops"].sum()
+    best_us, roof = at_roof(needed_flops, evidence.compute_roofs, "GFLOP/s", likely_us)
+    bound = f"its FLOPs, at most: {roof}, without the waits beside them"
+    return Remains(f"{bound}; {best_rate_text(evidence)}", likely_us, best_us)
+
+
+def of_one_matmul(evidence: Evidence, rows: pd.DataFrame) -> Remains | None:
+    likely_us = at_best_rate(evidence, rows)
+    if likely_us is None:
+        return None
+    bound = "no bound: fewer gradients are added up, and fewer weights updated, too"
+    return Remains(f"{bound}; {best_rate_text(evidence)}", likely_us, None)
+
+
+def at_best_rate(evidence: Evidence, rows: pd.DataFrame) -> float | None:
+    """The time in us of the FLOPs of these events at the highest rate of any matmul in the trace;
+    None: neither may be known."""
+    flops, rate = rows["flops"].sum(), evidence.best_flops_per_us
+    return min(float(rows["us"].sum()), flops / rate) if flops and rate else None
+
+
+def best_rate_text(evidence: Evidence) -> str:
+    rate = significant(evidence.best_flops_per_us / 1e3)
+    return f"estimate: at {rate} GFLOP/s, the highest rate of any matmul in this trace"
 
 
 FUSIONS = (
@@ -53,37 +112,45 @@ FUSIONS = (
         name="fuse q, k and v",
         kind=regions.QKV,
         how="concatenate the three weights into one matmul, and split its output",
+        remains=of_one_matmul,
     ),
     Fusion(
         name="fuse gate and up",
         kind=regions.GATE_UP,
         how="concatenate both weights into one matmul, and split its output",
+        remains=of_one_matmul,
     ),
     Fusion(
         name="fused attention",
         kind=regions.ATTENTION,
         how="F.scaled_dot_product_attention: the scores are never written to memory",
-        needed=0.5,  # a causal one computes no scores of later tokens
+        remains=of_attention,
     ),
     Fusion(
         name="fused SwiGLU",
         kind=regions.SWIGLU,
         how="one kernel forward and one backward",
         how_compiled="a compiled activation: one loop forward and one backward",
-        likely=8 / 14,
-        basis=(
-            "its time could vanish; estimate: five operators become two, which move 8 tensors"
-            " instead of 14"
+        remains=of_tensors(
+            after=8,
+            before=14,
+            basis=(
+                "its time could vanish; estimate: five operators become two, which move 8 tensors"
+                " instead of 14"
+            ),
         ),
     ),
     Fusion(
         name="fused rotary embedding",
         kind=regions.ROPE,
         how="halves swapped by one copy, multiplied and added by one kernel",
-        likely=7 / 9,
-        basis=(
-            "its time could vanish; estimate: five operators become three, which move 7 tensors"
-            " instead of 9"
+        remains=of_tensors(
+            after=7,
+            before=9,
+            basis=(
+                "its time could vanish; estimate: five operators become three, which move 7 tensors"
+                " instead of 9"
+            ),
         ),
     ),
     Fusion(
@@ -93,10 +160,7 @@ FUSIONS = (
             "loss from a part of the vocabulary at a time: the logits stay in the cache, and are"
             " never in memory whole"
         ),
-        basis=(
-            "its time could vanish; its chunks are computed again in the backward pass, one more"
-            " matmul"
-        ),
+        remains=of_loss,
     ),
     Fusion(
         name="fused norm",
@@ -105,156 +169,166 @@ FUSIONS = (
         how_compiled=(
             "a compiled norm: one pass instead of one per operator, which F.rms_norm has on GPUs"
         ),
-        likely=one_operator_each,
-        basis=(
-            "at most: its time could vanish; estimate: {:.0f} norms per step, each as long as its"
-            " most expensive operator, forward and backward"
-        ),
+        remains=of_norms,
     ),
 )
+
+
+# ---- What is written out as several operators ----------------------------------------------------
+
 PLURAL = (regions.NORM, regions.QKV, regions.GATE_UP)
-# Why the attention of PyTorch takes its math kernels: (what tells it, what to change)
-WHY_MATH = (
-    (
-        "dropout",
-        "a CPU has no fused kernel with dropout: dropout_p=0.0, which changes the training",
-    ),
-    (
-        "a mask",
-        (
-            "is_causal=True instead of a mask where that is what it says, else one that needs no"
-            " gradient"
-        ),
-    ),
-    ("double precision", "fused kernels take fp32 or narrower"),
-)
 FUSED_ATTENTION = "F.scaled_dot_product_attention(q, k, v, is_causal=True)"
 OF_TRANSFORMERS = 'from_pretrained(..., attn_implementation="sdpa")'
 
 
+class WrittenOut(NamedTuple):
+    """What of a region is still several operators."""
+
+    events: np.ndarray  # which of the evidence's events
+    fused_by: str  # what fuses other parts of it; empty: nothing
+
+
 def fusion(of: Fusion, evidence: Evidence) -> Found:
-    region = (evidence.events["region"] == of.kind).to_numpy()
-    in_use = {*answering(of.name)} & {*flags_in_use(evidence.run.training)}
     if of.kind == regions.LOSS and not evidence.trains:
         return None
-    if not region.any() or in_use:
-        fused = in_use or (evidence.events["region"] == regions.FUSED[of.kind]).any()
-        return NotApplicable(of.name, "already fused") if fused else None
-    generated = region & evidence.kernels(COMPILED)
-    of_compiler = evidence.part(generated)[1] >= evidence.part(region)[1] / 2
-    # What the compiler fused is done; of a loss, the logits are in memory whole nevertheless.
-    mask = region if of.kind == regions.LOSS else region & ~generated
-    done = ""
-    if generated.any() and of.kind != regions.LOSS:
-        done = "already fused by the compiler"
-    elif (evidence.events["region"] == regions.FUSED[of.kind]).any():
-        done = "already fused"
-    if not mask.any():
-        return NotApplicable(of.name, done)
-    (rows, us), how, flag, line = evidence.part(mask), of.how, None, of.how
+    is_fused = (evidence.events["region"] == regions.FUSED[of.kind]).any()
+    in_region = (evidence.events["region"] == of.kind).to_numpy()
+    flags = flags_in_use(evidence.run.training)
+    if any(flag in flags for flag in answering(of.name)):
+        return NotApplicable(of.name, "already fused")
+    if not in_region.any():
+        return NotApplicable(of.name, "already fused") if is_fused else None
+    left = written_out(of, evidence, in_region, is_fused)
+    if not left.events.any():
+        return NotApplicable(of.name, left.fused_by)
+    rows, us = evidence.part(left.events)
+    finding, how, line, flag = finding_text(of, evidence, in_region, us), of.how, of.how, None
     if of.how_compiled and not evidence.timeline.on_gpu:
-        how, flag = of.how_compiled, answering("compile")[0]
-        line = how
-    what, verb = (
-        {regions.NORM: "norms"}.get(of.kind, of.kind),
-        "take" if of.kind in PLURAL else "takes",
-    )
-    finding = f"{what[0].upper()}{what[1:]} {verb} {evidence.share(us)} of the step"
-    if of.kind == regions.LOSS and of_compiler:
-        finding += ", with logits that are in memory whole"
-    else:
-        finding += " as operators of their own"
+        how = line = of.how_compiled
+        flag = answering("compile")[0]
     if of.kind == regions.ATTENTION:
         line = OF_TRANSFORMERS if evidence.uses_transformers else FUSED_ATTENTION
-        if why := math_kernels(evidence):
-            how = "F.scaled_dot_product_attention runs its math kernels"
-            because = f", because of {why[0]}" if why[0] else ""
-            finding, how = f"{finding}: {how}{because}", f"{how}: {why[1]}"
-            line = how
-    words = {"filled": {"line": line}, "done": done}
-    if of.basis:
-        likely, n = (
-            of.likely(evidence, rows) if callable(of.likely) else (of.likely and us * of.likely, 0)
-        )
-        basis = of.basis.format(n / evidence.steps)
-        return evidence.proposal(
-            of.name, finding, how, mask, basis, likely_us=likely, other_flag=flag, **words
-        )
-    flops, rate = rows["flops"].sum(), evidence.best_flops_per_us
-    if not (flops and rate):
+        reason = why_math_kernels(evidence)
+        if reason:
+            runs = "F.scaled_dot_product_attention runs its math kernels"
+            finding += f": {runs}, because of {reason.why}" if reason.why else f": {runs}"
+            how = line = f"{runs}: {reason.remedy}"
+    remains = of.remains(evidence, rows)
+    if remains is None:
         return NotApplicable(of.name, "the trace has no shapes of its matmuls")
-    likely = min(us, flops / rate)
-    best, bound = at_roof(of.needed * flops, evidence.compute_roofs, "GFLOP/s", likely)
-    bound = f"its FLOPs, at most: {bound}, without the waits beside them"
-    if of.kind in (regions.QKV, regions.GATE_UP):
-        best, bound = None, "no bound: fewer gradients are added up, and fewer weights updated, too"
-    basis = (
-        f"{bound}; estimate: at {significant(rate / 1e3)} GFLOP/s, the highest rate of any matmul"
-        " in this trace"
+    return evidence.proposal(
+        of.name,
+        finding,
+        how,
+        left.events,
+        remains.basis,
+        remains.best_us,
+        remains.likely_us,
+        other_flag=flag,
+        filled={"line": line},
+        done=left.fused_by,
     )
-    return evidence.proposal(of.name, finding, how, mask, basis, best, likely, **words)
+
+
+def written_out(
+    of: Fusion, evidence: Evidence, in_region: np.ndarray, is_fused: bool
+) -> WrittenOut:
+    """in_region: which events.  is_fused: some of the other events are this kind of region,
+    fused."""
+    by_compiler = in_region & evidence.kernels(COMPILED)
+    if by_compiler.any() and of.kind != regions.LOSS:
+        return WrittenOut(in_region & ~by_compiler, "already fused by the compiler")
+    # Of a loss that the compiler fused, the logits are in memory whole nevertheless.
+    return WrittenOut(in_region, "already fused" if is_fused else "")
+
+
+def finding_text(of: Fusion, evidence: Evidence, in_region: np.ndarray, us: float) -> str:
+    """'Norms take 8.1% of the step as operators of their own'"""
+    what = "norms" if of.kind == regions.NORM else of.kind
+    verb = "take" if of.kind in PLURAL else "takes"
+    text = f"{what[0].upper()}{what[1:]} {verb} {evidence.share(us)} of the step"
+    if of.kind == regions.LOSS:
+        _, compiled_us = evidence.part(in_region & evidence.kernels(COMPILED))
+        _, region_us = evidence.part(in_region)
+        if compiled_us >= region_us / 2:
+            return f"{text}, with logits that are in memory whole"
+    return f"{text} as operators of their own"
+
+
+# ---- Attention that PyTorch writes out itself ----------------------------------------------------
+
+
+class MathKernels(NamedTuple):
+    """Why PyTorch's attention takes its math kernels."""
+
+    why: str  # empty: nothing tells
+    remedy: str
+
+
+FOR_DROPOUT = MathKernels(
+    "dropout", "a CPU has no fused kernel with dropout: dropout_p=0.0, which changes the training"
+)
+FOR_MASK = MathKernels(
+    "a mask",
+    "is_causal=True instead of a mask where that is what it says, else one that needs no gradient",
+)
+FOR_DOUBLE = MathKernels("double precision", "fused kernels take fp32 or narrower")
+FOR_ANYTHING = MathKernels(
+    "", "it has fused ones for other inputs: no dropout, no mask that needs a gradient"
+)
 
 
 def is_dropout(name: str) -> bool:
     return letter_of(name) == LETTERS["dropout"]
 
 
-def math_kernels(evidence: Evidence) -> tuple[str, str] | None:
-    """Why most of PyTorch's attention ran its math kernels, '' if nothing tells it, and what to
-    change; None: most of it did not."""
+def why_math_kernels(evidence: Evidence) -> MathKernels | None:
+    """None: most of PyTorch's attention ran fused kernels, or there is none."""
     host, trace = evidence.timeline.host, evidence.timeline.trace
     is_math = by_name(host["name"], lambda name: letter_of(name) == LETTERS["math_attention"], bool)
     if not is_math.any():
         return None
-    parent = host["parent"].to_numpy()
+    around = nearest_marked_ancestor(host["parent"].to_numpy(), is_math)
     # The backward pass belongs to the call of its forward pass, which tells how it is computed.
-    forward = (evidence.events["region"] == regions.ATTENTION).to_numpy() & (
-        evidence.events["phase"] != "backward"
-    ).to_numpy()
-    call = take_or(nearest_marked_ancestor(parent, is_math), evidence.owners, -1)
-    rows = evidence.events[forward]
-    us_by_call = rows["us"].groupby(call[forward]).sum()
+    in_attention = (evidence.events["region"] == regions.ATTENTION).to_numpy()
+    is_forward = in_attention & (evidence.events["phase"] != "backward").to_numpy()
+    call = take_or(around, evidence.owners, -1)
+    us_by_call = evidence.events["us"][is_forward].groupby(call[is_forward]).sum()
     in_math = us_by_call[us_by_call.index >= 0]
     if in_math.sum() <= us_by_call.sum() / 2:
         return None
-    drops = by_name(host["name"], is_dropout, bool)
-    dropped = np.isin(in_math.index, nearest_marked_ancestor(parent, is_math)[drops])
-    signatures = take_or(trace.operators["signature"].to_numpy(), in_math.index.to_numpy(), -1)
-    longest = signatures[int(in_math.to_numpy().argmax())]
-    shapes, types, _ = trace.signatures[longest] if longest >= 0 else ([], [], [])
-    most_dropped = in_math[dropped].sum() > in_math.sum() / 2
-    masked, double = len(shapes) > 3 and bool(shapes[3]), "double" in (types or [])[:1]
-    for why, holds in zip(WHY_MATH, (most_dropped, masked, double), strict=True):
-        if holds:
-            return why
-    return "", "it has fused ones for other inputs: no dropout, no mask that needs a gradient"
+    with_dropout = np.isin(in_math.index, around[by_name(host["name"], is_dropout, bool)])
+    if in_math[with_dropout].sum() > in_math.sum() / 2:
+        return FOR_DROPOUT
+    longest = in_math.index[int(in_math.to_numpy().argmax())]
+    signature = take_or(trace.operators["signature"].to_numpy(), longest, -1)
+    shapes, types, _ = trace.signatures[signature] if signature >= 0 else ([], [], [])
+    if len(shapes) > 3 and shapes[3]:  # its input after query, key and value
+        return FOR_MASK
+    if types and types[0] == "double":
+        return FOR_DOUBLE
+    return FOR_ANYTHING
 
 
 def without_dropout(evidence: Evidence) -> Found:
     """Dropout of a training step, forward and backward; where the math kernels of attention run
     because of it, what they take too."""
-    name, host = "without dropout", evidence.timeline.host
-    dropped = by_name(host["name"], is_dropout, bool)
-    if not evidence.trains or not dropped.any():
+    host = evidence.timeline.host
+    is_drop = by_name(host["name"], is_dropout, bool)
+    if not evidence.trains or not is_drop.any():
         return None
-    parent = host["parent"].to_numpy()
-    is_node = host["node"].to_numpy() == np.arange(len(host))
-    drops = nearest_marked_ancestor(parent, dropped) >= 0
-    forward = forward_of_nodes(host, (host["node"] < 0).to_numpy(), is_node)  # of each node
-    drops |= take_or(take_or(drops, forward, False), host["node"].to_numpy(), False)
-    owners = (
-        evidence.events["operator"] if evidence.timeline.on_gpu else evidence.events.index
-    ).to_numpy()
-    mask = (
-        take_or(drops, owners, False) & (evidence.events["category"] != "communication").to_numpy()
-    )
-    us, why = evidence.part(mask)[1], math_kernels(evidence)
+    events, owners = evidence.events, evidence.events.index.to_numpy()
+    if evidence.timeline.on_gpu:
+        owners = events["operator"].to_numpy()
+    drops = take_or(of_dropout(host, is_drop), owners, False)
+    drops &= (events["category"] != "communication").to_numpy()
+    _, us = evidence.part(drops)
     finding = f"Dropout takes {evidence.share(us)} of the step"
-    likely, whole = 0.0, mask
-    if why and why[0] == WHY_MATH[0][0]:
+    whole, likely_us = drops, 0.0
+    if why_math_kernels(evidence) == FOR_DROPOUT:
         finding += " and keeps attention from the fused kernel"
-        whole = mask | (evidence.events["region"] == regions.ATTENTION).to_numpy()
-        likely = evidence.part(whole)[1] - us
+        whole = drops | (events["region"] == regions.ATTENTION).to_numpy()
+        likely_us = evidence.part(whole)[1] - us
     how = (
         "dropout 0 where the data do not need it: large models that see each sample once train"
         " without"
@@ -263,4 +337,14 @@ def without_dropout(evidence: Evidence) -> Found:
         "its time could vanish, and that of attention that it keeps from being fused; estimate: its"
         " own alone"
     )
-    return evidence.proposal(name, finding, how, whole, basis, likely_us=likely)
+    return evidence.proposal("without dropout", finding, how, whole, basis, likely_us=likely_us)
+
+
+def of_dropout(host: pd.DataFrame, is_drop: np.ndarray) -> np.ndarray:
+    """Which host events are part of a dropout, forward or backward.  is_drop: its operators."""
+    within = nearest_marked_ancestor(host["parent"].to_numpy(), is_drop) >= 0
+    node = host["node"].to_numpy()
+    is_node = node == np.arange(len(host))
+    forward = forward_of_nodes(host, node < 0, is_node)
+    node_of_dropout = take_or(within, forward, False)
+    return within | take_or(node_of_dropout, node, False)

@@ -19,8 +19,8 @@ from analysis.advice.catalogue import CATALOGUE, KERNELS, Advice
 from analysis.advice.evidence import Evidence
 from analysis.advice.places import Place
 from analysis.advice.proposals import WORTH_LISTING, Found, NotApplicable, Proposal
+from analysis.trace.reasons import NO_GAIN, NO_PLACE
 from analysis.trace.timeline import Timeline
-from harness.documents.trace import NO_GAIN, NO_PLACE
 from harness.schema import ABSENT, Document, Unknown, field
 
 WHOLE = 0.999  # of the step: a change to all of it has no bound

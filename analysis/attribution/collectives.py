@@ -7,15 +7,16 @@ One collective leaves several events: the operator of PyTorch that starts it (`c
 that of the kernels, on a host that of the backend's range.
 """
 
-import itertools
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from analysis.trace.links import OPERATOR, first_row_of
 from analysis.trace.nesting import nearest_marked_ancestor, nearest_marked_caller, operators_around
+from analysis.trace.reasons import NO_BYTES, ONE_TRACE, MeasuredCollectiveRow
 from analysis.trace.steps import step_at
 from analysis.trace.tables import Trace, has_role, most_frequent, take_or, take_or_none
 from analysis.trace.timeline import Timeline, cached_on_timeline
@@ -28,12 +29,13 @@ from harness.base.sections import Section
 from harness.base.tables import Column, column, text_columns
 from harness.base.text import count_of, significant
 from harness.base.units import MB
-from harness.documents.trace import NO_BYTES, ONE_TRACE, MeasuredCollectiveRow
 from harness.schema import because, explained
 
 ROOT = "outside of units"  # what no inner module gathers
 OF_CALLS = "kind group group_size ranks component bytes".split()
 EVENT_COLUMNS = [*OF_CALLS, *"phase start end step calls row".split()]
+# (shapes, types, values) of an event's inputs, as Trace.signatures has them; None: not recorded
+Signature = tuple | None
 
 
 @dataclass
@@ -55,68 +57,74 @@ class Collectives:
 @cached_on_timeline
 def collectives_of(timeline: Timeline) -> Collectives:
     """The collectives of a trace: those on the GPU if it has any, else those of the host."""
-    calls, call_of = host_calls(timeline)
+    calls = host_calls(timeline)
     communicates = (timeline.gpu["category"] == "communication").to_numpy()
-    events = (
-        on_gpu(timeline, calls, call_of, communicates)
-        if communicates.any()
-        else on_host(timeline, calls, call_of)
-    )
-    events = with_known_groups(events, timeline.trace).sort_values(
-        "start", kind="stable", ignore_index=True
-    )
-    return Collectives(events, bool(communicates.any()), computes(timeline.host, call_of))
+    has_kernels = bool(communicates.any())
+    events = on_gpu(timeline, calls, communicates) if has_kernels else on_host(timeline, calls)
+    events = with_known_groups(events, timeline.trace)
+    events = events.sort_values("start", kind="stable", ignore_index=True)
+    return Collectives(events, has_kernels, computes(timeline.host, calls.call_of))
 
 
 # ---- Calls ---------------------------------------------------------------------------------------
 
 
-def host_calls(timeline: Timeline) -> tuple[pd.DataFrame, np.ndarray]:
-    """A row for each collective that the host began, by row of host: kind, group, group_size,
-    ranks, phase, component, bytes; and for each row of host the call that it belongs to, or -1."""
+class HostCalls(NamedTuple):
+    """The collectives that the host began."""
+
+    # A row for each, by its row of host: kind, group, group_size, ranks, phase, component,
+    # bytes
+    table: pd.DataFrame
+    call_of: np.ndarray  # [host events]: the call that each belongs to, or -1
+
+
+def host_calls(timeline: Timeline) -> HostCalls:
     host, trace = timeline.host, timeline.trace
-    noted = trace.comms.set_axis(
-        trace.comms["operator"].map(first_row_of(trace.operators["external_id"]))
-    )
+    row_of_note = trace.comms["operator"].map(first_row_of(trace.operators["external_id"]))
+    noted = trace.comms.set_axis(row_of_note)
     noted = noted[noted.index.notna() & ~noted.index.duplicated()]
-    note_rows, inputs = (
-        noted.index.to_numpy(int),
-        [trace.operators["signature"], trace.annotations["signature"]],
-    )
-    signatures = [
-        *map([*trace.signatures, None].__getitem__, np.concatenate(inputs).tolist())
-    ]  # by row of timeline.host
+    note_rows = noted.index.to_numpy(int)
+    signatures = signatures_of_host(trace)
     marked, call_of = calls_of_rows(host, note_rows, signatures)
     inside = np.flatnonzero(marked)
     rows = np.unique(call_of[inside])
-    notes, members = noted.groupby(call_of[note_rows]), pd.Series(inside).groupby(call_of[inside])
+    notes = noted.groupby(call_of[note_rows])
     kind = host["collective"].astype(object).fillna(UNKNOWN).iloc[rows]
     kind = kind.where(kind != UNKNOWN, notes["kind"].first().reindex(rows)).fillna(UNKNOWN)
-    size, shaped = (
-        notes["bytes"].max().reindex(rows),
-        {row: message_bytes(signatures, one) for row, one in members},
+    bytes_by_shapes = {}
+    for row, members in pd.Series(inside).groupby(call_of[inside]):
+        bytes_by_shapes[row] = message_bytes([signatures[member] for member in members])
+    noted_bytes = notes["bytes"].max().reindex(rows)
+    table = notes[["group", "group_size", "ranks"]].first().reindex(rows)
+    table = table.assign(
+        kind=kind,
+        bytes=noted_bytes.where(noted_bytes > 0, pd.Series(bytes_by_shapes, dtype=float)),
+        phase=phases_of_calls(timeline, rows),
+        component=components_of_calls(host, rows),
     )
-    calls = notes[["group", "group_size", "ranks"]].first().reindex(rows)
-    return (
-        calls.assign(
-            kind=kind,
-            bytes=size.where(size > 0, pd.Series(shaped, dtype=float)),
-            phase=phases_of_calls(timeline, rows),
-            component=components_of_calls(host, rows),
-        ),
-        call_of,
-    )
+    return HostCalls(table, call_of)
+
+
+def signatures_of_host(trace: Trace) -> list[Signature]:
+    """By row of host, which begins with operators and annotations; module calls have none."""
+    numbers = np.concatenate([trace.operators["signature"], trace.annotations["signature"]])
+    by_number = [*trace.signatures, None]  # the last one is that of -1
+    return [by_number[number] for number in numbers.tolist()]
+
+
+class CallsOfRows(NamedTuple):
+    """Arrays with an entry for each host event."""
+
+    marked: np.ndarray  # bool: it is an event of a collective
+    # The row of the call that it belongs to: the outermost of them around it, or for a range the
+    # operator that issued it; -1: none
+    call_of: np.ndarray
 
 
 def calls_of_rows(
-    host: pd.DataFrame, note_rows: np.ndarray, signatures: list
-) -> tuple[np.ndarray, np.ndarray]:
-    """Which host events are those of a collective, and for each host event the row of the call that
-    it belongs to: the outermost of them around it, or for a range the operator that issued it; -1
-    for none.
-
-    note_rows: those of record_param_comms.
-    """
+    host: pd.DataFrame, note_rows: np.ndarray, signatures: list[Signature]
+) -> CallsOfRows:
+    """note_rows: those of record_param_comms."""
     is_operator = (host["kind"] == OPERATOR).to_numpy()
     is_range = has_role(host, *roles.COLLECTIVE_RANGES)
     marked = is_range | has_role(host, roles.COLLECTIVE)
@@ -125,17 +133,16 @@ def calls_of_rows(
     outermost = marked & (nearest_marked_caller(parent, marked) < 0)
     call_of = nearest_marked_ancestor(parent, outermost)
     has_range = np.isin(np.arange(len(host)), call_of[is_range & ~outermost])
-    ranges, operators = (
-        np.flatnonzero(outermost & which) for which in (is_range, is_operator & ~has_range)
-    )
+    ranges = np.flatnonzero(outermost & is_range)
+    operators = np.flatnonzero(outermost & is_operator & ~has_range)
     stands_for = np.arange(len(host))
     for row, operator in issued_by(host, ranges, operators, signatures).items():
         stands_for[row] = operator
-    return marked, take_or(stands_for, call_of, -1)
+    return CallsOfRows(marked, take_or(stands_for, call_of, -1))
 
 
 def issued_by(
-    host: pd.DataFrame, ranges: np.ndarray, operators: np.ndarray, signatures: list
+    host: pd.DataFrame, ranges: np.ndarray, operators: np.ndarray, signatures: list[Signature]
 ) -> dict[int, int]:
     """The operator that began each of these ranges, by rows of host; those of no known operator are
     left out.
@@ -144,50 +151,54 @@ def issued_by(
     a range belongs to the first operator before it that has no range yet and, where inputs were
     recorded, one of the same size.
     """
-    start, found = host["start"].to_numpy(), {}
+    start = host["start"].to_numpy()
+    operator_of = {}
     waiting = sorted(operators.tolist(), key=start.__getitem__)
     for row in sorted(ranges.tolist(), key=start.__getitem__):
-        sent = {*elements_of_inputs(signatures[row])}
-        for i, operator in enumerate(waiting):
+        sent = set(elements_of_inputs(signatures[row]))
+        for place, operator in enumerate(waiting):
             if start[operator] > start[row]:
                 break
             if not sent or sent.intersection(elements_of_inputs(signatures[operator])):
-                found[row] = waiting.pop(i)
+                operator_of[row] = operator
+                del waiting[place]
                 break
-    return found
+    return operator_of
 
 
-def message_bytes(signatures: list[tuple | None], rows: np.ndarray) -> float:
-    """Bytes of a call, the larger of input and output, from the recorded inputs of these host
-    events; NaN if unknown.
+def message_bytes(signatures: list[Signature]) -> float:
+    """Bytes of a call, the larger of input and output, from the inputs of its host events; NaN if
+    unknown.
 
     The operator has both as its inputs; but of a list of tensors only the range of the backend
     tells the type."""
-    found = [signatures[row] for row in rows if signatures[row]]
-    sizes = [BYTES_OF[kind] for _, types, _ in found for kind in types or [] if kind in BYTES_OF]
-    elements = max(itertools.chain.from_iterable(map(elements_of_inputs, found)), default=0)
-    return float(elements * sizes[0]) if sizes and elements else np.nan
+    most_elements, element_bytes = 0, None
+    for signature in signatures:
+        most_elements = max([most_elements, *elements_of_inputs(signature)])
+        if signature and element_bytes is None:
+            sizes = [BYTES_OF[kind] for kind in signature[1] or [] if kind in BYTES_OF]
+            element_bytes = sizes[0] if sizes else None
+    return float(most_elements * element_bytes) if element_bytes and most_elements else np.nan
 
 
-def elements_of_inputs(signature: tuple | None) -> list[int]:
+def elements_of_inputs(signature: Signature) -> list[int]:
     """Elements of each recorded input that is a tensor,
     or a list of tensors; [] if none were recorded."""
     if signature is None:
         return []
     shapes, types, _ = signature
-    found = [
-        elements_in(shape)
-        for shape, kind in zip(shapes, types or [], strict=False)
-        if kind in TENSORS
-    ]
-    return [n for n in found if n]
+    counts = []
+    for shape, kind in zip(shapes, types or [], strict=False):
+        if kind in TENSORS:
+            counts.append(elements_in(shape))
+    return [n for n in counts if n]
 
 
 def elements_in(shape: list) -> int:
     """Elements of a tensor of this shape, or of all in a list of shapes."""
-    return (
-        sum(map(elements_in, shape)) if shape and isinstance(shape[0], list) else math.prod(shape)
-    )
+    if shape and isinstance(shape[0], list):
+        return sum(map(elements_in, shape))
+    return math.prod(shape)
 
 
 def phases_of_calls(timeline: Timeline, rows: np.ndarray) -> np.ndarray:
@@ -207,11 +218,9 @@ def components_of_calls(host: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
     """The part of the model that each call belongs to: the range of a sharded unit names it,
     'layers.*' for layers.3, else it is that of the event."""
     unit = has_role(host, roles.UNIT)
+    modules = host["about"][unit].astype(object).fillna(ROOT)
     names = host["component"].to_numpy(object).copy()
-    names[unit] = [
-        starred(module, whole_layers=True)
-        for module in host["about"][unit].astype(object).fillna(ROOT)
-    ]
+    names[unit] = [starred(module, whole_layers=True) for module in modules]
     named = nearest_marked_ancestor(host["parent"].to_numpy(), unit)[rows]
     return np.where(named >= 0, names[named], names[rows])
 
@@ -219,104 +228,108 @@ def components_of_calls(host: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
 # ---- Events --------------------------------------------------------------------------------------
 
 
-def on_gpu(
-    timeline: Timeline, calls: pd.DataFrame, call_of: np.ndarray, communicates: np.ndarray
-) -> pd.DataFrame:
+def on_gpu(timeline: Timeline, calls: HostCalls, communicates: np.ndarray) -> pd.DataFrame:
     """Communication kernels, each with its call; one whose call is not in the trace is a call of
     its own."""
     gpu = timeline.gpu[communicates]
-    call = take_or(call_of, gpu["operator"].to_numpy(), -1)
+    call = take_or(calls.call_of, gpu["operator"].to_numpy(), -1)
     alone = np.flatnonzero((call < 0) & (gpu["call"] >= 0).to_numpy())
-    call[alone] = take_or(call_of, ranges_around(timeline, gpu["call"].to_numpy()[alone]), -1)
-    row = calls.index.get_indexer(call)
-    events = gpu[["start", "end", "step", "device", "stream"]].assign(
-        **{name: take_or_none(calls[name], row) for name in OF_CALLS}, phase=gpu["phase"]
-    )
-    # Of the kernel's own arguments: an all-to-all is made of kernels that are called SendRecv.
-    noted = timeline.trace.comms.query(f"operator > 0 and kind != '{UNKNOWN}'").drop_duplicates(
-        "operator"
-    )
-    of_kernel = gpu["external_id"].map(noted.set_index("operator")["kind"])
-    of_kernel = of_kernel.astype(object).fillna(gpu["collective"].astype(object)).fillna(UNKNOWN)
-    events["kind"] = np.where(events["kind"].isin([None, UNKNOWN]), of_kernel, events["kind"])
+    of_alone = ranges_around(timeline, gpu["call"].to_numpy()[alone])
+    call[alone] = take_or(calls.call_of, of_alone, -1)
+    row = calls.table.index.get_indexer(call)
+    events = gpu[["start", "end", "step", "device", "stream", "phase"]].copy()
+    for name in OF_CALLS:
+        events[name] = take_or_none(calls.table[name], row)
+    kind_of_kernel = gpu["external_id"].map(kinds_noted(timeline.trace)).astype(object)
+    kind_of_kernel = kind_of_kernel.fillna(gpu["collective"].astype(object)).fillna(UNKNOWN)
+    is_unknown = events["kind"].isin([None, UNKNOWN])
+    events["kind"] = np.where(is_unknown, kind_of_kernel, events["kind"])
     events["component"] = events["component"].fillna(gpu["component"])
-    events["calls"] = np.where((call < 0) | ~pd.Series(call).duplicated().to_numpy(), 1, 0)
-    events["bytes"] = events["bytes"].astype(float).where(events["calls"] == 1, 0.0)
-    return events.assign(row=np.flatnonzero(communicates))
+    begins_call = (call < 0) | ~pd.Series(call).duplicated().to_numpy()
+    events["calls"] = begins_call.astype(int)
+    events["bytes"] = events["bytes"].astype(float).where(begins_call, 0.0)
+    events["row"] = np.flatnonzero(communicates)
+    return events
+
+
+def kinds_noted(trace: Trace) -> pd.Series:
+    """The kinds of collectives that kernels note in their own arguments, by external id: an
+    all-to-all is made of kernels that are called SendRecv."""
+    comms = trace.comms
+    is_known = (comms["operator"] > 0) & (comms["kind"] != UNKNOWN)
+    return comms[is_known].drop_duplicates("operator").set_index("operator")["kind"]
 
 
 def ranges_around(timeline: Timeline, calls: np.ndarray) -> np.ndarray:
     """The row of host of the backend's range around each call, or -1: older versions have no
     operator for it."""
-    ranges = timeline.trace.annotations[
-        has_role(timeline.trace.annotations, *roles.COLLECTIVE_RANGES)
-    ]
-    rows = ranges.index.to_numpy() + len(timeline.trace.operators)
+    trace = timeline.trace
+    ranges = trace.annotations[has_role(trace.annotations, *roles.COLLECTIVE_RANGES)]
+    rows = ranges.index.to_numpy() + len(trace.operators)
     return take_or(rows, operators_around(timeline.calls.iloc[calls], ranges), -1)
 
 
-def on_host(timeline: Timeline, calls: pd.DataFrame, call_of: np.ndarray) -> pd.DataFrame:
+def on_host(timeline: Timeline, calls: HostCalls) -> pd.DataFrame:
     """The ranges of the backend."""
     host = timeline.host
     is_range = has_role(host, roles.COLLECTIVE_RANGE)  # others end once the kernel is queued
-    rows = np.flatnonzero(
-        is_range & (nearest_marked_caller(host["parent"].to_numpy(), is_range) < 0)
-    )
-    events = calls.loc[call_of[rows]].reset_index(drop=True)
-    start, end = (
-        host[name].to_numpy()[rows] for name in ("start", "end")
-    )  # not until: it may outlive its caller
-    events = events.assign(start=start, end=end, step=step_at(start, timeline.steps), row=rows)
-    events["calls"] = (~pd.Series(call_of[rows]).duplicated()).astype(int)
-    events["bytes"] = events["bytes"].where(events["calls"] == 1, 0.0)
+    is_outer = nearest_marked_caller(host["parent"].to_numpy(), is_range) < 0
+    rows = np.flatnonzero(is_range & is_outer)
+    call = calls.call_of[rows]
+    begins_call = ~pd.Series(call).duplicated()
+    events = calls.table.loc[call].reset_index(drop=True)
+    events["start"] = host["start"].to_numpy()[rows]
+    events["end"] = host["end"].to_numpy()[rows]  # not until: it may outlive its caller
+    events["step"] = step_at(events["start"].to_numpy(), timeline.steps)
+    events["calls"] = begins_call.astype(int)
+    events["bytes"] = events["bytes"].where(begins_call, 0.0)
+    events["row"] = rows
     return events
 
 
 def computes(host: pd.DataFrame, call_of: np.ndarray) -> np.ndarray:
     """Which host events are operators that work on tensors: neither part of a collective nor the
     caller of one, which may wait for it."""
-    calls_one, parent, up = (
-        np.zeros(len(host), bool),
-        host["parent"].to_numpy(),
-        np.unique(call_of[call_of >= 0]),
-    )
-    while len(up := parent[up][parent[up] >= 0]):
-        calls_one[up] = True
-        up = np.unique(up)
-    works = (host["kind"] == OPERATOR).to_numpy() & ~has_role(host, *roles.MOVES_NO_ELEMENT)
-    return works & (call_of < 0) & ~calls_one
+    parent = host["parent"].to_numpy()
+    is_caller = np.zeros(len(host), bool)
+    callers = np.unique(call_of[call_of >= 0])
+    while len(callers):
+        callers = parent[callers]
+        callers = np.unique(callers[callers >= 0])
+        is_caller[callers] = True
+    moves_elements = ~has_role(host, *roles.MOVES_NO_ELEMENT)
+    works = (host["kind"] == OPERATOR).to_numpy() & moves_elements
+    return works & (call_of < 0) & ~is_caller
 
 
 def with_known_groups(events: pd.DataFrame, trace: Trace) -> pd.DataFrame:
-    """Groups of kernels whose call is not in the trace: a communicator has a stream of its own.
-    Where no event has a group, it is the one of the run, if that has only one."""
-    streams = (
-        events.groupby(["device", "stream"]).ngroup()
-        if "stream" in events
-        else pd.Series(0, events.index)
-    )
-    stream = streams.to_numpy()
+    """The columns EVENT_COLUMNS.  Groups of kernels whose call is not in the trace: a communicator
+    has a stream of its own.  Where no event has a group, it is the one of the run, if that has only
+    one."""
+    stream = np.zeros(len(events), int)
+    if "stream" in events:
+        stream = events.groupby(["device", "stream"]).ngroup().to_numpy()
     for name in ("group", "group_size", "ranks"):
-        usual = pd.Series(stream, events.index).map(
-            most_frequent(stream, events[name].to_numpy(object))
-        )
+        of_stream = most_frequent(stream, events[name].to_numpy(object))
+        usual = pd.Series(stream, events.index).map(of_stream)
         events[name] = events[name].where(events[name].notna(), usual)
-    groups = trace.distributed.get("pg_config")
-    if (
-        isinstance(groups, list)
-        and len(groups) == 1
-        and isinstance(groups[0], dict)
-        and events["group"].isna().all()
-    ):
-        (only,) = groups
+    only = only_group(trace)
+    if only is not None and events["group"].isna().all():
         events["group"] = str(only.get("pg_desc") or only.get("pg_name"))
         events["group_size"], events["ranks"] = only.get("pg_size"), str(only.get("ranks"))
-    size = pd.to_numeric(events["group_size"], errors="coerce").fillna(-1).astype(int)
-    known = {
-        name: events[name].astype(object).where(events[name].notna(), None)
-        for name in ("group", "ranks")
-    }
-    return events.assign(group_size=size, **known)[EVENT_COLUMNS]
+    sizes = pd.to_numeric(events["group_size"], errors="coerce")
+    events["group_size"] = sizes.fillna(-1).astype(int)
+    for name in ("group", "ranks"):
+        events[name] = events[name].astype(object).where(events[name].notna(), None)
+    return events[EVENT_COLUMNS]
+
+
+def only_group(trace: Trace) -> dict | None:
+    """What the trace tells of the one process group of its run; None: of none, or of several."""
+    groups = trace.distributed.get("pg_config")
+    if isinstance(groups, list) and len(groups) == 1 and isinstance(groups[0], dict):
+        return groups[0]
+    return None
 
 
 # ---- The table -----------------------------------------------------------------------------------
@@ -334,52 +347,67 @@ def collective_rows(
     each with its collective; cause "ranks" while it waits for them.  waiting_us: of each event,
     until the last rank arrived, NaN if unknown; None, and why, if that is not known at all.
     """
-    waiting = np.full(len(events), np.nan) if waiting_us is None else waiting_us
-    sums = [
-        one.groupby("collective")["us"].sum()
-        for one in (exposed, exposed[exposed["cause"] == "ranks"])
-    ]
-    of_all, of_waiting = (one.reindex(events.index, fill_value=0.0) for one in sums)
-    events = events.assign(us=events["end"] - events["start"], exposed_us=of_all)
-    events["transfer_us"] = events["us"] - waiting
-    events["exposed_waiting_us"] = np.where(np.isnan(waiting), np.nan, of_waiting)
+    if waiting_us is None:
+        waiting_us = np.full(len(events), np.nan)
+    exposed_us = exposed.groupby("collective")["us"].sum()
+    exposed_us = exposed_us.reindex(events.index, fill_value=0.0)
+    for_ranks_us = exposed[exposed["cause"] == "ranks"].groupby("collective")["us"].sum()
+    for_ranks_us = for_ranks_us.reindex(events.index, fill_value=0.0)
+    us = events["end"] - events["start"]
+    events = events.assign(
+        us=us,
+        exposed_us=exposed_us,
+        transfer_us=us - waiting_us,
+        exposed_waiting_us=np.where(np.isnan(waiting_us), np.nan, for_ranks_us),
+    )
     events = events[(events["step"] >= 0) | (events["exposed_us"] > 0)]
     keys = ["kind", "group", "group_size", "phase", "component"]
-    rows = [collective_row(one, why) for _, one in events.groupby(keys, dropna=False, sort=False)]
+    rows = [collective_row(same, why) for _, same in events.groupby(keys, dropna=False, sort=False)]
     return sorted(rows, key=lambda row: -row["time_ms"])
 
 
 def collective_row(events: pd.DataFrame, why: str) -> dict:
     """Of events of one kind, group, phase, and component.  why: no waiting is known."""
-    about, us = events.iloc[0], events["us"].sum()
-    size = int(about["group_size"]) if about["group_size"] > 0 else None
-    names = ("bytes", "transfer_us", "exposed_waiting_us")
-    n_bytes, transfer, waiting = (events[name].sum(skipna=False) for name in names)
-    rate = (
-        n_bytes / (us if np.isnan(transfer) else transfer) / 1e3 if us else np.nan
-    )  # bytes/us to 10^9 bytes/s
-    share = sent_share(about["kind"], size) if size else None
-    row = {"kind": about["kind"], "group": about["group"], "group_size": size}
-    row |= {
-        "phase": about["phase"] if isinstance(about["phase"], str) else None,
-        "component": about["component"],
-    }
-    row |= {
+    first = events.iloc[0]
+    size = int(first["group_size"]) if first["group_size"] > 0 else None
+    us, n_bytes = events["us"].sum(), events["bytes"].sum(skipna=False)
+    transfer_us = events["transfer_us"].sum(skipna=False)
+    waiting_us = events["exposed_waiting_us"].sum(skipna=False)
+    gb_per_sec = np.nan
+    if us:  # bytes/us to 10^9 bytes/s
+        gb_per_sec = n_bytes / (us if np.isnan(transfer_us) else transfer_us) / 1e3
+    bus_share = sent_share(first["kind"], size) if size else None
+    row = {
+        "kind": first["kind"],
+        "group": first["group"],
+        "group_size": size,
+        "phase": first["phase"] if isinstance(first["phase"], str) else None,
+        "component": first["component"],
         "calls": int(events["calls"].sum()),
         "bytes": None if np.isnan(n_bytes) else int(n_bytes),
+        "time_ms": float(us / 1e3),
+        "exposed_ms": float(events["exposed_us"].sum() / 1e3),
+        "waiting_ms": None if np.isnan(waiting_us) else float(waiting_us / 1e3),
+        "algorithm_bandwidth_gb_per_sec": None,
+        "bus_bandwidth_gb_per_sec": None,
+        **because(why, "waiting_ms"),
+        **because(
+            why_no_rate(n_bytes, size), "algorithm_bandwidth_gb_per_sec", "bus_bandwidth_gb_per_sec"
+        ),
     }
-    row |= {"time_ms": float(us / 1e3), "exposed_ms": float(events["exposed_us"].sum() / 1e3)}
-    row |= {"waiting_ms": None if np.isnan(waiting) else float(waiting / 1e3)}
-    row |= {"algorithm_bandwidth_gb_per_sec": None if np.isnan(rate) else float(rate)}
-    row |= {
-        "bus_bandwidth_gb_per_sec": None if np.isnan(rate) or share is None else float(rate * share)
-    }
-    no_size = "not defined for this kind" if size else "the size of its group is not in the trace"
-    no_rate = NO_BYTES if np.isnan(n_bytes) else no_size
-    row |= because(why, "waiting_ms") | because(
-        no_rate, "algorithm_bandwidth_gb_per_sec", "bus_bandwidth_gb_per_sec"
-    )
+    if not np.isnan(gb_per_sec):
+        row["algorithm_bandwidth_gb_per_sec"] = float(gb_per_sec)
+        if bus_share is not None:
+            row["bus_bandwidth_gb_per_sec"] = float(gb_per_sec * bus_share)
     return explained(row, MeasuredCollectiveRow)
+
+
+def why_no_rate(n_bytes: float, group_size: int | None) -> str:
+    if np.isnan(n_bytes):
+        return NO_BYTES
+    if group_size:
+        return "not defined for this kind"
+    return "the size of its group is not in the trace"
 
 
 def communication_of_steps(
@@ -392,15 +420,22 @@ def communication_of_steps(
     exposed, hidden: of all communication, in ms per step."""
     if not rows:
         return None
-    backward = sum(row["exposed_ms"] for row in rows if row["phase"] == "backward") / steps
     why = next((row["waiting_ms_reason"] for row in rows if row["waiting_ms"] is None), "")
-    waiting = None if why else sum(row["waiting_ms"] for row in rows) / steps
-    out = {"steps": steps, "time_ms": exposed + hidden, "exposed_ms": exposed, "hidden_ms": hidden}
-    out |= {
+    waiting = transfer = None
+    if not why:
+        waiting = sum(row["waiting_ms"] for row in rows) / steps
+        transfer = max(0.0, exposed - waiting)
+    backward = sum(row["exposed_ms"] for row in rows if row["phase"] == "backward") / steps
+    return {
+        "steps": steps,
+        "time_ms": exposed + hidden,
+        "exposed_ms": exposed,
+        "hidden_ms": hidden,
         "waiting_ms": waiting,
-        "transfer_ms": None if waiting is None else max(0.0, exposed - waiting),
+        "transfer_ms": transfer,
+        "exposed_backward_ms": backward,
+        **because(why, "waiting_ms", "transfer_ms"),
     }
-    return out | {"exposed_backward_ms": backward} | because(why, "waiting_ms", "transfer_ms")
 
 
 def predicted_beside(predicted: list[dict], rows: list[dict], steps: int) -> list[dict]:
@@ -410,33 +445,37 @@ def predicted_beside(predicted: list[dict], rows: list[dict], steps: int) -> lis
     predicted: rows of kind, group_size, calls and bytes of a step;
     rows: `collectives` of operator_analysis.json.
     """
-    out = []
-    for one in predicted:
-        same = [
-            row
-            for row in rows
-            if (row["kind"], row["group_size"]) == (one["kind"], one["group_size"])
-        ]
-        sizes, rates = (
-            [row[name] for row in same] for name in ("bytes", "bus_bandwidth_gb_per_sec")
-        )
-        times = [n / rate for n, rate in zip(sizes, rates, strict=True) if rate]
-        found = {"kind": one["kind"], "group_size": one["group_size"]}
-        found |= {
-            "predicted_calls": one["calls"],
-            "calls": sum(row["calls"] for row in same) / steps,
-        }
-        found |= {
-            "predicted_bytes": one["bytes"],
-            "bytes": None if None in sizes else sum(sizes) / steps,
-        }
-        rate = sum(sizes) / sum(times) if times and None not in rates else None
-        found |= {
-            "time_ms": sum(row["time_ms"] for row in same) / steps,
-            "bus_bandwidth_gb_per_sec": rate,
-        }
-        out.append(found)
-    return out
+    return [prediction_beside(prediction, rows, steps) for prediction in predicted]
+
+
+def prediction_beside(prediction: dict, rows: list[dict], steps: int) -> dict:
+    kind, group_size = prediction["kind"], prediction["group_size"]
+    same = [row for row in rows if (row["kind"], row["group_size"]) == (kind, group_size)]
+    return {
+        "kind": kind,
+        "group_size": group_size,
+        "predicted_calls": prediction["calls"],
+        "calls": sum(row["calls"] for row in same) / steps,
+        "predicted_bytes": prediction["bytes"],
+        "bytes": sum_or_none(same, "bytes", steps),
+        "time_ms": sum(row["time_ms"] for row in same) / steps,
+        "bus_bandwidth_gb_per_sec": mean_bandwidth(same),
+    }
+
+
+def sum_or_none(rows: list[dict], key: str, steps: int) -> float | None:
+    """Per step; None if a row does not know it."""
+    values = [row[key] for row in rows]
+    return None if None in values else sum(values) / steps
+
+
+def mean_bandwidth(rows: list[dict]) -> float | None:
+    """Of all their bytes in all their time; None if a row does not know it."""
+    rates = [row["bus_bandwidth_gb_per_sec"] for row in rows]
+    if None in rates:
+        return None
+    times = [row["bytes"] / rate for row, rate in zip(rows, rates, strict=True) if rate]
+    return sum(row["bytes"] for row in rows) / sum(times) if times else None
 
 
 # ---- For a reader --------------------------------------------------------------------------------
@@ -444,10 +483,12 @@ def predicted_beside(predicted: list[dict], rows: list[dict], steps: int) -> lis
 
 def collective_columns(rows: list[dict], steps: int) -> list[Column]:
     """The columns, per step; the group only where there are several."""
-    of_group = [column("group", "group", left=True), column("ranks", "group_size")]
+    of_group = []
+    if len({(row["group"], row["group_size"]) for row in rows}) > 1:
+        of_group = [column("group", "group", left=True), column("ranks", "group_size")]
     return [
         column("collective", "kind", left=True),
-        *(of_group if len({(row["group"], row["group_size"]) for row in rows}) > 1 else []),
+        *of_group,
         *text_columns("phase", "component"),
         column("calls/step", "calls", "~1", steps),
         column("MB/step", "bytes", "~2", MB * steps),
@@ -466,11 +507,11 @@ def communication_text(about: dict) -> str:
     if about["waiting_ms"] is None:
         parts = f"waiting unknown: {about['waiting_ms_reason']}"
     else:
-        transfer, waiting = (significant(about[name], 3) for name in ("transfer_ms", "waiting_ms"))
+        transfer = significant(about["transfer_ms"], 3)
+        waiting = significant(about["waiting_ms"], 3)
         parts = f"{transfer} transfer, {waiting} waiting for other ranks"
-    all_ms, hidden, exposed = (
-        significant(about[name], 3) for name in ("time_ms", "hidden_ms", "exposed_ms")
-    )
+    hidden, exposed = significant(about["hidden_ms"], 3), significant(about["exposed_ms"], 3)
+    all_ms = significant(about["time_ms"], 3)
     return f"{all_ms} ms per step: {hidden} hidden, {exposed} exposed ({parts})"
 
 
@@ -492,28 +533,26 @@ def communication_section(analysis: dict) -> Section:
     if about is None:
         return Section("Communication")
     facts = {"Communication": communication_text(about)}
-    if about[
-        "by_difference"
-    ]:  # what steps without reduction measured: the exposed time should confirm it
-        from harness.instruments.no_sync import (
-            no_sync_text,
-        )  # takes PyTorch, which reading a trace does not need
+    by_difference = about["by_difference"]
+    if by_difference:  # what steps without reduction measured: the exposed time should confirm it
+        # Takes PyTorch, which reading a trace does not need.
+        from harness.instruments.no_sync import no_sync_text
 
         trace = f"the trace has {about['exposed_backward_ms']:.2f} ms exposed in the backward pass"
-        facts["By difference"] = f"{no_sync_text(about['by_difference'])}; {trace}"
-    known = about["waiting_ms"] is not None
-    note = [
-        (
-            f"Mean of {count_of(about['steps'], 'step')}; of ms: exposed, hidden; MB of the larger"
-            " of input and output"
-        ),
-        (
-            "Exposed: no computation overlapped"
-            f" it{'; waiting, a part of that: until the last rank arrived' * known}"
-        ),
-        f"Bus bandwidth as nccl-tests define it{', with waiting' * (not known)}",
-    ]
-    beside = Section("Predicted and measured, per step", BESIDE_COLUMNS, about["predicted"] or [])
+        facts["By difference"] = f"{no_sync_text(by_difference)}; {trace}"
+    exposed, bus = "Exposed: no computation overlapped it", "Bus bandwidth as nccl-tests define it"
+    if about["waiting_ms"] is None:
+        bus += ", with waiting"
+    else:
+        exposed += "; waiting, a part of that: until the last rank arrived"
+    steps = count_of(about["steps"], "step")
+    mean = f"Mean of {steps}; of ms: exposed, hidden; MB of the larger of input and output"
+    predicted = about["predicted"] or []
     return Section(
-        "Communication", collective_columns(rows, about["steps"]), rows, note, facts, parts=[beside]
+        "Communication",
+        collective_columns(rows, about["steps"]),
+        rows,
+        [mean, exposed, bus],
+        facts,
+        parts=[Section("Predicted and measured, per step", BESIDE_COLUMNS, predicted)],
     )

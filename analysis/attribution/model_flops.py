@@ -23,18 +23,18 @@ def model_flops_per_step(timeline: Timeline) -> int | None:
     counts = operator_calls(timeline)["calls_of_name"].to_numpy() & ~recomputed(timeline)[:n]
     counts &= ~host["phase"].isin(("data", "optimizer")).to_numpy()
     counts &= step_at(host["start"].to_numpy(), timeline.steps) >= 0
-    calls = np.bincount(which[counts], minlength=len(costs)).tolist()
+    n_calls = np.bincount(which[counts], minlength=len(costs)).tolist()
     flops = [
-        times * cost.model_flops
-        for times, cost in zip(calls, costs, strict=True)
-        if times and cost.model_flops
+        calls * cost.model_flops
+        for calls, cost in zip(n_calls, costs, strict=True)
+        if calls and cost.model_flops
     ]
     return sum(flops) // len(timeline.steps) if flops else None
 
 
 def recomputed(timeline: Timeline) -> np.ndarray:
     """Which host events belong to a forward pass that the backward pass runs again, as for a
-    checkpointed block.
+    checkpointed block: [events].
 
     Its operators run with gradients and so have numbers, inside of an autograd node whose own
     operators have none.  Where those have numbers too, the gradients are
@@ -43,12 +43,12 @@ def recomputed(timeline: Timeline) -> np.ndarray:
     host = timeline.host
     parent, node = host["parent"].to_numpy(), host["node"].to_numpy()
     is_node = node == np.arange(len(host))
-    of_node = is_node | has_role(
-        host, roles.NODE_FUNCTION
-    )  # XBackward0 within evaluate_function: XBackward0
+    # XBackward0 within evaluate_function: XBackward0
+    of_node = is_node | has_role(host, roles.NODE_FUNCTION)
     numbered = host["sequence"].to_numpy() >= 0
-    makes = by_name(host["name"], lambda name: makes_a_tensor(name), bool)
-    own = take_or(of_node, parent, False) & ~of_node & (host["kind"] == OPERATOR).to_numpy()
+    makes = by_name(host["name"], makes_a_tensor, bool)
+    is_operator = (host["kind"] == OPERATOR).to_numpy()
+    own = take_or(of_node, parent, False) & ~of_node & is_operator
     without_gradients = np.zeros(len(host) + 1, dtype=bool)  # of nodes; the last: of none
     without_gradients[node[own & ~numbered & ~makes]] = True
     without_gradients[-1] = False

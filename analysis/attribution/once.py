@@ -6,7 +6,10 @@ In a trace of a single step nothing tells whether it happens in every one, so th
 and start-up are known to.
 """
 
+from __future__ import annotations
+
 import re
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,39 +26,54 @@ from analysis.vocabulary.annotations import compiles, seldom_kind
 from harness.base.sections import Section
 from harness.base.tables import Column, column, text_columns
 from harness.base.text import count_of, shortened, significant
+from harness.schema import Document, field
 
-COMPILATION, START_UP, CODE, FIRST_STEP = (
-    "compilation",
-    "start-up",
-    "code of the program",
-    "first step",
-)
+COMPILATION, START_UP = "compilation", "start-up"
+CODE, FIRST_STEP = "code of the program", "first step"
 FEW = 0.25  # of the steps at most: what happens in more of them is part of a step
 ENOUGH_STEPS = 4  # to tell what only some of them do
 LONG = 0.1  # of the median step: what is shorter makes no step an exception
 FAR_LONGER = 3.0  # times the longest wait for code of the program that most steps have
 WORTH_TELLING = 0.005  # of the step
 NAME = 60  # letters of a name
-COLUMNS = ("what", "where", "step", "start", "end")
+
+
+class OnceRow(Document):
+    what: str = field(
+        "first step, start-up, compilation, save, evaluation, logging, code of the program"
+    )
+    where: str = field("the step, the call, the range, or what follows")
+    steps: int = field("in which it happens")
+    of_steps: int = field("that were recorded")
+    ms: float = field("of one; of a first step, beyond the median of the others")
+    ms_per_step: float = field("over all steps that were recorded")
+
+
+class Span(NamedTuple):
+    """A time that is not part of what every step does."""
+
+    what: str
+    where: str  # a range, or what follows
+    step: int  # row of timeline.steps, or -1
+    start: float  # us
+    end: float
 
 
 def occasional(timeline: Timeline, code: Slices) -> pd.DataFrame:
-    """A row for each time that is not part of what every step does: what, where (a range, or what
-    follows), step (row of timeline.steps), start, end in us.  Start-up is told by the ledger: what
-    waits in a call may wait for the GPU.
+    """A row for each Span in the steps, with its fields as columns.  Start-up is told by the
+    ledger: what waits in a call may wait for the GPU.
 
     code: when the host ran code of the program."""
-    rows = of_compilation(timeline)
+    spans = of_compilation(timeline)
     if len(timeline.steps) >= ENOUGH_STEPS:
         ranges = of_ranges(timeline)
-        rows += ranges
-        rows += of_code(timeline, code, ranges)
-    found = pd.DataFrame(rows, columns=[*COLUMNS]).astype(
-        {"start": float, "end": float, "step": np.int64}
-    )
-    found = found[(found["step"] >= 0).to_numpy()]
-    in_steps = found.groupby("what")["step"].transform("nunique")
-    return found[(in_steps <= few_of(len(timeline.steps))).to_numpy(bool)]
+        spans += ranges
+        spans += of_code(timeline, code, ranges)
+    table = pd.DataFrame(spans, columns=Span._fields)
+    table = table.astype({"start": float, "end": float, "step": np.int64})
+    table = table[(table["step"] >= 0).to_numpy()]
+    in_steps = table.groupby("what")["step"].transform("nunique")
+    return table[(in_steps <= few_of(len(timeline.steps))).to_numpy(bool)]
 
 
 def few_of(n_steps: int) -> float:
@@ -63,29 +81,27 @@ def few_of(n_steps: int) -> float:
     return max(1.0, FEW * n_steps)
 
 
-def of_compilation(timeline: Timeline) -> list[tuple]:
+def of_compilation(timeline: Timeline) -> list[Span]:
     host = timeline.host
     compiling = by_name(host["name"], compiles, bool)
     if not compiling.any():
         return []
     outermost = compiling & (nearest_marked_caller(host["parent"].to_numpy(), compiling) < 0)
     events = host[outermost]
-    columns = (
-        events["name"],
-        step_at(events["start"].to_numpy(), timeline.steps),
-        events["start"],
-        events["until"],
-    )
-    return [
-        (COMPILATION, shortened(name, NAME), *rest) for name, *rest in zip(*columns, strict=True)
-    ]
+    steps = step_at(events["start"].to_numpy(), timeline.steps)
+    spans = []
+    for name, step, start, end in zip(
+        events["name"], steps, events["start"], events["until"], strict=True
+    ):
+        spans.append(Span(COMPILATION, shortened(name, NAME), step, start, end))
+    return spans
 
 
 def median_us(timeline: Timeline) -> float:
     return float((timeline.steps["end"] - timeline.steps["start"]).median())
 
 
-def of_ranges(timeline: Timeline) -> list[tuple]:
+def of_ranges(timeline: Timeline) -> list[Span]:
     """Ranges of the program that few steps have, and that are long there;
     of nested ones the outermost."""
     host = timeline.host
@@ -95,56 +111,56 @@ def of_ranges(timeline: Timeline) -> list[tuple]:
     ranges["step"] = step_at(ranges["start"].to_numpy(), timeline.steps)
     ranges["kind_of_name"] = by_name(ranges["name"], without_numbers)
     ranges = ranges[(ranges["step"] >= 0).to_numpy()]
-    of_name = ranges.groupby("kind_of_name")
-    steps = of_name["step"].transform("nunique")
-    us = (ranges["until"] - ranges["start"]).groupby(ranges["kind_of_name"]).transform("sum")
-    seldom = (
-        (steps <= FEW * len(timeline.steps)) & (us >= LONG * median_us(timeline) * steps)
-    ).to_numpy(bool)
+    us = ranges["until"] - ranges["start"]
+    n_steps = ranges.groupby("kind_of_name")["step"].transform("nunique")
+    us_of_kind = us.groupby(ranges["kind_of_name"]).transform("sum")
+    is_rare = n_steps <= FEW * len(timeline.steps)
+    is_long = us_of_kind >= LONG * median_us(timeline) * n_steps
+    seldom = (is_rare & is_long).to_numpy(bool)
     marked = np.zeros(len(host), bool)
     marked[ranges["row"][seldom]] = True
-    outermost = seldom & (
-        nearest_marked_caller(host["parent"].to_numpy(), marked)[ranges["row"]] < 0
-    )
-    out = []
+    caller = nearest_marked_caller(host["parent"].to_numpy(), marked)[ranges["row"]]
+    outermost = ranges[seldom & (caller < 0)]
+    spans = []
     for name, step, start, end in zip(
-        *(ranges[outermost][key] for key in ("name", "step", "start", "until")), strict=True
+        outermost["name"], outermost["step"], outermost["start"], outermost["until"], strict=True
     ):
-        out.append((seldom_kind(name) or CODE, f"in {shortened(name, NAME)}", step, start, end))
-    return out
+        what = seldom_kind(name) or CODE
+        spans.append(Span(what, f"in {shortened(name, NAME)}", step, start, end))
+    return spans
 
 
 def without_numbers(name: str) -> str:
     return re.sub(r"\d+", "", name)
 
 
-def of_code(timeline: Timeline, code: Slices, ranges: list[tuple]) -> list[tuple]:
+def of_code(timeline: Timeline, code: Slices, ranges: list[Span]) -> list[Span]:
     """Code of the program outside of operators that takes far longer than in most steps.  ranges:
     already found."""
-    n, pending = len(timeline.steps), slices_of(collectives_of(timeline).events)
+    n_steps = len(timeline.steps)
     # What the program waits for in a collective is communication.
-    us = (
-        code.end
-        - code.start
-        - (pending.covered_until(code.end) - pending.covered_until(code.start))
-    )
+    pending = slices_of(collectives_of(timeline).events)
+    pending_us = pending.covered_until(code.end) - pending.covered_until(code.start)
+    us = code.end - code.start - pending_us
     step = step_at(code.start, timeline.steps)
     inside = step >= 0
-    longest = np.zeros(n)
-    np.maximum.at(longest, step[inside], us[inside])
-    usual = float(np.median(longest))
-    known = Slices(*(np.array([row[i] for row in ranges], float) for i in (3, 4)))
-    middle = (code.start + code.end) / 2
-    far = (
-        inside & (us > max(LONG * median_us(timeline), FAR_LONGER * usual)) & (known.at(middle) < 0)
+    longest_us = np.zeros(n_steps)
+    np.maximum.at(longest_us, step[inside], us[inside])
+    usual_us = float(np.median(longest_us))
+    known = Slices(
+        np.array([span.start for span in ranges], float),
+        np.array([span.end for span in ranges], float),
     )
-    if len(np.unique(step[far])) > FEW * n:
+    is_known = known.at((code.start + code.end) / 2) >= 0
+    is_long = us > max(LONG * median_us(timeline), FAR_LONGER * usual_us)
+    far_longer = inside & is_long & ~is_known
+    if len(np.unique(step[far_longer])) > FEW * n_steps:
         return []
-    out = []
-    for i in np.flatnonzero(far):
+    spans = []
+    for i in np.flatnonzero(far_longer):
         what, where = place_of_code(timeline, code.start[i], code.end[i])
-        out.append((what, where, step[i], code.start[i], code.end[i]))
-    return out
+        spans.append(Span(what, where, step[i], code.start[i], code.end[i]))
+    return spans
 
 
 def place_of_code(timeline: Timeline, start: float, end: float) -> tuple[str, str]:
@@ -165,65 +181,68 @@ def place_of_code(timeline: Timeline, start: float, end: float) -> tuple[str, st
 
 def once_rows(
     timeline: Timeline, spans: pd.DataFrame, start_up: pd.DataFrame, step_ms: float
-) -> list[dict] | None:
-    """`once` of operator_analysis.json, most time first; None of a single step, if nothing is known
-    to happen once.
+) -> list[OnceRow] | None:
+    """Most time first; None of a single step, if nothing is known to happen once.
 
     spans: as occasional() gives them.  start_up: slices of the ledger that are, with the call in
     `where`.  step_ms: of an ordinary step."""
-    n = len(timeline.steps) + len(timeline.apart)
+    of_steps = len(timeline.steps) + len(timeline.apart)
     rows = []
     for step in timeline.apart:
         if step.is_first:
             ms = (step.end - step.start - median_us(timeline)) / 1e3
-            rows.append(once_row(FIRST_STEP, f"step {step.number}", 1, n, ms))
+            rows.append(once_row(FIRST_STEP, f"step {step.number}", 1, of_steps, ms))
     for (what, where), same in spans.groupby(["what", "where"], sort=False):
         steps = same["step"].nunique()
-        rows.append(
-            once_row(
-                what, where, steps, n, float((same["end"] - same["start"]).sum()) / 1e3 / steps
-            )
-        )
+        ms = float((same["end"] - same["start"]).sum()) / 1e3 / steps
+        rows.append(once_row(what, where, steps, of_steps, ms))
     for where, same in start_up.groupby("where", sort=False, observed=True):
         steps = same["step"].nunique()
-        rows.append(once_row(START_UP, where, steps, n, float(same["us"].sum()) / 1e3 / steps))
-    told = [row for row in rows if row["ms_per_step"] >= WORTH_TELLING * step_ms]
-    if n == 1 and not told:
+        ms = float(same["us"].sum()) / 1e3 / steps
+        rows.append(once_row(START_UP, where, steps, of_steps, ms))
+    rows = [row for row in rows if row.ms_per_step >= WORTH_TELLING * step_ms]
+    if of_steps == 1 and not rows:
         return None
-    return sorted(told, key=lambda row: -row["ms_per_step"])
+    return sorted(rows, key=lambda row: -row.ms_per_step)
 
 
-def once_row(what: str, where: str, steps: int, of_steps: int, ms: float) -> dict:
-    row = {"what": what, "where": where, "steps": steps, "of_steps": of_steps}
-    return row | {"ms": ms, "ms_per_step": steps * ms / of_steps}
+def once_row(what: str, where: str, steps: int, of_steps: int, ms: float) -> OnceRow:
+    return OnceRow(
+        what=what,
+        where=where,
+        steps=steps,
+        of_steps=of_steps,
+        ms=ms,
+        ms_per_step=steps * ms / of_steps,
+    )
 
 
 # ---- For a reader --------------------------------------------------------------------------------
 
 ONCE_COLUMNS = [
     *text_columns("what", "where"),
-    Column("steps", lambda row: f"{row['steps']} of {row['of_steps']}"),
+    Column("steps", lambda row: f"{row.steps} of {row.of_steps}"),
     column("ms", "ms", "~3"),
     column("ms per step", "ms_per_step", "~3"),
 ]
 
 
-def once_section(analysis: dict) -> Section:
-    note = [
-        "The times of the step are without these, but where the trace has a single one; a first"
-        " step: beyond the others"
-    ]
-    rows = analysis.get("once") or []
-    return Section("Once, or in a few steps", ONCE_COLUMNS, rows, note * bool(rows))
+def once_section(rows: list[OnceRow] | None) -> Section:
+    """rows: None where nothing tells what happens once."""
+    section = Section("Once, or in a few steps", ONCE_COLUMNS, rows or [])
+    if rows:
+        section.note = [
+            "The times of the step are without these, but where the trace has a single one; a first"
+            " step: beyond the others"
+        ]
+    return section
 
 
-def once_text(row: dict) -> str:
+def once_text(row: OnceRow) -> str:
     """'save (in save_checkpoint) in 1 of 8 steps, 11.0 ms a step'; of a trace of one step without
     these counts."""
-    if row["of_steps"] == 1:
-        return f"{row['what']} ({row['where']}), {significant(row['ms'], 3)} ms"
-    steps = count_of(row["of_steps"], "step")
-    return (
-        f"{row['what']} ({row['where']}) in {row['steps']} of {steps},"
-        f" {significant(row['ms_per_step'], 3)} ms a step"
-    )
+    what = f"{row.what} ({row.where})"
+    if row.of_steps == 1:
+        return f"{what}, {significant(row.ms, 3)} ms"
+    steps = count_of(row.of_steps, "step")
+    return f"{what} in {row.steps} of {steps}, {significant(row.ms_per_step, 3)} ms a step"

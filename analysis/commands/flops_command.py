@@ -55,7 +55,7 @@ def explain_limits(
         documents["intensity"] = computational_intensity(profile, workload)
     if asked["roof"]:
         # Operators' times are those of the trace that was analyzed in the source folder, if any.
-        documents["roofline"] = roofline(profile, documents["intensity"], trace)
+        documents["roofline"] = roofline(profile, documents["intensity"], trace).as_json()
     flops, *others = run_sections({"flops": profile} | documents)
     shown = flops.parts[1:] if asked["detailed"] else []
     shown = [*([] if asked["told"] else [flops]), *others] if verbose else shown

@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -95,7 +94,7 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
     name = "operator_analysis.json"
     try:
         from analysis.attribution.operators import operator_section
-        from analysis.diagnosis.document import add_prediction
+        from analysis.diagnosis.document import OperatorAnalysis, add_prediction
         from analysis.diagnosis.sections import profile_lines
         from analysis.diagnosis.traces import analyze_all
     except ModuleNotFoundError as missing:
@@ -119,7 +118,11 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
             )
     before = []
     if report.profiling.profile_operators:
-        short = replace(operator_section(document), parts=[])
+        answers = OperatorAnalysis.from_json(document)
+        short = operator_section(
+            answers.operator_tables, bool(answers.kernels), answers.attribution.steps
+        )
+        short.parts = []
         before = ["", *profile_lines(document)] if report.verbose else as_text(short, OPERATORS)
     lines = [f"Not read: {error}" for error in refused]
     if missing:

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.attribution.collectives import ONE_TRACE, Collectives, collectives_of
-from analysis.attribution.gpu_time import timeline_of_slices
+from analysis.attribution.gpu_time import split_of_slices
 from analysis.attribution.ledger import exposed_communication, named_slices, of_steps
 from analysis.trace.tables import RANK_IN_NAME, Trace, take_or
 from analysis.trace.timeline import Timeline
@@ -68,7 +68,7 @@ def rank_facts(timeline: Timeline, keep_slices: bool) -> RankTrace:
     numbers = []
     if timeline.steps_are_marked and timeline.steps_found is None and trace.steps_from is None:
         numbers = timeline.steps["number"].tolist()
-    busy_ms = timeline_of_slices(timeline, of_steps(timeline))["busy_ms"]
+    busy_ms = split_of_slices(timeline, of_steps(timeline)).busy_ms
     rank = rank_of(trace)
     slices = None
     if keep_slices:

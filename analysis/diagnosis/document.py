@@ -9,7 +9,14 @@ from typing_extensions import NotRequired
 from analysis.advice.efficiency import counters
 from analysis.advice.opportunities import Opportunity, opportunities
 from analysis.advice.who_reads import TracedRun
-from analysis.attribution.breakdown import class_times, step_breakdown
+from analysis.attribution.breakdown import (
+    Attribution,
+    Breakdown,
+    ClassRow,
+    ComponentRow,
+    PhaseRow,
+    step_breakdown,
+)
 from analysis.attribution.collectives import (
     collective_rows,
     collectives_of,
@@ -17,7 +24,7 @@ from analysis.attribution.collectives import (
     predicted_beside,
 )
 from analysis.attribution.critical_path import critical_path
-from analysis.attribution.gpu_time import gpu_timelines
+from analysis.attribution.gpu_time import GpuTimeline, gpu_timeline
 from analysis.attribution.ledger import (
     exposed_communication,
     hidden_communication_us,
@@ -25,36 +32,32 @@ from analysis.attribution.ledger import (
     start_up_slices,
 )
 from analysis.attribution.model_flops import model_flops_per_step
-from analysis.attribution.once import once_rows
-from analysis.attribution.operators import kernel_table, operator_tables
+from analysis.attribution.once import OnceRow, once_rows
+from analysis.attribution.operators import (
+    KernelRow,
+    OperatorRow,
+    OperatorTables,
+    kernel_rows,
+    operator_tables,
+)
 from analysis.diagnosis.headline import Headline, headline
 from analysis.diagnosis.stragglers import Ranks
-from analysis.diagnosis.timelines import memory_series, step_timeline
+from analysis.diagnosis.timelines import MemorySeries, StepTimeline, memory_series, step_timeline
 from analysis.diagnosis.verdict import Verdict, verdict
-from analysis.limits.shape_rates import kernel_durations, queue_over_step, shape_rates
-from analysis.trace.timeline import Timeline
-from analysis.trust.integrity import Integrity, integrity
-from analysis.trust.steps import ProfiledSteps, profiled_steps
-from harness.documents.trace import (
+from analysis.limits.shape_rates import shape_rates
+from analysis.trace.reasons import (
     NO_COLLECTIVES,
     NO_GPU,
     SINGLE_STEP,
     UNDETERMINED,
-    Attribution,
-    ClassRow,
-    ComponentRow,
     CriticalPath,
-    GpuTimeline,
-    KernelRow,
     MeasuredCollectiveRow,
-    MemorySeries,
-    OnceRow,
-    OperatorRow,
-    PhaseRow,
     ShapeRate,
     StepCommunication,
-    StepTimeline,
 )
+from analysis.trace.timeline import Timeline
+from analysis.trust.integrity import Integrity, integrity
+from analysis.trust.steps import ProfiledSteps, profiled_steps
 from harness.schema import Document, Unknown, because, explained, field
 
 
@@ -104,11 +107,19 @@ class OperatorAnalysis(Document):
     memory: MemorySeries = field("allocated over time")
     not_read: NotRequired[list[str]] = field("files that are no traces, each with the error")
 
+    @property
+    def breakdown(self) -> Breakdown:
+        return Breakdown(self.attribution, self.phases, self.components, self.classes)
+
+    @property
+    def operator_tables(self) -> OperatorTables:
+        return OperatorTables(self.operators, self.operators_by_shape)
+
 
 def operator_analysis(timeline: Timeline) -> dict:
     """operator_analysis.json of one trace, without the comparison of ranks."""
     summary = timeline.context.summary
-    kernels = kernel_table(timeline)
+    kernels = kernel_rows(timeline)
     trust, exposed = integrity(timeline, kernels), exposed_communication(timeline)
     rows, unreliable = collective_rows(collectives_of(timeline).events, exposed), trust.unreliable
     n = len(timeline.steps)
@@ -118,11 +129,6 @@ def operator_analysis(timeline: Timeline) -> dict:
         "by_difference": (summary or {}).get("no_sync"),
         "predicted": None,
     }  # the caller may predict
-    gpu_timeline = gpu_timelines(timeline, unreliable.get("idle_by_cause"))
-    gpu_timeline |= {
-        "kernel_durations": kernel_durations(timeline),
-        "queue_over_step": queue_over_step(timeline),
-    }
     path = {"critical_path": None if "step_timeline" in unreliable else critical_path(timeline)}
     rates = shape_rates(timeline)
     communication = communication and communication | beside
@@ -133,9 +139,10 @@ def operator_analysis(timeline: Timeline) -> dict:
         "verdict": judged.as_json(),
         "steps": profiled_steps(timeline).as_json(),
     }
-    document |= step_breakdown(timeline) | {"classes": class_times(timeline)}
+    breakdown = step_breakdown(timeline)
+    document |= breakdown._asdict()
     document |= {"reader": TracedRun(summary).reader.value, "opportunities": [], "not_here": []}
-    step_ms = document["attribution"]["ms_per_step"]
+    step_ms = breakdown.attribution.ms_per_step
     document["once"] = once_rows(
         timeline, occasional_times(timeline), start_up_slices(timeline), step_ms
     )
@@ -143,8 +150,13 @@ def operator_analysis(timeline: Timeline) -> dict:
         advised = opportunities(timeline, path["critical_path"] is not None)
         document["opportunities"] = [row.as_json() for row in advised.opportunities]
         document["not_here"] = [asdict(row) for row in advised.not_here]
-    document |= {"gpu_timeline": gpu_timeline, "collectives": rows, "communication": communication}
-    document |= operator_tables(timeline) | {"kernels": kernels}
+    two_clocks = unreliable.get("idle_by_cause")
+    document |= {
+        "gpu_timeline": gpu_timeline(timeline, two_clocks),
+        "collectives": rows,
+        "communication": communication,
+    }
+    document |= operator_tables(timeline)._asdict() | {"kernels": kernels}
     command = counters(timeline)
     document["counters"] = None if isinstance(command, Unknown) else command
     if isinstance(command, Unknown):
@@ -157,6 +169,7 @@ def operator_analysis(timeline: Timeline) -> dict:
     document |= {"step_timeline": step_timeline(timeline), "memory": memory_series(timeline)}
     if not trust.trustworthy:
         document["opportunities_reason"] = "the trace is not trustworthy, see integrity"
+    document = explained(document, OperatorAnalysis)
     document["headline"] = headline(document).as_json()
     return explained(document, OperatorAnalysis)
 

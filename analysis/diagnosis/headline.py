@@ -16,10 +16,10 @@ from analysis.advice.catalogue import BY_NAME, HOST, KERNELS, KERNELS_AND_LAUNCH
 from analysis.advice.places import Place, place_text
 from analysis.advice.who_reads import Reader, Words, the_same
 from analysis.diagnosis.rules import LATE_HOST, MOST, Rule
+from analysis.trace.reasons import NO_GAIN, NO_PLACE
 from analysis.trust.times import is_disturbed, profile_disturbance_text
 from analysis.vocabulary.bounds import OF_GPU
 from harness.base.text import shortened, significant
-from harness.documents.trace import NO_GAIN, NO_PLACE
 from harness.schema import Document, Unknown, field
 
 # A kind of change comes before the best finding with a cause if it saves so many times as much

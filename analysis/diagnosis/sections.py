@@ -5,14 +5,16 @@ from analysis.advice.text import opportunity_section
 from analysis.attribution.breakdown import breakdown_section
 from analysis.attribution.collectives import communication_section
 from analysis.attribution.critical_path import path_section
-from analysis.attribution.gpu_time import gpu_section
+from analysis.attribution.gpu_time import duration_section, gpu_section
 from analysis.attribution.once import once_section
 from analysis.attribution.operators import kernel_section, operator_section
+from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.headline import headline_place
 from analysis.diagnosis.stragglers import rank_section
 from analysis.diagnosis.text import Named, trust_text
+from analysis.diagnosis.timelines import memory_section
 from analysis.diagnosis.verdict import rule_section
-from analysis.limits.shape_rates import duration_section, rate_section
+from analysis.limits.shape_rates import rate_section
 from analysis.trust.missing_from_trace import recording_section
 from analysis.trust.times import overhead_text, profile_disturbance_text
 from harness.base.sections import TOP, Section, as_text
@@ -26,23 +28,31 @@ def trace_sections(analysis: dict, others: Named = (), sort: str | None = None) 
     others: names and documents of the traces that were read with it.  sort: the column by which
     operators are sorted.
     """
-    step = breakdown_section(analysis)
-    step.parts += [once_section(analysis), path_section(analysis)]
-    operators = operator_section(analysis, sort)
+    answers = OperatorAnalysis.from_json(analysis)
+    marked_steps, unreliable = answers.steps.count, answers.integrity.unreliable
+    step = breakdown_section(answers.breakdown, marked_steps, unreliable.get("components", ""))
+    operators = operator_section(
+        answers.operator_tables,
+        bool(answers.kernels),
+        answers.attribution.steps,
+        unreliable.get("operators", ""),
+        sort,
+    )
+    kernels = kernel_section(answers.kernels)
+    step.parts += [once_section(answers.once), path_section(analysis)]
     operators.parts.append(rate_section(analysis))
-    kernels = kernel_section(analysis)
-    kernels.parts.append(duration_section(analysis))
+    kernels.parts.append(duration_section(answers.gpu_timeline))
     sections = [
         verdict_section(analysis),
         step,
         opportunity_section(analysis),
-        gpu_section(analysis),
+        gpu_section(answers.gpu_timeline, unreliable.get("idle_by_cause", "")),
         operators,
         kernels,
         communication_section(analysis),
         rank_section(analysis),
         traces_section(analysis, others),
-        memory_section(analysis),
+        memory_section(answers.memory),
         trust_section(analysis),
     ]
     return [section for section in sections if section]
@@ -106,14 +116,6 @@ TRACE_COLUMNS = [
     Column("GPU busy ms", busy_of_step, "~3"),
     Column("verdict", lambda row: row["document"]["verdict"]["line"], left=True),
 ]
-
-
-def memory_section(analysis: dict) -> Section:
-    memory = analysis["memory"]
-    if memory["peak_mb"] is None:
-        return Section("Memory of the trace", facts={"Not recorded": memory["peak_mb_reason"]})
-    peak = f"{memory['peak_mb']:,.1f} MB: {memory['of']}"
-    return Section("Memory of the trace", facts={"Peak": peak}, figure="memory")
 
 
 def trust_section(analysis: dict) -> Section:

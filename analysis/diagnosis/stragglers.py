@@ -14,11 +14,11 @@ from typing_extensions import NotRequired
 
 from analysis.attribution.ledger import COMMUNICATION
 from analysis.diagnosis.arrivals import Comparison, Lateness, RankTrace
+from analysis.trace.reasons import NO_COLLECTIVES, NO_GPU, NO_MEMORY
 from analysis.trust.steps import NO_STEPS
 from harness.base.sections import Section
 from harness.base.tables import Column, column
 from harness.base.text import count_of
-from harness.documents.trace import NO_COLLECTIVES, NO_GPU, NO_MEMORY
 from harness.schema import ABSENT, Document, Unknown, field
 
 WORTH_NAMING = 0.01  # of the time: less waiting than this makes no straggler

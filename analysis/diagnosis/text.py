@@ -7,6 +7,7 @@ from analysis.advice.text import best_three
 from analysis.attribution.breakdown import largest_text
 from analysis.attribution.collectives import communication_text
 from analysis.attribution.once import once_text
+from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.headline import DECIDING, headline_lines, of_ranks
 from analysis.diagnosis.stragglers import straggler_text
 from analysis.trust.gpu_events import UNEXPLAINED, UNLINKED_KERNELS
@@ -37,6 +38,7 @@ def profile_answer(
     rank = ""
     if "rank_judged" in analysis["verdict"]:
         rank = f"rank {shown['integrity']['rank']}: "
+    answers = OperatorAnalysis.from_json(shown)
     first, *then = best_three(shown)
     rows = {"Headline": headline_lines(analysis), "Verdict": analysis["verdict"]["line"]}
     if "not_compared" in trust:
@@ -45,10 +47,10 @@ def profile_answer(
     rows["Disturbance"] = profile_disturbance_text(trust["disturbance"])
     if trust["profiler_overhead"]["ratio"] is not None:
         rows["Profiler overhead"] = overhead_text(trust["profiler_overhead"])
-    rows["Largest parts"] = rank + largest_text(shown)
+    rows["Largest parts"] = rank + largest_text(answers.breakdown, answers.steps.count)
     rows["Try first"] = [f"{rank}{first}", *then]
-    if shown.get("once"):
-        rows["Once"] = f"{rank}{'; '.join(map(once_text, shown['once'][:2]))}"
+    if answers.once:
+        rows["Once"] = f"{rank}{'; '.join(map(once_text, answers.once[:2]))}"
     if shown["communication"]:
         rows["Communication"] = rank + communication_text(shown["communication"])
     if "ranks" in analysis:

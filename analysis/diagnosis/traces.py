@@ -14,13 +14,13 @@ from analysis.diagnosis.headline import headline
 from analysis.diagnosis.stragglers import compare_ranks
 from analysis.diagnosis.verdict import Verdict, verdict_of_ranks, with_communication
 from analysis.limits.timeline import NO_FLAGS, timeline_of
+from analysis.trace.reasons import StepCommunication
 from analysis.trace.tables import Trace, read_traces
 from analysis.trace.timeline import DeviceFlags
 from analysis.trust.beside import summary_beside
 from analysis.trust.integrity import Integrity, not_compared, with_missing_ranks
 from harness.base.console import progress_bar
 from harness.base.errors import UserError
-from harness.documents.trace import StepCommunication
 from harness.schema import explained
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pandas as pd
 from typing_extensions import NotRequired
 
+from analysis.attribution.critical_path import has_launches, host_share
 from analysis.attribution.ledger import IDLE, capture_share, of_steps, us_by
 from analysis.diagnosis.rules import (
     BOUND_FROM,
@@ -138,7 +139,7 @@ def facts_of(
 ) -> Facts:
     """What the rules look at."""
     roofs = timeline.context.roofs
-    has_launches = bool((timeline.calls["starts_kernel"] | timeline.calls["starts_graph"]).any())
+    launches = has_launches(timeline)
     no_ridge = None if roofs.ridge() else roofs.ridge_source
     slow = [row["share"] for row in rates if (row["share_of_roof"] or 1.0) < SLOW_BELOW]
     return Facts(
@@ -147,14 +148,14 @@ def facts_of(
         unrecorded=of_step.unrecorded,
         capture=capture_share(timeline),
         # Without a recorded launch the path never comes to the GPU.
-        on_host=share_on_host(path) if path and has_launches else 0.0,
+        on_host=host_share(path) if path and launches else 0.0,
         guessed=of_step.by_basis.get("length", 0.0),
         slow=sum(slow),
         problems=trust.problems,
         doubt=trust.unreliable.get("verdict"),
         lost=trust.disturbance.lost_share or 0.0,
         on_gpu=timeline.on_gpu,
-        missing=what_to_record(trust, no_ridge, of_step.unrecorded, has_launches),
+        missing=what_to_record(trust, no_ridge, of_step.unrecorded, launches),
         idle=of_step.idle if timeline.idle_left < 1 else 1.0,
         unknown_kind=of_step.unknown_kind,
     )
@@ -197,11 +198,6 @@ def idle_us(us: pd.Series) -> float:
     return float(us[is_idle].sum())
 
 
-def share_on_host(path: dict) -> float:
-    """Of a critical path."""
-    return sum(row["share"] for row in path["rows"] if row["where"] == "host")
-
-
 def rule_row(asked: Asked) -> VerdictRule:
     return VerdictRule(
         name=asked.rule.name,
@@ -213,13 +209,13 @@ def rule_row(asked: Asked) -> VerdictRule:
 
 
 def what_to_record(
-    trust: Integrity, no_ridge: str | None, unrecorded: float, has_launches: bool
+    trust: Integrity, no_ridge: str | None, unrecorded: float, launches: bool
 ) -> str:
     """What would decide, of a trace that decides nothing.
 
     no_ridge: why no ridge point is known, if none is.  unrecorded: share of the step in which the
     GPU is idle for no recorded reason."""
-    if unrecorded >= LEAD and not has_launches:
+    if unrecorded >= LEAD and not launches:
         how = "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         for row in trust.not_recorded:
             if row.part == "calls":  # of a system profiler

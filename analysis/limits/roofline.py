@@ -1,90 +1,159 @@
 """Which limit is each kind of work near?  Its rate and its operations per byte, under the roofs of
 the device."""
 
+from __future__ import annotations
+
+from analysis.attribution.breakdown import ClassRow
 from analysis.hardware.ceilings import NO_PEAK
 from harness.base.text import count_of
-from harness.documents.flops import NO_TRACE, RooflineData
-from harness.schema import because, explained
+from harness.documents.flops import NO_TRACE, Peak
+from harness.schema import Document, Unknown, field, known_or
+
+NOT_IN_TRACE = "it has no time in the trace"
+NO_ARITHMETIC = "it does no arithmetic"
 
 
-def roofline(profile: dict, intensity: dict, trace: dict | None) -> dict:
-    """roofline_data.json from flops_profile.json and computational_intensity.json: the roofs, a
-    point for the step and one for each class of operators.  Their times are those of the trace,
-    an operator_analysis.json.
-    """
-    compute, bandwidth = (
-        profile["efficiency_metrics"][name] for name in ("peaks", "bandwidth_peaks")
+class Ridge(Document):
+    compute: str = field("kind of that peak, as in roofs")
+    bandwidth: str = field("kind of that peak, as in roofs")
+    operations_per_byte: float = field("at which both are reached")
+
+
+class RooflinePoint(Document):
+    name: str = field("step, or class of operators")
+    operations: int = field("of a step, without scores that fused attention may skip")
+    bytes: int = field("read and written")
+    operations_per_byte: float = field("where it stands on the axis")
+    time_ms: float | None = field("of a step", null=NO_TRACE)
+    share_of_time: float | None = field("of all classes", null=NO_TRACE)
+    operations_per_sec: float | None = field("reached", null=NO_TRACE)
+    bytes_per_sec: float | None = field("reached", null=NO_TRACE)
+    roof_operations_per_sec: float | None = field("the least of the limits there", null=NO_PEAK)
+    share_of_roof: float | None = field("reached", null=NO_PEAK)
+
+
+class RooflineData(Document):
+    device: str = field("its name")
+    precision: str = field("of the matmuls")
+    roofs: dict[str, list[Peak]] = field("limits of the device: compute and bandwidth")
+    ridges: list[Ridge] = field("of each pair of limits")
+    step: RooflinePoint = field("the whole of it")
+    points: list[RooflinePoint] = field("one for each class of operators")
+    time_elsewhere: list[ClassRow] = field("time of the classes of operators that are not counted")
+    profiled_step_ms: float | None = field("the sum of all these times", null=NO_TRACE)
+    time_source: dict[str, str] = field("of the step and of the classes")
+    convention: dict[str, str] = field("what is counted")
+
+
+def roofline(profile: dict, intensity: dict, trace: dict | None) -> RooflineData:
+    """roofline_data.json: the roofs, a point for the step and one for each class of operators.
+
+    profile, intensity, trace: flops_profile.json, computational_intensity.json and
+    operator_analysis.json, whose times are those of the points; without it they have none."""
+    rates = profile["performance_metrics"]
+    efficiency = profile["efficiency_metrics"]
+    roofs = {"compute": efficiency["peaks"], "bandwidth": efficiency["bandwidth_peaks"]}
+    classes = []
+    if trace:
+        classes = [ClassRow.from_json(row) for row in trace["classes"]]
+    ms_of_class = {row.class_: row.ms_per_step for row in classes}
+    profiled_ms = sum(ms_of_class.values())
+    without_time = NOT_IN_TRACE if classes else NO_TRACE
+    points = []
+    for row in intensity["classes"]:
+        ms = ms_of_class.get(row["class"])
+        points.append(point(row, roofs, ms, profiled_ms, without_time))
+    counted = {row["class"] for row in intensity["classes"]}
+    step_ms = rates["avg_step_time_ms"]
+    of_step = f"mean of {count_of(rates['steps_averaged'], 'step')}; {rates['steps_averaged_note']}"
+    return RooflineData(
+        device=profile["environment"]["device"]["name"],
+        precision=efficiency["precision"],
+        roofs=roofs,
+        ridges=ridges_of(roofs),
+        step=point(step_counts(intensity), roofs, step_ms, step_ms, without_time),
+        points=points,
+        time_elsewhere=[row for row in classes if row.class_ not in counted],
+        profiled_step_ms=profiled_ms if classes else None,
+        time_source={"step": of_step, "classes": source_of_times(trace, profiled_ms)},
+        convention=intensity["convention"],
     )
-    rates, roofs = profile["performance_metrics"], {"compute": compute, "bandwidth": bandwidth}
-    classes = trace["classes"] if trace else []
-    times = {row["class"]: row["ms_per_step"] for row in classes}
-    profiled_ms, step_ms = sum(times.values()), rates["avg_step_time_ms"]
-    source = f"mean of the profiled steps, {profiled_ms:.2f} ms each" if times else NO_TRACE
-    if trace and not trace["integrity"]["trustworthy"]:
-        source += f"; NOT TRUSTWORTHY: {'; '.join(trace['integrity']['problems'])}"
-    masked = sum(row["masked_flops"] for row in intensity["classes"])
-    step = {
+
+
+def ridges_of(roofs: dict[str, list[dict]]) -> list[Ridge]:
+    ridges = []
+    for compute in roofs["compute"]:
+        for bandwidth in roofs["bandwidth"]:
+            ridge = Ridge(
+                compute=compute["kind"],
+                bandwidth=bandwidth["kind"],
+                operations_per_byte=compute["rate"] / bandwidth["rate"],
+            )
+            ridges.append(ridge)
+    return ridges
+
+
+def step_counts(intensity: dict) -> dict:
+    """The step as a row like those of its classes."""
+    return {
         "class": "step",
         "flops": intensity["step_flops"],
-        "masked_flops": masked,
+        "masked_flops": sum(row["masked_flops"] for row in intensity["classes"]),
         "element_operations": 0,
+        "bytes": intensity["step_bytes"],
     }
-    step["bytes"] = intensity["step_bytes"]
-    unrated = "it has no time in the trace" if times else NO_TRACE
-    counted = {row["class"] for row in intensity["classes"]}
-    ridges = [
-        {
-            "compute": one["kind"],
-            "bandwidth": other["kind"],
-            "operations_per_byte": one["rate"] / other["rate"],
-        }
-        for one in compute
-        for other in bandwidth
-    ]
-    of_step = f"mean of {count_of(rates['steps_averaged'], 'step')}; {rates['steps_averaged_note']}"
-    document = {
-        "device": profile["environment"]["device"]["name"],
-        "precision": profile["efficiency_metrics"]["precision"],
-        "roofs": roofs,
-        "ridges": ridges,
-        "step": point(step, roofs, step_ms, step_ms, unrated),
-        "points": [
-            point(row, roofs, times.get(row["class"]), profiled_ms, unrated)
-            for row in intensity["classes"]
-        ],
-        "time_elsewhere": [row for row in classes if row["class"] not in counted],
-        "profiled_step_ms": profiled_ms if times else None,
-        "time_source": {"step": of_step, "classes": source},
-        "convention": intensity["convention"],
-    }
-    return explained(document, RooflineData)
 
 
-def point(row: dict, roofs: dict, ms: float | None, total_ms: float, unrated: str) -> dict:
-    """A class of operators that takes ms, or has no time for the reason `unrated`: its rate and its
-    roof.
+def source_of_times(trace: dict | None, profiled_ms: float) -> str:
+    """Where the times of the classes are from, and why not to trust them."""
+    if not trace or not trace["classes"]:
+        return NO_TRACE
+    source = f"mean of the profiled steps, {profiled_ms:.2f} ms each"
+    if not trace["integrity"]["trustworthy"]:
+        source += f"; NOT TRUSTWORTHY: {'; '.join(trace['integrity']['problems'])}"
+    return source
 
-    The level roof is that of matmuls: other work is limited by the bandwidth alone.  Scores that
-    fused attention may skip are not among the operations.
-    """
-    operations, moved = row["flops"] - row["masked_flops"] + row["element_operations"], row["bytes"]
-    compute, bandwidth = roofs["compute"], roofs["bandwidth"]
-    rate = operations / (ms / 1e3) if ms else None
-    roof = operations / moved * bandwidth[0]["rate"] if bandwidth else None
-    if row["flops"]:
-        roof = min(compute[0]["rate"], roof) if compute and roof else None
-    values = {
-        "name": row["class"],
-        "operations": operations,
-        "bytes": moved,
-        "operations_per_byte": operations / moved,
-    }
-    values |= {"time_ms": ms, "share_of_time": ms / total_ms if ms else None}
-    values |= {"operations_per_sec": rate, "bytes_per_sec": moved / (ms / 1e3) if ms else None}
-    share = rate / roof if rate is not None and roof else None
-    values |= {"roof_operations_per_sec": roof, "share_of_roof": share}
-    no_share = unrated
+
+def point(
+    row: dict, roofs: dict[str, list[dict]], ms: float | None, total_ms: float, without_time: str
+) -> RooflinePoint:
+    """A class of operators that takes ms of total_ms, or has no time, for the reason
+    `without_time`.  Scores that fused attention may skip are not among its operations."""
+    operations = row["flops"] - row["masked_flops"] + row["element_operations"]
+    share = rate = bytes_per_sec = None
     if ms:
-        no_share = NO_PEAK if operations else "it does no arithmetic"
-    untimed = because(unrated, "time_ms", "share_of_time", "operations_per_sec", "bytes_per_sec")
-    return values | untimed | because(no_share, "share_of_roof")
+        share = ms / total_ms
+        rate = operations / (ms / 1e3)
+        bytes_per_sec = row["bytes"] / (ms / 1e3)
+    roof = roof_of(row, operations, roofs)
+    if rate is not None and roof:
+        share_of_roof = rate / roof
+    elif not ms:
+        share_of_roof = Unknown(without_time)
+    else:
+        share_of_roof = Unknown(NO_PEAK if operations else NO_ARITHMETIC)
+    return RooflinePoint(
+        name=row["class"],
+        operations=operations,
+        bytes=row["bytes"],
+        operations_per_byte=operations / row["bytes"],
+        time_ms=known_or(ms, without_time),
+        share_of_time=known_or(share, without_time),
+        operations_per_sec=known_or(rate, without_time),
+        bytes_per_sec=known_or(bytes_per_sec, without_time),
+        roof_operations_per_sec=roof,
+        share_of_roof=share_of_roof,
+    )
+
+
+def roof_of(row: dict, operations: int, roofs: dict[str, list[dict]]) -> float | None:
+    """The operations per second that the peaks of the device allow, if they are known.  The level
+    roof is that of matmuls: other work is limited by the bandwidth alone."""
+    if not roofs["bandwidth"]:
+        return None
+    roof = operations / row["bytes"] * roofs["bandwidth"][0]["rate"]
+    if not row["flops"]:
+        return roof
+    if not roofs["compute"] or not roof:
+        return None
+    return min(roofs["compute"][0]["rate"], roof)

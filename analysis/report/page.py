@@ -329,7 +329,7 @@ def mfu_of(documents: Documents) -> float | None:
 def trace_numbers(analysis: dict) -> dict[str, Number]:
     """The same of a trace: how busy the device is, how close its matmuls come to their roofs."""
     about, timeline = analysis["attribution"], analysis["gpu_timeline"]["of_steps"]
-    mean = mean_of(analysis).replace("mean", "a step, mean")
+    mean = mean_of(about["steps"], analysis["steps"]["count"]).replace("mean", "a step, mean")
     step = Number(f"{significant(about['ms_per_step'])} ms", f"{mean}, {about['clock']} time")
     numbers = {"step": step}
     if timeline["busy_ms"]:
@@ -449,9 +449,10 @@ def bar_widths(name: Column, share: Column | None, rows: list[dict]) -> list[str
     return [f"{100 * value / largest:.1f}" for value in values]
 
 
-def swatch(row: dict) -> str | None:
-    """The color of the part of the model that a row of a table is about."""
-    part = row.get("component") or row.get("class")
+def swatch(row: object) -> str | None:
+    """The color of the part of the model, or class of operators, that a row of a table is about."""
+    values = row if isinstance(row, dict) else vars(row)
+    part = values.get("component") or values.get("class") or values.get("class_")
     return color_of(part) if part and not is_sum(part) else None
 
 

@@ -20,6 +20,7 @@ def draw_breakdown(analysis: dict, about: str) -> Figure:
     """The parts of the step, most time first: forward, backward and other phases end to end."""
     rows = [row for row in analysis["components"] if row["ms_per_step"] > 0][:BARS]
     clock, step_ms = analysis["attribution"]["clock"], analysis["attribution"]["ms_per_step"]
+    mean = mean_of(analysis["attribution"]["steps"], analysis["steps"]["count"])
     colors = {**PHASE_COLORS, IDLE: color_of(IDLE)}
     phases_ms = {}
     for phase in analysis["phases"]:
@@ -28,7 +29,7 @@ def draw_breakdown(analysis: dict, about: str) -> Figure:
             phases_ms[name] = [row["phases_ms"].get(name, 0.0) for row in rows]
             colors.setdefault(name, GRAY)
     title = f"A step by part and phase: {significant(step_ms)} ms of {clock} time"
-    figure, axes = bar_axes(f"{title}, {mean_of(analysis)}", len(rows), about)
+    figure, axes = bar_axes(f"{title}, {mean}", len(rows), about)
     names = told_apart([row["component"] for row in rows], NAME)
     stacked_bars(axes, names, phases_ms, colors)
     beside(axes, [f"{row['share']:.1%}" for row in rows])

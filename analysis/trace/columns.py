@@ -33,31 +33,30 @@ class Table(NamedTuple):
     """A table of a Trace.  Its columns are name, start, end, those of the events, and what their
     names mean."""
 
-    kinds: list[str]  # of the events in it; of several, it has a column `kind` too
-    columns: list[str]
+    kinds: tuple[str, ...]  # of the events in it; of several, it has a column `kind` too
+    columns: tuple[str, ...]
     meaning_of: Callable[[str], Meaning]  # a name
 
 
 TABLES = {
     "operators": Table(
-        [OPERATOR], "thread external_id sequence forward_thread signature".split(), operator_meaning
+        (OPERATOR,),
+        ("thread", "external_id", "sequence", "forward_thread", "signature"),
+        operator_meaning,
     ),
-    "annotations": Table([ANNOTATION], ["thread", "signature"], range_meaning),
-    "modules": Table([FRAME], ["thread"], module_meaning),
-    "launches": Table([CALL], "thread external_id correlation kernel".split(), call_meaning),
-    "gpu": Table([*ON_GPU], "device stream external_id correlation".split(), gpu_meaning),
-    "gpu_annotations": Table([GPU_ANNOTATION], [], range_meaning),
+    "annotations": Table((ANNOTATION,), ("thread", "signature"), range_meaning),
+    "modules": Table((FRAME,), ("thread",), module_meaning),
+    "launches": Table((CALL,), ("thread", "external_id", "correlation", "kernel"), call_meaning),
+    "gpu": Table(ON_GPU, ("device", "stream", "external_id", "correlation"), gpu_meaning),
+    "gpu_annotations": Table((GPU_ANNOTATION,), (), range_meaning),
 }
-WORK = (
-    OPERATOR,
-    *ON_GPU,
-    GPU_ANNOTATION,
-)  # a range of the program may last longer than all that is known to happen
+COLUMNS_OF = {kind: table.columns for table in TABLES.values() for kind in table.kinds}
+DTYPES = {"start": np.float64, "end": np.float64, "kind": np.int8}  # of all other columns: np.int64
+# Kinds that are work; a range of the program may last longer than all that is known to happen.
+WORK = (OPERATOR, *ON_GPU, GPU_ANNOTATION)
 HOUR_US, DAY_US = 3.6e9, 86.4e9
 LONGER = 10.0  # times than all events take to begin: such work does not exist
 MOSTLY_NEAR = 0.99  # of the events: then those that are days away are damaged
-COLUMNS_OF = {kind: table.columns for table in TABLES.values() for kind in table.kinds}
-DTYPES = {"start": np.float64, "end": np.float64, "kind": np.int8}  # of all other columns: np.int64
 
 
 class Note(NamedTuple):
@@ -82,9 +81,8 @@ class Part:
     """
 
     size: int  # in bytes, uncompressed
-    events: list[tuple[str, dict[str, np.ndarray | Iterable]]] = field(
-        default_factory=list
-    )  # kind, columns
+    # Kinds, and the columns of each
+    events: list[tuple[str, dict[str, np.ndarray | Iterable]]] = field(default_factory=list)
     # Rows of start, bytes, total, whether it is a device's
     memory: np.ndarray = field(default_factory=lambda: np.zeros((0, 4)))
     notes: list[Note] = field(default_factory=list)
@@ -110,37 +108,49 @@ class Reader:
     rank: int | None = None
     every_rank: bool = False  # of such a file, all are read instead, and each part tells its rank
     ranks: set[int] = field(default_factory=set)  # whose traces were merged into it
-    metadata: dict = field(
-        default_factory=dict
-    )  # all but its events, by the names that torch.profiler gives them
+    # All but its events, by the names that torch.profiler gives them
+    metadata: dict = field(default_factory=dict)
     cut_off: bool = False  # it ends before its document does, or is damaged from there on
     has_nan: bool = False  # it contains NaN or Infinity where its format has none
     n_frames: int = 0  # frames of Python; this and `unread` are those of the parts
-    first_us: float = (
-        np.inf
-    )  # its first event of any kind, on its own clock: where Perfetto begins to count
+    # Its first event of any kind, on its own clock: where Perfetto begins to count
+    first_us: float = np.inf
     is_1_x: bool = False  # its categories are those of a PyTorch before 2.0
-    unread: Counter[str] = field(
-        default_factory=Counter
-    )  # events of devices in categories that are not known here
-    of_others: Counter[str] = field(
-        default_factory=Counter
-    )  # events of devices that another profiler wrote, by which
+    # Events of devices: by category, where that is not known here; by the other profiler that
+    # wrote them
+    unread: Counter[str] = field(default_factory=Counter)
+    of_others: Counter[str] = field(default_factory=Counter)
     # Of the format, not of the file
     tool = "torch.profiler"  # that recorded it
     command = ""  # that records with a system profiler
+
+
+# ---- Names and other values as numbers -----------------------------------------------------------
+
+
+def numbering() -> dict:
+    """A number for each different value that it is asked for, by first appearance; -1 for None."""
+    return defaultdict(count().__next__, {None: -1})
 
 
 class Signatures(dict[bytes | None, int]):
     """A number for each different signature, by first appearance;
     -1 without shapes, which are a list."""
 
-    count = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: list[bytes] = []  # in the order of their numbers
 
     def __missing__(self, key: bytes | None) -> int:
-        self[key] = number = self.count if key and key[:1] == b"[" else -1
-        self.count += number >= 0
-        return number
+        if key is None or not key.startswith(b"["):
+            self[key] = -1
+            return -1
+        self[key] = len(self.known)
+        self.known.append(key)
+        return self[key]
+
+
+# ---- Columns -------------------------------------------------------------------------------------
 
 
 class Columns:
@@ -154,15 +164,17 @@ class Columns:
         self.counts: Counter[str] = Counter()  # by kind, malformed ones too
         self.n_malformed = 0
         self.threads: list = []  # what the file calls each thread: process and number
-        # A number for each different value, by first appearance; -1 for None.
-        self.interned = {
-            name: defaultdict(count().__next__, {None: -1}) for name in ("name", "thread", "kernel")
+        self.numbers = {
+            "name": numbering(),
+            "thread": numbering(),
+            "kernel": numbering(),
+            "signature": Signatures(),
         }
-        self.interned["signature"] = Signatures()
         self.parts: dict[str, list[dict[str, np.ndarray]]] = {kind: [] for kind in COLUMNS_OF}
         self.memory: list[np.ndarray] = []
         self.notes: list[Note] = []
-        self.about: dict = {}  # these three: as in Part
+        # As in Part
+        self.about: dict = {}
         self.unread: Counter[str] = Counter()
         self.n_frames = 0
 
@@ -183,26 +195,28 @@ class Columns:
         """The columns as numbers, without malformed events."""
         start, end = columns["start"], columns["end"]
         n = len(start)
-        numbers = {
-            name: map(self.interned[name].__getitem__, columns[name])
-            for name in self.interned & columns.keys()
-        }
-        out = columns | {name: np.fromiter(values, np.int64, n) for name, values in numbers.items()}
+        whole: dict[str, np.ndarray] = {}
+        for name, values in columns.items():
+            if name in self.numbers:
+                numbers = map(self.numbers[name].__getitem__, values)
+                whole[name] = np.fromiter(numbers, np.int64, n)
+            else:
+                whole[name] = values
         if kind in ON_GPU:
-            out["kind"] = np.full(n, ON_GPU.index(kind), DTYPES["kind"])
-        keep = np.isfinite(end) & (end >= start) & (out["name"] >= 0)
+            whole["kind"] = np.full(n, ON_GPU.index(kind), DTYPES["kind"])
+        keep = np.isfinite(end) & (end >= start) & (whole["name"] >= 0)
         self.n_malformed += n - int(keep.sum())
-        if (
-            self.within and kind in ON_HOST
-        ):  # what the GPU did for the host in this time is known at the end
-            keep &= (start <= self.within[1]) & (
-                end > self.within[0]
-            )  # the mark that ends the last step too
-        out = out if keep.all() else {name: values[keep] for name, values in out.items()}
-        self.first = min(self.first, out["start"].min(initial=np.inf))
-        self.last = max(self.last, out["start"].max(initial=-np.inf))
-        self.longest = max(self.longest, (out["end"] - out["start"]).max(initial=0.0))
-        return out
+        if self.within and kind in ON_HOST:
+            # The mark that ends the last step counts too; what the GPU did for the host in this
+            # time is known at the end.
+            keep &= (start <= self.within[1]) & (end > self.within[0])
+        if not keep.all():
+            whole = rows_of(whole, keep)
+        start, end = whole["start"], whole["end"]
+        self.first = min(self.first, start.min(initial=np.inf))
+        self.last = max(self.last, start.max(initial=-np.inf))
+        self.longest = max(self.longest, (end - start).max(initial=0.0))
+        return whole
 
     def leave_out_impossible(self) -> None:
         """Leave out and count as malformed what a damaged time leads to: work that lasts for hours
@@ -221,59 +235,68 @@ class Columns:
                 if kind in WORK:
                     keep &= part["end"] - part["start"] <= longest_us
                 self.n_malformed += int((~keep).sum())
-                parts[i] = {name: values[keep] for name, values in part.items()}
+                parts[i] = rows_of(part, keep)
                 self.first = min(self.first, parts[i]["start"].min(initial=np.inf))
 
     def tables(self, first: float) -> dict[str, pd.DataFrame]:
         """The tables of a Trace, with times after `first`.  Gives up the parts."""
-        tables = {}
-        for table, (kinds, columns, _) in TABLES.items():
-            parts = [part for kind in kinds for part in self.parts.pop(kind)]
-            names = ("name", "start", "end", *columns, *(["kind"] if len(kinds) > 1 else []))
-            none = {name: np.zeros(0, DTYPES.get(name, np.int64)) for name in names}
-            tables[table] = {
-                name: np.concatenate([none[name], *(part[name] for part in parts)])
-                for name in names
-            }
+        columns = {name: self.columns_of_table(table) for name, table in TABLES.items()}
         if self.within:
-            keep_what_ran(tables, self.within)
-        order = renumber([one for one in tables.values() if "thread" in one], "thread")
-        self.threads = [*map([*self.interned["thread"]][1:].__getitem__, order)]
-        order, keys = renumber([*tables.values()], "name"), list(self.interned["name"])[1:]
-        told = {
-            "name": [keys[i] for i in order],
+            keep_what_ran(columns, self.within)
+        of_threads = renumber([table for table in columns.values() if "thread" in table], "thread")
+        all_threads = values_of(self.numbers["thread"])
+        self.threads = [all_threads[i] for i in of_threads]
+        of_names = renumber([*columns.values()], "name")
+        all_names = values_of(self.numbers["name"])
+        categories = {
+            "name": [all_names[i] for i in of_names],
             "kind": ON_GPU,
-            "kernel": list(self.interned["kernel"])[1:],
+            "kernel": values_of(self.numbers["kernel"]),
         }
-        dtypes = {
-            name: pd.CategoricalDtype(pd.Index(values, dtype=object))
-            for name, values in told.items()
-        }
-        for table, found in tables.items():
-            found["start"] -= first
-            found["end"] -= first
-            for name in found.keys() & dtypes:
-                found[name] = pd.Categorical.from_codes(found[name], dtype=dtypes[name])
-            tables[table] = pd.DataFrame(found, copy=False)
+        dtypes = {}
+        for name, values in categories.items():
+            dtypes[name] = pd.CategoricalDtype(pd.Index(values, dtype=object))
+        tables = {}
+        for table, of_table in columns.items():
+            of_table["start"] -= first
+            of_table["end"] -= first
+            for name, dtype in dtypes.items():
+                if name in of_table:
+                    of_table[name] = pd.Categorical.from_codes(of_table[name], dtype=dtype)
+            tables[table] = pd.DataFrame(of_table, copy=False)
         one_thread(tables["modules"], tables["operators"])
         correlate(tables["launches"], tables["gpu"])
         return with_meanings(tables)
 
+    def columns_of_table(self, table: Table) -> dict[str, np.ndarray]:
+        """Those of all parts.  Gives up the parts."""
+        parts = []
+        for kind in table.kinds:
+            parts += self.parts.pop(kind)
+        names = ["name", "start", "end", *table.columns]
+        if len(table.kinds) > 1:
+            names.append("kind")
+        columns = {}
+        for name in names:
+            none = np.zeros(0, DTYPES.get(name, np.int64))
+            columns[name] = np.concatenate([none, *(part[name] for part in parts)])
+        return columns
+
     @property
     def signatures(self) -> list[tuple]:
         """(shapes, types, values) of each signature."""
-        known = [
-            key.split(b"\0") for key, number in self.interned["signature"].items() if number >= 0
-        ]
-        return [
-            tuple(msgspec.json.decode(text) if text else None for text in texts) for texts in known
-        ]
+        signatures = []
+        for key in self.numbers["signature"].known:
+            texts = key.split(b"\0")
+            signatures.append(tuple(msgspec.json.decode(text) if text else None for text in texts))
+        return signatures
 
     def comms_table(self) -> pd.DataFrame:
         """What the trace notes of each collective."""
-        numbers = {name: integers_of(self.notes, name) for name in ("operator", "group_size")}
         return pd.DataFrame(self.notes, columns=Note._fields).assign(
-            **numbers, bytes=floats_of(self.notes, "bytes")
+            operator=integers_of(self.notes, "operator"),
+            group_size=integers_of(self.notes, "group_size"),
+            bytes=floats_of(self.notes, "bytes"),
         )
 
     def memory_table(self, first: float) -> pd.DataFrame:
@@ -289,22 +312,38 @@ class Columns:
         return pd.DataFrame(columns).dropna()
 
 
+def values_of(numbers: dict) -> list:
+    """What a numbering has numbered, in order."""
+    _, *values = numbers  # the first one is None
+    return values
+
+
+def rows_of(columns: dict[str, np.ndarray], keep: np.ndarray) -> dict[str, np.ndarray]:
+    """Those for which `keep` is true."""
+    return {name: values[keep] for name, values in columns.items()}
+
+
+# ---- Tables --------------------------------------------------------------------------------------
+
+
 def keep_what_ran(tables: dict[str, dict[str, np.ndarray]], within: tuple[float, float]) -> None:
     """Of the calls, keep those in this time; of the GPU's events, those that they launched, and
     what ran from the beginning of this time until the last of them had ended: what came before them
     kept the GPU busy."""
-    calls, gpu = tables["launches"], tables["gpu"]
+    calls, gpu, ranges = tables["launches"], tables["gpu"], tables["gpu_annotations"]
     key = "correlation" if (calls["correlation"] >= 0).any() else "external_id"
-    few = {name: tables[name] for name in ("launches", "gpu", "gpu_annotations")}
-    in_time = {
-        name: (one["start"] < within[1]) & (one["end"] > within[0]) for name, one in few.items()
-    }
-    numbers = calls[key][in_time["launches"]]
+    called_within = overlap(calls, *within)
+    numbers = calls[key][called_within]
     launched = np.isin(gpu[key], numbers[numbers >= 0])
     ended = gpu["end"].max(initial=within[1], where=launched)
-    in_time["gpu"] = launched | ((gpu["start"] < ended) & (gpu["end"] > within[0]))
-    for name, keep in in_time.items():
-        tables[name] = {column: values[keep] for column, values in tables[name].items()}
+    tables["launches"] = rows_of(calls, called_within)
+    tables["gpu"] = rows_of(gpu, launched | overlap(gpu, within[0], ended))
+    tables["gpu_annotations"] = rows_of(ranges, overlap(ranges, *within))
+
+
+def overlap(table: dict[str, np.ndarray], first: float, last: float) -> np.ndarray:
+    """Which events are, in part, between these times."""
+    return (table["start"] < last) & (table["end"] > first)
 
 
 def renumber(tables: list[dict[str, np.ndarray]], column: str) -> np.ndarray:
@@ -322,16 +361,19 @@ def with_meanings(tables: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     once.
 
     A column has the same categories in all tables."""
-    meanings, places = [], {}
+    meanings: list[Meaning] = []
+    rows_by_table = {}  # of `meanings`, for each row of a table
     for table, frame in tables.items():
-        place, used = pd.factorize(frame["name"].cat.codes.to_numpy())
-        places[table] = place + len(meanings)
+        row, used = pd.factorize(frame["name"].cat.codes.to_numpy())
+        rows_by_table[table] = row + len(meanings)
         meanings += map(TABLES[table].meaning_of, frame["name"].cat.categories[used])
-    told = pd.DataFrame(meanings, columns=Meaning._fields, dtype=object).astype("category")
-    added = {
-        table: {field: told[field].array[at] for field in told} for table, at in places.items()
-    }
-    return {table: frame.assign(**added[table]) for table, frame in tables.items()}
+    of_names = pd.DataFrame(meanings, columns=Meaning._fields, dtype=object).astype("category")
+    told = {}
+    for table, frame in tables.items():
+        rows = rows_by_table[table]
+        columns = {field: of_names[field].array[rows] for field in Meaning._fields}
+        told[table] = frame.assign(**columns)
+    return told
 
 
 def floats_of(records: list, field: str) -> np.ndarray:
@@ -340,8 +382,8 @@ def floats_of(records: list, field: str) -> np.ndarray:
 
 def integers_of(records: list, field: str) -> np.ndarray:
     """Exact up to 2^53; what does not fit is unknown."""
-    found = floats_of(records, field)
-    return np.where(np.abs(found) < 2**63, found, -1).astype(np.int64)
+    values = floats_of(records, field)
+    return np.where(np.abs(values) < 2**63, values, -1).astype(np.int64)
 
 
 def one_thread(modules: pd.DataFrame, operators: pd.DataFrame) -> None:

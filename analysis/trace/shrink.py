@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from analysis.trace.readers.chrome import ARROWS, ChromeTrace, Event
-from analysis.trace.readers.formats import ENDINGS, reader_of
+from analysis.trace.readers.formats import CHROME, reader_of
 from analysis.trace.tables import read_trace
 from analysis.vocabulary.annotations import MODULE_PREFIX, is_step_mark
 from analysis.vocabulary.events import FRAME, kind_of_category
@@ -25,7 +25,7 @@ def check_slim(source: Path, target: Path | None, shortest: float | None) -> Non
     """Raise UserError if this cannot be written."""
     if target is None:
         raise UserError(f"--shortest {shortest:g}: requires --slim", 2)
-    if not target.name.endswith(ENDINGS):
+    if not target.name.endswith(CHROME.endings):
         raise UserError(f"--slim {target}: viewers open files named *.json or *.json.gz", 2)
     if source.is_dir():
         raise UserError(f"--slim: {source} is a folder; name one of its traces", 2)

@@ -9,6 +9,7 @@ import pandas as pd
 
 from analysis.attribution.components import NAMED_RANGES
 from analysis.attribution.ledger import idle_by_cause, left_out, of_steps
+from analysis.attribution.operators import KernelRow
 from analysis.trace.links import launched_before_trace
 from analysis.trace.tables import has_role
 from analysis.trace.timeline import Timeline
@@ -143,13 +144,13 @@ def check_graphs(found: Findings, timeline: Timeline, launches: int) -> None:
         found.doubt(f"{graphs} stand for many operators", "operators")
 
 
-def unclassified_text(unknown: list[dict]) -> str:
+def unclassified_text(unknown: list[KernelRow]) -> str:
     """The kernels of which neither their own name nor their operator tells what they do: rows of
     `kernels`."""
-    names = ", ".join(shortened(row["name"]) for row in unknown[:NAMED])
+    names = ", ".join(shortened(row.name) for row in unknown[:NAMED])
     if len(unknown) > NAMED:
         names += ", …"
-    share = f"{sum(row['share'] for row in unknown):.1%} of the GPU events' time"
+    share = f"{sum(row.share for row in unknown):.1%} of the GPU events' time"
     return f"unclassified kernels: {len(unknown)}, {share}: {names}"
 
 

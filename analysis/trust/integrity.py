@@ -8,6 +8,8 @@ from collections.abc import Collection
 
 from typing_extensions import NotRequired
 
+from analysis.attribution.operators import KernelRow
+from analysis.trace.reasons import NO_GPU, NOT_IN_TRACE, TWO_CLOCKS
 from analysis.trace.tables import Trace
 from analysis.trace.timeline import Timeline
 from analysis.trust.beside import left_out_beside
@@ -38,7 +40,6 @@ from analysis.trust.times import (
     profiler_overhead,
 )
 from analysis.vocabulary.kernel_classes import UNKNOWN_CATEGORY
-from harness.documents.trace import NO_GPU, NOT_IN_TRACE, TWO_CLOCKS
 from harness.schema import ABSENT, Document, field, known_or
 
 MISSING_RANKS_NAMED = 1000  # at most
@@ -102,7 +103,7 @@ class Integrity(Document):
 # ---- Of one trace --------------------------------------------------------------------------------
 
 
-def integrity(timeline: Timeline, kernels: list[dict]) -> Integrity:
+def integrity(timeline: Timeline, kernels: list[KernelRow]) -> Integrity:
     """What a trace contains and lacks; of other ranks, with_missing_ranks() tells.
 
     kernels: of operator_analysis.json."""
@@ -123,7 +124,7 @@ def integrity(timeline: Timeline, kernels: list[dict]) -> Integrity:
     disturbance = profile_disturbance(timeline)
     overhead = profiler_overhead(timeline)
     check_times(found, disturbance, overhead.ratio, timeline.idle_left < 1)
-    unclassified = [row for row in kernels if row["category"] == UNKNOWN_CATEGORY]
+    unclassified = [row for row in kernels if row.category == UNKNOWN_CATEGORY]
     if unclassified:
         found.notes.append(unclassified_text(unclassified))
     return Integrity(
@@ -150,7 +151,7 @@ def integrity(timeline: Timeline, kernels: list[dict]) -> Integrity:
         graph_events_attributed=int((gpu["of_graph"] & ~timeline.only_of_graph).sum()),
         graphs_attributed_through=timeline.replayed.where if timeline.replayed else [],
         unclassified_kernels=len(unclassified),
-        unclassified_share=sum(row["share"] for row in unclassified),
+        unclassified_share=sum(row.share for row in unclassified),
         unused_gpu=unused or ABSENT,
         rank=trace.rank,
         ranks_in_file=trace.ranks_in_file,

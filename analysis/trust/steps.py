@@ -10,6 +10,7 @@ import pandas as pd
 
 from analysis.attribution.intervals import slices_of
 from analysis.trace.links import CLOCK_TICK_US, OPERATOR
+from analysis.trace.reasons import TWO_CLOCKS
 from analysis.trace.steps import MISSING_KERNELS, step_around, unflushed_launches
 from analysis.trace.tables import has_role, take_or
 from analysis.trace.timeline import Timeline, cached_on_timeline
@@ -18,7 +19,6 @@ from analysis.trust.findings import Findings
 from analysis.vocabulary import roles
 from analysis.vocabulary.annotations import NO_MARKS
 from harness.base.text import count_of
-from harness.documents.trace import TWO_CLOCKS
 from harness.instruments.phases import summary_stats
 from harness.run.run_summary import ONE_STEP
 from harness.schema import Document, field

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import pandas as pd
 from typing_extensions import NotRequired
 
+from analysis.trace.reasons import NO_SUMMARY
 from analysis.trace.timeline import Timeline
 from analysis.trust.findings import Findings
-from harness.documents.trace import NO_SUMMARY
 from harness.run.run_summary import ONE_STEP
 from harness.schema import Document, Unknown, field
 

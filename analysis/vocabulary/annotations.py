@@ -6,7 +6,7 @@ from functools import lru_cache
 from analysis.vocabulary import roles
 from analysis.vocabulary.collectives import collective_kind
 from analysis.vocabulary.kernel_classes import category
-from analysis.vocabulary.roles import Meaning, table
+from analysis.vocabulary.roles import Meaning, first_found, table
 
 STEP_MARK = "ProfilerStep"  # the usual marks of steps
 NO_MARKS = f"no {STEP_MARK} marks"  # for messages
@@ -26,20 +26,25 @@ def is_step_mark(name: str) -> bool:
 
 
 def range_meaning(name: str) -> Meaning:
-    found = ((re.match(pattern, name), told) for pattern, told in RANGES.items())
-    match, told = next(((match, told) for match, told in found if match), (None, ""))
-    role, phase = (part or None for part in told.partition(", ")[::2])
-    about = match[1] if match and match.re.groups else None
+    for pattern, told in RANGES.items():
+        match = re.match(pattern, name)
+        if match:
+            about = match[1] if match.re.groups else None
+            return _range_meaning(name, told, about)
+    return Meaning(None, category(name))
+
+
+def _range_meaning(name: str, told: str, about: str | None) -> Meaning:
+    role, _, phase = told.partition(", ")
     if role in roles.COLLECTIVE_RANGES:
-        return Meaning(role, "communication", phase, collective_kind(name), about)
-    return Meaning(role, category(name), phase, None, about)
+        return Meaning(role, "communication", phase or None, collective_kind(name), about)
+    return Meaning(role, category(name), phase or None, None, about)
 
 
 def module_meaning(name: str) -> Meaning:
     """`about`: its class; 'nn.Module: BertOutput_3' has the number of the module."""
-    return Meaning(
-        roles.MODULE, category(name), about=name.removeprefix(MODULE_PREFIX).rsplit("_", 1)[0]
-    )
+    class_name, *_ = name.removeprefix(MODULE_PREFIX).rsplit("_", 1)
+    return Meaning(roles.MODULE, category(name), about=class_name)
 
 
 def compiles(name: str) -> bool:
@@ -49,6 +54,4 @@ def compiles(name: str) -> bool:
 
 def seldom_kind(name: str) -> str | None:
     """What a range that few steps have is for: of SELDOM; None: its name does not tell."""
-    return next(
-        (kind for pattern, kind in SELDOM.items() if re.search(pattern, name, re.IGNORECASE)), None
-    )
+    return first_found(SELDOM, name, re.IGNORECASE)

@@ -115,8 +115,6 @@ BOUND_COLORS = {bound.name: bound.color for bound in BOUNDS}
 BOUND_OF_CAUSE = {cause: bound.name for bound in BOUNDS for cause in bound.causes}
 OF_GPU = tuple(bound.name for bound in BOUNDS if bound.side == "GPU")
 OF_HOST = tuple(bound.name for bound in BOUNDS if bound.side == "host")
-# By name, what takes the time: those that something cures, in the order in which cures pay.
-CURABLE = sorted(
-    (bound for bound in BOUNDS if bound.cure is not None), key=lambda bound: bound.cure
-)
-TAKES = {bound.name: bound.takes for bound in sorted(CURABLE, key=lambda bound: bound.cure)}
+CURABLE = [bound for bound in BOUNDS if bound.cure is not None]
+CURABLE.sort(key=lambda bound: bound.cure)  # in the order in which cures pay
+TAKES = {bound.name: bound.takes for bound in CURABLE}

@@ -2,7 +2,7 @@
 
 import re
 
-from analysis.vocabulary.roles import Meaning, table
+from analysis.vocabulary.roles import Meaning, first_found, table
 
 BEGINS_CAPTURE = "StreamBeginCapture"
 CALLS = table("calls")  # role by pattern
@@ -12,9 +12,7 @@ _OF_HOST_MEMORY = re.compile("Host|MallocManaged")
 
 
 def call_meaning(name: str) -> Meaning:
-    return Meaning(
-        next((role for pattern, role in CALLS.items() if re.search(pattern, name)), None)
-    )
+    return Meaning(first_found(CALLS, name))
 
 
 def pins_host_memory(name: str) -> bool:

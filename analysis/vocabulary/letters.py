@@ -5,26 +5,31 @@ A pattern is written in words, such as `matmul copy* softmax`, each of which sta
 """
 
 import re
+from typing import NamedTuple
 
 from analysis.vocabulary.operators import is_view_or_metadata_op
 from analysis.vocabulary.roles import table
 
-# By word: its letter, and what is found in the name of such an operator.
-OPERATORS = {word: text.split(" ", 1) for word, text in table("letters").items()}
+
+class Letter(NamedTuple):
+    letter: str
+    pattern: str  # found in the name of such an operator
+
+
+OPERATORS = {word: Letter(*text.split(" ", 1)) for word, text in table("letters").items()}
 OTHER, BOUNDARY = ".", "|"  # any other operator that works; what no region reaches across
-LETTERS = {word: letter for word, (letter, _) in OPERATORS.items()} | {
-    "rotary": "R",
-    "boundary": BOUNDARY,
-}
+LETTERS = {word: operator.letter for word, operator in OPERATORS.items()}
+LETTERS["rotary"] = "R"  # what such operators become
+LETTERS["boundary"] = BOUNDARY
 
 
 def letter_of(name: str) -> str:
     """The letter of an operator; none, '', of one that makes a view,
     allocates, or only calls others."""
-    found = next(
-        (letter for letter, pattern in OPERATORS.values() if re.search(pattern, name)), None
-    )
-    return found or ("" if is_view_or_metadata_op(name) else OTHER)
+    for operator in OPERATORS.values():
+        if re.search(operator.pattern, name):
+            return operator.letter
+    return "" if is_view_or_metadata_op(name) else OTHER
 
 
 def in_letters(pattern: str) -> str:

@@ -6,7 +6,7 @@ from functools import cache
 from analysis.vocabulary import roles
 from analysis.vocabulary.collectives import UNKNOWN, collective_kind
 from analysis.vocabulary.kernel_classes import category
-from analysis.vocabulary.roles import Meaning, table
+from analysis.vocabulary.roles import Meaning, first_found, table
 
 COMPILED = "Torch-Compiled|CompiledFunction|triton_"  # in names that only a compiled program has
 
@@ -16,24 +16,23 @@ _ARITHMETIC = re.compile(
 )
 
 OPERATORS = table("operators")  # role by pattern
+# Bytes of an element, by type: as inputs of operators have it, and as PyTorch notes it of a
+# collective.
 BYTES_OF = {name: int(size) for name, size in table("bytes of an element").items()}
-# In the name of an operator that makes a tensor, and of a call of the driver that makes memory for
-# some.
-asks_for_memory = re.compile("Malloc|^aten::empty").search
 BYTES_OF_COLLECTIVE = {
     name: int(size) for name, size in table("bytes of an element of a collective").items()
 }
-TENSORS = {
-    *BYTES_OF,
-    "TensorList",
-    "GenericList",
-}  # types of inputs that are tensors, or lists of them
+# In the name of an operator that makes a tensor, and of a call of the driver that makes memory for
+# some.
+asks_for_memory = re.compile("Malloc|^aten::empty").search
+# Types of inputs that are tensors, or lists of them
+TENSORS = {*BYTES_OF, "TensorList", "GenericList"}
 PRECISION_OF = {
-    "float": "fp32",
+    "float": "fp32",  # or tf32
     "c10::BFloat16": "bf16",
     "c10::Half": "fp16",
-}  # float may be tf32 too
-PRECISION_OF |= {name: "fp8" for name in BYTES_OF if "Float8" in name}
+    **{name: "fp8" for name in BYTES_OF if "Float8" in name},
+}
 
 
 def operator_class(phase: str | None, kind: str) -> str:
@@ -46,8 +45,10 @@ def operator_class(phase: str | None, kind: str) -> str:
 
 @cache
 def operator_role(name: str) -> str | None:
-    role = next((role for pattern, role in OPERATORS.items() if re.search(pattern, name)), None)
-    return None if role == roles.COLLECTIVE and collective_kind(name) == UNKNOWN else role
+    role = first_found(OPERATORS, name)
+    if role == roles.COLLECTIVE and collective_kind(name) == UNKNOWN:
+        return None
+    return role
 
 
 def is_of_pytorch(name: str) -> bool:
@@ -69,18 +70,21 @@ def is_view_or_metadata_op(name: str) -> bool:
 
 
 def operator_meaning(name: str) -> Meaning:
-    return Meaning(operator_role(name), *_work(name))
+    return _meaning(operator_role(name), name)
 
 
 def gpu_meaning(name: str) -> Meaning:
     """Of a kernel, a copy or a memory set."""
     copy = re.search("^Memcpy (HtoD|DtoH)(.*Pinned)?", name)
-    return Meaning(copy and (roles.PINNED_COPY if copy[2] else roles.HOST_COPY), *_work(name))
+    if not copy:
+        return _meaning(None, name)
+    return _meaning(roles.PINNED_COPY if copy[2] else roles.HOST_COPY, name)
 
 
-def _work(name: str) -> tuple[str, None, str | None]:
+def _meaning(role: str | None, name: str) -> Meaning:
     kind = category(name)
-    return kind, None, collective_kind(name) if kind == "communication" else None
+    collective = collective_kind(name) if kind == "communication" else None
+    return Meaning(role, named_category=kind, collective=collective)
 
 
 def makes_a_tensor(name: str) -> bool:

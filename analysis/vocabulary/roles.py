@@ -5,43 +5,47 @@ the name; all that comes after asks for these kinds alone, but for the letters o
 regions are made of.  A dialect is a row in a table of dialects.ini.
 """
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from harness.base.text import read_ini
 
+T = TypeVar("T")
 _DIALECTS = read_ini(Path(__file__).with_name("dialects.ini"))
 
 # Roles of ranges and of calls of modules
-STEP, PHASE, UNIT, FRAMEWORK, MODULE = "step", "phase", "sharded unit", "framework", "module"
+STEP = "step"
+PHASE = "phase"
+UNIT = "sharded unit"
+FRAMEWORK = "framework"
+MODULE = "module"
 OPTIMIZER_STEP = "optimizer step"
-COLLECTIVE_RANGE, ENQUEUED_COLLECTIVE = (
-    "collective range",
-    "enqueued collective",
-)  # until it is complete; until queued
+COLLECTIVE_RANGE = "collective range"  # until it is complete
+ENQUEUED_COLLECTIVE = "enqueued collective"  # until it is queued
 # Roles of operators
-NODE, NODE_FUNCTION, ACCUMULATION = (
-    "backward node",
-    "function of a backward node",
-    "gradient accumulation",
-)
-VIEW, COLLECTIVE, SCALAR_READ = "view", "collective", "read of a scalar"
+NODE = "backward node"
+NODE_FUNCTION = "function of a backward node"
+ACCUMULATION = "gradient accumulation"
+VIEW = "view"
+COLLECTIVE = "collective"
+SCALAR_READ = "read of a scalar"
 OF_GPU_LIBRARY = "of a library of GPUs"
-FUSED_UPDATE, FOREACH = (
-    "fused update of weights",
-    "foreach",
-)  # one kernel for many tensors, or one operator
+FUSED_UPDATE = "fused update of weights"  # one kernel for many tensors
+FOREACH = "foreach"  # one operator for many tensors
 # Roles of calls of a GPU's runtime or driver, and of what runs on a GPU
-LAUNCH, GRAPH_LAUNCH, COPY, BLOCKING_COPY, SET = (
-    "kernel launch",
-    "graph launch",
-    "copy",
-    "blocking copy",
-    "memory set",
-)
-WAIT, ALLOCATION = "wait", "allocation or release of memory"
-CAPTURE_BEGIN, CAPTURE_END = "begin of a capture", "end of a capture"
-PINNED_COPY, HOST_COPY = "copy to or from pinned memory", "other copy to or from the host"
+LAUNCH = "kernel launch"
+GRAPH_LAUNCH = "graph launch"
+COPY = "copy"
+BLOCKING_COPY = "blocking copy"
+SET = "memory set"
+WAIT = "wait"
+ALLOCATION = "allocation or release of memory"
+CAPTURE_BEGIN = "begin of a capture"
+CAPTURE_END = "end of a capture"
+PINNED_COPY = "copy to or from pinned memory"
+HOST_COPY = "other copy to or from the host"
 
 STARTS_WORK = (LAUNCH, GRAPH_LAUNCH, COPY, BLOCKING_COPY, SET)
 WAITS = (WAIT, BLOCKING_COPY)  # until the GPU has finished
@@ -65,3 +69,13 @@ class Meaning(NamedTuple):
 def table(name: str) -> dict[str, str]:
     """A table of dialects.ini, in its order."""
     return {key: value.replace("\n", "") for key, value in _DIALECTS[name].items()}
+
+
+def first_found(told: Mapping[str, T], name: str, flags: int = 0) -> T | None:
+    """What the first pattern that is found in the name tells; None if none is.
+
+    told: by pattern.  flags: of re."""
+    for pattern, what in told.items():
+        if re.search(pattern, name, flags):
+            return what
+    return None

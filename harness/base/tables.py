@@ -59,12 +59,12 @@ def value_of(row: object, key: str) -> object:
     return None if value is ABSENT else value
 
 
-def sum_row(label: str, name: str, rows: Sequence[dict], keys: Sequence[str]) -> dict:
+def sum_row(label: str, name: str, rows: Sequence[object], keys: Sequence[str]) -> dict:
     """One row for all of these, with its name under the key `label`: sums, None where a row does
     not know the value."""
     total = {label: name}
     for key in keys:
-        values = [row.get(key) for row in rows]
+        values = [value_of(row, key) for row in rows]
         total[key] = None if None in values else sum(values)
     return total
 
@@ -85,7 +85,7 @@ def grouped(rows: Iterable[T], key: Callable[[T], object]) -> dict[object, list[
     return groups
 
 
-def first_rows(label: str, rows: Sequence[dict], top: int, keys: Sequence[str]) -> list[dict]:
+def first_rows(label: str, rows: Sequence[object], top: int, keys: Sequence[str]) -> list[object]:
     """The first rows, and one for all others, '5 more', so that columns still add up;
     keys as in sum_row()."""
     if len(rows) <= top + 1:

@@ -1,11 +1,10 @@
-"""FLOPs and limits: flops_profile.json, computational_intensity.json and roofline_data.json."""
+"""FLOPs and limits: flops_profile.json and computational_intensity.json."""
 
 from __future__ import annotations
 
 from typing_extensions import NotRequired
 
 from harness.documents.memory import NO_PEAK
-from harness.documents.trace import ClassRow
 from harness.machine.environment import Environment
 from harness.run.run_config import Settings
 from harness.run.run_summary import ONE_STEP
@@ -165,35 +164,3 @@ class ComputationalIntensity(Document):
     classes: list[ClassBytes] = field("most bytes first")
     phases: list[PhaseBytes] = field("in order")
     operators: list[OperatorBytes] = field("most bytes first")
-
-
-class Ridge(Document):
-    compute: str = field("kind of that peak, as in roofs")
-    bandwidth: str = field("kind of that peak, as in roofs")
-    operations_per_byte: float = field("at which both are reached")
-
-
-class RooflinePoint(Document):
-    name: str = field("step, or class of operators")
-    operations: int = field("of a step, without scores that fused attention may skip")
-    bytes: int = field("read and written")
-    operations_per_byte: float = field("where it stands on the axis")
-    time_ms: float | None = field("of a step", null=NO_TRACE)
-    share_of_time: float | None = field("of all classes", null=NO_TRACE)
-    operations_per_sec: float | None = field("reached", null=NO_TRACE)
-    bytes_per_sec: float | None = field("reached", null=NO_TRACE)
-    roof_operations_per_sec: float | None = field("the least of the limits there", null=NO_PEAK)
-    share_of_roof: float | None = field("reached", null=NO_PEAK)
-
-
-class RooflineData(Document):
-    device: str = field("its name")
-    precision: str = field("of the matmuls")
-    roofs: dict[str, list[Peak]] = field("limits of the device: compute and bandwidth")
-    ridges: list[Ridge] = field("of each pair of limits")
-    step: RooflinePoint = field("the whole of it")
-    points: list[RooflinePoint] = field("one for each class of operators")
-    time_elsewhere: list[ClassRow] = field("time of the classes of operators that are not counted")
-    profiled_step_ms: float | None = field("the sum of all these times", null=NO_TRACE)
-    time_source: dict[str, str] = field("of the step and of the classes")
-    convention: dict[str, str] = field("what is counted")

@@ -33,6 +33,7 @@ from analysis.vocabulary.events import (
     NO_WORK,
     OF_1_8,
     OPERATOR,
+    ByName,
     kind_of_category,
     writer_of,
 )
@@ -52,8 +53,8 @@ SEPARATOR = re.compile(rb"\}\s*,\s*(?=\{)")  # between two events, if no other p
 CONSTANTS = (b"NaN", b"-Infinity", b"Infinity")  # which Python writes, and JSON has not
 # As the value of a key: what precedes such a quote ends a string, so that the constant is not in
 # one.
-OF_KEY = rb'%b(?:(?<=[^\s:,\[{\\]":%b)|(?<=[^\s:,\[{\\]": %b))'
-CONSTANTS_OF_KEYS = [re.compile(OF_KEY % (constant, constant, constant)) for constant in CONSTANTS]
+OF_KEY = rb'%(it)b(?:(?<=[^\s:,\[{\\]":%(it)b)|(?<=[^\s:,\[{\\]": %(it)b))'
+CONSTANTS_OF_KEYS = [re.compile(OF_KEY % {b"it": constant}) for constant in CONSTANTS]
 # Without possessive quantifiers, which Python 3.10 has not.  A string divides in one way alone, so
 # that there are none to try again.
 STRING_OR_CONSTANT = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")|NaN|-?Infinity', re.DOTALL)
@@ -112,7 +113,8 @@ class Event(msgspec.Struct, gc=False):
     args: Arguments | None = None
 
 
-decode, decode_event = (msgspec.json.Decoder(kind).decode for kind in (list[Event], Event))
+decode = msgspec.json.Decoder(list[Event]).decode
+decode_event = msgspec.json.Decoder(Event).decode
 texts_of_events = msgspec.json.Decoder(list[msgspec.Raw]).decode
 NO_ARGUMENTS = Arguments()
 
@@ -124,13 +126,11 @@ class ChromeTrace(Reader):
     is_list: bool = False  # of events, without metadata
     is_merged: bool | None = None  # from the traces of several ranks, of which one is taken
     is_odd: bool = False  # some event of the part before had a value of another type
-    of_all: list[Event] = field(
-        default_factory=list
-    )  # events so far that tell no rank, where all ranks are read
+    # Events so far that tell no rank, where all ranks are read
+    of_all: list[Event] = field(default_factory=list)
     processes: dict[int | str | None, str] = field(default_factory=dict)  # their names
-    of_no_kind: Counter[int | str | None] = field(
-        default_factory=Counter
-    )  # events of unknown kinds, by process
+    # Events of unknown kinds, by process
+    of_no_kind: Counter[int | str | None] = field(default_factory=Counter)
 
     def records(self) -> Iterator[tuple[list[Event], memoryview]]:
         """Its events, some MB at a time, and the text of the list that they are, which the next
@@ -152,9 +152,10 @@ class ChromeTrace(Reader):
             while text.length <= HEAD and text.more():  # metadata that follow
                 pass
             # Reads the metadata that follow the events, from the bracket that ends their list
-            found = self.document(b'{"traceEvents":[' + text.all() + b"}" * self.is_list)
-            self.cut_off = found is None
-            self.metadata |= found or {}
+            rest = b'{"traceEvents":[' + text.all()
+            after = self.document(rest + b"}" if self.is_list else rest)
+            self.cut_off = after is None
+            self.metadata.update(after or {})
 
     @contextlib.contextmanager
     def content(self) -> Iterator[ReadBuffer]:
@@ -173,9 +174,8 @@ class ChromeTrace(Reader):
                 file.seek(0)
                 try:
                     with ThreadPoolExecutor(1) as ahead:
-                        yield ReadBuffer(
-                            filling(unzipped(file), ahead) if zipped else file.readinto, tell
-                        )
+                        fill = filling(unzipped(file), ahead) if zipped else file.readinto
+                        yield ReadBuffer(fill, tell)
                 except RecursionError as error:
                     raise UserError(
                         f"{self.path}: lists or objects in it are nested too deeply to be read"
@@ -198,18 +198,24 @@ class ChromeTrace(Reader):
                 text.drop(len(BYTE_ORDER_MARK))
             if text.first == b"[":  # the other form that Chrome reads
                 self.is_list = True
-                return text.drop(1)
-            for found in EVENTS.finditer(before := text.all()):
-                if (head := self.document(before[: found.end()] + b"]}")) is not None:
-                    self.metadata |= head
-                    return text.drop(found.end())
+                text.drop(1)
+                return
+            before = text.all()
+            for key in EVENTS.finditer(before):
+                head = self.document(before[: key.end()] + b"]}")
+                if head is not None:
+                    self.metadata.update(head)
+                    text.drop(key.end())
+                    return
+        raise UserError(f"{self.path}: {self.why_no_events(text)}")
+
+    def why_no_events(self, text: ReadBuffer) -> str:
         if not text.length:
-            why = "the gzip file is truncated or damaged" if self.path.stat().st_size else "empty"
-        elif self.document(text.all()) is None:
-            why = "truncated or not JSON"
-        else:
-            why = "JSON, but not a trace: it has no list of traceEvents"
-        raise UserError(f"{self.path}: {why}")
+            empty = not self.path.stat().st_size
+            return "empty" if empty else "the gzip file is truncated or damaged"
+        if self.document(text.all()) is None:
+            return "truncated or not JSON"
+        return "JSON, but not a trace: it has no list of traceEvents"
 
     def whole_events(self, text: ReadBuffer) -> tuple[list[Event], int]:
         """The events that are complete at the beginning of the text, and where the last one ends.
@@ -247,24 +253,25 @@ class ChromeTrace(Reader):
                     text = without_constants_of_keys(bytes(part))
                     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
                         return decode(text)
-        # Each event by itself: one of another type costs the others in the part almost nothing.
-        events, n_odd = [], 0
-        for of_event in self.texts_of(bytes(text)):
+        return self.events_one_by_one(bytes(text))
+
+    def events_one_by_one(self, text: bytes) -> list[Event]:
+        """The same of each event by itself: one of another type costs the others in the part almost
+        nothing."""
+        events = []
+        self.is_odd = False
+        for of_event in self.texts_of(text):
             try:
                 events.append(decode_event(of_event))
-            except (
-                msgspec.ValidationError,
-                UnicodeDecodeError,
-            ):  # of another type, or text that is no UTF-8
+            except (msgspec.ValidationError, UnicodeDecodeError):  # the second: no UTF-8
                 events.append(odd_event(of_event))
-                n_odd += 1
-        self.is_odd = n_odd > 0
+                self.is_odd = True
         return events
 
     def texts_of(self, text: bytes) -> list[msgspec.Raw]:
         """The text of each event in a list.  Raises msgspec.DecodeError as events_of() does."""
         if b"\\u" in text:
-            text = SURROGATES.sub(lambda found: found[1] or rb"\ufffd", text)
+            text = SURROGATES.sub(lambda escape: escape[1] or rb"\ufffd", text)
         try:
             return texts_of_events(text)
         except msgspec.DecodeError as error:
@@ -273,10 +280,9 @@ class ChromeTrace(Reader):
             self.has_nan = True
         try:
             return texts_of_events(without_constants_of_keys(text))
-        except (
-            msgspec.DecodeError
-        ):  # elsewhere too, such as in lists: to know where strings are takes longer
-            return texts_of_events(STRING_OR_CONSTANT.sub(lambda found: found[1] or b"null", text))
+        except msgspec.DecodeError:
+            # Elsewhere too, such as in lists: to know where strings are takes longer.
+            return texts_of_events(STRING_OR_CONSTANT.sub(lambda one: one[1] or b"null", text))
 
     def constant(self, name: str) -> float:
         self.has_nan = True
@@ -285,11 +291,13 @@ class ChromeTrace(Reader):
     def document(self, text: bytes) -> dict | None:
         """The object in the text without its events; None if there is none."""
         try:
-            found = json.loads(text.decode(errors="replace"), parse_constant=self.constant)
+            document = json.loads(text.decode(errors="replace"), parse_constant=self.constant)
         except ValueError:
             return None
-        found = found if isinstance(found, dict) else {}
-        return {name: value for name, value in found.items() if name != "traceEvents"}
+        if not isinstance(document, dict):
+            return {}
+        document.pop("traceEvents", None)
+        return document
 
     def parts(self, wanted: Callable[[str], bool] | None = None) -> Iterator[Part]:
         for events, text in self.records():
@@ -299,7 +307,7 @@ class ChromeTrace(Reader):
             self.note_first(events)
             of_ranks, size = self.by_rank(events), len(text)
             del events
-            for rank in [*of_ranks]:
+            for rank in list(of_ranks):
                 yield self.part(of_ranks.pop(rank), size, rank)
                 size = 0  # it counts once
         self.of_all.clear()
@@ -309,22 +317,20 @@ class ChromeTrace(Reader):
                 self.of_others[writer] += n
 
     def note_first(self, events: list[Event]) -> None:
-        times = floats_of(events, "ts")
-        if (
-            np.min(times, initial=np.inf, where=np.isfinite(times)) < self.first_us
-        ):  # rarely: most events come later
+        if first_of(floats_of(events, "ts")) < self.first_us:  # rarely: most events come later
             times = np.array([event.ts for event in events if event.ph != "M"])
-            self.first_us = min(
-                self.first_us, np.min(times, initial=np.inf, where=np.isfinite(times))
-            )
+            self.first_us = min(self.first_us, first_of(times))
 
     def note_ranks(self, events: list[Event]) -> None:
         """Find out from the first events of the file whether they tell their rank,
         and which one is read."""
-        if self.is_merged is None and events:
-            ranks = [rank for one in events if one.ph == "X" and (rank := rank_of(one)) >= 0]
-            self.is_merged = len(ranks) >= MOSTLY * sum(one.ph == "X" for one in events) > 0
-            self.rank = ranks[0] if self.is_merged and self.rank is None else self.rank
+        if self.is_merged is not None or not events:
+            return
+        ranks = [rank_of(event) for event in events if event.ph == "X"]
+        told = [rank for rank in ranks if rank >= 0]
+        self.is_merged = len(told) > 0 and len(told) >= MOSTLY * len(ranks)
+        if self.is_merged and self.rank is None:
+            self.rank = told[0]
 
     def by_rank(self, events: list[Event]) -> dict[int | None, list[Event]]:
         """The events of each rank that is read, of a file in which they tell theirs, else all of
@@ -337,7 +343,7 @@ class ChromeTrace(Reader):
             return {None: events}
         of_ranks: dict[int | None, list[Event]] = {self.rank: []}
         if self.every_rank:
-            of_ranks |= {rank: [] for rank in self.ranks}
+            of_ranks.update({rank: [] for rank in self.ranks})
         for event in events:
             rank = rank_of(event)
             if rank < 0:
@@ -354,43 +360,45 @@ class ChromeTrace(Reader):
         return of_ranks
 
     def part(self, events: list[Event], size: int, rank: int | None) -> Part:
-        found: dict[str, list[Event]] = defaultdict(list)
+        by_category: dict[str, list[Event]] = defaultdict(list)
         memory: list[Event] = []
         for event in events:
             if event.ph == "X":
-                found[event.cat].append(event)
+                by_category[event.cat].append(event)
             elif event.name == "[memory]" and event.args:
                 memory.append(event)
             elif event.ph == "M" and event.name == "process_name" and event.args:
                 self.processes[event.pid] = str(event.args.name)
-        out = Part(size, rank=rank)
-        for category, same in found.items():
-            for kind, of_kind in by_kind(category, same).items():
-                if kind in (OPERATOR, KERNEL):
-                    out.notes += [
-                        note_of(a)
-                        for one in of_kind
-                        if (a := one.args) and a.collective is not None
-                    ]
-                elif kind == FRAME:
-                    out.n_frames += len(of_kind)
-                    of_kind = [
-                        event
-                        for event in of_kind
-                        if event.name and event.name.startswith(MODULE_PREFIX)
-                    ]
+        part = Part(size, rank=rank)
+        for category, of_category in by_category.items():
+            for kind, of_kind in by_kind(category, of_category).items():
                 if kind is None:
-                    self.of_no_kind.update(event.pid for event in of_kind)
-                if kind is None and category not in NO_WORK:
-                    out.unread.update(
-                        category for one in of_kind if one.args and stream_of(one.args) >= 0
-                    )
-                elif kind and of_kind:
-                    self.is_1_x |= category == OF_1_8[0]
-                    out.events.append((kind, columns(kind, of_kind, category in OF_1_8)))
+                    self.add_unknown(part, category, of_kind)
+                else:
+                    self.add_events(part, category, kind, of_kind)
         numbers = ("ts", "args.bytes", "args.total", "args.device_type")
-        out.memory = np.stack([floats_of(memory, name) for name in numbers], axis=1)
-        return out
+        part.memory = np.stack([floats_of(memory, name) for name in numbers], axis=1)
+        return part
+
+    def add_events(self, part: Part, category: str, kind: str, events: list[Event]) -> None:
+        if kind in (OPERATOR, KERNEL):
+            for event in events:
+                if event.args and event.args.collective is not None:
+                    part.notes.append(note_of(event.args))
+        elif kind == FRAME:
+            part.n_frames += len(events)
+            events = [event for event in events if is_module_call(event)]
+        if events:
+            if category == OF_1_8[0]:
+                self.is_1_x = True
+            part.events.append((kind, columns(kind, events, category in OF_1_8)))
+
+    def add_unknown(self, part: Part, category: str, events: list[Event]) -> None:
+        """Count the events of a category that is not known here."""
+        self.of_no_kind.update(event.pid for event in events)
+        if category not in NO_WORK:
+            of_devices = [event for event in events if event.args and stream_of(event.args) >= 0]
+            part.unread.update(category for _ in of_devices)
 
 
 class ReadBuffer:
@@ -416,10 +424,8 @@ class ReadBuffer:
     def more(self) -> bool:
         """Read up to PART; False at the end of the file."""
         if self.length + PART > len(self.buffer):
-            self.buffer, self.list = (
-                self.buffer + bytearray(len(self.buffer)),
-                bytearray(2 * len(self.list)),
-            )
+            self.buffer = self.buffer + bytearray(len(self.buffer))
+            self.list = bytearray(2 * len(self.list))
         read = self.fill(memoryview(self.buffer)[self.length : self.length + PART])
         self.on_read()
         self.length += read
@@ -437,7 +443,9 @@ class ReadBuffer:
     def listed(self, end: int) -> memoryview:
         """The text up to there, in brackets."""
         view = memoryview(self.list)[: end + 2]
-        view[:1], view[1 : end + 1], view[end + 1 :] = b"[", memoryview(self.buffer)[:end], b"]"
+        view[:1] = b"["
+        view[1 : end + 1] = memoryview(self.buffer)[:end]
+        view[end + 1 :] = b"]"
         return view
 
     def last_object(self, before: int) -> int:
@@ -448,10 +456,9 @@ class ReadBuffer:
         """Where the last event ends that another one seems to follow; where the last object ends if
         there is none."""
         for near in (max(self.length - 4096, 0), 0):
-            if found := [
-                found.start() for found in SEPARATOR.finditer(self.buffer, near, self.length)
-            ]:
-                return found[-1] + 1
+            separators = [*SEPARATOR.finditer(self.buffer, near, self.length)]
+            if separators:
+                return separators[-1].start() + 1
         return self.last_object(self.length)
 
 
@@ -470,16 +477,20 @@ def filling(blocks: Iterator[bytes], ahead: Executor) -> Callable[[memoryview], 
 
 def unzipped(file: BinaryIO) -> Iterator[bytes]:
     """The content of a gzip file of one or several members, up to where it is damaged."""
-    inflate, data = zlib.decompressobj(wbits=31), b""
+    inflate = zlib.decompressobj(wbits=31)
     with contextlib.suppress(zlib.error):
-        while data := data or file.read(PART // 8):
-            if block := inflate.decompress(data, PART):
+        data = file.read(PART // 8)
+        while data:
+            block = inflate.decompress(data, PART)
+            if block:
                 yield block
-            data = inflate.unconsumed_tail or inflate.unused_data
+            data = inflate.unconsumed_tail or inflate.unused_data or file.read(PART // 8)
             if inflate.eof:
                 inflate = zlib.decompressobj(wbits=31)
-        while block := inflate.decompress(b"", PART):
+        block = inflate.decompress(b"", PART)
+        while block:
             yield block
+            block = inflate.decompress(b"", PART)
 
 
 def without_constants_of_keys(text: bytes) -> bytes:
@@ -498,16 +509,15 @@ def is_constant(error: msgspec.DecodeError, text: memoryview | bytes) -> bool:
 def place_of(error: msgspec.DecodeError) -> int | None:
     """The byte of the text that is wrong; None if it only ends too early,
     or a value is of another type."""
-    found = AT_BYTE.search(str(error))
-    return int(found[1]) if found else None
+    place = AT_BYTE.search(str(error))
+    return int(place[1]) if place else None
 
 
 def odd_event(text: msgspec.Raw) -> Event:
     """What can be read of an event with values of other types than usual; an empty one for what is
     no object."""
-    with contextlib.suppress(
-        ValueError, RecursionError
-    ):  # numbers too long for Python, or too many brackets
+    # Numbers may be too long for Python, and brackets too many.
+    with contextlib.suppress(ValueError, RecursionError):
         return lenient(Event, json.loads(bytes(text).decode(errors="replace")))
     return Event()
 
@@ -516,15 +526,15 @@ def lenient(record: type, values: object):
     """The record with those of the values that are of its fields' types, or can be made of them."""
     if not isinstance(values, dict):
         return record()
-    known, found = FIELDS[record], {}
+    fields = {}
     for key, value in values.items():
-        if key in known:
-            name, made = known[key]
+        if key in FIELDS[record]:
+            name, made = FIELDS[record][key]
             try:
-                found[name] = made(value)
+                fields[name] = made(value)
             except (TypeError, ValueError, OverflowError, msgspec.ValidationError):
                 continue
-    return record(**found)
+    return record(**fields)
 
 
 def whole_number(value: object) -> int:
@@ -571,38 +581,47 @@ FIELDS = {
 def by_kind(category: str, events: list[Event]) -> dict[str | None, list[Event]]:
     """Events of a category of the file by their kind; None: not known here."""
     kind = kind_of_category(category)
-    if not isinstance(kind, tuple):
+    if not isinstance(kind, ByName):
         return {kind: events}
-    pattern, this, other = kind
-    is_this = re.compile(pattern).search
-    parts: dict[str | None, list[Event]] = defaultdict(list)
+    of_kinds: dict[str | None, list[Event]] = defaultdict(list)
     for event in events:
-        parts[this if is_this(str(event.name)) else other].append(event)
-    return parts
+        is_first = kind.pattern.search(str(event.name)) is not None
+        of_kinds[kind.first if is_first else kind.other].append(event)
+    return of_kinds
+
+
+def is_module_call(event: Event) -> bool:
+    return event.name is not None and event.name.startswith(MODULE_PREFIX)
+
+
+def first_of(times: np.ndarray) -> float:
+    """The earliest of those that are known."""
+    return np.min(times, initial=np.inf, where=np.isfinite(times))
 
 
 def columns(kind: str, events: list[Event], is_1_8: bool) -> dict:
-    arguments, start = [event.args or NO_ARGUMENTS for event in events], floats_of(events, "ts")
+    arguments = [event.args or NO_ARGUMENTS for event in events]
+    start = floats_of(events, "ts")
     with np.errstate(over="ignore"):  # an end that overflows is malformed
         end = start + floats_of(events, "dur")
-    out = {"name": map(attrgetter("name"), events), "start": start, "end": end}
+    of_events = {"name": map(attrgetter("name"), events), "start": start, "end": end}
     for name in COLUMNS_OF[kind]:
         if name == "thread":
-            out[name] = map(attrgetter("pid", "tid"), events)
+            of_events[name] = map(attrgetter("pid", "tid"), events)
         elif name == "signature":
-            fields = ("shapes_1_8" if is_1_8 else "shapes", "types", "values")
-            out[name] = map(b"\0".join, map(attrgetter(*fields), arguments))
+            shapes = "shapes_1_8" if is_1_8 else "shapes"
+            texts = map(attrgetter(shapes, "types", "values"), arguments)
+            of_events[name] = map(b"\0".join, texts)
         elif name == "kernel":
-            out[name] = (one.kernel and str(one.kernel) for one in arguments)
+            of_events[name] = (call.kernel and str(call.kernel) for call in arguments)
         elif name == "stream":
-            out[name] = streams_of(arguments)
+            of_events[name] = streams_of(arguments)
         else:
-            out[name] = integers_of(arguments, name)
-    if is_1_8 and "external_id" in out:
-        out["external_id"] = np.maximum(
-            out["external_id"], integers_of(arguments, "external_id_1_8")
-        )
-    return out
+            of_events[name] = integers_of(arguments, name)
+    if is_1_8 and "external_id" in of_events:
+        ids = integers_of(arguments, "external_id_1_8")
+        of_events["external_id"] = np.maximum(of_events["external_id"], ids)
+    return of_events
 
 
 def streams_of(arguments: list[Arguments]) -> np.ndarray:
@@ -624,19 +643,16 @@ def stream_of(arguments: Arguments) -> int:
 def note_of(arguments: Arguments) -> Note:
     """What PyTorch notes of a collective: the description of its group, where it has one, else the
     group's name."""
-    sent = max(arguments.in_elements, arguments.out_elements) * BYTES_OF_COLLECTIVE.get(
-        str(arguments.dtype), 0
-    )
     description = arguments.group_description
-    group = description if description not in (None, "", "undefined") else arguments.group_name
-    ranks, size = str(arguments.group_ranks), arguments.group_size
+    has_description = description not in (None, "", "undefined")
+    elements = max(arguments.in_elements, arguments.out_elements)
     return Note(
-        arguments.external_id,
-        collective_kind(str(arguments.collective)),
-        str(group),
-        size,
-        ranks,
-        sent,
+        operator=arguments.external_id,
+        kind=collective_kind(str(arguments.collective)),
+        group=str(description if has_description else arguments.group_name),
+        group_size=arguments.group_size,
+        ranks=str(arguments.group_ranks),
+        bytes=elements * BYTES_OF_COLLECTIVE.get(str(arguments.dtype), 0),
     )
 
 

@@ -18,12 +18,12 @@ import re
 import sqlite3
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -35,7 +35,6 @@ from analysis.vocabulary.events import (
     KERNEL,
     MEMCPY,
     MEMSET,
-    ON_GPU,
     OPERATOR,
     OPERATOR_NAME,
 )
@@ -50,43 +49,59 @@ ROWS = 2_000  # at once
 # Bytes of JSON that an event takes in a Chrome trace: from these the analysis knows its memory
 SIZE = 250
 READS = re.compile(r"^-- reads (\w+): (.*)", re.MULTILINE)
-HAS_START = (  # not so where a text ends in the middle of a row
-    "typeof(start) IN ('integer', 'real')"
-)
+# Not so where a text ends in the middle of a row
+HAS_START = "typeof(start) IN ('integer', 'real')"
 SPAN = f'SELECT COUNT(*), SUM("end" >= 0 AND {HAS_START}), MIN(start), MAX("end") FROM {{}}'
-PROCESSES = " UNION ".join(
+WITH_KERNELS = " UNION ".join(
     f"SELECT DISTINCT process FROM {view} WHERE process >= 0" for view in ON_DEVICE
 )
 OF_RANK = "SELECT rank FROM about WHERE about.process = P.process"
-PROCESSES = f"SELECT process FROM ({PROCESSES}) P ORDER BY ({OF_RANK}), process"
+PROCESSES = f"SELECT process FROM ({WITH_KERNELS}) P ORDER BY ({OF_RANK}), process"
 OF_PROCESS = "WHERE (process = :process OR :process < 0 OR process < 0 AND :is_first)"
 OF_FACTS = "WHERE process IN (:process, -1) OR :process < 0"
 WAIT_S = 2.0  # for another program that is writing
-WAL = (
-    slice(18, 20),
-    b"\2\2",
-)  # where a database says that it is written by way of a file beside it, FILE-wal
+# Where a database says that it is written by way of a file beside it, FILE-wal, and how
+WAL_BYTES, WAL = slice(18, 20), b"\2\2"
+# By what SQLite says.  What was killed left FILE-journal, which takes back the last changes.
 CAUSES = {
     "locked": "another program is writing it",
     "malformed": "truncated or damaged",
     "not a database": "damaged",
+    "readonly": "what wrote it was killed",
 }
-CAUSES["readonly"] = (
-    "what wrote it was killed"  # and left FILE-journal, which takes back the last changes
-)
 SUFFIX = re.compile(
     r", (?=(?:seq|op_id|sizes|input_op_ids) = )"
     r"(?:seq = (-?\d{1,18})(?:, |$))?(?:op_id = \d+(?:, |$))?(?:sizes = (\[[\d, \[\]]*\]))?"
 )
-NOTES_SHOWN = (
-    2  # of what a profiler says of itself, the first ones: those that follow are of the same cause
-)
+# Of what a profiler says of itself, the first ones: those that follow are of the same cause.
+NOTES_SHOWN = 2
 NSYS_REMEDIES = {  # by what nsys says
     "not supported by this build": "; a newer nsys knows this driver",
     "PRIVILEGES": "; the driver lets only administrators profile",
     "performance counters": "; the driver lets only administrators profile",
 }
 ROCPROFV3 = "rocprofv3 --kernel-trace --memory-copy-trace --hip-runtime-trace --marker-trace"
+Wanted = Callable[[str], bool]  # a name
+
+
+class Span(NamedTuple):
+    """How many rows a view has, and their times in ns."""
+
+    rows: int
+    ended: int  # of them, those that have both a start and an end
+    first: float
+    last: float
+
+
+class Process(NamedTuple):
+    """A process whose rows are read, as the parameters of SQL."""
+
+    process: int  # its number; -1: the file tells none
+    is_first: bool  # what tells no process belongs to it
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return self._asdict()
 
 
 class Database(Reader):
@@ -100,20 +115,21 @@ class Database(Reader):
     @property
     def reads(self) -> dict[str, list[str]]:
         """The columns of each table."""
-        return {one[1]: one[2].split() for one in READS.finditer(self.script)}
+        tables = {}
+        for comment in READS.finditer(self.script):
+            table, columns = comment.groups()
+            tables[table] = columns.split()
+        return tables
 
     @contextmanager
     def opened(self) -> Iterator[sqlite3.Connection]:
-        """Raises UserError, naming the file, where SQLite cannot go on."""
+        """Raises UserError, naming the file, where SQLite cannot go on, or what tables are made of
+        cannot be read."""
         try:
             with closing(self.connection()) as database:
                 database.text_factory = partial(str, encoding="utf-8", errors="replace")
                 yield database
-        except (
-            sqlite3.Error,
-            csv.Error,
-            msgspec.ValidationError,
-        ) as error:  # the last two: of tables made of text
+        except (sqlite3.Error, csv.Error, msgspec.ValidationError) as error:
             why = [f"; {cause}" for words, cause in CAUSES.items() if words in str(error)]
             raise UserError(f"{self.path}: {error}{''.join(why)}") from error
 
@@ -123,87 +139,69 @@ class Database(Reader):
     def contains(self, text: str) -> bool:
         return False  # asked for captures of graphs, of which these files do not tell the kernels
 
-    def parts(self, wanted: Callable[[str], bool] | None = None) -> Iterator[Part]:
+    def parts(self, wanted: Wanted | None = None) -> Iterator[Part]:
         with self.opened() as database, progress_bar(f"Reading {self.path.name}") as bar:
-            to_read, bar.total = self.look(database)
-            for rank, which in to_read.items():
-                yield self.facts_of(database, rank, which)
-                yield from self.parts_of(database, rank, which, wanted, bar)
+            processes = self.look(database, bar)
+            for rank, process in processes.items():
+                yield self.facts_of(database, rank, process)
+                for view, kind in (*ON_DEVICE.items(), *ON_HOST.items()):
+                    for columns in self.rows_of(database, view, process, bar):
+                        size = SIZE * len(columns["start"])
+                        part = Part(size, self.events_of(kind, columns, wanted), rank=rank)
+                        self.note_first(part)
+                        yield part
 
-    def parts_of(
-        self,
-        database: sqlite3.Connection,
-        rank: int | None,
-        which: dict[str, Any],
-        wanted: Callable[[str], bool] | None,
-        bar: Any,
-    ) -> Iterator[Part]:
-        """The events of a process.  bar: shows how many have been read."""
-        for view, kind in (ON_DEVICE | ON_HOST).items():
-            names = [
-                name for name in names_in(database, view) if kind not in ON_GPU or name != "process"
-            ]
-            selected = ", ".join(f'"{name}"' for name in names)
-            found = database.execute(
-                f"SELECT {selected} FROM {view} {OF_PROCESS} AND {HAS_START}", which
-            )
-            while some := found.fetchmany(ROWS):
-                bar.update(len(some))
-                if self.watch:
-                    self.watch(self.path, min(bar.n / bar.total, 1.0))
-                columns = dict(zip(names, zip(*some, strict=True), strict=True))
-                part = Part(SIZE * len(some), self.events_of(kind, columns, wanted), rank=rank)
-                self.first_us = min(
-                    self.first_us, *(one["start"].min(initial=np.inf) for _, one in part.events)
-                )
-                yield part
+    # ---- What is known of all of the file --------------------------------------------------------
 
-    def facts_of(
-        self, database: sqlite3.Connection, rank: int | None, which: dict[str, Any]
-    ) -> Part:
-        """What the file tells of a process beside its events."""
-        facts = next(iter(records(database, f"about {OF_FACTS}", which)), {})
-        about = {"baseTimeNanoseconds": facts.get("base", 0) + self.base}
-        about |= {"hostInfo": {"name": facts.get("host")}, "distributedInfo": facts}
-        unread = Counter(
-            name for (name,) in database.execute(f"SELECT name FROM others {OF_PROCESS}", which)
-        )
-        return Part(0, rank=rank, about=about, unread=unread)
-
-    def look(self, database: sqlite3.Connection) -> tuple[dict[int | None, dict[str, Any]], float]:
-        """Take what is known of all of the file; the processes to read, as parameters of SQL, by
-        rank (None where there is one), and about how many rows they have."""
+    def look(self, database: sqlite3.Connection, bar: Any) -> dict[int | None, Process]:
+        """Take what is known of all of the file; the processes to read by rank, None where there is
+        one.  bar: is told about how many rows they have."""
         existing = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
         for table, columns in self.reads.items():
             self.view(database, table, columns, self.source(table, existing))
         database.executescript(self.script)
-        if (hosts := database.execute("SELECT n FROM hosts").fetchone()[0]) > 1:
+        hosts = count_in(database, "SELECT n FROM hosts")
+        if hosts > 1:
             raise UserError(
                 f"{self.path}: events of {hosts} hosts, whose clocks differ; export each host's"
                 " alone"
             )
-        spans = [database.execute(SPAN.format(view)).fetchone() for view in ON_DEVICE]
-        if not spans[0][0]:
+        self.take_spans(database)
+        self.metadata["deviceProperties"] = records(database, "devices")
+        numbers = [process for (process,) in database.execute(PROCESSES)]
+        chosen = self.chosen_processes(numbers or [-1])
+        rows = 0
+        for view in (*ON_DEVICE, *ON_HOST):
+            rows += count_in(database, f"SELECT COUNT(*) FROM {view}")
+        bar.total = rows * len(chosen) / max(1, len(numbers))
+        return chosen
+
+    def take_spans(self, database: sqlite3.Connection) -> None:
+        """From when to when something ran on the GPU, and whether all of it ended."""
+        spans = []
+        for view in ON_DEVICE:
+            rows, ended, first, last = database.execute(SPAN.format(view)).fetchone()
+            spans.append(Span(rows, ended or 0, first, last))
+        of_kernels = spans[0]
+        if not of_kernels.rows:
             raise UserError(f"{self.path}: no kernels in it{self.why_no_kernels(database)}")
-        if not spans[0][1]:
+        if not of_kernels.ended:
             why = "none of its kernels has an end, as when a run is killed"
             raise UserError(f"{self.path}: {why}; {self.command} records them")
-        processes = [process for (process,) in database.execute(PROCESSES)] or [-1]
-        to_read: dict[int | None, dict[str, Any]] = {
-            None: {"is_first": True, "process": processes[0]}
-        }
-        if len(processes) > 1:
-            self.ranks, self.rank = {*range(len(processes))}, self.rank or 0
-            chosen = range(len(processes)) if self.every_rank else [self.rank]
-            to_read = {
-                number: {"is_first": number == 0, "process": processes[number]} for number in chosen
-            }
-        self.cut_off = any(n > (ended or 0) for n, ended, *_ in spans)
-        n, _, first, last = zip(*(span for span in spans if span[1]), strict=True)
-        self.base, self.last = min(first), max(last)
-        self.metadata["deviceProperties"] = records(database, "devices", {})
-        host = (database.execute(f"SELECT COUNT(*) FROM {view}").fetchone()[0] for view in ON_HOST)
-        return to_read, (sum(n) + sum(host)) * len(to_read) / len(processes)
+        self.cut_off = any(span.rows > span.ended for span in spans)
+        with_end = [span for span in spans if span.ended]
+        self.base = min(span.first for span in with_end)
+        self.last = max(span.last for span in with_end)
+
+    def chosen_processes(self, numbers: list[int]) -> dict[int | None, Process]:
+        """By rank.  numbers: of the processes, in the order of their ranks."""
+        if len(numbers) == 1:
+            return {None: Process(numbers[0], is_first=True)}
+        self.ranks = set(range(len(numbers)))
+        if self.rank is None:
+            self.rank = 0
+        ranks = range(len(numbers)) if self.every_rank else [self.rank]
+        return {rank: Process(numbers[rank], is_first=rank == 0) for rank in ranks}
 
     def why_no_kernels(self, database: sqlite3.Connection) -> str:
         """Why there may be none, as far as the file tells, and what would record them."""
@@ -216,119 +214,184 @@ class Database(Reader):
     def view(
         self, database: sqlite3.Connection, table: str, columns: list[str], source: str | None
     ) -> None:
-        found = names_in(database, source) if source else []
-        missing = [
-            name[:-1]
-            for name in columns
-            if source and name.endswith("!") and name[:-1] not in found
-        ]
-        if missing:
+        """Make a view of the table with these columns; without its source, it has no rows."""
+        existing = names_in(database, source) if source else []
+        missing, selected = [], []
+        for column in columns:
+            name = column.rstrip("!")
+            if name in existing:
+                selected.append(f'"{name}"')
+                continue
+            selected.append(f'NULL AS "{name}"')
+            if column.endswith("!"):
+                missing.append(name)
+        if source and missing:
             what = f"its table {table} has no column {', '.join(missing)}"
             raise UserError(f"{self.path}: of {self.tool} in a form that is not known here: {what}")
-        names = [name.rstrip("!") for name in columns]
-        selected = ", ".join(
-            f'"{name}"' if name in found else f'NULL AS "{name}"' for name in names
-        )
         rows = f"FROM {source}" if source else "WHERE 0"
-        database.execute(f'CREATE TEMP VIEW "{table}" AS SELECT {selected} {rows}')
+        database.execute(f'CREATE TEMP VIEW "{table}" AS SELECT {", ".join(selected)} {rows}')
 
-    def events_of(
-        self, kind: str, columns: dict[str, tuple], wanted: Callable[[str], bool] | None
-    ) -> list:
-        """Rows of a view as the events of a Part."""
-        n, unknown = len(columns["start"]), {"kernel": None, "signature": None}
-        whole = {
-            name: column(values, n, object if name == "name" else np.int64)
-            for name, values in columns.items()
+    # ---- Of a process ----------------------------------------------------------------------------
+
+    def facts_of(self, database: sqlite3.Connection, rank: int | None, process: Process) -> Part:
+        """What the file tells of a process beside its events."""
+        known = records(database, f"about {OF_FACTS}", process)
+        facts = known[0] if known else {}
+        about = {
+            "baseTimeNanoseconds": facts.get("base", 0) + self.base,
+            "hostInfo": {"name": facts.get("host")},
+            "distributedInfo": facts,
         }
-        parts = {kind: np.ones(n, bool)}
-        if "tid" in columns:
-            whole["thread"] = column(zip(columns["process"], columns["tid"], strict=True), n)
+        others = database.execute(f"SELECT name FROM others {OF_PROCESS}", process.parameters)
+        return Part(0, rank=rank, about=about, unread=Counter(name for (name,) in others))
+
+    def rows_of(
+        self, database: sqlite3.Connection, view: str, process: Process, bar: Any
+    ) -> Iterator[dict[str, tuple]]:
+        """The rows of a view, some at a time, as columns.  bar: shows how many have been read."""
+        names = names_in(database, view)
+        if view in ON_DEVICE:
+            names.remove("process")  # what its events need is the device
+        selected = ", ".join(f'"{name}"' for name in names)
+        query = f"SELECT {selected} FROM {view} {OF_PROCESS} AND {HAS_START}"
+        cursor = database.execute(query, process.parameters)
+        rows = cursor.fetchmany(ROWS)
+        while rows:
+            bar.update(len(rows))
+            if self.watch:
+                self.watch(self.path, min(bar.n / bar.total, 1.0))
+            yield dict(zip(names, zip(*rows, strict=True), strict=True))
+            rows = cursor.fetchmany(ROWS)
+
+    def note_first(self, part: Part) -> None:
+        for _, columns in part.events:
+            self.first_us = min(self.first_us, columns["start"].min(initial=np.inf))
+
+    def events_of(self, kind: str, rows: dict[str, tuple], wanted: Wanted | None) -> list:
+        """Rows of a view as the events of a Part."""
+        n = len(rows["start"])
+        columns = {"kernel": np.full(n, None), "signature": np.full(n, None)}
+        for name, values in rows.items():
+            columns[name] = column(values, n, object if name == "name" else np.int64)
+        if "tid" in rows:
+            columns["thread"] = column(zip(rows["process"], rows["tid"], strict=True), n)
+        is_open = columns["end"] < 0
+        columns["start"] = (columns["start"] - self.base) / 1e3
+        columns["end"] = (columns["end"] - self.base) / 1e3
         if kind == RANGE:
-            told = zip(*map(range_of, columns["name"]), strict=True)
-            whole["name"], operators, sequence, whole["signature"] = (
-                column(values, n) for values in told
-            )
-            whole["sequence"] = sequence.astype(np.int64)
-            parts = {OPERATOR: operators.astype(bool), ANNOTATION: ~operators.astype(bool)}
-        is_open = whole["end"] < 0
-        whole |= {name: (whole[name] - self.base) / 1e3 for name in ("start", "end")}
-        whole["end"][is_open] = (self.last - self.base) / 1e3 if kind == RANGE else np.nan
-        stay = np.ones(n, bool)
-        if wanted:  # a range may have no name, or a number as one
-            stay = column(
-                (isinstance(name, str) and wanted(name) for name in whole["name"]), n, bool
-            )
-        return [
-            (
-                one,
-                {
-                    name: whole.get(name, np.full(n, unknown.get(name, -1)))[rows & stay]
-                    for name in names
-                },
-            )
-            for one, rows in parts.items()
-            for names in [["name", "start", "end", *COLUMNS_OF[one]]]
-        ]
+            columns["end"][is_open] = (self.last - self.base) / 1e3
+            ranges = ranges_of(rows["name"])
+            columns["name"], columns["sequence"] = ranges.name, ranges.sequence
+            columns["signature"] = ranges.signature
+            which = {OPERATOR: ranges.is_operator, ANNOTATION: ~ranges.is_operator}
+        else:
+            columns["end"][is_open] = np.nan
+            which = {kind: np.ones(n, bool)}
+        if wanted:
+            is_wanted = wanted_of(columns["name"], wanted)
+            which = {of_kind: is_of_kind & is_wanted for of_kind, is_of_kind in which.items()}
+        unknown = np.full(n, -1)
+        events = []
+        for of_kind, is_of_kind in which.items():
+            of_events = {}
+            for name in ("name", "start", "end", *COLUMNS_OF[of_kind]):
+                of_events[name] = columns.get(name, unknown)[is_of_kind]
+            events.append((of_kind, of_events))
+        return events
+
+
+# ---- SQL -----------------------------------------------------------------------------------------
+
+
+def connected(path: Path) -> sqlite3.Connection:
+    with named_errors(path), path.open("rb") as file:
+        is_wal = file.read(WAL_BYTES.stop)[WAL_BYTES] == WAL
+    # Of those, SQLite would make the file beside it, unless it is told that nobody writes.
+    alone = is_wal and not path.with_name(f"{path.name}-wal").exists()
+    mode = "mode=ro&immutable=1" if alone else "mode=ro&immutable=0"
+    return sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", timeout=WAIT_S, uri=True)
+
+
+def names_in(database: sqlite3.Connection, source: str) -> list[str]:
+    """The columns of a table, a view or a subquery."""
+    described = database.execute(f"SELECT * FROM {source} LIMIT 0").description
+    return [name for name, *_ in described]
+
+
+def count_in(database: sqlite3.Connection, query: str) -> int:
+    """The one number that a query yields."""
+    return database.execute(query).fetchone()[0]
+
+
+def records(
+    database: sqlite3.Connection, rows: str, process: Process | None = None
+) -> list[dict[str, Any]]:
+    """Rows as objects of what is known."""
+    cursor = database.execute(f"SELECT * FROM {rows}", process.parameters if process else {})
+    names = [name for name, *_ in cursor.description]
+    objects = []
+    for row in cursor:
+        pairs = zip(names, row, strict=True)
+        objects.append({name: value for name, value in pairs if value is not None})
+    return objects
+
+
+# ---- Rows as columns -----------------------------------------------------------------------------
 
 
 def column(values: Iterable, n: int, dtype: type = object) -> np.ndarray:
     return np.fromiter(values, dtype, n)
 
 
-def connected(path: Path) -> sqlite3.Connection:
-    place, value = WAL
-    with named_errors(path), path.open("rb") as file:
-        is_wal = file.read(place.stop)[place] == value
-    # Of those, SQLite would make the file beside it, unless it is told that nobody writes.
-    alone = is_wal and not path.with_name(f"{path.name}-wal").exists()
-    return sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=ro&immutable={int(alone)}", timeout=WAIT_S, uri=True
+def wanted_of(names: np.ndarray, wanted: Wanted) -> np.ndarray:
+    """Which names are wanted; a range may have none, or a number as one."""
+    return column((isinstance(name, str) and wanted(name) for name in names), len(names), bool)
+
+
+class Ranges(NamedTuple):
+    """What the texts of ranges tell; arrays with an entry for each."""
+
+    name: np.ndarray
+    is_operator: np.ndarray  # bool
+    sequence: np.ndarray  # number; -1: none
+    signature: np.ndarray  # as in Part; None: none
+
+
+def ranges_of(texts: Sequence[str | None]) -> Ranges:
+    n = len(texts)
+    name, is_operator, sequence, signature = zip(*map(range_of, texts), strict=True)
+    return Ranges(
+        column(name, n),
+        column(is_operator, n, bool),
+        column(sequence, n, np.int64),
+        column(signature, n),
     )
-
-
-def names_in(database: sqlite3.Connection, source: str) -> list[str]:
-    """The columns of a table, a view or a subquery."""
-    return [one[0] for one in database.execute(f"SELECT * FROM {source} LIMIT 0").description]
-
-
-def records(database: sqlite3.Connection, rows: str, which: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows as objects of what is known."""
-    found, names = (
-        database.execute(f"SELECT * FROM {rows}", which),
-        names_in(database, rows.split()[0]),
-    )
-    return [
-        {name: value for name, value in zip(names, row, strict=True) if value is not None}
-        for row in found
-    ]
 
 
 def range_of(text: str | None) -> tuple[str | None, bool, int, bytes | None]:
     """The name of a range, whether it is an operator, its sequence number and its signature."""
-    found = SUFFIX.search(text) if text else None
-    if found is None:
+    suffix = SUFFIX.search(text) if text else None
+    if suffix is None:
         return text, False, -1, None
-    name, signature = text[: found.start()], signature_of(found[2])
-    return (
-        name,
-        bool(found[1] or signature or re.search(OPERATOR_NAME, name)),
-        int(found[1] or -1),
-        signature,
-    )
+    sequence, shapes = suffix.groups()
+    name, signature = text[: suffix.start()], signature_of(shapes)
+    is_operator = bool(sequence or signature or re.search(OPERATOR_NAME, name))
+    return name, is_operator, int(sequence or -1), signature
 
 
 @lru_cache(maxsize=10_000)
 def signature_of(shapes: str | None) -> bytes | None:
-    """As in COLUMNS_OF; None if they are no list, as in a text that was cut."""
+    """As in Part; None if they are no list, as in a text that was cut."""
+    if not shapes:
+        return None
     try:
-        return (
-            shapes.strip().encode() + b"\0\0"
-            if shapes and msgspec.json.decode(shapes, type=list)
-            else None
-        )
+        known = msgspec.json.decode(shapes, type=list)
     except msgspec.DecodeError:
         return None
+    return shapes.strip().encode() + b"\0\0" if known else None
+
+
+# ---- Whose databases -----------------------------------------------------------------------------
 
 
 class Nsys(Database):
@@ -336,22 +399,22 @@ class Nsys(Database):
     command = "nsys profile --trace=cuda,nvtx"
 
     def why_no_kernels(self, database: sqlite3.Connection) -> str:
-        (graphs,) = database.execute("SELECT COUNT(*) FROM others").fetchone()
+        graphs = count_in(database, "SELECT COUNT(*) FROM others")
         if graphs:
             return (
                 f", but {graphs:,} executions of whole graphs; --cuda-graph-trace=node records"
                 " their kernels"
             )
-        (is_traced,) = database.execute("SELECT is_so FROM cuda_was_traced").fetchone()
-        if not is_traced:
+        if not count_in(database, "SELECT is_so FROM cuda_was_traced"):
             return super().why_no_kernels(database)
-        texts = [" ".join(text.split()) for (text,) in database.execute("SELECT text FROM notes")]
-        notes = [text.split(". ")[0].rstrip(".") for text in texts]
+        notes = []
+        for (text,) in database.execute("SELECT text FROM notes"):
+            sentence, *_ = " ".join(text.split()).split(". ")
+            notes.append(sentence.rstrip("."))
         if not notes:
             return ", though CUDA was traced: did the program use the GPU while nsys recorded it?"
-        remedy = next(
-            (what for words, what in NSYS_REMEDIES.items() if words in " ".join(notes)), ""
-        )
+        remedies = [what for words, what in NSYS_REMEDIES.items() if words in " ".join(notes)]
+        remedy = remedies[0] if remedies else ""
         return f", though CUDA was traced; nsys says why: {'; '.join(notes[:NOTES_SHOWN])}{remedy}"
 
 
@@ -359,9 +422,11 @@ class NsysReport(Nsys):
     """A .nsys-rep file, as nsys exports it.  Raises UserError if it cannot."""
 
     def connection(self) -> sqlite3.Connection:
-        return connected(
-            Path(exported(self.path, self.path.stat().st_mtime_ns).name) / "report.sqlite"
-        )
+        folder = exported(self.path, self.path.stat().st_mtime_ns)
+        return connected(Path(folder.name, EXPORTED))
+
+
+EXPORTED = "report.sqlite"
 
 
 @cache
@@ -369,31 +434,21 @@ def exported(report: Path, changed: int) -> TemporaryDirectory:
     """A folder with the database of a report, removed as this process ends.  changed: when the
     report was."""
     folder = TemporaryDirectory(prefix="nsys_export_")
-    command = [
-        "nsys",
-        "export",
-        "--type",
-        "sqlite",
-        "--output",
-        f"{folder.name}/report.sqlite",
-        str(report),
-    ]
+    database = Path(folder.name, EXPORTED)
+    command = ["nsys", "export", "--type", "sqlite", "--output", str(database), str(report)]
     ended = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
-    if not Path(folder.name, "report.sqlite").exists():
-        said = ended.stdout.strip().splitlines()[-1:] or [f"exit code {ended.returncode}"]
-        raise UserError(f"{report}: nsys cannot export it: {said[0]}")
+    if not database.exists():
+        lines = ended.stdout.strip().splitlines()
+        why = lines[-1] if lines else f"exit code {ended.returncode}"
+        raise UserError(f"{report}: nsys cannot export it: {why}")
     return folder
 
 
 class Rpd(Database):
-    tool, sign, sql, command = (
-        "rocmProfileData",
-        "rocpd_op",
-        "rpd.sql",
-        "runTracer.sh of rocmProfileData",
-    )
+    tool, sign, sql = "rocmProfileData", "rocpd_op", "rpd.sql"
+    command = "runTracer.sh of rocmProfileData"
 
 
 class Rocpd(Database):
@@ -402,11 +457,16 @@ class Rocpd(Database):
     tool, sign, sql, command = "rocprofv3", "rocpd_kernel_dispatch", "rocpd.sql", ROCPROFV3
 
     def source(self, table: str, existing: set[str]) -> str | None:
-        of_ids = sorted(
-            name for name in existing if re.fullmatch(rf"{table}(_[0-9a-f]{{4,12}}){{5}}", name)
-        )
+        view = super().source(table, existing)
+        if view:
+            return view
+        with_id = re.compile(rf"{table}(_[0-9a-f]{{4,12}}){{5}}")
+        of_ids = sorted(name for name in existing if with_id.fullmatch(name))
         rows = " UNION ALL ".join(f'SELECT * FROM main."{name}"' for name in of_ids)
-        return super().source(table, existing) or (f"({rows})" if rows else None)
+        return f"({rows})" if rows else None
+
+
+DATABASES = (Nsys, Rocpd, Rpd)
 
 
 def kind_of(path: Path) -> type[Database]:
@@ -414,9 +474,8 @@ def kind_of(path: Path) -> type[Database]:
     of none of these."""
     with Database(path).opened() as database:
         tables = " ".join(name for (name,) in database.execute("SELECT name FROM sqlite_master"))
-    for kind in (Rocpd, Rpd, Nsys):
+    for kind in DATABASES:
         if re.search(kind.sign, tables):
             return kind
-    raise UserError(
-        f"{path}: an SQLite database, but not one of nsys, rocprofv3 or rocmProfileData"
-    )
+    *first, last = [kind.tool for kind in DATABASES]
+    raise UserError(f"{path}: an SQLite database, but not one of {', '.join(first)} or {last}")

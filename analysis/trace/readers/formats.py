@@ -10,7 +10,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from harness.base.errors import UserError
 from harness.base.files import is_of_ours_but_no_trace, named_errors
@@ -19,28 +19,98 @@ from harness.base.text import read_ini
 if TYPE_CHECKING:
     from analysis.trace.columns import OnProgress, Reader
 
-ENDINGS = (".json", ".json.gz")  # of the names of Chrome traces
-# Those of system profilers.  Of one recording in several of these forms, the first is read.
-FORMS = (
-    *(
-        ".sqlite .nsys-rep _results.db .db .rpd _results.json _results.json.gz _kernel_trace.csv"
-    ).split(),
-)
-FORM = re.compile(rf"({'|'.join(map(re.escape, FORMS))})$")
 SYSTEM = "system_profile"  # so begin the names of what run_system_profiler.sh leaves
 PROFILES = "pytorch_profiles"  # the folder of traces in that of a run of ours
-OF_ROCPROFV3 = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"')
-# Something of this is among the first BEGIN bytes of a trace
-SIGN = re.compile(
-    rb'"(traceEvents|schemaVersion|ph|rocprofiler-sdk-tool)"|^SQLite format 3|Start_Timestamp'
-)
-BEGIN = 1 << 16
+BEGIN = 1 << 16  # bytes of a file that tell what it is
 GZIP = b"\x1f\x8b"
 DEPTH = 4  # of folders below one that is named, in which traces are looked for
 NAMED = 8  # folders with traces that are not read
 LOOKED_AT = 20  # files of a folder, to see whether it has traces
-SQLITE = b"SQLite format 3\0"  # how such a file begins
 NOT_READ = read_ini(Path(__file__).with_suffix(".ini"))
+
+
+# ---- The formats ---------------------------------------------------------------------------------
+
+
+class Format(NamedTuple):
+    """A form of files with a trace, and what reads it."""
+
+    reader: Callable[[Path], type[Reader]]
+    endings: tuple[str, ...]  # of the names of files that may be one
+    sign: bytes = b""  # pattern that is found in the first BEGIN bytes; empty: only its name tells
+    named: str = ""  # pattern of names that tell enough
+    program: str = ""  # that is needed to read it
+
+    def is_of(self, path: Path, begin: bytes) -> bool:
+        """Whether a file that begins so is one."""
+        if self.program and not shutil.which(self.program):
+            return False
+        if self.named:
+            return re.search(self.named, path.name) is not None
+        return re.search(self.sign, self.content(begin)) is not None
+
+    def content(self, begin: bytes) -> bytes:
+        """The beginning of the content; files whose names may end with .gz may be compressed."""
+        may_be_packed = any(ending.endswith(".gz") for ending in self.endings)
+        return unpacked(begin) if may_be_packed else begin
+
+
+# Readers are imported where a file is read: names of files are asked for without these.
+
+
+def of_database(path: Path) -> type[Reader]:
+    from analysis.trace.readers.databases import kind_of
+
+    return kind_of(path)
+
+
+def nsys_report(path: Path) -> type[Reader]:
+    from analysis.trace.readers.databases import NsysReport
+
+    return NsysReport
+
+
+def rocprofv3_json(path: Path) -> type[Reader]:
+    from analysis.trace.readers.rocprofv3 import Rocprofv3Json
+
+    return Rocprofv3Json
+
+
+def rocprofv3_csv(path: Path) -> type[Reader]:
+    from analysis.trace.readers.rocprofv3 import Rocprofv3Csv
+
+    return Rocprofv3Csv
+
+
+def chrome(path: Path) -> type[Reader]:
+    from analysis.trace.readers.chrome import ChromeTrace
+
+    return ChromeTrace
+
+
+# In the order in which they are asked.  Of one recording in several forms, the first is read.
+OF_SYSTEM_PROFILERS = (
+    Format(of_database, (".sqlite", "_results.db", ".db", ".rpd"), sign=rb"\ASQLite format 3\0"),
+    Format(nsys_report, (".nsys-rep",), named=r"\.nsys-rep$", program="nsys"),
+    Format(
+        rocprofv3_json,
+        ("_results.json", "_results.json.gz"),
+        sign=rb'\A\s*\{\s*"rocprofiler-sdk-tool"',
+    ),
+    Format(
+        rocprofv3_csv,
+        ("_kernel_trace.csv",),
+        sign=b"Start_Timestamp",
+        named=(
+            r"_((kernel|memory_copy|memory_allocation|hip_api|hsa_api|marker_api)_trace"
+            r"|agent_info)\.csv$"
+        ),
+    ),
+)
+# What is read where no other is told.
+CHROME = Format(chrome, (".json", ".json.gz"), sign=rb'"(traceEvents|schemaVersion|ph)"')
+FORMATS = (CHROME, *OF_SYSTEM_PROFILERS)
+ENDINGS = tuple(ending for form in FORMATS for ending in form.endings)
 
 
 def reader_of(
@@ -48,35 +118,31 @@ def reader_of(
 ) -> Reader:
     """What reads the file, by its content.  Raises UserError, naming it, for one of a format that
     is not read."""
-    from analysis.trace.readers import (
-        chrome,
-        databases,
-        rocprofv3,
-    )  # names of files are asked for without these
+    return format_of(path).reader(path)(path, watch, rank, every_rank)
 
+
+def format_of(path: Path) -> Format:
     begin = beginning(path, BEGIN)
-    if begin.startswith(SQLITE):
-        kind = databases.kind_of(path)
-    elif rocprofv3.OF_SET.search(path.name):
-        kind = rocprofv3.Rocprofv3Csv
-    elif OF_ROCPROFV3.match(unpacked(begin)):
-        kind = rocprofv3.Rocprofv3Json
-    elif path.suffix == ".nsys-rep" and shutil.which("nsys"):
-        kind = databases.NsysReport
-    elif why := why_not_read(path):
+    for form in OF_SYSTEM_PROFILERS:
+        if form.is_of(path, begin):
+            return form
+    why = why_not_read(path)
+    if why:
         raise UserError(why)
-    else:
-        kind = chrome.ChromeTrace
-    return kind(path, watch, rank, every_rank)
+    return CHROME
+
+
+# ---- What is none of them ------------------------------------------------------------------------
 
 
 def why_not_read(path: Path) -> str | None:
     """What the file is and what is read instead, where another profiler wrote it; None where it may
     be a trace."""
     begin = unpacked(beginning(path, BEGIN))
-    for what, of in ((section, NOT_READ[section]) for section in NOT_READ.sections()):
-        if re.search(rf"({of['name']})$", path.name) and re.match(of["begins"].encode(), begin):
-            return f"{path}: {what}, which is not read; {of['instead']}"
+    for what in NOT_READ.sections():
+        told = NOT_READ[what]
+        if re.search(f"({told['name']})$", path.name) and re.match(told["begins"].encode(), begin):
+            return f"{path}: {what}, which is not read; {told['instead']}"
     return None
 
 
@@ -97,49 +163,50 @@ def left_out(folder: Path, read: Collection[Path] = ()) -> list[UserError]:
 
     read: the files that were, also those beside the traces that told of their graphs.
     """
-    why = []
+    reasons = []
     for file in folder.iterdir():
         if file.is_file() and not (may_be_trace(file.name) or is_of_ours_but_no_trace(file.name)):
             with contextlib.suppress(UserError):  # not readable, and asked for by nobody
-                why.append(why_not_read(file))
+                reasons.append(why_not_read(file))
     read_folders = {file.parent.resolve() for file in read}
     folders = [
         place for place in folders_with_traces(folder) if place.resolve() not in read_folders
     ]
-    why += [
-        f"{place}: a folder with files that may be traces; name it to read them"
-        for place in folders[:NAMED]
-    ]
+    for place in folders[:NAMED]:
+        reasons.append(f"{place}: a folder with files that may be traces; name it to read them")
     if len(folders) > NAMED:
-        why.append(
+        reasons.append(
             f"{folder}: {len(folders) - NAMED} more folders below it with files that may be traces"
         )
-    return [UserError(reason) for reason in sorted(filter(None, why))]
+    return [UserError(reason) for reason in sorted(filter(None, reasons))]
+
+
+# ---- Files and folders ---------------------------------------------------------------------------
 
 
 def folders_with_traces(folder: Path) -> list[Path]:
     """The folders below one that contain traces, by their names and beginnings; not those deeper
     than DEPTH."""
-    found = []
+    folders = []
     for place, names, files in os.walk(folder):
         depth = len(Path(place).relative_to(folder).parts)
         visible = sorted(name for name in names if not name.startswith("."))
         names[:] = visible if depth < DEPTH else []
         candidates = [Path(place, name) for name in sorted(files) if may_be_trace(name)]
         if depth > 0 and any(map(begins_as_trace, candidates[:LOOKED_AT])):
-            found.append(Path(place))
-    return found
+            folders.append(Path(place))
+    return folders
 
 
 def find_traces(folder: Path) -> list[Path]:
     """Files in a folder that may be traces, in the order of ranks; in its pytorch_profiles/ if it
     has none itself."""
     for place in (folder, folder / PROFILES):
-        if found := (
-            [file for file in place.iterdir() if may_be_trace(file.name)] if place.is_dir() else []
-        ):
-            return recordings(found)
-    endings = " or ".join(f"*{ending}" for ending in ENDINGS + FORMS)
+        files = place.iterdir() if place.is_dir() else []
+        traces = [file for file in files if may_be_trace(file.name)]
+        if traces:
+            return recordings(traces)
+    endings = " or ".join(f"*{ending}" for ending in ENDINGS)
     others = "".join(f"; {why}" for why in left_out(folder))
     raise UserError(
         f"{folder}: the folder has no trace (no {endings} file that may be one){others}"
@@ -148,21 +215,36 @@ def find_traces(folder: Path) -> list[Path]:
 
 def recordings(files: list[Path]) -> list[Path]:
     """One file of each recording, by name, with numbers as numbers: rank2 before rank10."""
-    forms = sorted(
-        files, key=lambda file: FORMS.index(form[0]) if (form := FORM.search(file.name)) else -1
-    )
-    found = {FORM.sub("", file.name): file for file in reversed(forms)}
-    parts = {file: re.split(r"(\d+)", file.name) for file in sorted(found.values())}
-    return sorted(
-        parts, key=lambda file: [int(one) if one.isdigit() else one for one in parts[file]]
-    )
+    file_of_recording: dict[str, Path] = {}
+    for file in sorted(files, key=lambda file: form_of(file.name).place):
+        file_of_recording.setdefault(form_of(file.name).recording, file)
+    return sorted(sorted(file_of_recording.values()), key=lambda file: with_numbers(file.name))
+
+
+class NamedForm(NamedTuple):
+    """What the name of a file tells of its form."""
+
+    recording: str  # the name, without the ending of a system profiler
+    place: int  # of the ending in ENDINGS; -1: another one
+
+
+def form_of(name: str) -> NamedForm:
+    for form in OF_SYSTEM_PROFILERS:
+        for ending in form.endings:
+            if name.endswith(ending):
+                return NamedForm(name.removesuffix(ending), ENDINGS.index(ending))
+    return NamedForm(name, -1)
+
+
+def with_numbers(name: str) -> list[int | str]:
+    """The parts of a name in turns: texts, and numbers."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def may_be_trace(name: str) -> bool:
     """Whether a file of this name may be a trace."""
-    return name.endswith(ENDINGS + FORMS) and (
-        name.startswith(SYSTEM) or not is_of_ours_but_no_trace(name)
-    )
+    is_ours = is_of_ours_but_no_trace(name) and not name.startswith(SYSTEM)
+    return name.endswith(ENDINGS) and not is_ours
 
 
 def begins_as_trace(path: Path) -> bool:
@@ -172,7 +254,12 @@ def begins_as_trace(path: Path) -> bool:
         begin = beginning(path, BEGIN, gzip.open if path.suffix == ".gz" else open)
     except UserError:
         return True
-    return path.suffix == ".nsys-rep" or SIGN.search(begin) is not None
+    for form in FORMATS:
+        if form.sign and re.search(form.sign, begin):
+            return True
+        if not form.sign and re.search(form.named, path.name):
+            return True
+    return False
 
 
 def beginning(path: Path, n: int, opened: Callable = open) -> bytes:
