@@ -88,7 +88,7 @@ def flaws_of_axes(axes) -> list[str]:
     name = axes.get_title(loc="left") or axes.get_xlabel()
     if not (axes.patches or axes.lines or axes.collections):
         found.append(f"empty axes: {name}")
-    if not axes.get_xlabel():
+    if not any(one.get_xlabel() for one in axes.get_shared_x_axes().get_siblings(axes)):
         found.append(f"no label below {name}")
     for axis in (axes.xaxis, axes.yaxis):
         low, high = axis.get_view_interval()

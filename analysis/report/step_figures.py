@@ -110,7 +110,7 @@ def draw_steps(summary: dict, about: str) -> Figure:
         if of_group.any():  # lines, since a run may have thousands of steps
             axes.vlines(number[of_group], 0, time_ms[of_group], color=color, linewidth=width)
             shown.append(Patch(color=color, label=label))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set(xlabel="step", ylabel="time (ms)", xlim=(number[0] - 0.5, number[-1] + 0.5))
     axes.set_ylim(0, 1.05 * time_ms.max())
     legend(axes, handles=shown)
