@@ -88,7 +88,7 @@ def main() -> None:
     from analysis.compare import text
     from analysis.compare.document import compare
     from analysis.compare.gate import EXIT_SLOWER, compare_with_gate
-    from analysis.report.figures import comparison_picture
+    from analysis.report.figures.pictures import comparison_picture
     from harness.base.console import file_lines, say
     from harness.base.files import make_folder, write_bytes, write_json
     from harness.base.sections import as_markdown, as_text

@@ -451,7 +451,7 @@ def breakdown_sections(rows: list[AttentionBenchmarkRow], available_bytes: int) 
 def figure(rows: list[AttentionBenchmarkRow], about: str) -> Figure:
     """Forward time, backward time and memory over sequence length, a line for each implementation;
     what is known."""
-    from analysis.report.axes import log_axis
+    from analysis.report.figures.axes import log_axis
     from studies.engine.drawing import new_panels
 
     known = {}

@@ -389,7 +389,7 @@ def factor_section(factors: list[GrowthFactor]) -> Section:
 def figure(rows: list[MemoryStudyRow], fit: MemoryFit, about: str) -> Figure:
     """Measured peaks and fit over sequence length, a line for each batch size, and the peaks by
     category."""
-    from analysis.report.axes import legend, stacked_bars
+    from analysis.report.figures.axes import legend, stacked_bars
     from analysis.report.palette import MEMORY_COLORS
     from studies.engine.drawing import new_panels
 

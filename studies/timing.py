@@ -435,7 +435,7 @@ def section_of_pairs(right: TimingStudyRow) -> Section:
 def figure(rows: list[TimingStudyRow], interval: list[float], change: str, about: str) -> Figure:
     """How many times as fast each method reports the change to be, and the interval of the right
     one."""
-    from analysis.report.axes import beside, legend, new_axes
+    from analysis.report.figures.axes import beside, legend, new_axes
 
     title = "What each timing method would have reported"
     chart, axes = new_axes(title, 1.7 + 0.28 * len(rows), about)

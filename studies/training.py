@@ -570,7 +570,7 @@ def peak_text(row: TrainingBenchmarkRow) -> str:
 
 def figure(rows: list[StepTimesRow], names: list[str], about: str) -> Figure:
     """Mean of each phase in ms, and the standard deviation of the step as error bars."""
-    from analysis.report.axes import beside, legend, new_axes, stacked_bars
+    from analysis.report.figures.axes import beside, legend, new_axes, stacked_bars
     from analysis.report.palette import PHASE_COLORS
 
     chart, axes = new_axes("Time of a step by phase", 1.9 + 0.3 * len(rows), about)

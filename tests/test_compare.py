@@ -35,7 +35,7 @@ from analysis.compare.text import (
     profilers_text,
     with_short_names,
 )
-from analysis.report.comparison_figure import draw_comparison
+from analysis.report.figures.comparison import draw_comparison
 from analysis.trace.tables import read_trace
 from analysis.trust.times import overhead_text
 from harness.base.documents import SCHEMA_VERSION

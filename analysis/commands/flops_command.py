@@ -9,7 +9,7 @@ from analysis.advice.text import best_three
 from analysis.commands.analyze_traces import report_in
 from analysis.diagnosis.document import OperatorAnalysis
 from analysis.limits.roofline import roofline
-from analysis.report.figures import draw_roofline, picture
+from analysis.report.figures.pictures import draw_roofline, picture
 from analysis.report.run_sections import run_sections
 from analysis.work.bytes_moved import computational_intensity
 from analysis.work.sections import (

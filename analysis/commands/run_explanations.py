@@ -50,7 +50,7 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
         memory = timeline.as_json()
         figure = None
         if importlib.util.find_spec("matplotlib"):
-            from analysis.report.figures import draw_memory_timeline, picture
+            from analysis.report.figures.pictures import draw_memory_timeline, picture
 
             figure = picture(draw_memory_timeline, memory, run_title(summary))
         section, lines = memory_section(memory), memory_lines(memory, summary)

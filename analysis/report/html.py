@@ -15,7 +15,7 @@ from analysis.diagnosis.text import judged_first
 from analysis.memory.snapshot.analyzed import Analyzed
 from analysis.memory.snapshot.text import snapshot_sections
 from analysis.report.charts import STEP_TIMELINE, charts_of, step_of_document
-from analysis.report.figures import figures_of
+from analysis.report.figures.pictures import figures_of
 from analysis.report.page import (
     ALL_FINDABLE,
     PARTS_FINDABLE,

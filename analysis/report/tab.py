@@ -25,7 +25,7 @@ from analysis.compare.text import comparison_section, with_short_names
 from analysis.diagnosis.document import OperatorAnalysis
 from analysis.limits.timeline import timeline_of
 from analysis.report.charts import STEP_TIMELINE, charts_of, step_of_document
-from analysis.report.figures import comparison_picture, figures_of
+from analysis.report.figures.pictures import comparison_picture, figures_of
 from analysis.report.page import (
     ALL_FINDABLE,
     PARTS_FINDABLE,

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.memory.tables import place_of_peak, stack_of_memory
-from analysis.report.axes import SEAM, Segment, label_segments, new_axes
+from analysis.report.figures.axes import SEAM, Segment, label_segments, new_axes
 from analysis.report.palette import HATCHES, MEMORY_COLORS
 from harness.base.units import MB
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 from matplotlib.figure import Figure
 
-from analysis.report.axes import plain_text
-from analysis.report.comparison_figure import draw_comparison
-from analysis.report.memory_figure import draw_memory_timeline
-from analysis.report.roofline_figure import draw_roofline
-from analysis.report.step_figures import draw_breakdown, draw_queue, draw_ranks, draw_steps
+from analysis.report.figures.axes import plain_text
+from analysis.report.figures.comparison import draw_comparison
+from analysis.report.figures.memory import draw_memory_timeline
+from analysis.report.figures.roofline import draw_roofline
+from analysis.report.figures.step import draw_breakdown, draw_queue, draw_ranks, draw_steps
 from harness.base.files import png
 
 Draw = Callable[[dict, str], Figure]  # of a document, and what was run

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from analysis.hardware.ceilings import NO_PEAK
-from analysis.report.axes import log_axis, new_axes
+from analysis.report.figures.axes import log_axis, new_axes
 from analysis.report.palette import color_of, series
 from analysis.work.sections import by_time
 

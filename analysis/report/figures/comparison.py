@@ -9,7 +9,7 @@ from analysis.compare.noise import NOISE, as_fast
 from analysis.compare.parts import OTHER_PROFILER
 from analysis.compare.same_training import NOT_THE_SAME
 from analysis.compare.text import profilers_text
-from analysis.report.axes import WIDTH, bare, beside, entitle, legend, stacked_bars
+from analysis.report.figures.axes import WIDTH, bare, beside, entitle, legend, stacked_bars
 from analysis.report.palette import GRAY, PHASE_COLORS, color_of
 from harness.base.text import shortened, told_apart
 from harness.instruments.phases import PHASES

@@ -7,7 +7,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.attribution.breakdown import mean_of
 from analysis.attribution.components import IDLE
-from analysis.report.axes import beside, legend, new_axes, stacked_bars
+from analysis.report.figures.axes import beside, legend, new_axes, stacked_bars
 from analysis.report.palette import GRAY, PHASE_COLORS, color_of
 from harness.base.text import significant, told_apart
 
