@@ -16,6 +16,7 @@ from analysis.advice.evidence import Evidence
 from analysis.advice.proposals import Found
 from analysis.advice.who_reads import Words, the_same
 from analysis.limits.peaks import ran_here
+from analysis.vocabulary.kernel_classes import ATTENTION, MATMUL
 from harness.base.command_line import compiler_problem
 from harness.model.optimizations import answering, flags_in_use
 
@@ -113,14 +114,14 @@ CATALOGUE = (
     ),
     Advice(
         name="better matmul kernels",
-        look=partial(efficiency.better_kernels, "matmul"),
+        look=partial(efficiency.better_kernels, MATMUL),
         # The counters of a kernel are for who can run it alone.
         words=Words(our_model="{how}", own_program="{counters}", file_only="{how}"),
         shortens=KERNELS,
     ),
     Advice(
         name="better attention kernels",
-        look=partial(efficiency.better_kernels, "attention"),
+        look=partial(efficiency.better_kernels, ATTENTION),
         words=Words(our_model="{how}", own_program="{counters}", file_only="{how}"),
         shortens=KERNELS,
     ),

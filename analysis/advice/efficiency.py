@@ -12,7 +12,13 @@ from analysis.advice.who_reads import Reader, TracedRun
 from analysis.attribution.operators import shapes_text
 from analysis.trace.tables import by_name
 from analysis.trace.timeline import Timeline
-from analysis.vocabulary.kernel_classes import CLASS_OF_NAME
+from analysis.vocabulary.kernel_classes import (
+    ATTENTION,
+    CLASS_OF_NAME,
+    CONVOLUTION,
+    MATMUL,
+    MATMUL_CLASSES,
+)
 from analysis.vocabulary.kernels import MISALIGNED
 from analysis.work.operator_costs import factor_type
 from harness.model.changes import CHANGES
@@ -25,12 +31,13 @@ KERNEL_NAME = 60  # letters by which profilers find a kernel: mangled names have
 SHORTEST_US = 5.0  # of a kernel that does something, with its first and last blocks
 LAYOUT = r"(?i)nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|batched_transpose_|transpose_(NCHW|CNHW)2"
 PERF = "perf stat -e cycles,instructions,cache-misses, of a program with this shape alone"
+# What makes kernels better.
 HOW = {
-    "matmul": (
+    MATMUL: (
         "wider, padded dimensions, a larger batch, or kernels chosen by timing:"
         " torch.compile(mode='max-autotune')"
     ),
-    "attention": (
+    ATTENTION: (
         "another fused kernel of attention, longer sequences or more heads per call, a head width"
         " of 64 or 128"
     ),
@@ -55,10 +62,11 @@ class FarShape(NamedTuple):
 
 
 def better_kernels(what: str, evidence: Evidence) -> Found:
-    """Matmuls or attention whose shapes say that they are far below the nearer of the two roofs.
-
-    what: matmul, with convolutions; or attention."""
-    classes = ("attention",) if what == "attention" else ("matmul", "convolution")
+    """Attention, or all else that multiplies, whose shapes say that they are far below the nearer
+    of the two roofs."""
+    classes = [ATTENTION]
+    if what != ATTENTION:
+        classes = [what, *(name for name in MATMUL_CLASSES if name not in (what, ATTENTION))]
     realistic_share = CLASS_OF_NAME[what].realistic_share
     far = far_shapes(evidence, classes, realistic_share)
     if not far:
@@ -76,14 +84,13 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
             "no estimate: from so far below its roof a kernel that runs otherwise is no forecast"
         )
     kinds = {shape.kind for shape in far}
-    run = "runs" if what == "attention" else "run"
+    run = "runs" if what == ATTENTION else "run"
     rate = f"{100 * total.at_roof_us / total.us:.2g}% of the nearer roof"
     share = evidence.share(total.us)
     command = counters(evidence.timeline, worst.longest)
     index = evidence.events.index
-    of_convolution = kinds == {"convolution"}
     return Proposal(
-        name=f"better {'convolution' if of_convolution else what} kernels",
+        name=f"better {CONVOLUTION if kinds == {CONVOLUTION} else what} kernels",
         finding=f"{plurals_of(kinds, classes)} {run} at {rate} for {share} of the step",
         how=HOW[what],
         us=total.us,
@@ -97,7 +104,7 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
     )
 
 
-def plurals_of(kinds: set[str], classes: tuple[str, ...]) -> str:
+def plurals_of(kinds: set[str], classes: list[str]) -> str:
     """'Matmuls and convolutions': those of the classes that there are."""
     plurals = [CLASS_OF_NAME[name].plural for name in classes if name in kinds]
     return " and ".join(plurals).capitalize()
@@ -123,9 +130,7 @@ def total_of(shapes: list[FarShape]) -> Total:
     )
 
 
-def far_shapes(
-    evidence: Evidence, classes: tuple[str, ...], realistic_share: float
-) -> list[FarShape]:
+def far_shapes(evidence: Evidence, classes: list[str], realistic_share: float) -> list[FarShape]:
     """The shapes of these classes of operators that would be faster at this share of their roof."""
     events = evidence.events
     is_known = events["class"].isin(classes).to_numpy() & (events["signature"] >= 0).to_numpy()
@@ -162,7 +167,7 @@ def timed_at_roof(
         likely_us = max(likely_us, SHORTEST_US * rows["launches"].sum())
     best_us = 0.0
     # What was measured is no limit, and Winograd's convolution multiplies less.
-    if peak.kind != "measured" and kind != "convolution":
+    if peak.kind != "measured" and kind != CONVOLUTION:
         best_us = min(likely_us, 1e6 * flops / peak.rate)
     name = trace.operators["name"].cat.categories[code]
     return FarShape(
@@ -216,7 +221,7 @@ def aligned_matmuls(evidence: Evidence) -> Found:
     flops, roofs = rows["flops"].sum(), evidence.compute_roofs
     rate = evidence.best_rate("flops", ~mask)  # per us
     if rate is None and roofs:
-        rate = roofs[0].rate / 1e6 * CLASS_OF_NAME["matmul"].realistic_share
+        rate = roofs[0].rate / 1e6 * CLASS_OF_NAME[MATMUL].realistic_share
     likely_us = min(us, flops / rate) if rate and flops else None
     best_us, bound = at_roof(flops, roofs, "GFLOP/s", us if likely_us is None else likely_us)
     basis = f"at most: {bound}"
