@@ -13,12 +13,10 @@ from analysis.memory.snapshot.comparison import compare_snapshots, largest_first
 from analysis.memory.snapshot.prediction import predicted_rows
 from analysis.memory.snapshot.reading import find_snapshots, may_be_snapshot, read_snapshot
 from analysis.memory.snapshot.text import PAGE, snapshot_answer, snapshot_sections
-from analysis.memory.timeline import MemoryTimeline
-from analysis.prediction.document import Prediction
 from harness.base.console import file_lines, say
 from harness.base.documents import documents_beside, read_fitting, read_or_leave_out
 from harness.base.errors import UserError
-from harness.base.files import make_folder, write_json
+from harness.base.files import kind_of, make_folder, write_json
 from harness.base.sections import as_text
 from harness.base.tables import ANSWER_LINES, answer
 from harness.base.text import flag_of
@@ -112,7 +110,8 @@ def add_prediction(analyzed: Analyzed, named: Path | None = None) -> None:
 
 def predicted_in(path: Path) -> dict[str, float]:
     """Bytes at the peak by category.  Raises UserError for what is no prediction.json."""
-    prediction = read_fitting(path, Prediction, OF_PREDICTION)
+    # Its type is that of a module that imports PyTorch.
+    prediction = read_fitting(path, kind_of("prediction.json").document, OF_PREDICTION)
     if prediction is None:
         raise UserError(f"--prediction {path}: not the prediction.json of a dry run")
     predicted_bytes = {}
@@ -126,7 +125,10 @@ def predicted_beside(path: Path) -> dict[str, float]:
     if (path.parent / "prediction.json").exists():
         with contextlib.suppress(UserError):
             return predicted_in(path.parent / "prediction.json")
-    run = read_or_leave_out(path.parent / "memory_timeline.json", MemoryTimeline, [], OF_TIMELINE)
+    file = path.parent / "memory_timeline.json"
+    if not file.exists():
+        return {}
+    run = read_or_leave_out(file, kind_of(file.name).document, [], OF_TIMELINE)
     if run is None or run["predicted"] is None:
         return {}
     return run["predicted"]["bytes_by_category"]

@@ -97,7 +97,9 @@ def documents_in(folder: Path, left_out: list[str]) -> Documents:
     have, or that cannot be read: left_out takes why."""
     documents: Documents = {}
     for name, file in DOCUMENT_FILES.items():
-        documents[name] = read_or_leave_out(folder / file, kind_of(file).document, left_out)
+        documents[name] = None
+        if (folder / file).exists():  # its type may be that of a module that imports PyTorch
+            documents[name] = read_or_leave_out(folder / file, kind_of(file).document, left_out)
     return documents
 
 
