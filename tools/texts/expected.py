@@ -266,7 +266,11 @@ def snapshot_peaks(size: str, *lengths: int) -> str:
     lines = []
     for seq_len in lengths:
         workload = workload_of(size=size, seq_len=seq_len)
-        peaks = [predicted_pass(workload, mode, True) for mode in ("forward", "train")]
+        whole_step, _ = watched_step(workload)
+        peaks = [
+            predicted_pass(workload, "forward", True),
+            whole_step.live_bytes_at_allocations().max(),
+        ]
         lines.append([f"{seq_len}", *(f"{peak / MB:,.0f}" for peak in peaks)])
     about = (
         f"`{size}`, batch {workload.batch_size}, fp32: predicted, without what the matmul libraries"
