@@ -28,7 +28,7 @@ from analysis.hardware.matching import datasheet
 from analysis.limits.timeline import timeline_of
 from analysis.prediction.expected_time import Operator, kernel_us
 from analysis.trace.tables import read_trace
-from analysis.vocabulary.kernel_classes import category
+from analysis.vocabulary.kernel_classes import CONVOLUTION, category
 from analysis.work.operator_costs import factor_type
 from benchmarks.common import benchmark_parser, report
 from harness.base.errors import UserError
@@ -80,7 +80,8 @@ def rows_of(path: Path) -> list[dict]:
                 (one.least_flops or 0) * (kind != "other"),
                 DTYPES.get(factor_type(shapes, types)),
             )
-            made = Operator(0, "", name, kind, flops, one.bytes, dtype, shape, 0, 0)
+            convolves = category(name) == CONVOLUTION
+            made = Operator(0, "", name, kind, flops, one.bytes, dtype, shape, 0, 0, convolves)
             expected = kernel_us(made, rates, False)
         found.setdefault(kind, []).append((us[i], expected))
     found["all"] = [pair for pairs in found.values() for pair in pairs]

@@ -51,7 +51,7 @@ def test_a_kernel_takes_its_arithmetic_or_its_traffic():
     assert kernel_seconds(replace(matmul, bytes=3 * 10**10), RATES, False) == pytest.approx(0.03)
     assert kernel_seconds(replace(matmul, dtype=torch.float32), RATES, False) == pytest.approx(0.1)
     assert kernel_seconds(replace(matmul, dtype=torch.float32), RATES, True) == pytest.approx(0.02)
-    convolution = replace(matmul, dtype=torch.float32, name="convolution")
+    convolution = replace(matmul, dtype=torch.float32, name="convolution", convolves=True)
     assert kernel_seconds(convolution, RATES, False) == pytest.approx(
         0.02
     )  # cuDNN multiplies in TF32

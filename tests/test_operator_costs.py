@@ -17,7 +17,9 @@ from analysis.attribution.model_flops import model_flops_per_step
 from analysis.limits.timeline import timeline_of
 from analysis.trace.tables import read_trace
 from analysis.vocabulary.kernel_classes import category
-from analysis.work.operator_costs import Cost, Window, cost, unmasked_pairs
+from analysis.work.attention_costs import Window, unmasked_pairs
+from analysis.work.cost import Cost
+from analysis.work.operator_costs import cost
 
 
 @pytest.mark.slow

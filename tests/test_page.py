@@ -141,8 +141,9 @@ def test_what_a_folded_section_says():
 
 
 def test_bars_are_scaled_to_the_largest_part():
-    html = html_of(Section("Parts", COLUMNS, [*ROWS, SUM]))
-    assert re.findall(r"width: ([\d.]+)%", html) == ["100.0", "50.0", "0.0"]
+    less = {"component": "less in unprofiled steps", "ms": -1.0, "share": -0.1}
+    html = html_of(Section("Parts", COLUMNS, [*ROWS, less, SUM]))
+    assert re.findall(r"width: ([-\d.]+)%", html) == ["100.0", "50.0", "0.0", "0.0"]
     assert html.count('<tr class="total">') == 1
 
 
@@ -156,6 +157,14 @@ def test_long_tables_fold_and_notes_stand_once():
     assert html.count(f">{note}</li>") == 1 and html.count('href="#note-1"') == 2
     assert "<details open" not in html
     assert not html_of(Section("Empty")).count("<details")
+
+
+def test_what_stands_below_a_part_is_folded_in_it():
+    """As the rules of a verdict that do not decide."""
+    inner = Section("Other rules", facts={"2. launch": "no"})
+    page = html_of(Section("Verdict", parts=[Section("Why", facts={"1": "yes"}, parts=[inner])]))
+    assert re.findall("<h3[^>]*>(.*?)</h3>", page) == ["Why", "Other rules"]
+    assert page.count('<details class="inner" id="other-rules">') == 1
 
 
 def test_markup_and_very_long_names_are_text_everywhere():

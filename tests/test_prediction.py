@@ -56,7 +56,7 @@ def read(path):
         "--batch-size 16 --seq-len 32 --precision bf16",
         "--batch-size 4 --seq-len 32 --gradient-accumulation-steps 4",
         "--batch-size 2 --seq-len 64 --activation-checkpointing",
-        "--batch-size 2 --activation-checkpointing 2 --precision bf16-true",
+        "--n-layers 3 --batch-size 2 --activation-checkpointing 2 --precision bf16-true",
         "--batch-size 2 --activation-checkpointing op --attention sdpa --precision bf16-true",
         "--batch-size 2 --fused-projections --fused-norm --fused-rope --fused-loss --vocab-size 90",
         "--size small --batch-size 1 --seq-len 40 --precision bf16",
@@ -64,18 +64,9 @@ def read(path):
 )
 def test_the_predicted_peak_is_the_measured_one(train, tmp_path, flags):
     """To the byte, category by category, at the same place."""
-    assert (
-        train(
-            *flags.split(),
-            "--num-steps",
-            "2",
-            "--profile-memory",
-            "--output-dir",
-            "run",
-            small=False,
-        )[0]
-        == 0
-    )
+    flags = f"--n-layers 2 {flags}"
+    run = "--num-steps 2 --profile-memory --output-dir run"
+    assert train(*flags.split(), *run.split(), small=False)[0] == 0
     memory = read(tmp_path / "run" / "memory_timeline.json")
     assert memory["predicted"]["peak_bytes"] == memory["peak_bytes"]
     assert memory["predicted"]["error_percent"] == 0
@@ -238,7 +229,8 @@ def test_a_target_device_is_predicted_by_its_datasheet(
     monkeypatch.setattr("analysis.hardware.cache.measured", None)  # nothing of this machine
     sheet = next(one for one in DATASHEETS if one.name == row)
     name = row.split()[-1 if "AMD" in row else 1].lower()
-    flags = ("--dry-run", "--target-device", name, "--precision", precision, "--output-dir", "run")
+    flags = ("--dry-run", "--n-layers", "2", "--target-device", name, "--precision", precision)
+    flags += ("--output-dir", "run")
     code, out, _ = train(*flags, small=False)
     assert code == 0
     assert re.search(rf"^Target device: +{row}", out, re.M)
@@ -407,22 +399,20 @@ def test_a_device_memory_without_a_dry_run(train):
 
 @pytest.mark.slow
 def test_the_largest_size_is_predicted_in_little_memory(tmp_path):
-    script = f"import sys; sys.path.insert(0, {str(PROJECT)!r}); import tiny_llama_v1 as t\n"
-    script += (
-        "code = t.main(['--dry-run', '--size', 'very_large', '--peak', '1', '--output-dir',"
-        " 'run'])\n"
-    )
-    script += (
-        "from harness.machine.devices import host_memory; print('PEAK', code, host_memory()[1])"
-    )
-    code, out = finish(start(sys.executable, "-c", script, cwd=tmp_path))
+    lines = [
+        f"import sys; sys.path.insert(0, {str(PROJECT)!r})",
+        "from analysis.prediction.memory import peak_bytes",
+        "from harness.machine.devices import host_memory",
+        "from studies.engine.command_line import workload_of",
+        "workload = workload_of(size='very_large')",
+        "print(workload.parameter_count(), peak_bytes(workload, False), host_memory()[1])",
+    ]
+    code, out = finish(start(sys.executable, "-c", "\n".join(lines), cwd=tmp_path))
     assert code == 0, out
-    _, done, peak = out.splitlines()[-1].split()
-    assert done == "0"
-    assert int(peak) < 2**30  # of 10.7 billion parameters, none is allocated
-    document = read(tmp_path / "run" / "prediction.json")
-    assert document["parameters"] == 10_691_284_992
-    assert document["peak_memory_mb"] > 16 * document["parameters"] / 2**20
+    parameters, predicted, here = map(int, out.splitlines()[-1].split())
+    assert here < 2**30  # of 10.7 billion parameters, none is allocated
+    assert parameters == 10_691_284_992
+    assert predicted > 16 * parameters
 
 
 @pytest.mark.slow
@@ -473,6 +463,8 @@ def test_the_predicted_peak_of_a_rank_is_the_measured_one(tmp_path, flags):
         "2",
         "--seq-len",
         "64",
+        "--n-layers",
+        "2",
         *flags.split(),
     ]
     code, out = finish(

@@ -77,6 +77,14 @@ def test_runs_with_a_trace_come_first_and_the_newest_of_them(logdir):
     assert Tab(logdir / "one").runs()["runs"] == [{"run": ".", "name": "one"}]
 
 
+def test_traces_that_the_project_stores_are_no_runs_of_its_user():
+    stored = ("benchmarks", "exercises", "tests")
+    traces = [path for name in stored for path in (PROJECT / name).rglob("*.json.gz")]
+    assert len(traces) > 3
+    listed = {run.split("/")[0] for run in runs_of(Tab(PROJECT))}
+    assert not listed & {*stored}
+
+
 def test_folders_elsewhere_are_no_runs(logdir):
     tab = Tab(logdir)
     assert tab.folder("one") == logdir / "one"

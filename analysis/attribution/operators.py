@@ -17,7 +17,8 @@ from analysis.trace.tables import by_name, different_pairs, most_frequent, take_
 from analysis.trace.timeline import Timeline, cached_on_timeline
 from analysis.vocabulary.annotations import BATCH
 from analysis.vocabulary.kernel_classes import MATMUL_CLASSES
-from analysis.work.operator_costs import Cost, cost, cost_of_called, tells_cost
+from analysis.work.cost import Cost
+from analysis.work.operator_costs import cost, cost_of_called, tells_cost
 from harness.base.sections import Section
 from harness.base.tables import Column, column, value_of
 from harness.base.text import count_of, significant

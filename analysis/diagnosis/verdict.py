@@ -363,7 +363,9 @@ def rule_section(document: dict) -> Section:
     bound = bound_text(verdict["bound"], verdict["strength"], verdict["runner_up"])
     return Section(
         f"Why {bound}",
-        note=notes,
         facts=facts,
-        parts=[Section("The other rules, in order", facts=others)],
+        parts=[
+            Section("The other rules, in order", facts=others),
+            Section("What the shares are", note=notes),
+        ],
     )

@@ -29,7 +29,8 @@ from analysis.vocabulary.kernel_classes import (
     names_of_work,
 )
 from analysis.vocabulary.operators import BYTES_OF
-from analysis.work.operator_costs import Cost, factor_type
+from analysis.work.cost import Cost
+from analysis.work.operator_costs import factor_type
 
 UNKNOWN, MEMORY, COMPUTE = range(3)  # what limits a kernel
 # How that was told, in order.  A kernel that moves elements for a matmul is told by its name too.

@@ -4,7 +4,8 @@ from analysis.attribution.operators import costs_of_operators, operator_calls, s
 from analysis.hardware.ceilings import Ceiling
 from analysis.trace.timeline import Timeline
 from analysis.vocabulary.kernel_classes import MATMUL_CLASSES
-from analysis.work.operator_costs import Cost, factor_type
+from analysis.work.cost import Cost
+from analysis.work.operator_costs import factor_type
 from harness.base.sections import Section
 from harness.base.tables import Column, column
 from harness.base.text import significant

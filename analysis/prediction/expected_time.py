@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch.utils._pytree import tree_map_only
-from torch.utils.flop_counter import flop_registry
 
 from analysis.hardware.achievable import OVERHEADS, Rates, achievable_rates, interval_of
 from analysis.hardware.ceilings import NOT_MEASURED, bandwidth_ceilings, compute_ceilings
 from analysis.hardware.matching import datasheet
 from analysis.prediction.network import Network
-from analysis.work.bytes_moved import WorkCounter, accesses, masked_flops, tensors_in
+from analysis.vocabulary.kernel_classes import ATTENTION, CONVOLUTION, MATMUL
+from analysis.work.bytes_moved import WorkCounter
+from analysis.work.dispatched_costs import DispatchedCall, dispatched_call, tensors_in
 from analysis.work.fake_step import fake_step
 from analysis.work.flop_counts import flops_of_step
 from harness.documents.memory import NO_NETWORK
@@ -67,6 +68,28 @@ class Operator:
     shape: tuple[int, ...]  # of the output; of attention the query
     views: int  # operators before it that launch nothing
     tensors: int  # of the lists that it takes
+    convolves: bool = False
+
+
+def kind_of(call: DispatchedCall) -> str:
+    """Of CLASSES."""
+    if not call.cost.flops:
+        return "other_kernels"
+    return ATTENTION if call.kind == ATTENTION else MATMUL
+
+
+def shape_of(call: DispatchedCall | None, made: object) -> tuple[int, ...]:
+    """That of the output; of attention of the query."""
+    tensors = tensors_in(made)
+    if call is not None and kind_of(call) == ATTENTION:
+        tensors = call.factors
+    return tuple(tensors[0].shape) if tensors else ()
+
+
+def may_be_fused(operator: Operator, func) -> bool:
+    """Whether a compiler makes one kernel of it and of what is beside it."""
+    is_alone = func.namespace == "fsdp" or operator.name.startswith(("_foreach", "_fused"))
+    return operator.kind == "other_kernels" and not is_alone
 
 
 class OperatorLog(WorkCounter):
@@ -98,44 +121,32 @@ class OperatorLog(WorkCounter):
             torch.distributed.is_available() and torch.distributed.is_initialized()
         ):  # else there are no shards
             mine, named, made = tree_map_only(torch.Tensor, local_part, (args, kwargs, out))
-        name, collective = func.overloadpacket.__name__, kind_of_collective(func)
-        given = {
-            **dict(zip((one.name for one in func._schema.arguments), mine, strict=False)),
-            **named,
-        }
-        read, written = ([], []) if collective else accesses(func, given, made)
-        if not (written or collective):
+        collective = kind_of_collective(func)
+        call = None if collective else dispatched_call(func, mine, named, made)
+        if call is None and not collective:
             self.views += 1
             return out
-        formula = flop_registry.get(func.overloadpacket)
-        flops = int(formula(*mine, **named, out_val=made)) if formula else 0
-        kind = collective or (
-            "other_kernels" if not flops else "attention" if "attention" in name else "matmul"
+        lists = [tensors_in(given) for given in (*mine, *named.values()) if isinstance(given, list)]
+        size = CollectiveCounter().count(func, mine) if collective else call.cost.bytes
+        operator = Operator(
+            segment=len(self.segments),
+            phase=self.segments[-1],
+            name=func.overloadpacket.__name__,
+            kind=collective or kind_of(call),
+            flops=0 if collective else call.cost.least_flops,
+            bytes=size,
+            dtype=call.factors[0].dtype if call and call.factors else None,
+            shape=shape_of(call, made),
+            views=self.views,
+            tensors=max(map(len, lists), default=0),
+            convolves=call is not None and call.kind == CONVOLUTION,
         )
-        size = (
-            CollectiveCounter().count(func, mine)
-            if collective
-            else sum(size for _, size in read + written)
-        )
-        factors = [x for x in tensors_in(mine) if x.dim() > 1] if flops else []
-        shaped = factors[:1] if kind == "attention" else tensors_in(made)[:1]
-        about = (factors[0].dtype if factors else None, tuple(shaped[0].shape) if shaped else ())
-        listed = max(
-            (len(tensors_in(one)) for one in (*mine, *named.values()) if isinstance(one, list)),
-            default=0,
-        )
-        phase, least = (len(self.segments), self.segments[-1]), flops - masked_flops(given, flops)
-        self.operators.append(Operator(*phase, name, kind, least, size, *about, self.views, listed))
+        self.operators.append(operator)
         self.views = 0
-        alone = (
-            kind != "other_kernels"
-            or func.namespace == "fsdp"
-            or name.startswith(("_foreach", "_fused"))
-        )
-        if alone or not self.fused:
-            self.end_of_kernel(len(self.operators) - 1)
+        if self.fused and may_be_fused(operator, func):
+            self.into_kernel(call.read, call.written)
         else:
-            self.into_kernel(read, written)
+            self.end_of_kernel(len(self.operators) - 1)
         return out
 
     def into_kernel(self, read: list, written: list) -> None:
@@ -183,7 +194,7 @@ def kernel_seconds(one: Operator, rates: Rates, tf32: bool) -> float:
     moved = one.bytes / rates.bandwidth
     if not one.flops:
         return moved
-    tf32 = tf32 or "convolution" in one.name  # cuDNN's default
+    tf32 = tf32 or one.convolves  # cuDNN's default
     dtype = ("tf32" if tf32 else "fp32") if one.dtype is torch.float32 else "bf16"
     if one.kind == "matmul":
         return max(moved, one.flops / rates.matmul[dtype] / tile_share(one, rates.units))
@@ -202,7 +213,7 @@ def kernel_us(one: Operator, rates: Rates, tf32: bool, on_gpu: bool = True) -> f
 def tile_share(one: Operator, units: int) -> float:
     """How much of its rate a matmul of this shape reaches: multiprocessors compute whole tiles,
     wave after wave."""
-    if not units or len(one.shape) < 2 or "convolution" in one.name:
+    if not units or len(one.shape) < 2 or one.convolves:
         return 1.0
     *batch, m, n = one.shape
     k = max(1, one.flops // max(1, 2 * math.prod(one.shape)))

@@ -133,10 +133,10 @@ def trace_title(analysis: dict, device: str) -> str:
 
 
 def rank_text(analysis: dict) -> str:
-    """'rank 1 of 8'; empty where there is one rank, or the trace does not tell."""
+    """'rank 1 of 8'; empty where there is one rank, or the trace does not tell of several."""
     trust = analysis["integrity"]
     rank, world_size = trust["rank"], trust["world_size"] or len(trust["ranks_in_file"])
-    if rank is None or world_size == 1:
+    if rank is None or max(world_size, rank + 1) == 1:
         return ""
     return f"rank {rank} of {world_size}" if world_size else f"rank {rank}"
 
@@ -265,11 +265,11 @@ def step_with_command(what: str) -> StepWithCommand:
     """What to do next, with the command or line of code in it apart from the words around it."""
     if CODE.fullmatch(what):
         return StepWithCommand("", what, "")
-    found = COMMAND.search(what)
-    if found is None:
+    command = COMMAND.search(what)
+    if command is None:
         return StepWithCommand(what, "", "")
     return StepWithCommand(
-        what[: found.start()].strip(), found[0].strip(), what[found.end() :].strip("; ")
+        what[: command.start()].strip(), command[0].strip(), what[command.end() :].strip("; ")
     )
 
 
@@ -299,19 +299,19 @@ def run_numbers(documents: Documents, analysis: dict | None) -> dict[str, Number
     performance, training = summary["performance"], summary["training"]
     without = " without the profiler" if analysis else ""
     about = f"a step{without}, mean of {performance['steps_averaged']}"
-    found = {"step": Number(f"{significant(performance['avg_step_time_ms'])} ms", about)}
+    numbers = {"step": Number(f"{significant(performance['avg_step_time_ms'])} ms", about)}
     if training["sequence_length"]:
         unit = "tokens" if training["sequence_length"] > 1 else "samples"
         figure = f"{significant(performance[f'{unit}_per_sec'])} {unit}/s"
         of_ranks = " of all ranks" if training["world_size"] > 1 else ""
-        found["throughput"] = Number(figure, f"throughput{of_ranks}")
+        numbers["throughput"] = Number(figure, f"throughput{of_ranks}")
     mfu = mfu_of(documents)
     if mfu is not None:
-        found["utilization"] = Number(f"{mfu:.1f}%", "MFU: of the device's peak rate")
+        numbers["utilization"] = Number(f"{mfu:.1f}%", "MFU: of the device's peak rate")
     elif performance["achieved_tflops"]:
         figure = f"{performance['achieved_tflops']:.3g} TFLOP/s"
-        found["utilization"] = Number(figure, "in matmuls; no peak is known")
-    return found
+        numbers["utilization"] = Number(figure, "in matmuls; no peak is known")
+    return numbers
 
 
 def mfu_of(documents: Documents) -> float | None:
@@ -327,23 +327,23 @@ def trace_numbers(analysis: dict) -> dict[str, Number]:
     about, timeline = analysis["attribution"], analysis["gpu_timeline"]["of_steps"]
     mean = mean_of(about["steps"], analysis["steps"]["count"]).replace("mean", "a step, mean")
     step = Number(f"{significant(about['ms_per_step'])} ms", f"{mean}, {about['clock']} time")
-    found = {"step": step}
+    numbers = {"step": step}
     if timeline["busy_ms"]:
         busy = timeline["busy_ms"] / max(timeline["total_ms"], 1e-9)
-        found["throughput"] = Number(f"{busy:.0%}", "of it the GPU is busy")
+        numbers["throughput"] = Number(f"{busy:.0%}", "of it the GPU is busy")
     share = share_of_roofs(analysis)
     if share is not None:
         of_roofs = "of their roof: matmuls, convolutions and attention"
-        found["utilization"] = Number(f"{share:.0%}", of_roofs)
+        numbers["utilization"] = Number(f"{share:.0%}", of_roofs)
     if analysis["memory"]["peak_mb"]:
         peak = megabytes(analysis["memory"]["peak_mb"] * MB)
-        found["memory"] = Number(peak, "peak of allocated memory")
+        numbers["memory"] = Number(peak, "peak of allocated memory")
     trust = analysis["integrity"]
     events, kind = trust["operators"], "operators"
     if analysis["kernels"]:
         events, kind = trust["gpu_events"], "GPU events"
-    found["events"] = Number(f"{events / max(about['steps'], 1):,.0f}", f"{kind} in a step")
-    return found
+    numbers["events"] = Number(f"{events / max(about['steps'], 1):,.0f}", f"{kind} in a step")
+    return numbers
 
 
 def share_of_roofs(analysis: dict) -> float | None:
@@ -436,11 +436,11 @@ def bar(columns: Sequence[Column]) -> Column | None:
 
 
 def bar_widths(name: Column, share: Column | None, rows: list[dict]) -> list[str]:
-    """Percent of the largest part; nothing for a sum."""
+    """Percent of the largest part; nothing for a sum, or for what is taken away."""
     values = []
     for row in rows:
         is_part = share is not None and not is_sum(name.text(row))
-        values.append(share.value(row) or 0.0 if is_part else 0.0)
+        values.append(max(share.value(row) or 0.0, 0.0) if is_part else 0.0)
     largest = max(*values, 1e-9)
     return [f"{100 * value / largest:.1f}" for value in values]
 

@@ -8,17 +8,36 @@ among them, else by chance.
 import re
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 from zlib import crc32
 
 from analysis.vocabulary.kernel_classes import CLASS_OF_NAME
 from harness.base.text import read_ini
 
+
+class Shade(NamedTuple):
+    """A color, and a pattern in the names of the parts that have it."""
+
+    pattern: str
+    color: str
+
+
+class Family(NamedTuple):
+    """Parts that share a hue: a pattern in their names, and their shades."""
+
+    pattern: str
+    shades: list[Shade]
+
+
+def _family(pattern: str, text: str) -> Family:
+    """A row of the table of families: shades are pairs of a pattern and a color."""
+    words = text.split()
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return Family(pattern, [Shade(*pair) for pair in pairs])
+
+
 _TABLES = read_ini(Path(__file__).with_suffix(".ini"))
-# A pattern in the names of a family's parts, and its shades: a pattern and a color each.
-FAMILIES = [
-    (pattern, [*zip(shades.split()[::2], shades.split()[1::2], strict=True)])
-    for pattern, shades in _TABLES["families"].items()
-]
+FAMILIES = [_family(*row) for row in _TABLES["families"].items()]
 PHASE_COLORS = dict(_TABLES["phases"])
 MEMORY_COLORS = dict(_TABLES["memory"])
 HATCHES = dict(_TABLES["hatches"])
@@ -43,9 +62,19 @@ def color_of(part: str) -> str:
     """That of its class of kernels, else of its family and, if its name tells one, of its shade."""
     if part in CLASS_OF_NAME:
         return CLASS_OF_NAME[part].color
-    shades = next(shades for pattern, shades in FAMILIES if re.search(pattern, part, re.IGNORECASE))
-    by_chance = shades[crc32(part.encode(errors="replace")) % len(shades)]
-    return next((one for one in shades if re.search(one[0], part, re.IGNORECASE)), by_chance)[1]
+    family = FAMILIES[_first_of(FAMILIES, part)]  # the last one has every name
+    shade = _first_of(family.shades, part)
+    if shade is None:
+        shade = crc32(part.encode(errors="replace")) % len(family.shades)
+    return family.shades[shade].color
+
+
+def _first_of(rows: list[Family] | list[Shade], part: str) -> int | None:
+    """The first row whose pattern is in the name of a part."""
+    for number, row in enumerate(rows):
+        if re.search(row.pattern, part, re.IGNORECASE):
+            return number
+    return None
 
 
 def series(n: int) -> tuple:

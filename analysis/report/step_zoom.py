@@ -70,7 +70,7 @@ def zoomed_step(
         drawn.append(row.events)
         rows.append({**row.about, "events": number_of[row.events].tolist()})
     left_out = inside.difference(np.concatenate(drawn)) if drawn else inside
-    slices = {of: cut_to(found, first_us, last_us) for of, found in whose_time(timeline).items()}
+    slices = {of: cut_to(table, first_us, last_us) for of, table in whose_time(timeline).items()}
     parts = numbered_parts([shown, *slices.values()])
     return {
         "device": timeline.context.device["name"],

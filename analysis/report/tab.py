@@ -113,12 +113,14 @@ def traces_in(folder: Path) -> list[Path]:
 def analyses_in(folder: Path, left_out: list[str]) -> dict[str, dict]:
     """The documents of traces in a folder, by the name of the trace; left_out takes why others
     cannot be read."""
-    found: dict[str, dict] = {}
+    documents: dict[str, dict] = {}
     for file in sorted(folder.glob("operator_analysis*.json")):
         document = read_or_leave_out(file, OperatorAnalysis, left_out)
         if document:
-            found.setdefault(document["trace"], document)  # of a file of several ranks, the first
-    return found
+            documents.setdefault(
+                document["trace"], document
+            )  # of a file of several ranks, the first
+    return documents
 
 
 # ---- Reading traces ------------------------------------------------------------------------------

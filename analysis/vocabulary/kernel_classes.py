@@ -170,7 +170,8 @@ KERNEL_CLASSES = (
 CLASS_OF_NAME = {record.name: record for record in KERNEL_CLASSES}
 CATEGORIES = tuple(CLASS_OF_NAME)
 UNKNOWN_CATEGORY = CATEGORIES[-1]  # of what no pattern knows
-ATTENTION, MATMUL = "attention", "matmul"  # of which rules of their own are known
+# Those of which rules of their own are known
+ATTENTION, CONVOLUTION, MATMUL = "attention", "convolution", "matmul"
 
 
 def names_of_work(*works: Work) -> tuple[str, ...]:

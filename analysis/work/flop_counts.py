@@ -2,9 +2,9 @@
 formula, PyTorch's counter, DeepSpeed's."""
 
 import torch
-from torch.utils import flop_counter
 from torch.utils.flop_counter import FlopCounterMode
 
+from analysis.work.dispatched_costs import FORMULAS_BESIDE_TORCH
 from analysis.work.fake_step import fake_tensors
 from analysis.work.sections import COUNTS, counters_in
 from harness.documents.flops import NO_COUNT
@@ -16,56 +16,33 @@ CONVENTION = (
 )
 
 
-def register_cpu_attention() -> None:
-    """Have PyTorch count fused attention on a CPU, which it leaves out:
-    the same matmuls as on a GPU.
-
-    Each query head counts, also where several share a head of keys and values, which PyTorch's own
-    formulas refuse before 2.12.
-    """
-    forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    if forward in flop_counter.flop_registry:
-        return
-
-    @flop_counter.register_flop_formula(forward)
-    def of_forward(q, k, v, *rest, **options):
-        return flop_counter.sdpa_flop_count(q, with_heads_of(q, k), with_heads_of(q, v))
-
-    @flop_counter.register_flop_formula(backward)
-    def of_backward(gradient, q, k, v, *rest, **options):
-        k, v = with_heads_of(q, k), with_heads_of(q, v)
-        return flop_counter.sdpa_backward_flop_count(gradient, q, k, v)
-
-
-def with_heads_of(q: torch.Size, shared: torch.Size) -> torch.Size:
-    """The shape of keys or values (batch, heads, length, width) with as many heads as the queries
-    have."""
-    batch, _, length, width = shared
-    return torch.Size([batch, q[1], length, width])
-
-
 def counted_by_torch(workload: Workload) -> dict:
     """FLOPs of a step of one micro-batch by FlopCounterMode: forward, backward, forward by module.
 
     Counted on fake tensors, without allocating or computing anything.  Raises FakeRunError.
     """
-    register_cpu_attention()
     with fake_tensors("the forward pass", workload):
         model = workload.build(torch.device("cpu")).model
         batch = next(workload.fake_batches())
-        with FlopCounterMode(display=False) as forward:
+        with flop_counter() as forward:
             loss = workload.loss(model, batch)
-        with FlopCounterMode(display=False) as backward:
+        with flop_counter() as backward:
             loss.backward()
     counts, root = forward.get_flop_counts(), type(model).__name__
-    modules = {name: counts.get(f"{root}.{name}") for name, _ in model.named_modules()}
-    by_module = {name: int(sum(c.values())) for name, c in modules.items() if c}
-    totals = {
+    by_module = {}
+    for name, _ in model.named_modules():
+        of_module = counts.get(f"{root}.{name}")
+        if of_module:
+            by_module[name] = int(sum(of_module.values()))
+    return {
         "forward_flops": int(forward.get_total_flops()),
         "backward_flops": int(backward.get_total_flops()),
+        "forward_flops_by_module": by_module,
     }
-    return totals | {"forward_flops_by_module": by_module}
+
+
+def flop_counter() -> FlopCounterMode:
+    return FlopCounterMode(display=False, custom_mapping=FORMULAS_BESIDE_TORCH)
 
 
 def flops_of_step(workload: Workload) -> tuple[int, int]:
@@ -86,55 +63,79 @@ def reconciliation(workload: Workload, deepspeed: dict | str) -> dict:
     """
     workload = workload.one_micro_batch()
     by_torch, recomputed = counted_by_torch(workload), workload.recomputed_flops()
-    formula = workload.formulas.forward_flops_by_component()
-    forward = formula and sum(formula.values())
-    backward = formula and workload.step_flops() - forward + recomputed
-    by_deepspeed = (None, None, None)
-    if not isinstance(deepspeed, str):
-        by_deepspeed = (2 * deepspeed["macs"], None, deepspeed["flops"] - 2 * deepspeed["macs"])
-        deepspeed = NO_COUNT
-    counters = {
-        "formula": ((forward, backward, 0), "the workload has no formula"),
-        "FlopCounterMode": ((by_torch["forward_flops"], by_torch["backward_flops"], 0), ""),
-        "DeepSpeed": (by_deepspeed, deepspeed),
-    }
     rows = [
-        {"counter": counter} | dict(zip(COUNTS, counts, strict=True)) | because(reason, *COUNTS)
-        for counter, (counts, reason) in counters.items()
+        formula_row(workload, recomputed),
+        counter_row(
+            "FlopCounterMode", by_torch["forward_flops"], by_torch["backward_flops"], beyond=0
+        ),
+        deepspeed_row(deepspeed),
     ]
-    several = len(counters_in(rows)) > 1
-    agree = (
-        all(len({row[name] for row in rows} - {None}) == 1 for name in COUNTS[:2])
-        if several
-        else None
-    )
-    about = {
+    return {
         "batch_size": workload.batch_size,
         "sequence_length": workload.seq_len,
         "recomputed_flops": recomputed,
-    }
-    return about | {
         "rows": rows,
-        "agree": agree,
+        "agree": counts_agree(rows),
         "forward_flops_by_module": by_torch["forward_flops_by_module"],
     }
+
+
+def counter_row(
+    counter: str,
+    forward: int | None,
+    backward: int | None,
+    beyond: int | None,
+    why_unknown: str = "",
+) -> dict:
+    """beyond: FLOPs of other operators than matmuls."""
+    return {
+        "counter": counter,
+        "forward_flops": forward,
+        "backward_flops": backward,
+        "beyond_matmuls": beyond,
+        **because(why_unknown, *COUNTS),
+    }
+
+
+def formula_row(workload: Workload, recomputed: int) -> dict:
+    by_component = workload.formulas.forward_flops_by_component()
+    if not by_component:
+        return counter_row("formula", None, None, 0, "the workload has no formula")
+    forward = sum(by_component.values())
+    backward = workload.step_flops() - forward + recomputed
+    return counter_row("formula", forward, backward, 0, "the workload has no formula")
+
+
+def deepspeed_row(counts: dict | str) -> dict:
+    if isinstance(counts, str):
+        return counter_row("DeepSpeed", None, None, None, counts)
+    forward = 2 * counts["macs"]
+    return counter_row("DeepSpeed", forward, None, counts["flops"] - forward, NO_COUNT)
+
+
+def counts_agree(rows: list[dict]) -> bool | None:
+    """Whether the counters that counted say the same of matmuls; None: there is one alone."""
+    if len(counters_in(rows)) < 2:
+        return None
+    for name in ("forward_flops", "backward_flops"):
+        if len({row[name] for row in rows if row[name] is not None}) != 1:
+            return False
+    return True
 
 
 def by_component(workload: Workload) -> list[dict]:
     """FLOPs of a step by component, over all layers and per layer,
     largest first; [] without a formula."""
-    formulas = workload.formulas
-    forward, per_layer = (
-        formulas.forward_flops_by_component() or {},
-        formulas.forward_flops_per_layer(),
-    )
-    return [
-        {
+    forward = workload.formulas.forward_flops_by_component() or {}
+    per_layer = workload.formulas.forward_flops_per_layer()
+    rows = []
+    for name, flops in sorted(forward.items(), key=lambda item: -item[1]):
+        row = {
             "component": name,
             "forward_flops": flops,
             "backward_flops": 2 * flops,
             "forward_flops_per_layer": per_layer.get(name, flops),
             "share": flops / sum(forward.values()),
         }
-        for name, flops in sorted(forward.items(), key=lambda item: -item[1])
-    ]
+        rows.append(row)
+    return rows

@@ -30,22 +30,19 @@ def flops_profile(workload: Workload, summary: dict, deepspeed: dict | str) -> d
     performance = summary["performance"]
     counts = flops_analysis(workload, deepspeed)
     flops_per_sec = counts["step_flops"] / (performance["avg_step_time_ms"] / 1e3)
-    metrics = {name: performance[name] for name in STEP_TIMES} | {"flops_per_sec": flops_per_sec}
-    metrics |= {"throughput_samples_per_sec": performance["samples_per_sec"]}
-    metrics |= {
-        "world_size": summary["training"]["world_size"],
-        "scope": "FLOPs and FLOP/s of one rank, samples of all",
-    }
-    efficiency = efficiency_metrics(workload, summary, counts, flops_per_sec)
     profile = {
         "convention": CONVENTION,
         "config": summary["config"],
         "environment": summary["environment"],
-    }
-    profile |= {
         "flops_analysis": counts,
-        "performance_metrics": metrics,
-        "efficiency_metrics": efficiency,
+        "performance_metrics": {
+            **{name: performance[name] for name in STEP_TIMES},
+            "flops_per_sec": flops_per_sec,
+            "throughput_samples_per_sec": performance["samples_per_sec"],
+            "world_size": summary["training"]["world_size"],
+            "scope": "FLOPs and FLOP/s of one rank, samples of all",
+        },
+        "efficiency_metrics": efficiency_metrics(workload, summary, counts, flops_per_sec),
     }
     return explained(profile, FlopsProfile)
 
@@ -61,31 +58,37 @@ def measure_peaks(device: torch.device, precision: str, choice: str | float | No
 def flops_analysis(workload: Workload, deepspeed: dict | str) -> dict:
     forward_flops, step_flops = flops_of_step(workload)
     parameters = workload.parameter_count()
-    shape = {
-        "batch_size": workload.batch_size // workload.micro_steps,
-        "sequence_length": workload.seq_len,
+    by_deepspeed = None
+    if not isinstance(deepspeed, str):
+        by_deepspeed = {
+            **deepspeed,
+            "batch_size": workload.batch_size // workload.micro_steps,
+            "sequence_length": workload.seq_len,
+        }
+    return {
+        "forward_flops": forward_flops,
+        "step_flops": step_flops,
+        "unmasked_step_flops": unmasked_flops(workload, step_flops),
+        "recomputed_flops": workload.recomputed_flops(),
+        "forward_flops_by_component": workload.formulas.forward_flops_by_component() or {},
+        "parameters": parameters,
+        "flops_per_parameter": step_flops / parameters,
+        "flops_per_token": step_flops / (workload.batch_size * workload.seq_len),
+        "flops_per_token_by_6n": 6 * parameters,
+        "by_component": by_component(workload),
+        "reconciliation": reconciliation(workload, deepspeed),
+        "deepspeed": by_deepspeed,
+        **because(str(deepspeed), "deepspeed"),
     }
-    analysis = {"forward_flops": forward_flops, "step_flops": step_flops}
-    analysis |= {"unmasked_step_flops": unmasked_flops(workload, step_flops)}
-    analysis |= {"recomputed_flops": workload.recomputed_flops()}
-    analysis |= {"forward_flops_by_component": workload.formulas.forward_flops_by_component() or {}}
-    analysis |= {"parameters": parameters, "flops_per_parameter": step_flops / parameters}
-    analysis |= {"flops_per_token": step_flops / (workload.batch_size * workload.seq_len)}
-    analysis |= {"flops_per_token_by_6n": 6 * parameters, "by_component": by_component(workload)}
-    analysis |= {"reconciliation": reconciliation(workload, deepspeed)}
-    analysis |= {"deepspeed": None if isinstance(deepspeed, str) else deepspeed | shape}
-    return analysis | because(str(deepspeed), "deepspeed")
 
 
 def unmasked_flops(workload: Workload, step_flops: int) -> int:
     """Of a step without the scores that a causal mask hides from fused attention, as a kernel may
     skip them."""
     forward = workload.formulas.least_forward_flops()
-    return (
-        3 * forward
-        if forward is not None
-        else step_flops - int(step_work(workload).table()["masked_flops"].sum())
-    )
+    if forward is not None:
+        return 3 * forward
+    return step_flops - int(step_work(workload).table()["masked_flops"].sum())
 
 
 def efficiency_metrics(
@@ -99,22 +102,26 @@ def efficiency_metrics(
     held_bytes = workload.parameter_dtype.itemsize * counts["parameters"]
     least_bytes = OF_ADAM * held_bytes / summary["training"]["world_size"]
     ceilings = compute_ceilings(device, workload.precision, choice, executed_per_sec)
-    peak = ceilings[0] if ceilings else None
+    peaks = []
+    for ceiling in ceilings:
+        peaks.append({**asdict(ceiling), "mfu_percent": 100 * flops_per_sec / ceiling.rate})
+    bandwidths = bandwidth_ceilings(device, choice, reached=least_bytes / seconds)
+    mfu = unmasked_mfu = hfu = None
+    if ceilings:
+        peak = ceilings[0].rate
+        mfu = 100 * flops_per_sec / peak
+        unmasked_mfu = 100 * counts["unmasked_step_flops"] / seconds / peak
+        if counts["recomputed_flops"]:
+            hfu = 100 * executed_per_sec / peak
     return {
-        "mfu_percent": peak and 100 * flops_per_sec / peak.rate,
-        "unmasked_mfu_percent": peak and 100 * counts["unmasked_step_flops"] / seconds / peak.rate,
-        "hfu_percent": 100 * executed_per_sec / peak.rate
-        if peak and counts["recomputed_flops"]
-        else None,
-        "device_peak_flops": peak and peak.rate,
-        "peak_source": peak and peak.label,
+        "mfu_percent": mfu,
+        "unmasked_mfu_percent": unmasked_mfu,
+        "hfu_percent": hfu,
+        "device_peak_flops": ceilings[0].rate if ceilings else None,
+        "peak_source": ceilings[0].label if ceilings else None,
         "precision": workload.precision,
-        "peaks": [
-            asdict(one) | {"mfu_percent": 100 * flops_per_sec / one.rate} for one in ceilings
-        ],
-        "bandwidth_peaks": [
-            asdict(one) for one in bandwidth_ceilings(device, choice, reached=least_bytes / seconds)
-        ],
+        "peaks": peaks,
+        "bandwidth_peaks": [asdict(ceiling) for ceiling in bandwidths],
     }
 
 

@@ -1,14 +1,14 @@
-"""FLOPs and bytes of an operator's call, by the shapes of its inputs.
+"""FLOPs and bytes of an operator's call, by the shapes of its inputs as a trace records them.
 
-Traces record inputs by their position alone.  operator_costs.ini names them, in the order in which
-an operator takes them, by the kind of work that COST_OF_KIND has a formula for.
+Traces record inputs by their position alone: here they are named, in the order in which an operator
+takes them, beside the formula that reads them.  PyTorch has formulas of FLOPs too, which are taken
+where a step is run on fake tensors (dispatched_costs); a trace is read without PyTorch, which takes
+seconds to import.  The tests hold both against each other.
 """
 
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,49 +16,21 @@ import numpy as np
 from analysis.vocabulary.annotations import BATCH
 from analysis.vocabulary.kernel_classes import category
 from analysis.vocabulary.operators import BYTES_OF, is_view_or_metadata_op
-from harness.base.text import read_ini
+from analysis.work.attention_costs import (
+    ATTENTION_INPUTS,
+    BatchSums,
+    attention_cost,
+    batch_attention_cost,
+    untold_attention_cost,
+)
+from analysis.work.cost import Cost, Inputs, named_inputs, parse_value
 
 
-@dataclass(frozen=True)
-class Cost:
-    """FLOPs and bytes of one call; None if the shapes do not determine them.
+class Formula(NamedTuple):
+    """How the cost of an operator is computed."""
 
-    Two conventions for attention: `flops` counts the full S x T scores, causal or not,
-    `least_flops` only those that a mask leaves, which is what a kernel must do at least.  Elsewhere
-    both are the same.
-    """
-
-    flops: int | None = None
-    bytes: int | None = None  # inputs read and outputs written once
-    # An upper limit, of what not all is recorded: lengths of packed sequences, strides.
-    most_flops: int | None = None
-    # Of each query at most, where that is not all of them: packed sequences, windows.
-    keys: int | None = None
-    unmasked_flops: int | None = None  # of attention
-    # Of `flops`, what was computed before and is computed again, as fused attention does.
-    recomputed_flops: int = 0
-    at_least_flops: int | None = None  # a lower limit where `flops` is not known
-
-    @property
-    def model_flops(self) -> int | None:
-        """What the model asks for, however a kernel comes by it."""
-        return None if self.flops is None else self.flops - self.recomputed_flops
-
-    @property
-    def least_flops(self) -> int | None:
-        """What any kernel must do: the least that bounds, roofs and predictions may assume; None:
-        not known."""
-        return self.flops if self.unmasked_flops is None else self.unmasked_flops
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The recorded inputs of a call, by name."""
-
-    shapes: dict[str, list]  # [] of what is no tensor
-    sizes: dict[str, int | None]  # bytes of an element; None: not a tensor, or not known
-    values: dict[str, str]  # the profiler's texts of inputs that are no tensors
-    names: list[str]  # of all that the operator takes
+    cost: Callable[[Inputs], Cost]
+    inputs: list[str]  # their names, in the order in which the operator takes them
 
 
 def cost(
@@ -71,32 +43,46 @@ def cost(
     element-wise operators, normalizations and copies; the cost of others is unknown.  batch: the
     range around the call that tells the lengths of sequences.
     """
-    ours = name.startswith(("aten::", "kernels::"))
-    base = None
-    if name in _FORMULAS:
-        base = name
-    elif ours:
-        base = name.rsplit("::", 1)[-1].strip("_")
+    base = base_name(name)
     if base is None or is_view_or_metadata_op(name) or not all(map(is_shape, shapes)):
         return Cost()
     try:
-        if base in _FORMULAS:
-            formula = _FORMULAS[base]
-            inputs = named_inputs(formula.names, shapes, types, values)
-            sums = BATCH.match(batch or "")
-            if sums and formula.cost in (attention_cost, untold_attention_cost):
-                return batch_attention_cost(inputs, formula.cost, *map(int, sums.groups()))
-            return formula.cost(inputs)
-        if category(name) in ("element-wise", "normalization") or base in _SAME_SHAPE:
+        if base in FORMULAS:
+            return cost_by_formula(FORMULAS[base], shapes, types, values, batch)
+        if category(name) in ("element-wise", "normalization") or base in SAME_SHAPE:
             return streaming_cost(base, shapes, types or [])
     except (LookupError, TypeError, ValueError):  # shapes that no operator of this name takes
         pass
     return Cost()
 
 
+def base_name(name: str) -> str | None:
+    """The name by which a formula is found: of operators of PyTorch and of ours without namespace
+    and underscores, unless a formula has it whole; None for others that have no formula."""
+    if name in FORMULAS:
+        return name
+    if name.startswith(("aten::", "kernels::")):
+        return name.rsplit("::", 1)[-1].strip("_")
+    return None
+
+
+def cost_by_formula(
+    formula: Formula, shapes: list, types: list | None, values: list | None, batch: str | None
+) -> Cost:
+    inputs = named_inputs(formula.inputs, shapes, types, values)
+    of_batch = BATCH.match(batch or "")
+    if of_batch and formula.cost in (attention_cost, untold_attention_cost):
+        sums = [int(number) for number in of_batch.groups()]  # of prompts, of those that generate
+        both = [prompts + others for prompts, others in zip(sums[:4], sums[4:], strict=True)]
+        known = batch_attention_cost(inputs, BatchSums(*both))
+        if known is not None:
+            return known
+    return formula.cost(inputs)
+
+
 def tells_cost(name: str) -> bool:
     """Whether an operator calls one that does the work, so its inputs tell the cost of that."""
-    return name.removeprefix("aten::") in _CALLERS and name.startswith("aten::")
+    return name.startswith("aten::") and name.removeprefix("aten::") in FORMULAS_OF_CALLERS
 
 
 def cost_of_called(name: str, shapes: list, types: list | None, values: list | None) -> Cost:
@@ -104,94 +90,104 @@ def cost_of_called(name: str, shapes: list, types: list | None, values: list | N
     caller, of this name."""
     if not all(map(is_shape, shapes)):
         return Cost()
-    formula = _CALLERS[name.removeprefix("aten::")]
+    formula = FORMULAS_OF_CALLERS[name.removeprefix("aten::")]
     try:
-        return formula.cost(named_inputs(formula.names, shapes, types, values))
+        return cost_by_formula(formula, shapes, types, values, None)
     except (LookupError, TypeError, ValueError):  # shapes that no operator of this name takes
         return Cost()
-
-
-def named_inputs(names: list[str], shapes: list, types: list | None, values: list | None) -> Inputs:
-    """names: of all inputs that the operator takes; types: none in traces of PyTorch 1.8."""
-    sizes = [BYTES_OF.get(kind) for kind in types or [None] * len(shapes)]
-    return Inputs(
-        shapes=dict(zip(names, shapes, strict=False)),
-        sizes=dict(zip(names, sizes, strict=False)),
-        values=dict(zip(names, values or [], strict=False)),
-        names=names,
-    )
 
 
 def factor_type(shapes: list, types: list | None) -> str | None:
     """The type of what a matmul multiplies, its first input of two or more dimensions: scales and
     biases have fewer."""
-    pairs = zip(shapes, types or [], strict=False)
-    return next((kind for shape, kind in pairs if isinstance(shape, list) and len(shape) > 1), None)
+    for shape, kind in zip(shapes, types or [], strict=False):
+        if isinstance(shape, list) and len(shape) > 1:
+            return kind
+    return None
 
 
-def is_shape(value) -> bool:
-    """A list of sizes, or of shapes."""
-    return isinstance(value, list) and all(
-        is_shape(one) or (isinstance(one, int) and one >= 0) for one in value
-    )
+def is_shape(value: object) -> bool:
+    """Whether it is a list of sizes, or of shapes."""
+    if not isinstance(value, list):
+        return False
+    return all(is_size(entry) or is_shape(entry) for entry in value)
 
 
-# ---- Matmuls and convolutions --------------------------------------------------------------------
+def is_size(value: object) -> bool:
+    return isinstance(value, int) and value >= 0
+
+
+# ---- Matmuls -------------------------------------------------------------------------------------
 
 TYPE_SIZES = {"5": 2, "6": 4, "15": 2}  # bytes by PyTorch's number of a type: fp16, fp32, bf16
 
 
 def matmul_cost(inputs: Inputs) -> Cost:
     """[..., M, K] @ [..., K, N] -> [..., M, N]"""
-    a, b = inputs.shapes["a"], inputs.shapes["b"]
+    a, b, size = inputs.shapes["a"], inputs.shapes["b"], inputs.sizes["a"]
     out = math.prod(a[:-1]) * b[-1]
     added = math.prod(inputs.shapes["added"]) if "added" in inputs.names else 0
-    elements, size = math.prod(a) + math.prod(b) + out + added, inputs.sizes["a"]
+    elements = math.prod(a) + math.prod(b) + out + added
     return Cost(2 * out * a[-1], elements * size if size else None)
 
 
 def scaled_matmul_cost(inputs: Inputs) -> Cost:
     """[M, K] @ [K, N] of 8-bit numbers -> [M, N] in the type that is asked for"""
-    a, b, sizes = inputs.shapes["a"], inputs.shapes["b"], (inputs.sizes["a"], inputs.sizes["b"])
-    written = TYPE_SIZES.get(inputs.values.get("out_type"))
-    read = math.prod(a) * sizes[0] + math.prod(b) * sizes[1] if all(sizes) else None
-    known = written is not None and read is not None
-    return Cost(2 * a[0] * a[1] * b[1], read + a[0] * b[1] * written if known else None)
+    a, b = inputs.shapes["a"], inputs.shapes["b"]
+    size_a, size_b = inputs.sizes["a"], inputs.sizes["b"]
+    size_out = TYPE_SIZES.get(inputs.values.get("out_type"))
+    moved = None
+    if size_a and size_b:
+        read = math.prod(a) * size_a + math.prod(b) * size_b
+        moved = read + a[0] * b[1] * size_out if size_out else None
+    return Cost(2 * a[0] * a[1] * b[1], moved)
 
 
-def convolution_cost(inputs: Inputs) -> Cost:
-    """x [N, C, *size], weight [K, C / groups, *kernel] -> [N, K, *out size]"""
-    x, weight, size = inputs.shapes["x"], inputs.shapes["weight"], inputs.sizes["x"]
-    if inputs.values.get("transposed") == "True":
-        return Cost()
-    if not all(inputs.values.get(name) for name in ("padding", "stride")):
-        return convolution_limits(x, weight, size)
-    padding, stride = (parse_value(inputs.values[name]) for name in ("padding", "stride"))
-    dilation = (
-        parse_value(inputs.values["dilation"]) if "dilation" in inputs.names else [1] * len(stride)
-    )
-    spatial = [
-        (length + 2 * pad - step * (kernel - 1) - 1) // jump + 1
-        for length, kernel, jump, pad, step in zip(
-            x[2:], weight[2:], stride, padding, dilation, strict=True
-        )
-    ]
-    out = x[0] * weight[0] * math.prod(spatial)
-    moved = (math.prod(x) + math.prod(weight) + out) * size if size else None
-    return Cost(2 * out * math.prod(weight[1:]), moved)
+def any_layout_matmul_cost(inputs: Inputs) -> Cost:
+    """a [M, K], b [K, N] or [N, K] -> [M, N]; bytes only where the output is among the inputs"""
+    a, b, out = inputs.shapes["a"], inputs.shapes["b"], inputs.shapes.get("out", [])
+    columns = b[1] if b[0] == a[-1] else b[0]
+    if a[-1] not in b[-2:]:
+        return Cost()  # packed, or of other shapes
+    moved, names = None, ("a", "b", "out")
+    if out and all(inputs.sizes[name] for name in names):
+        moved = sum(math.prod(inputs.shapes[name]) * inputs.sizes[name] for name in names)
+    return Cost(2 * math.prod(a) * columns, moved)
 
 
-def convolution_limits(x: list, weight: list, size: int | None) -> Cost:
-    """Of a convolution whose stride and padding are not recorded: its output is as large as its
-    input at most, and has a place for each patch of the kernel's size,
-    or every second one, at least."""
-    per_place = 2 * x[0] * weight[0] * math.prod(weight[1:])
-    pairs = [*zip(x[2:], weight[2:], strict=True)]
-    least = math.prod(max(1, (length - kernel) // max(kernel, 2) + 1) for length, kernel in pairs)
-    most = math.prod(x[2:])
-    elements = math.prod(x) + math.prod(weight) + x[0] * weight[0] * most
-    moved = elements * size if size else None
-    return Cost(None, moved, per_place * most, at_least_flops=per_place * least)
+def grouped_matmul_cost(inputs: Inputs) -> Cost:
+    """[M, K] @ [G, K, N] -> [M, N], [G, M, K] @ [K, N] -> [M, N], [M, K] @ [K, N] -> [G, M, N]:
+    each row of M, column of N, or part of K belongs to one group"""
+    a, b = inputs.shapes["a"], inputs.shapes["b"]
+    groups_of_columns = outputs = 1
+    if (len(a), len(b)) == (3, 2):
+        groups_of_columns = a[0]
+    elif len(a) == 3:
+        outputs = a[0]
+    elif len(a) == len(b) == 2:
+        outputs = inputs.shapes["ends"][0]
+    flops = 2 * math.prod(a) * b[-1] // groups_of_columns
+    out = outputs * a[-2] * b[-1]
+    moved, size_a, size_b = None, inputs.sizes["a"], inputs.sizes["b"]
+    if size_a:
+        size_out = max(size_a, 2)  # of 8-bit numbers: bf16
+        moved = math.prod(a) * size_a + math.prod(b) * size_b + out * size_out
+    return Cost(flops, moved)
+
+
+def experts_cost(inputs: Inputs) -> Cost:
+    """x [M, K], up [G, N or 2 N, K], down [G, K, N], chosen [M, experts of a token] -> [M, K]
+
+    All chosen experts are counted as different as far as there are so many: bytes are those at
+    most.  Of numbers packed in pairs the last dimension has half of them."""
+    x, up, down = inputs.shapes["x"], inputs.shapes["up"], inputs.shapes["down"]
+    rows = math.prod(inputs.shapes["chosen"])
+    of_expert = up[1] * x[-1] + x[-1] * down[2] * (x[-1] // up[2])
+    moved, sizes = None, inputs.sizes
+    if sizes["x"] and sizes["up"] and sizes["down"]:
+        weights = up[1] * up[2] * sizes["up"] + down[1] * down[2] * sizes["down"]
+        moved = 2 * math.prod(x) * sizes["x"] + weights * min(up[0], rows)
+    return Cost(2 * rows * of_expert, moved)
 
 
 def linear_cost(inputs: Inputs) -> Cost:
@@ -202,20 +198,56 @@ def linear_cost(inputs: Inputs) -> Cost:
     return Cost(2 * out * x[-1], elements * size if size else None)
 
 
+# ---- Convolutions --------------------------------------------------------------------------------
+
+
+def convolution_cost(inputs: Inputs) -> Cost:
+    """x [N, C, *size], weight [K, C / groups, *kernel] -> [N, K, *out size]"""
+    x, weight, size = inputs.shapes["x"], inputs.shapes["weight"], inputs.sizes["x"]
+    if inputs.values.get("transposed") == "True":
+        return Cost()
+    if not inputs.values.get("padding") or not inputs.values.get("stride"):
+        return convolution_limits(x, weight, size)
+    padding, stride = parse_value(inputs.values["padding"]), parse_value(inputs.values["stride"])
+    dilation = [1] * len(stride)
+    if "dilation" in inputs.names:
+        dilation = parse_value(inputs.values["dilation"])
+    out = x[0] * weight[0]
+    for length, kernel, jump, pad, step in zip(
+        x[2:], weight[2:], stride, padding, dilation, strict=True
+    ):
+        out *= (length + 2 * pad - step * (kernel - 1) - 1) // jump + 1
+    moved = (math.prod(x) + math.prod(weight) + out) * size if size else None
+    return Cost(2 * out * math.prod(weight[1:]), moved)
+
+
+def convolution_limits(x: list, weight: list, size: int | None) -> Cost:
+    """Of a convolution whose stride and padding are not recorded: its output is as large as its
+    input at most, and has a place for each patch of the kernel's size,
+    or every second one, at least."""
+    per_place = 2 * x[0] * weight[0] * math.prod(weight[1:])
+    most, least = math.prod(x[2:]), 1
+    for length, kernel in zip(x[2:], weight[2:], strict=True):
+        least *= max(1, (length - kernel) // max(kernel, 2) + 1)
+    elements = math.prod(x) + math.prod(weight) + x[0] * weight[0] * most
+    moved = elements * size if size else None
+    return Cost(None, moved, per_place * most, at_least_flops=per_place * least)
+
+
 def transposed_convolution_cost(inputs: Inputs) -> Cost:
     """x [N, C, *size], weight [C, K / groups, *kernel] -> [N, K, *out size]: each element of x is
     multiplied with the kernels of its channel"""
     x, weight, size = inputs.shapes["x"], inputs.shapes["weight"], inputs.sizes["x"]
-    names = ("stride", "padding", "dilation", "output_padding")
-    stride, padding, dilation, further = (parse_value(inputs.values[name]) for name in names)
-    spatial = [
-        (length - 1) * jump - 2 * pad + step * (kernel - 1) + more + 1
-        for length, kernel, jump, pad, step, more in zip(
-            x[2:], weight[2:], stride, padding, dilation, further, strict=True
-        )
-    ]
+    stride, padding, dilation, further = (
+        parse_value(inputs.values[name])
+        for name in ("stride", "padding", "dilation", "output_padding")
+    )
     groups = parse_value(inputs.values["groups"]) if "groups" in inputs.names else 1
-    out = x[0] * weight[1] * groups * math.prod(spatial)
+    out = x[0] * weight[1] * groups
+    for length, kernel, jump, pad, step, more in zip(
+        x[2:], weight[2:], stride, padding, dilation, further, strict=True
+    ):
+        out *= (length - 1) * jump - 2 * pad + step * (kernel - 1) + more + 1
     moved = (math.prod(x) + math.prod(weight) + out) * size if size else None
     return Cost(2 * math.prod(x) * math.prod(weight[1:]), moved)
 
@@ -251,203 +283,10 @@ def gradient_of_input_cost(inputs: Inputs) -> Cost:
     return Cost(2 * math.prod(inputs.shapes["gradient"]) * math.prod(inputs.shapes["weight"][1:]))
 
 
-def any_layout_matmul_cost(inputs: Inputs) -> Cost:
-    """a [M, K], b [K, N] or [N, K] -> [M, N]; bytes only where the output is among the inputs"""
-    a, b, out = inputs.shapes["a"], inputs.shapes["b"], inputs.shapes.get("out", [])
-    columns = b[1] if b[0] == a[-1] else b[0]
-    if a[-1] not in b[-2:]:
-        return Cost()  # packed, or of other shapes
-    sizes = [inputs.sizes[name] for name in ("a", "b", "out")] if out else [None]
-    moved = (
-        sum(math.prod(one) * size for one, size in zip((a, b, out), sizes, strict=True))
-        if all(sizes)
-        else None
-    )
-    return Cost(2 * math.prod(a) * columns, moved)
-
-
-def grouped_matmul_cost(inputs: Inputs) -> Cost:
-    """[M, K] @ [G, K, N] -> [M, N], [G, M, K] @ [K, N] -> [M, N], [M, K] @ [K, N] -> [G, M, N]:
-    each row of M, column of N, or part of K belongs to one group"""
-    a, b, size = inputs.shapes["a"], inputs.shapes["b"], inputs.sizes["a"]
-    per_group = a[0] if (len(a), len(b)) == (3, 2) else 1
-    flops = 2 * math.prod(a) * b[-1] // per_group
-    groups = (
-        inputs.shapes["ends"][0]
-        if len(a) == len(b) == 2
-        else a[0] // per_group
-        if len(a) == 3
-        else 1
-    )
-    written = groups * a[-2] * b[-1] * max(size or 0, 2)  # of 8-bit numbers: bf16
-    return Cost(
-        flops, math.prod(a) * size + math.prod(b) * inputs.sizes["b"] + written if size else None
-    )
-
-
-def experts_cost(inputs: Inputs) -> Cost:
-    """x [M, K], up [G, N or 2 N, K], down [G, K, N], chosen [M, experts of a token] -> [M, K]
-
-    All chosen experts are counted as different as far as there are so many: bytes are those at
-    most.  Of numbers packed in pairs the last dimension has half of them."""
-    x, up, down, chosen = map(inputs.shapes.__getitem__, ("x", "up", "down", "chosen"))
-    of_expert = up[1] * x[-1] + x[-1] * down[2] * (x[-1] // up[2])
-    rows, sizes = math.prod(chosen), [inputs.sizes[name] for name in ("x", "up", "down")]
-    if not all(sizes):
-        return Cost(2 * rows * of_expert)
-    weights = (up[1] * up[2] * sizes[1] + down[1] * down[2] * sizes[2]) * min(up[0], rows)
-    return Cost(2 * rows * of_expert, 2 * math.prod(x) * sizes[0] + weights)
-
-
-# ---- Attention -----------------------------------------------------------------------------------
-
-
-class Window(NamedTuple):
-    """Which keys a query sees, besides that of its own position."""
-
-    left: float  # keys before it
-    right: float  # keys after it
-    top_left: bool  # the first query is beside the first key; else the last beside the last
-
-
-def attention_cost(inputs: Inputs, heads_first: bool = False) -> Cost:
-    """query [B, S, H, E] or, with heads first, [B, H, S, E], keys of length T -> the query's shape;
-    the full S x T, causal or not, but of a window its width.
-
-    Two matmuls forward; five backward, one of which recomputes the scores.  Of sequences packed
-    into one ([tokens, H, E]) traces record the number and the longest, not the lengths: FLOPs are
-    known where no query can have more keys than a sequence has on average, and else limited.  Of
-    keys in pages of a cache only the longest is known.  What is needed at least is that of
-    sequences of equal length, because it grows with their squares.
-    """
-    query, key, value = attention_shapes(inputs, heads_first)
-    is_packed, pages = len(query) == 3, inputs.shapes.get("pages", [])
-    if is_packed and "longest_keys" not in inputs.names:
-        return Cost()
-    position = -2 if heads_first and not is_packed else -3
-    queries, length = query[position], key[position]
-    window = window_of(inputs, heads_first)
-    keys = min(longest_keys(inputs, length, is_packed), window.left + window.right + 1)
-    is_backward = "gradient" in inputs.names
-    per_key = query[-1] + value[-1]
-    if is_backward:
-        per_key = 3 * query[-1] + 2 * value[-1]
-    flops = 2 * math.prod(query[:-1]) * keys * per_key
-    if pages:
-        return Cost(most_flops=flops, keys=keys)
-    scores = 0  # of the forward pass, computed again
-    if is_backward:
-        scores = flops * query[-1] // per_key
-    size, moved = inputs.sizes["query"], None
-    if size:
-        passes = 2 if is_backward else 1
-        moved = (2 * math.prod(query) + math.prod(key) + math.prod(value)) * passes * size
-    limited = keys if keys < length else None
-    if not is_packed:
-        per_query = 2 * math.prod(query[:-1]) // queries * per_key
-        least = per_query * unmasked_pairs(queries, length, window)
-        return Cost(flops, moved, None, limited, least, scores)
-    sequences = inputs.shapes["key_edges"][0] - 1
-    least = None
-    if queries == length:
-        least = 2 * query[-2] * unmasked_pairs_of_equal(queries, sequences, window) * per_key
-    if keys <= length / sequences:
-        return Cost(flops, moved, None, limited, least, scores)
-    return Cost(None, moved, flops, limited, least)
-
-
-def attention_shapes(inputs: Inputs, heads_first: bool) -> tuple[list, list, list]:
-    """Of query, key and value; of packed sequences without the batch, which is 1."""
-    query, key, value = (inputs.shapes[name] for name in ("query", "key", "value"))
-    if query[0] == 1 and inputs.shapes.get("key_edges", []) and not heads_first:
-        return query[-3:], key[-3:], value[-3:]
-    return query, key, value
-
-
-def window_of(inputs: Inputs, heads_first: bool) -> Window:
-    mask = inputs.values.get("causal") or ""
-    left, right = (width_of(inputs.values.get(name)) for name in ("left", "right"))
-    if mask in CAUSAL:
-        right = 0
-    return Window(left, right, top_left=heads_first or mask == "1")
-
-
-def width_of(text: str | None) -> float:
-    """Of a side of a window; without a number it has no end."""
-    return int(text) if re.fullmatch(r"\d+", text or "") else math.inf
-
-
-def longest_keys(inputs: Inputs, length: int, is_packed: bool) -> float:
-    """How many keys a query has at most, windows apart.  length: of the keys that were passed."""
-    pages = inputs.shapes.get("pages", [])
-    if not is_packed and not pages:
-        return length
-    longest = inputs.values.get("longest_keys")
-    if not pages:
-        return parse_value(longest)
-    in_pages = pages[1] * inputs.shapes["key"][1]
-    return min(in_pages, parse_value(longest)) if longest else in_pages
-
-
-def heads_first_attention_cost(inputs: Inputs) -> Cost:
-    return attention_cost(inputs, heads_first=True)
-
-
-def untold_attention_cost(inputs: Inputs) -> Cost:
-    """vLLM's own operator: what it takes from a cache is not among the inputs."""
-    return Cost()
-
-
-def batch_attention_cost(inputs: Inputs, otherwise: Callable, *sums: int) -> Cost:
-    """Causal attention of a batch, by sums over the sequences of prompts and over those that
-    generate: queries, keys, squares of queries, queries times keys.  query [tokens, H, E], key
-    [..., H of keys, E]; the cache is read too."""
-    query, key, value = map(inputs.shapes.__getitem__, ("query", "key", "value"))
-    queries, keys, squares, products = map(sum, zip(sums[:4], sums[4:], strict=True))
-    if math.prod(query[:-2]) != queries:  # a part of the batch, or attention to something else
-        return otherwise(inputs)
-    per_score = 2 * query[-2] * (query[-1] + value[-1])
-    sizes = inputs.sizes["query"], inputs.sizes["key"]
-    of_keys = keys * key[-2] * (key[-1] + value[-1])
-    moved = queries * per_score // 2 * sizes[0] + of_keys * sizes[1] if all(sizes) else None
-    return Cost(
-        per_score * products, moved, None, None, per_score * (products - (squares - queries) // 2)
-    )
-
-
-CAUSAL = (
-    "True",
-    "1",
-    "2",
-)  # texts of the input; the numbers are kinds of masks, 1 from the upper left corner
-
-
-def unmasked_pairs(queries: int, keys: int, window: Window) -> int:
-    """How many scores are left, where a query sees the keys of its window."""
-    beside = np.arange(queries) + (0 if window.top_left else keys - queries)
-    last = np.minimum(beside + window.right, keys - 1)
-    first = np.maximum(beside - window.left, 0)
-    return int(np.maximum(last - first + 1, 0).sum())
-
-
-def unmasked_pairs_of_equal(queries: int, sequences: int, window: Window) -> int:
-    """The same of queries in so many sequences of equal length, as near as that can be."""
-    each, longer = divmod(queries, sequences)
-    of_shorter = (sequences - longer) * unmasked_pairs(each, each, window)
-    return of_shorter + longer * unmasked_pairs(each + 1, each + 1, window)
-
-
-def paged_attention_cost(inputs: Inputs) -> Cost:
-    """query [sequences, H, E], keys and values in pages of a cache;
-    no sequence is longer than the longest."""
-    longest = parse_value(inputs.values["longest_keys"])
-    return Cost(most_flops=4 * math.prod(inputs.shapes["query"]) * longest, keys=longest)
-
-
 # ---- All else ------------------------------------------------------------------------------------
 
-_OUTPUTS = {"swiglu_backward": 2}  # of the same size each; all others have one
-_SAME_SHAPE = {
+OUTPUTS = {"swiglu_backward": 2}  # of the same size each; all others have one
+SAME_SHAPE = {
     "softmax",
     "log_softmax",
     "softmax_backward_data",
@@ -456,14 +295,32 @@ _SAME_SHAPE = {
     "fill",
     "zero",
 }
-_OF_ONE_BYTE = re.compile(r"(eq|ne|lt|le|gt|ge|isnan|isfinite|logical_\w+)$")  # their outputs
-_KINDS = (
-    "bool",
-    "int|long|short|char",
-    "float|double|Half|BFloat|Float8",
-    "complex",
-)  # each widens those before it
-_DEFAULT_SIZES = (1, 8, 4, 8)  # bytes of an element, of each kind
+OF_ONE_BYTE = re.compile(r"(eq|ne|lt|le|gt|ge|isnan|isfinite|logical_\w+)$")  # their outputs
+
+
+class NumberKind(NamedTuple):
+    """A kind of types of numbers."""
+
+    pattern: str  # found in the names of its types
+    default_bytes: int  # of an element of its default type
+
+
+# Each widens those before it.
+NUMBER_KINDS = (
+    NumberKind("bool", 1),
+    NumberKind("int|long|short|char", 8),
+    NumberKind("float|double|Half|BFloat|Float8", 4),
+    NumberKind("complex", 8),
+)
+
+
+class Tensor(NamedTuple):
+    shape: list[int]  # [] of a number
+    kind: str  # of its elements
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * BYTES_OF[self.kind]
 
 
 def streaming_cost(base: str, shapes: list, types: list) -> Cost:
@@ -473,104 +330,153 @@ def streaming_cost(base: str, shapes: list, types: list) -> Cost:
     type to which PyTorch promotes them, all others those of the largest.  The first input of a copy
     is its target: it is written, not read.
     """
-    # A number among the inputs has the shape [] and is no tensor, or one of type double.
-    tensors = [
-        (shape, kind) for shape, kind in zip(shapes, types, strict=False) if kind in BYTES_OF
-    ]
+    tensors = []
+    for shape, kind in zip(shapes, types, strict=False):
+        if kind in BYTES_OF:  # a number has the shape [] and is no tensor, or one of type double
+            tensors.append(Tensor(shape, kind))
     if not tensors or any(shape and isinstance(shape[0], list) for shape in shapes):
         return Cost()
-    moved = [math.prod(one) * BYTES_OF[kind] for one, kind in tensors]
-    read = 0 if base in ("fill", "zero") else sum(moved[base == "copy" :])
-    largest = max((one for one, _ in tensors), key=math.prod)
+    read = tensors
+    if base in ("fill", "zero"):
+        read = []
+    elif base == "copy":
+        read = tensors[1:]
+    written = OUTPUTS.get(base, 1) * output_bytes(base, tensors)
+    return Cost(bytes=sum(tensor.bytes for tensor in read) + written)
+
+
+def output_bytes(base: str, tensors: list[Tensor]) -> int:
     if category(f"aten::{base}") == "element-wise":
-        largest = np.broadcast_shapes(*(one for one, _ in tensors))
-        width = 1 if _OF_ONE_BYTE.match(base) else promoted_size(tensors)
-    else:
-        width = next(BYTES_OF[kind] for one, kind in tensors if one == largest or base == "copy")
-    return Cost(None, read + _OUTPUTS.get(base, 1) * math.prod(largest) * width)
+        shape = np.broadcast_shapes(*(tensor.shape for tensor in tensors))
+        size = 1 if OF_ONE_BYTE.match(base) else promoted_size(tensors)
+        return math.prod(shape) * size
+    largest = max(tensors, key=lambda tensor: math.prod(tensor.shape))
+    like = tensors[0] if base == "copy" else largest
+    return math.prod(largest.shape) * BYTES_OF[like.kind]
 
 
-def promoted_size(tensors: list[tuple[list, str]]) -> int:
+def promoted_size(tensors: list[Tensor]) -> int:
     """Bytes of an element of the result: a tensor without dimensions, such as a number, widens
     others only if it is of a higher kind, and then to the default type of that kind."""
-    found = [(kind_of_number(kind), BYTES_OF[kind], bool(shape)) for shape, kind in tensors]
-    with_dimensions = [one for one in found if one[2]] or found
-    top, size, _ = max(with_dimensions)
-    above = max(kind for kind, *_ in found)
-    return _DEFAULT_SIZES[above] if above > top else size
+    with_dimensions = [tensor for tensor in tensors if tensor.shape] or tensors
+    highest, size = max((kind_of_number(one.kind), BYTES_OF[one.kind]) for one in with_dimensions)
+    highest_of_all = max(kind_of_number(tensor.kind) for tensor in tensors)
+    return NUMBER_KINDS[highest_of_all].default_bytes if highest_of_all > highest else size
 
 
 def kind_of_number(kind: str) -> int:
-    return max(i for i, pattern in enumerate(_KINDS) if re.search(pattern, kind))
+    """The last of NUMBER_KINDS that a type is of: a complex<float> is a complex number."""
+    matching = [i for i, of in enumerate(NUMBER_KINDS) if re.search(of.pattern, kind)]
+    return matching[-1]
 
 
 def norm_cost(inputs: Inputs) -> Cost:
     """x -> one number, or one for each place in the dimensions that stay"""
     x, size, text = inputs.shapes["x"], inputs.sizes["x"], inputs.values.get("dimensions") or ""
-    dims = parse_value(text) if text.startswith("[") and text != "[]" else range(len(x))
-    return Cost(
-        None,
-        (math.prod(x) + math.prod(x) // math.prod(x[dim] for dim in dims)) * size if size else None,
-    )
-
-
-def parse_value(text: str):
-    """'[1, 1]' -> [1, 1], 'True' -> True: the profiler's text of a concrete input."""
-    if text in ("True", "False"):
-        return text == "True"
-    numbers = [int(number) for number in re.findall(r"-?\d+", text)]
-    return numbers if text.startswith("[") else numbers[0]
+    if not size:
+        return Cost()
+    dims = range(len(x))
+    if text.startswith("[") and text != "[]":
+        dims = parse_value(text)
+    summed = math.prod(x[dim] for dim in dims)
+    return Cost(bytes=(math.prod(x) + math.prod(x) // summed) * size)
 
 
 # ---- Which formula, and the names of an operator's inputs, in its order --------------------------
 
-
-class Formula(NamedTuple):
-    """How the cost of an operator is computed."""
-
-    cost: Callable[[Inputs], Cost]
-    names: list[str]  # of its inputs
-
-
-# By kind of work, as the tables of operator_costs.ini are called.
-COST_OF_KIND = {
-    "matmul": matmul_cost,
-    "scaled matmul": scaled_matmul_cost,
-    "grouped matmul": grouped_matmul_cost,
-    "any layout matmul": any_layout_matmul_cost,
-    "experts": experts_cost,
-    "norm": norm_cost,
-    "convolution": convolution_cost,
-    "linear": linear_cost,
-    "transposed convolution": transposed_convolution_cost,
-    "dispatched convolution": dispatched_convolution_cost,
-    "convolution backward": convolution_backward_cost,
-    "gradient of input": gradient_of_input_cost,
-    "attention": attention_cost,
-    "heads first attention": heads_first_attention_cost,
-    "untold attention": untold_attention_cost,
-    "paged attention": paged_attention_cost,
+CONVOLUTION = "x weight bias stride padding dilation"
+EXPERTS = "x up down weights chosen"
+# Operators that do their work themselves, not those that call them (linear, conv2d).  Those of
+# PyTorch and of our kernels are named without their namespace and the underscores around them.
+INPUTS: dict[Callable[[Inputs], Cost], dict[str, str]] = {
+    matmul_cost: {"mm": "a b", "bmm": "a b", "addmm": "added a b", "baddbmm": "added a b"},
+    scaled_matmul_cost: {"scaled_mm": "a b scale_a scale_b bias scale_result out_type"},
+    grouped_matmul_cost: {
+        "grouped_mm": "a b ends",
+        "scaled_grouped_mm": "a b scale_a scale_b ends",
+    },
+    any_layout_matmul_cost: {
+        "_C::cutlass_scaled_mm": "out a b",
+        "_C::cutlass_scaled_mm_azp": "out a b",
+        "sgl_kernel::fp8_scaled_mm": "a b",
+        "sgl_kernel::int8_scaled_mm": "a b",
+        "trtllm::cublas_scaled_mm": "a b",
+        "vllm::rocm_unquantized_gemm": "a b",
+        "aiter::gemm_a8w8": "a b",
+        "aiter::gemm_a8w8_CK": "a b",
+        "aiter::gemm_a8w8_blockscale": "a b",
+        "aiter::hipb_mm": "a b",
+        "_rocm_C::wvSplitK": "b a",
+        "_rocm_C::LLMM1": "b a",
+    },
+    experts_cost: {
+        "vllm::inplace_fused_experts": EXPERTS,
+        "vllm::outplace_fused_experts": EXPERTS,
+        "sglang::inplace_fused_experts": EXPERTS,
+        "aiter::fused_moe_": EXPERTS,
+        "sglang::outplace_fused_experts": EXPERTS,
+        "vllm::rocm_aiter_fused_moe": EXPERTS,
+    },
+    norm_cost: {
+        "norm": "x order dimensions",
+        "linalg_norm": "x order dimensions",
+        "linalg_vector_norm": "x order dimensions",
+    },
+    convolution_cost: {
+        "miopen_convolution": "x weight bias padding stride dilation",
+        "mkldnn_convolution": "x weight bias padding stride dilation",
+        "cudnn_convolution": "x weight padding stride dilation",
+        # Where no library is used
+        "slow_conv2d_forward": "x weight kernel_size bias stride padding",
+        "slow_conv3d_forward": "x weight kernel_size bias stride padding",
+        "slow_conv_dilated2d": "x weight kernel_size bias stride padding dilation",
+        "slow_conv_dilated3d": "x weight kernel_size bias stride padding dilation",
+        "conv_depthwise2d": "x weight kernel_size bias stride padding dilation",
+        "conv_depthwise3d": "x weight kernel_size bias stride padding dilation",
+    },
+    transposed_convolution_cost: {
+        "miopen_convolution_transpose": (
+            "x weight bias padding output_padding stride dilation groups"
+        ),
+        "cudnn_convolution_transpose": "x weight padding output_padding stride dilation groups",
+        "slow_conv_transpose2d": "x weight kernel bias stride padding output_padding dilation",
+        "slow_conv_transpose3d": "x weight kernel bias stride padding output_padding dilation",
+    },
+    dispatched_convolution_cost: {
+        "aten::_convolution": f"{CONVOLUTION} transposed output_padding groups"
+    },
+    convolution_backward_cost: {
+        "convolution_backward": (
+            "gradient x weight bias_sizes stride padding dilation transposed output_padding groups"
+            " output_mask"
+        )
+    },
+    gradient_of_input_cost: {"cudnn_convolution_backward_input": "size gradient weight"},
+    **ATTENTION_INPUTS,
 }
-_OF_A_CALLER = " of a caller"  # ends the names of tables of operators that call what does the work
+# Operators that call one that does the work, and tell its inputs where that has none of its own.
+INPUTS_OF_CALLERS: dict[Callable[[Inputs], Cost], dict[str, str]] = {
+    convolution_cost: {
+        "conv1d": CONVOLUTION,
+        "conv2d": CONVOLUTION,
+        "conv3d": CONVOLUTION,
+        "convolution": f"{CONVOLUTION} transposed",
+        "_convolution": f"{CONVOLUTION} transposed",
+        "thnn_conv2d": "x weight kernel_size bias stride padding",
+        "slow_conv3d": "x weight kernel_size bias stride padding",
+    },
+    linear_cost: {"linear": "x weight bias"},
+    matmul_cost: {"matmul": "a b"},
+}
 
 
-def _read_formulas() -> tuple[dict[str, Formula], dict[str, Formula]]:
-    """Of operators that do their work, and of those that call one which does."""
-    tables = read_ini(Path(__file__).with_suffix(".ini"))
-    shared = tables["shared"]
-    formulas: dict[str, Formula] = {}
-    formulas_of_callers: dict[str, Formula] = {}
-    for table in tables.sections():
-        if table == "shared":
-            continue
-        cost_of_kind = COST_OF_KIND[table.removesuffix(_OF_A_CALLER)]
-        of_table = formulas_of_callers if table.endswith(_OF_A_CALLER) else formulas
-        for operator, words in tables[table].items():
-            names = []
-            for word in words.split():
-                names += shared.get(word, word).split()
-            of_table[operator] = Formula(cost_of_kind, names)
-    return formulas, formulas_of_callers
+def by_operator(tables: dict[Callable[[Inputs], Cost], dict[str, str]]) -> dict[str, Formula]:
+    formulas = {}
+    for formula, inputs_of in tables.items():
+        for operator, names in inputs_of.items():
+            formulas[operator] = Formula(formula, names.split())
+    return formulas
 
 
-_FORMULAS, _CALLERS = _read_formulas()
+FORMULAS = by_operator(INPUTS)
+FORMULAS_OF_CALLERS = by_operator(INPUTS_OF_CALLERS)

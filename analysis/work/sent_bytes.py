@@ -8,15 +8,17 @@ def sent_share(kind: str, world_size: int) -> float | None:
     others = (world_size - 1) / world_size
     shares = {
         "all_reduce": 2 * others,
+        "all_gather": others,
+        "reduce_scatter": others,
+        "all_to_all": others,
+        "gather": others,
+        "scatter": others,
         "broadcast": 1.0,
         "reduce": 1.0,
         "send": 1.0,
         "recv": 1.0,
         "send_recv": 1.0,
     }
-    shares |= dict.fromkeys(
-        ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), others
-    )
     return shares.get(kind)
 
 

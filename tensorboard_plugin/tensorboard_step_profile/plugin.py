@@ -77,8 +77,8 @@ class Reader:
             number, _, answer = line.partition(b" ")
             waiting.pop(int(number)).set_result(answer)
         process.wait()
-        for one in list(waiting.values()):
-            one.set_result(json.dumps({"error": ENDED}).encode())
+        for answer in list(waiting.values()):
+            answer.set_result(json.dumps({"error": ENDED}).encode())
 
 
 class StepProfile(base_plugin.TBPlugin):
@@ -97,20 +97,15 @@ class StepProfile(base_plugin.TBPlugin):
         return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="Step profile")
 
     def get_plugin_apps(self) -> dict:
+        report = checkout() / "analysis" / "report"
+        files = [HERE / "index.js", HERE / "timeline.js", report / "page.js", report / "page.css"]
         plotly = util.find_spec("plotly")  # not imported: that takes seconds
-        files = {
-            "/index.js": HERE / "index.js",
-            "/timeline.js": HERE / "timeline.js",
-            **{
-                f"/{name}": checkout() / "analysis" / "report" / name
-                for name in ("page.js", "page.css")
-            },
-            "/plotly.min.js": (
-                Path(plotly.origin).parent / "package_data" / "plotly.min.js" if plotly else None
-            ),
-        }
-        apps = {route: self.file_app(path) for route, path in files.items() if path}
-        return apps | {f"/{route}": self.question_app(route) for route in ROUTES}
+        if plotly:
+            files.append(Path(plotly.origin).parent / "package_data" / "plotly.min.js")
+        apps = {f"/{path.name}": self.file_app(path) for path in files}
+        for route in ROUTES:
+            apps[f"/{route}"] = self.question_app(route)
+        return apps
 
     def file_app(self, path: Path):
         kind = "text/css" if path.suffix == ".css" else "text/javascript"

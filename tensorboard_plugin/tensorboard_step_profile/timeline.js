@@ -192,9 +192,14 @@ export class Timeline {
       on_gpu: this.rowOf[i].on_gpu,
     }));
     this.at = -1;
-    const count = hits.length.toLocaleString("en");
-    const where = this.partial ? "the range that is shown" : "this step";
-    this.found.textContent = wanted ? `${count} found in ${where}; Enter shows the next` : "";
+    this.found.textContent = wanted ? this.foundText(hits.length) : "";
+  }
+
+  foundText(count) {
+    const isAll = !this.partial && !this.answer.left_out;
+    const where = isAll ? "this step" : "the events that are shown";
+    if (!count) return `nothing found in ${where}`;
+    return `${count.toLocaleString("en")} found in ${where}; Enter shows the next`;
   }
 
   async next() {
@@ -377,7 +382,10 @@ export class Timeline {
     const texts = [];
     const [shown] = this.spent(this.range);
     if (shown) {
-      const most = shown.rows.slice(0, 5).map(({ part, ms }) => `${part} ${duration(ms)}`);
+      const byPart = new Map(); // of all classes
+      for (const { part, ms } of shown.rows) byPart.set(part, (byPart.get(part) ?? 0) + ms);
+      const parts = [...byPart].sort(([, one], [, other]) => other - one).slice(0, 5);
+      const most = parts.map(([part, ms]) => `${part} ${duration(ms)}`);
       texts.push(`Most of this range: ${most.join(", ")}.`);
     }
     if (this.answer.left_out) {
