@@ -40,6 +40,7 @@ import pandas as pd
 from analysis.attribution.collectives import collectives_of
 from analysis.attribution.components import (
     BETWEEN,
+    COMMUNICATION,
     IDLE,
     OVERHEAD,
     UNATTRIBUTED,
@@ -55,7 +56,7 @@ from analysis.vocabulary.calls import pins_host_memory
 from analysis.vocabulary.operators import operator_class
 from harness.base.text import read_ini
 
-COMMUNICATION, WORKING, WAITING = "communication", "working", "waiting"
+WORKING, WAITING = "working", "waiting"
 KINDS, STATES = ("computation", COMMUNICATION, "copy"), (WORKING, WAITING, IDLE)
 COMPUTES, COMMUNICATES, COPIES, IDLES = range(4)  # numbers of KINDS, and of idle time
 WORKS, WAITS, RESTS = range(3)  # numbers of STATES
