@@ -4,6 +4,8 @@ What limits the steps of a trace that torch.profiler recorded, of any program, a
 
 python3 analyze_trace.py PATH [--output-dir DIR]    a trace, a folder of the traces of all ranks,
                                                     or the folder of a run
+python3 analyze_trace.py SNAPSHOT [--compare OTHER] who held the memory: what
+                                                    torch.cuda.memory._dump_snapshot() wrote
 
 The same as run_pytorch_profiler.py --analyze-existing PATH --generate-report, into a folder of its
 own.  Examples:
@@ -33,7 +35,7 @@ def main() -> None:
         "path",
         metavar="PATH",
         type=Path,
-        help="a trace, a folder of traces, or the folder of a run",
+        help="a trace, a memory snapshot, a folder of these, or the folder of a run",
     )
     parser.set_defaults(generate_report=importlib.util.find_spec("torch") is not None)
     parser.set_defaults(output_dir=Path(f"analysis_{datetime.now():%Y%m%d_%H%M%S}"))

@@ -85,26 +85,27 @@ def main() -> None:
     args = parser.parse_args()
     check_flags(parser, args)
     check_packages(args)
-    from analysis.comparison import text
-    from analysis.comparison.document import compare
-    from analysis.comparison.gate import EXIT_SLOWER, compare_with_gate
-    from analysis.report.figures import comparison_picture
+    from analysis.compare import text
+    from analysis.compare.document import compare
+    from analysis.compare.gate import EXIT_SLOWER, compare_with_gate
+    from analysis.report.figures.pictures import comparison_picture
     from harness.base.console import file_lines, say
     from harness.base.files import make_folder, write_bytes, write_json
     from harness.base.sections import as_markdown, as_text
     from harness.base.text import read_on
 
     if args.fail_if_slower:
-        document = compare_with_gate(*args.folders, args.fail_if_slower)
+        comparison = compare_with_gate(*args.folders, args.fail_if_slower)
     else:
-        document = compare(args.folders)
+        comparison = compare(args.folders)
+    document = comparison.as_json()
     short = text.with_short_names(document)
     if args.verbose:
         say(*as_text(text.comparison_section(short), args.top_n)[1:])
     folder = args.output_dir or Path(f"comparison_{datetime.now():%Y%m%d_%H%M%S}")
     make_folder(folder)
     json_file, md_file, png_file = (folder / f"comparison.{kind}" for kind in ("json", "md", "png"))
-    write_json(json_file, document)
+    write_json(json_file, comparison)
     markdown = as_markdown(text.comparison_section(document), ROWS_OF_FILE, level=1)[1:]
     write_bytes(md_file, "\n".join([*markdown, ""]).encode())
     write_bytes(png_file, comparison_picture(short))

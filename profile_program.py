@@ -108,6 +108,12 @@ def parser_of_flags() -> argparse.ArgumentParser:
         action="store_true",
         help="Python stacks in the trace, which is much larger",
     )
+    add(
+        "--memory-snapshot",
+        action="store_true",
+        help="who holds the GPU's memory, by line, also when it runs out: history of the allocator"
+        " from the start, which slows steps",
+    )
     verbose_flag(parser)
     add(
         "command",

@@ -121,7 +121,8 @@ def main() -> None:
     require("the analysis", PACKAGES)
     folder = (settings.output_dir or Path(f"proof_{datetime.now():%Y%m%d_%H%M%S}")).absolute()
     make_folder(folder)
-    from analysis.commands.proof import Proof, keep_in, tell  # PyTorch takes seconds to import
+    from analysis.commands.proof import keep_in, tell  # PyTorch takes seconds to import
+    from analysis.prove.proof import Prover
 
     if not settings.changes:
         raise UserError("--try: name a change", 2)
@@ -136,11 +137,11 @@ def main() -> None:
                 f"What it writes to {Path.cwd()} goes to a temporary {trials.kept}; elsewhere, it"
                 " stays."
             )
-        keep = keep_in(folder, typed)
-        proof = Proof(trials, settings.changes, settings.rounds, settings.audit_only, keep)
-        document = proof.document()
-    code = tell(document, typed, folder, settings.audit_only, settings.verbose)
-    sys.exit(proof.exit_code or code)
+        flags = (settings.changes, settings.rounds, settings.audit_only)
+        prover = Prover(trials, typed, *flags, keep_in(folder))
+        proof = prover.prove()
+    code = tell(proof, typed, folder, settings.audit_only, settings.verbose)
+    sys.exit(prover.exit_code or code)
 
 
 if __name__ == "__main__":

@@ -100,9 +100,10 @@ def explain_file(args: argparse.Namespace) -> None:
     target = Path(args.output_dir or args.profile_dir or folder)
     try:
         if "file" in profile["config"]["model"]:
-            from analysis.work.user_workload import UserWorkload
+            from analysis.work.flop_counts import counted_flops
+            from harness.model.user_code.user_workload import UserWorkload
 
-            workload = UserWorkload.from_settings(profile["config"], TrainingConfig)
+            workload = UserWorkload.from_settings(profile["config"], TrainingConfig, counted_flops)
         else:
             workload = TinyLlamaWorkload.from_settings(profile["config"])
         explain_limits(workload, profile, folder, target, asked_for(args))

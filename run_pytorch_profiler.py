@@ -88,10 +88,12 @@ def check_no_reading_flags(args: argparse.Namespace) -> None:
 
 def train_and_explain(args: argparse.Namespace, report: bool) -> None:
     from analysis.commands.analyze_traces import PAGE, report_in
+    from analysis.commands.memory_snapshots import before_read_on, headline_lines, snapshots_of_run
     from analysis.diagnosis.sections import profile_lines
     from analysis.diagnosis.text import profile_answer
     from harness.base.console import file_lines, is_first_rank, say
     from harness.base.documents import read_document
+    from harness.base.tables import ANSWER_LINES
     from harness.base.text import read_on
     from tiny_llama_v1 import run_from_arguments
 
@@ -104,14 +106,17 @@ def train_and_explain(args: argparse.Namespace, report: bool) -> None:
     if args.dry_run or not is_first_rank():
         return
     analysis, files = read_document(folder / "operator_analysis.json"), []
+    snapshots = snapshots_of_run(folder)
     if args.verbose:
         say("", *profile_lines(analysis, args.top_n, args.sort_by))
     if report:
         from analysis.report.html import write_report
 
-        files = write_report(folder)
+        files = write_report(folder, snapshot=next(iter(snapshots), None))
         say(*(["", *file_lines(files, True)] if args.verbose else []))
-    say("", *profile_answer(analysis, read_on(report_in(files), PAGE)))
+    memory = headline_lines(snapshots)
+    where = read_on(report_in(files), PAGE)
+    say("", *before_read_on(profile_answer(analysis, where, ANSWER_LINES - len(memory)), memory))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness.base.command_line import OneLineParser, flag
+from harness.base.command_line import OneLineParser, config_from, flag
 from harness.base.console import say
 from harness.base.errors import UserError, ending_despite_signals
 from harness.base.ranges import trace_range
@@ -61,6 +61,7 @@ from harness.model.corpus import synthetic_corpus, text_corpus
 from harness.model.decoder.formulas import DecoderFormulas
 from harness.model.grad_clip import clip_gradients
 from harness.model.precision import autocast_of, cast_floats
+from harness.model.user_code.user_workload import user_workload
 from harness.model.workload import FlaggedWorkload, StepFormulas, TrainingState, check_shards
 from harness.ranks.distributed import facts_of_ranks, first_failure, process_group, suffix_of_rank
 from harness.ranks.failures import exit_code_of, raise_if_interrupted
@@ -74,7 +75,6 @@ from harness.run.flag_combinations import (
 from harness.run.run_report import RunReport
 from harness.run.run_summary import facts_of_rank
 from harness.run.training_flags import (
-    config_from,
     default_log_interval,
     implied_by_switches,
     training_lines,
@@ -849,9 +849,9 @@ def resolve(args: argparse.Namespace) -> tuple[FlaggedWorkload, ProfilerConfig]:
     check_model(config)
     check_combinations(training, profiling, given)
     if args.workload:
-        from analysis.work.user_workload import user_workload
+        from analysis.work.flop_counts import counted_flops  # late: slow to import
 
-        return user_workload(args.workload, training, given), profiling
+        return user_workload(args.workload, training, given, counted_flops), profiling
     config = replace(config, max_seq_len=training.seq_len)
     return TinyLlamaWorkload(config, training, size), profiling
 

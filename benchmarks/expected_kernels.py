@@ -26,7 +26,8 @@ from analysis.attribution.operators import costs_of_operators, operator_calls
 from analysis.hardware.achievable import achievable_rates
 from analysis.hardware.matching import datasheet
 from analysis.limits.timeline import timeline_of
-from analysis.prediction.expected_time import Operator, kernel_us
+from analysis.prediction.expected_time import kernel_us
+from analysis.prediction.operators import Operator
 from analysis.trace.tables import read_trace
 from analysis.vocabulary.kernel_classes import CONVOLUTION, category
 from analysis.work.operator_costs import factor_type

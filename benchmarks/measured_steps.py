@@ -142,9 +142,8 @@ def measure(output: Path | None) -> tuple[dict, list[dict]]:
 
 def beside(row: dict, device: str) -> dict:
     """What a dry run predicts from the flags."""
-    document = predict(
-        workload_of(f"{row['flags']} --dry-run"), torch.device("cpu"), targets=rows_named(device)
-    )
+    workload = workload_of(f"{row['flags']} --dry-run")
+    document = predict(workload, torch.device("cpu"), targets=rows_named(device)).as_json()
     expected = document["expected_step_time_ms"] or {}
     median, inside = expected.get("median"), None
     if median:

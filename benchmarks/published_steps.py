@@ -26,12 +26,12 @@ import numpy as np
 import tiny_llama_v1 as tiny_llama
 from analysis.hardware.datasheets import Datasheet
 from analysis.hardware.matching import described, given_row, rows_named
+from analysis.memory.allocator import needed_bytes
+from analysis.memory.predicted import predicted_memory
 from analysis.prediction.capacity import workspaces_by_default
-from analysis.prediction.document import time_bounds
 from analysis.prediction.expected_time import expected_step_time
-from analysis.prediction.memory import predicted_memory
 from analysis.prediction.network import Network, links_inside_node
-from analysis.prediction.reserved import needed_bytes
+from analysis.prediction.time_bounds import time_bounds
 from benchmarks.common import benchmark_parser, report
 from harness.base.console import progress_bar, say
 from harness.base.documents import read_document
@@ -39,6 +39,7 @@ from harness.base.errors import UserError
 from harness.base.tables import column
 from harness.base.text import read_ini
 from harness.model.workload import Workload
+from harness.schema import Unknown
 from workshop.exercise.results import RESULTS
 
 COLUMNS = [
@@ -79,11 +80,10 @@ def row_of(name: str, published: SectionProxy) -> dict:
         published.getfloat("network"),
     )
     link = Network(network, "published.ini") if network else links_inside_node(device.name, ranks)
-    expected = expected_step_time(workload, about, link, measure="never")["expected_step_time_ms"]
-    bound, ms = (
-        time_bounds(workload, about, "auto", "never")["compute_ms"],
-        published.getfloat("ms"),
-    )
+    told = expected_step_time(workload, about, link, measure="never")
+    expected = None if isinstance(told, Unknown) else told.as_json()
+    bound = time_bounds(workload, about, "auto", "never").compute_ms
+    ms = published.getfloat("ms")
     row = {"name": name, "source": published["source"].split()[0], "device": device.name, "ms": ms}
     row |= {
         "over_bound": ms / bound,

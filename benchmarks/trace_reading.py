@@ -70,7 +70,7 @@ print(time.process_time() - start)
 ANALYZE = """
 import sys, time
 from pathlib import Path
-from analysis.diagnosis.traces import analyze_all
+from analysis.answers import analyze_all
 start = time.process_time()
 analyze_all([Path(sys.argv[1])])
 print(time.process_time() - start)

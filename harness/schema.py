@@ -45,13 +45,13 @@ class Document:
     def __init__(self, **values: Any):
         """Raises TypeError for a field that is missing, and for a value of no field."""
         declared = fields_of(type(self))
-        values = {name.removesuffix("_"): value for name, value in values.items()}
-        for name in values:
+        given = {name.removesuffix("_"): value for name, value in values.items()}
+        for name in given:
             if name not in declared:
                 raise TypeError(f"{type(self).__name__} has no field {name}")
         for name, declaration in declared.items():
-            if name in values:
-                setattr(self, name, values[name])
+            if name in given:
+                setattr(self, name, given[name])
             elif is_required(declaration):
                 raise TypeError(f"{type(self).__name__} needs a value for {name}")
             else:
@@ -97,6 +97,15 @@ class Document:
             if name in self._reasons:
                 values[f"{name}_reason"] = self._reasons[name]
         return _explained_fields(values, type(self))
+
+    def field_values(self) -> dict[str, Any]:
+        """Its fields by name, for a document that has these and more: of a null with a reason of
+        its own, Unknown."""
+        values = {}
+        for name in fields_of(type(self)):
+            reason = self._reasons.get(name)
+            values[name] = getattr(self, _attribute(name)) if reason is None else Unknown(reason)
+        return values
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:

@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from typing_extensions import NotRequired
 
-from analysis.comparison.noise import as_fast
+from analysis.compare.noise import as_fast
 from harness.base.sections import Section
 from harness.base.tables import Column, column, grouped, text_columns, value_of
 from harness.base.units import MB, megabytes
@@ -451,7 +451,7 @@ def breakdown_sections(rows: list[AttentionBenchmarkRow], available_bytes: int) 
 def figure(rows: list[AttentionBenchmarkRow], about: str) -> Figure:
     """Forward time, backward time and memory over sequence length, a line for each implementation;
     what is known."""
-    from analysis.report.axes import log_axis
+    from analysis.report.figures.axes import log_axis
     from studies.engine.drawing import new_panels
 
     known = {}

@@ -337,7 +337,7 @@ def table(rows: list[CollectiveBenchmarkRow]) -> Section:
 
 def figure(rows: list[CollectiveBenchmarkRow], fits: list[CollectiveFit], about: str) -> Figure:
     """Time of a call over its bytes, measured and fitted, and bus bandwidth; on the most ranks."""
-    from analysis.report.axes import legend, log_axis
+    from analysis.report.figures.axes import legend, log_axis
     from analysis.report.palette import series
     from studies.engine.drawing import new_panels
 

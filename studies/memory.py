@@ -12,7 +12,7 @@ import numpy as np
 from typing_extensions import NotRequired
 
 import tiny_llama_v1
-from analysis.work.memory_tables import parts_of_peak
+from analysis.memory.tables import parts_of_peak
 from harness.base.command_line import OneLineParser
 from harness.base.documents import read_document
 from harness.base.errors import UserError
@@ -389,7 +389,7 @@ def factor_section(factors: list[GrowthFactor]) -> Section:
 def figure(rows: list[MemoryStudyRow], fit: MemoryFit, about: str) -> Figure:
     """Measured peaks and fit over sequence length, a line for each batch size, and the peaks by
     category."""
-    from analysis.report.axes import legend, stacked_bars
+    from analysis.report.figures.axes import legend, stacked_bars
     from analysis.report.palette import MEMORY_COLORS
     from studies.engine.drawing import new_panels
 

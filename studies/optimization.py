@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.comparison.noise import as_fast
+from analysis.compare.noise import as_fast
 from analysis.diagnosis.document import OperatorAnalysis
 from analysis.hardware import cache
-from analysis.prediction.memory import persistent_bytes
+from analysis.memory.predicted import persistent_bytes
 from harness.base.command_line import require
 from harness.base.documents import read_document, read_or_leave_out
 from harness.base.errors import UserError
@@ -463,7 +463,7 @@ def figure(rows: list[OptimizationStudyRow], about: str) -> Figure:
     reference; all with intervals and bounds."""
     from matplotlib.figure import Figure
 
-    from analysis.report.axes import WIDTH, entitle
+    from analysis.report.figures.axes import WIDTH, entitle
 
     by_shape = grouped(rows, lambda row: row.shape)
     counts = [len(of_shape) + 1 for of_shape in by_shape.values()]
@@ -477,7 +477,7 @@ def figure(rows: list[OptimizationStudyRow], about: str) -> Figure:
 
 
 def draw_waterfall(axes, title: str, rows: list[OptimizationStudyRow]) -> None:
-    from analysis.report.axes import bare, beside
+    from analysis.report.figures.axes import bare, beside
     from analysis.report.palette import GRAY
 
     known = [row for row in rows if row.ratio is not None]
@@ -501,7 +501,7 @@ def draw_waterfall(axes, title: str, rows: list[OptimizationStudyRow]) -> None:
 
 
 def draw_ladder(axes, climbing: list[OptimizationStudyRow]) -> None:
-    from analysis.report.axes import SEAM
+    from analysis.report.figures.axes import SEAM
     from studies.engine.drawing import GAIN, LOSS
 
     below = 1.0
@@ -527,7 +527,7 @@ def draw_others(axes, others: list[OptimizationStudyRow], first: int) -> None:
 
 
 def draw_bounds(axes, title: str, rows: list[OptimizationStudyRow]) -> None:
-    from analysis.report.axes import legend
+    from analysis.report.figures.axes import legend
 
     bounds, places = [], []
     for y, row in enumerate(rows, 1):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import NotRequired
 
-from analysis.comparison.noise import as_fast
+from analysis.compare.noise import as_fast
 from harness.base.layer_names import starred
 from harness.base.sections import Section
 from harness.base.tables import Column, column, grouped, value_of

@@ -467,7 +467,7 @@ def calls_text(collectives: Iterable[CollectiveRow]) -> str:
 def figure(rows: list[ScalingStudyRow], about: str) -> Figure:
     """Efficiency by ranks, a line for each mode and bucket size with its interval and the predicted
     one (shaded), a panel for each kind of scaling."""
-    from analysis.report.axes import log_axis
+    from analysis.report.figures.axes import log_axis
     from studies.engine.drawing import new_panels
 
     scalings = list(dict.fromkeys(row.scaling for row in rows))

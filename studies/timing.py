@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from typing_extensions import NotRequired
 
-from analysis.comparison.noise import as_fast, interval_in_turn, is_decided, judged
+from analysis.compare.noise import as_fast, interval_in_turn, is_decided, judged
 from harness.base.errors import UserError
 from harness.base.sections import Section
 from harness.base.tables import Column, column
@@ -435,7 +435,7 @@ def section_of_pairs(right: TimingStudyRow) -> Section:
 def figure(rows: list[TimingStudyRow], interval: list[float], change: str, about: str) -> Figure:
     """How many times as fast each method reports the change to be, and the interval of the right
     one."""
-    from analysis.report.axes import beside, legend, new_axes
+    from analysis.report.figures.axes import beside, legend, new_axes
 
     title = "What each timing method would have reported"
     chart, axes = new_axes(title, 1.7 + 0.28 * len(rows), about)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from typing_extensions import NotRequired
 
-from analysis.comparison.noise import as_fast, is_decided
+from analysis.compare.noise import as_fast, is_decided
 from analysis.work.fake_step import FakeRunError, fake_forward
 from harness.base.errors import UserError
 from harness.base.files import make_folder
@@ -570,7 +570,7 @@ def peak_text(row: TrainingBenchmarkRow) -> str:
 
 def figure(rows: list[StepTimesRow], names: list[str], about: str) -> Figure:
     """Mean of each phase in ms, and the standard deviation of the step as error bars."""
-    from analysis.report.axes import beside, legend, new_axes, stacked_bars
+    from analysis.report.figures.axes import beside, legend, new_axes, stacked_bars
     from analysis.report.palette import PHASE_COLORS
 
     chart, axes = new_axes("Time of a step by phase", 1.9 + 0.3 * len(rows), about)

@@ -28,7 +28,7 @@ from torch import nn
 from warm_python import start_server
 
 import tiny_llama_v1 as tiny_llama
-from analysis.diagnosis import traces
+from analysis import answers
 from harness.base import files
 
 os.environ["TINY_LLAMA_STRICT"] = (
@@ -61,7 +61,7 @@ def checked(analyze_all):
     return analyze_and_check
 
 
-traces.analyze_all = checked(traces.analyze_all)  # before others import it by its name
+answers.analyze_all = checked(answers.analyze_all)  # before others import it by its name
 files.explained = conforming(files.explained)
 
 # On a machine with much else to do any example may take long.

@@ -29,9 +29,9 @@ from traces import (
     write_trace,
 )
 
+from analysis.answers import analyze_all
 from analysis.attribution.critical_path import critical_path, path_title
 from analysis.diagnosis.sections import profile_lines
-from analysis.diagnosis.traces import analyze_all
 from analysis.hardware.matching import described, rows_named
 from analysis.limits.timeline import timeline_of
 from analysis.trace.readers.formats import find_traces

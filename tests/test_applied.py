@@ -10,8 +10,7 @@ from programs import LOOP, MODEL, PLAIN, TRAIN
 from test_prove_changes import one_run, proof, tool
 from torch import nn
 
-from analysis.commands.proof import Proof
-from analysis.comparison.applied import (
+from analysis.prove.applied import (
     ALREADY,
     APPLIED,
     NO_SIGN,
@@ -19,6 +18,7 @@ from analysis.comparison.applied import (
     effects_together,
     without_effect,
 )
+from analysis.prove.proof import Prover
 from harness.model.changes import CHANGES, change_of
 from harness.program.hooks.signs import (
     ATTENTION,
@@ -247,11 +247,11 @@ def test_what_is_known_of_other_changes_is_kept(end):
     before."""
     kept = []
     trials, changes = CannedTrials({"bf16": end}), ["fused", "bf16", "sdpa"]
-    proof = Proof(trials, changes, 4, True, lambda document: kept.append(len(document["rows"])))
-    rows = {row["change"]: row["verdict"] for row in proof.document()["rows"]}
+    prover = Prover(trials, [], changes, 4, True, lambda proof: kept.append(len(proof.rows)))
+    rows = {row.change: row.verdict for row in prover.prove().rows}
     if end == 130:
         assert rows == {"fused": "passes"}
-        assert proof.exit_code == 130
+        assert prover.exit_code == 130
     else:
         assert rows == {"fused": "passes", "bf16": "fails", "sdpa": "passes"}
     assert kept[0] == 1  # written as results come
@@ -259,10 +259,9 @@ def test_what_is_known_of_other_changes_is_kept(end):
 
 
 def test_other_data_is_a_bound_and_passes_no_audit():
-    proof = Proof(CannedTrials({}), ["no-data"], 4, True)
-    (row,) = proof.document()["rows"]
-    assert (row["verdict"], row["audit"]) == ("passes", None)
-    assert row["audit_reason"].startswith("it trains on other data")
+    (row,) = Prover(CannedTrials({}), [], ["no-data"], 4, True).prove().rows
+    assert (row.verdict, row.audit) == ("passes", None)
+    assert row.reason_of("audit").startswith("it trains on other data")
 
 
 # ---- Programs ------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import pytest
 import torch
 from helpers import PROJECT, SMALL_MODEL
 
+from analysis.compare.same_training import loss_bound, training_check
 from analysis.hardware.rate_limits import rate_limit
-from analysis.trust.same_training import loss_bound, training_check
 from harness.base.errors import UserError
 from harness.base.ranges import trace_range
 from harness.instruments.audit import FirstStep, RateLimit, audit_document, audit_text
@@ -290,23 +290,18 @@ def summary(precision="fp32", audit=None, **training) -> dict:
 
 def test_a_difference_beyond_rounding_is_another_training():
     check = training_check(summary(), summary(), 1e-6)
-    assert check["not_the_same"] is None
-    assert 1e-5 < check["loss_bound"] < 1e-3
-    assert (
-        "the losses differ by 5.0e-03" in training_check(summary(), summary(), 5e-3)["not_the_same"]
-    )
-    assert training_check(summary("bf16"), summary(), 5e-3)["not_the_same"] is None
+    assert check.not_the_same is None
+    assert 1e-5 < check.loss_bound < 1e-3
+    assert "the losses differ by 5.0e-03" in training_check(summary(), summary(), 5e-3).not_the_same
+    assert training_check(summary("bf16"), summary(), 5e-3).not_the_same is None
     for other in ({"seed": 7}, {"batch_size": 16}, {"learning_rate": 1e-3}):
         check = training_check(summary(**other), summary(), 0.5)
-        assert check["loss_bound"] is check["not_the_same"] is None
+        assert check.loss_bound is check.not_the_same is None
     two_ranks = summary(batch_size=4, world_size=2)
-    assert training_check(two_ranks, summary(), 1e-6)["loss_bound"]
+    assert training_check(two_ranks, summary(), 1e-6).loss_bound
     failed = training_check(summary(audit="19 of 20 parameters have no gradient"), summary(), 1e-6)
-    assert (failed["audit_ok"], failed["not_the_same"]) == (
-        False,
-        "19 of 20 parameters have no gradient",
-    )
-    assert "baseline fails" in training_check(summary(), summary(audit="x"), 0.0)["not_the_same"]
+    assert (failed.audit_ok, failed.not_the_same) == (False, "19 of 20 parameters have no gradient")
+    assert "baseline fails" in training_check(summary(), summary(audit="x"), 0.0).not_the_same
 
 
 class Reordered(TinyLlamaWorkload):

@@ -9,9 +9,9 @@ from test_prediction import TINY, read, workload_of
 
 import tiny_llama_v1 as tiny_llama
 from analysis.hardware.datasheets import DATASHEETS
+from analysis.memory.predicted import predicted_memory
 from analysis.prediction.capacity import CONTEXT, RESERVES, capacity_elsewhere, capacity_of
 from analysis.prediction.document import memory_prediction
-from analysis.prediction.memory import predicted_memory
 from analysis.prediction.text import prediction_lines, what_fits
 from harness.machine import host_limits
 from harness.machine.devices import memory_of_a_rank
@@ -120,7 +120,9 @@ def test_without_proc_only_this_process_is_counted(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_fit_that_may_be_spoiled_is_told():
     memory = CONTEXT.least + RESERVES["cuda"].least + 144 * 2**20
-    document = memory_prediction(workload_of(TINY), torch.device("cpu"), capacity_elsewhere(memory))
+    document = memory_prediction(
+        workload_of(TINY), torch.device("cpu"), capacity_elsewhere(memory)
+    ).as_json()
     assert document["fits"]
     assert document["reserved_memory_mb"] == 144
     document |= {
@@ -178,7 +180,7 @@ def test_what_fits_by_prediction_is_not_told_to_be_too_large():
     """'a step needs 56,445 MB, cuda has 65,536 MB; lower --size' helps nobody."""
     document = memory_prediction(
         workload_of(TINY), torch.device("cpu"), capacity_elsewhere(64 * 2**30)
-    )
+    ).as_json()
     assert "other processes took the rest" in what_fits(document)
     assert "--size" not in what_fits(document)
 
@@ -187,7 +189,7 @@ def test_what_others_leave_no_room_for_is_not_told_to_be_too_large(monkeypatch):
     monkeypatch.setattr(
         "analysis.prediction.capacity.memory_of_a_rank", lambda device: (64 * 2**30, 64 * 2**30)
     )
-    line = what_fits(memory_prediction(workload_of(TINY), torch.device("cpu")))
+    line = what_fits(memory_prediction(workload_of(TINY), torch.device("cpu")).as_json())
     assert (
         "has 0 MB for it (65,536 MB are in use); it would fit without other processes: stop"
         " those, or" in line

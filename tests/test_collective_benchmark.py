@@ -154,11 +154,10 @@ def test_a_network_measured_on_fewer_ranks_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     keep_network(DEVICE, kept_of("node1", 10.0))
     network = network_of("measured", {"device": DEVICE, "host": "node1"})
-    bounds = {"compute_ms": 1.0, "bandwidth_ms": 1.0}
     rows = [{"kind": "all_reduce", "calls": 3, "bytes": 10**9}]
-    assert communication(rows, 4, bounds, network)["network_source"] == network.source
+    assert communication(rows, 4, 1.0, network).network_source == network.source
     caution = "; 8 ranks may reach far more or less than 4"
-    assert communication(rows, 8, bounds, network)["network_source"] == network.source + caution
+    assert communication(rows, 8, 1.0, network).network_source == network.source + caution
     assert Network(3.0, "--network").source_for(8) == "--network"
 
 

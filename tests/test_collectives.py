@@ -13,10 +13,10 @@ from conforming import mismatches
 from helpers import PROJECT
 from traces import analysis_of, event, on_gpu, real_path, shaped, step, trace_of, write_trace
 
+from analysis.answers import analyze_all, with_prediction
 from analysis.attribution.collectives import communication_section, predicted_beside
-from analysis.diagnosis.document import add_prediction
+from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.stragglers import Ranks
-from analysis.diagnosis.traces import analyze_all
 from analysis.trace.readers.formats import find_traces
 from analysis.trace.reasons import MeasuredCollectiveRow, StepCommunication
 from analysis.vocabulary.collectives import UNKNOWN, collective_kind
@@ -121,7 +121,8 @@ def test_waiting_is_what_other_ranks_do_not_need(tmp_path):
     assert rates == pytest.approx([MB / 50e3] * 2)  # of the transfer alone
     assert first["communication"]["transfer_ms"] == pytest.approx(0.05)
     assert [row["waiting_ms"] for row in first["ranks"]["rows"]] == pytest.approx([0.15, 0.0])
-    add_prediction(first, [{"kind": "all_gather", "group_size": 2, "calls": 1, "bytes": 2 * MB}])
+    predicted = [{"kind": "all_gather", "group_size": 2, "calls": 1, "bytes": 2 * MB}]
+    first = with_prediction(OperatorAnalysis.from_json(first), predicted).as_json()
     types = {
         "collectives": list[MeasuredCollectiveRow],
         "communication": StepCommunication,

@@ -13,20 +13,21 @@ import compare_runs
 import tiny_llama_v1 as tiny_llama
 from analysis.attribution.components import NAMED_RANGES, OPERATOR_KINDS
 from analysis.commands.run_ending import mfu_line
-from analysis.comparison.document import compare
-from analysis.comparison.noise import (
+from analysis.compare import document
+from analysis.compare.noise import (
     AGAIN,
     BASELINE,
     NOISE,
     REPEAT,
     SPREAD_UNKNOWN,
     UNDECIDED,
+    Disturbance,
     as_fast,
     judged,
     ratio_of_medians,
 )
-from analysis.comparison.parts import OTHER_PROFILER, compare_profiles
-from analysis.comparison.text import (
+from analysis.compare.parts import OTHER_PROFILER, compare_profiles
+from analysis.compare.text import (
     comparison_answer,
     comparison_headline,
     comparison_section,
@@ -34,7 +35,7 @@ from analysis.comparison.text import (
     profilers_text,
     with_short_names,
 )
-from analysis.report.comparison_figure import draw_comparison
+from analysis.report.figures.comparison import draw_comparison
 from analysis.trace.tables import read_trace
 from analysis.trust.times import overhead_text
 from harness.base.documents import SCHEMA_VERSION
@@ -68,6 +69,10 @@ def runs(tmp_path_factory):
             overhead["ratio"] = max(1.1, overhead["ratio"])
         file.write_text(json.dumps(document))
     return folder
+
+
+def compare(folders) -> dict:
+    return document.compare(folders).as_json()
 
 
 def copy_of(folder, target, times=None, **changes):
@@ -266,7 +271,7 @@ def test_a_difference_that_a_disturbance_explains_is_undecided(runs, tmp_path):
     ],
 )
 def test_one_rule_for_intervals_and_disturbance(interval, lost, in_turn, word):
-    disturbance = {"disturbed": lost != 0.0, "lost_share": lost}
+    disturbance = Disturbance(disturbed=lost != 0.0, lost_share=lost)
     assert judged(0.8, interval, disturbance, disturbance, in_turn) == word
     assert as_fast(0.8, interval, word).startswith("1.25x as fast")
     assert as_fast(0.8, interval, word).endswith(word) == (word not in ("faster", "slower"))
@@ -332,10 +337,10 @@ def test_intervals():
     rng = np.random.default_rng(1)
     a, b = rng.normal(110, 2, 60), rng.normal(100, 2, 60)
     found = ratio_of_medians(a, b)
-    assert found["ratio_95"][0] < 1.1 < found["ratio_95"][1]
-    assert found["difference"] == "slower"
-    assert ratio_of_medians(a[:2], b)["difference"] == "spread unknown"
-    assert ratio_of_medians(a[:0], b)["ratio"] is None
+    assert found.interval[0] < 1.1 < found.interval[1]
+    assert found.difference == "slower"
+    assert ratio_of_medians(a[:2], b).difference == "spread unknown"
+    assert ratio_of_medians(a[:0], b).ratio is None
 
 
 def test_unprofiled_and_failed_runs_are_compared_as_far_as_they_go(runs, tmp_path):
@@ -416,17 +421,14 @@ def test_parts_are_compared_where_both_runs_have_them():
         profile_of(NAMED_RANGES, SDPA, CLASSES, 80.0),
     )
     found = compare_profiles("b", before, after, 0.0)
-    rows = {
-        row["component"]: (row["baseline_ms"], row["ms"], row["difference"])
-        for row in found["components"]
-    }
+    rows = {row.component: (row.baseline_ms, row.ms, row.difference) for row in found.components}
     assert rows == {
         "attention: scores, softmax -> sdpa": (30.0, 12.0, "less"),
         "in one run only: old, new": (5.0, 2.0, "less"),
         "mlp.up_proj": (65.0, 66.0, "more"),
     }
-    assert sum(row["change_ms"] for row in found["components"]) == -20.0
-    assert "components_reason" not in found
+    assert sum(row.change_ms for row in found.components) == -20.0
+    assert found.components_reason is None
 
 
 @pytest.mark.parametrize(
@@ -450,8 +452,8 @@ def test_without_parts_in_common_classes_are_compared(source, components, reason
         profile_of(source, components, CLASSES | {"copy": 3.0}),
     )
     found = compare_profiles("b", before, after, 0.0)
-    assert (found["components"], found["components_reason"]) == ([], reason)
-    assert {row["class"]: row["difference"] for row in found["classes"]} == {
+    assert (found.components, found.components_reason) == ([], reason)
+    assert {row.class_: row.difference for row in found.classes} == {
         "matmul": NOISE,
         "element-wise": NOISE,
         "copy": "new",

@@ -11,9 +11,9 @@ from traces import SMALL, write_trace
 
 import analyze_trace
 import compare_runs
-from analysis.comparison.document import compare
-from analysis.comparison.text import comparison_answer, comparison_section
-from analysis.diagnosis.traces import analyze_all
+from analysis.answers import analyze_all
+from analysis.compare.document import compare
+from analysis.compare.text import comparison_answer, comparison_section
 from analysis.report.html import write_report
 from analysis.report.page import DOCUMENT_FILES
 from analysis.report.tab import Tab, answer_request
@@ -262,7 +262,7 @@ def test_where_nothing_is_left_the_lines_are_the_error(run_folder):
 
 def compared(sound, run_folder) -> dict:
     """In both directions."""
-    documents = [compare([*pair]) for pair in ((sound, run_folder), (run_folder, sound))]
+    documents = [compare([*pair]).as_json() for pair in ((sound, run_folder), (run_folder, sound))]
     for document in documents:
         as_text(comparison_section(document))
         comparison_answer(document, "comparison.md")

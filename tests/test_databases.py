@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from traces import analysis_of, real_path
 
-from analysis.diagnosis.traces import analyze_all
+from analysis.answers import analyze_all
 from analysis.limits.timeline import timeline_of
 from analysis.trace.readers.databases import range_of
 from analysis.trace.readers.formats import find_traces

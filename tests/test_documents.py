@@ -182,8 +182,8 @@ def test_another_schema_version_is_refused_in_one_line(tmp_path, version):
     ("file", "command"),
     [
         ("operator_analysis.json", "analysis.report.html:write_report"),
-        ("operator_analysis.json", "analysis.comparison.document:compare"),
-        ("performance_summary.json", "analysis.comparison.document:compare"),
+        ("operator_analysis.json", "analysis.compare.document:compare"),
+        ("performance_summary.json", "analysis.compare.document:compare"),
         ("flops_profile.json", "analysis.work.flop_rates:read_flops_profile"),
     ],
 )

@@ -10,11 +10,11 @@ import torch
 from helpers import PROJECT
 
 from analysis.work.fake_step import FakeRunError, fake_step
-from analysis.work.flop_counts import flops_of_step
-from analysis.work.user_workload import UserWorkload, user_workload
+from analysis.work.flop_counts import counted_flops, flops_of_step
 from harness.base.errors import UserError
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import NullMeter
+from harness.model.user_code.user_workload import UserWorkload, user_workload
 from tiny_llama_v1 import TrainingConfig
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ def example(name: str) -> UserWorkload:
     folder = PROJECT / "examples"
     if not (folder / name.partition(":")[0]).is_file():  # of steps that are no example to follow
         folder = PROJECT / "tests" / "workloads"
-    return user_workload(f"{folder / name}", TrainingConfig(), {})
+    return user_workload(f"{folder / name}", TrainingConfig(), {}, counted_flops)
 
 
 def measured_peak(workload: UserWorkload) -> int:
@@ -108,7 +108,7 @@ def test_a_missing_library_is_named_in_one_line(tmp_path, without):
     with pytest.raises(
         UserError, match=r"^transformers_model\.py:\d+: No module named 'transformers'; install it"
     ):
-        user_workload(str(copied), TrainingConfig(), {})
+        user_workload(str(copied), TrainingConfig(), {}, counted_flops)
 
 
 @pytest.mark.slow
@@ -128,5 +128,5 @@ def test_a_loader_that_starves_is_called_so(profiler, scratch):
 
 def test_an_example_writes_nothing_beside_itself(tmp_path):
     shutil.copy(PROJECT / "examples" / "gpt.py", tmp_path)
-    user_workload(f"{tmp_path}/gpt.py", TrainingConfig(), {})
+    user_workload(f"{tmp_path}/gpt.py", TrainingConfig(), {}, counted_flops)
     assert [file.name for file in tmp_path.iterdir()] == ["gpt.py"]

@@ -20,14 +20,14 @@ from traces import (
 )
 
 from analysis.advice.efficiency import counters
-from analysis.comparison.document import repeated
-from analysis.comparison.runs import read_run, runs_below
+from analysis.answers import analyze_all
+from analysis.compare.document import repeated
+from analysis.compare.runs import read_run, runs_below
 from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.text import judged_first, trust_text
-from analysis.diagnosis.traces import analyze_all
 from analysis.limits.timeline import timeline_of
+from analysis.report.figures.step import draw_breakdown
 from analysis.report.page import first_screen, trust_in
-from analysis.report.step_figures import draw_breakdown
 from analysis.work.operator_costs import cost
 from harness.base.sections import as_text
 from harness.schema import Unknown

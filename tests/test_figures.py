@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from analysis.attribution.components import IDLE, OVERHEAD, UNATTRIBUTED
-from analysis.comparison.text import with_short_names
-from analysis.report.axes import log_axis, plain_text
-from analysis.report.comparison_figure import draw_comparison
-from analysis.report.memory_figure import draw_memory_timeline
+from analysis.compare.text import with_short_names
+from analysis.report.figures.axes import log_axis, plain_text
+from analysis.report.figures.comparison import draw_comparison
+from analysis.report.figures.memory import draw_memory_timeline
+from analysis.report.figures.roofline import draw_roofline
+from analysis.report.figures.step import draw_breakdown, draw_queue, draw_ranks, draw_steps
 from analysis.report.palette import MEMORY_COLORS, PHASE_COLORS, color_of
-from analysis.report.roofline_figure import draw_roofline
-from analysis.report.step_figures import draw_breakdown, draw_queue, draw_ranks, draw_steps
 from analysis.vocabulary.kernel_classes import CATEGORIES
 from harness.base.units import MB
 from studies import attention, memory, scaling
@@ -88,7 +88,7 @@ def flaws_of_axes(axes) -> list[str]:
     name = axes.get_title(loc="left") or axes.get_xlabel()
     if not (axes.patches or axes.lines or axes.collections):
         found.append(f"empty axes: {name}")
-    if not axes.get_xlabel():
+    if not any(one.get_xlabel() for one in axes.get_shared_x_axes().get_siblings(axes)):
         found.append(f"no label below {name}")
     for axis in (axes.xaxis, axes.yaxis):
         low, high = axis.get_view_interval()

@@ -15,10 +15,10 @@ from helpers import PROJECT, exit_code, run_command
 
 import run_study
 import tiny_llama_v1
-from analysis.work.fake_user_code import under_fake_mode
-from analysis.work.user_workload import USED
 from harness.base.errors import UserError
 from harness.instruments.schedule import ProfilerConfig
+from harness.model.user_code.fake_user_code import under_fake_mode
+from harness.model.user_code.user_workload import USED
 from harness.ranks.failures import exit_code_of
 from harness.ranks.parallel import ParallelConfig
 from harness.run.flag_combinations import PredictionConfig

@@ -13,13 +13,9 @@ from analysis.commands.flops_command import flops_answer
 from analysis.hardware.ceilings import bandwidth_ceilings
 from analysis.hardware.measuring import Measurement
 from analysis.limits.roofline import NO_TRACE
-from analysis.report.roofline_figure import draw_roofline
-from analysis.work.sections import (
-    detail_sections,
-    intensity_section,
-    roofline_section,
-    run_sections,
-)
+from analysis.report.figures.roofline import draw_roofline
+from analysis.report.run_sections import run_sections
+from analysis.work.sections import detail_sections, intensity_section, roofline_section
 from harness.ranks.failures import exit_code_of
 
 SUMMARY = "performance_summary"

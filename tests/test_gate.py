@@ -9,8 +9,8 @@ from traces import SMALL, write_trace
 
 import compare_runs
 import tiny_llama_v1 as tiny_llama
-from analysis.comparison.gate import EXIT_SLOWER
-from analysis.comparison.noise import UNDECIDED, noise_between_runs
+from analysis.compare.gate import EXIT_SLOWER
+from analysis.compare.noise import UNDECIDED, noise_between_runs
 
 SUMMARY = "performance_summary.json"
 

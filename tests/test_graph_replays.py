@@ -7,11 +7,11 @@ import time
 import pytest
 from traces import event, real_path, step, write_trace
 
+from analysis.answers import analyze_all
 from analysis.attribution import graph_replays
 from analysis.attribution.graph_replays import Launched, runs_of
 from analysis.commands.analyze_traces import analyze_existing
 from analysis.diagnosis.sections import profile_lines
-from analysis.diagnosis.traces import analyze_all
 from analysis.limits.timeline import timeline_of
 from analysis.trace.tables import read_trace
 

@@ -6,10 +6,10 @@ from traces import SMALL, event, on_gpu, step, write_trace
 
 from analysis.advice.text import best_three
 from analysis.advice.who_reads import Reader
+from analysis.answers import analyze_all
 from analysis.diagnosis.headline import NEXT, headline, headline_lines
 from analysis.diagnosis.rules import LATE_HOST
 from analysis.diagnosis.text import profile_answer
-from analysis.diagnosis.traces import analyze_all
 
 
 def headline_of(analysis: dict) -> dict:

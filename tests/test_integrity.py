@@ -23,10 +23,10 @@ from traces import (
     write_trace,
 )
 
+from analysis.answers import analyze_all
 from analysis.commands.analyze_traces import missing_from
 from analysis.diagnosis.sections import profile_lines, trace_sections
 from analysis.diagnosis.text import profile_answer, trust_text
-from analysis.diagnosis.traces import analyze_all
 from analysis.limits.timeline import timeline_of
 from analysis.report.page import DOCUMENT_FILES, fill_template, first_screen
 from analysis.trace.tables import read_trace

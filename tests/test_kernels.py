@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from helpers import finish, start
 
 import tiny_llama_v1
-from analysis.diagnosis.document import operator_analysis
+from analysis.answers import answers
 from analysis.limits.timeline import timeline_of
-from analysis.prediction.memory import predicted_memory
+from analysis.memory.predicted import predicted_memory
 from analysis.trace.tables import read_trace
 from analysis.work.flop_counts import reconciliation
 from harness.instruments.memory_timeline import kept_by_component
@@ -254,7 +254,7 @@ def test_a_trace_has_both_passes_in_the_components(tmp_path):
         with torch.profiler.record_function("ProfilerStep#1"):
             session.step()
     profile.export_chrome_trace(str(tmp_path / "trace.json"))
-    analysis = operator_analysis(timeline_of(read_trace(tmp_path / "trace.json")))
+    analysis = answers(timeline_of(read_trace(tmp_path / "trace.json"))).as_json()
     phases = {row["component"]: set(row["phases_ms"]) for row in analysis["components"]}
     for part in ("attention_norm", "mlp_norm", "mlp.activation", "norm"):
         assert phases[part] == {"forward", "backward"}

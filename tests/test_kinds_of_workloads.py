@@ -11,14 +11,15 @@ from torch import nn
 from torch._dynamo import config
 from torch._dynamo.utils import counters
 
+from analysis.memory.predicted import peak_bytes
 from analysis.prediction.capacity import capacity_elsewhere
-from analysis.prediction.document import memory_prediction, predict, time_bounds
-from analysis.prediction.memory import peak_bytes
+from analysis.prediction.document import memory_prediction, predict
 from analysis.prediction.text import prediction_lines
+from analysis.prediction.time_bounds import time_bounds
 from analysis.work.flop_counts import flops_of_step
-from analysis.work.user_workload import over_placed
 from harness.base.errors import UserError
 from harness.instruments.compilation import APART, compile_in_place, compiling
+from harness.model.user_code.user_workload import over_placed
 
 FILE = """
 import copy
@@ -216,7 +217,7 @@ def test_compile_that_compiles_nothing_ends_the_run(train, tmp_path):
 def test_sharding_an_optimizer_without_state_leaves_no_negative_time(file):
     workload = workload_of(file, "own_optimizer").with_settings(parallel="fsdp", world_size=4)
     bounds = time_bounds(workload, {"type": "cpu", "name": "a CPU", "threads": 1}, 0.5)
-    assert bounds["least_bytes"] == 0
+    assert bounds.least_bytes == 0
 
 
 def test_an_optimizer_of_the_files_own_is_given_shards(file):
@@ -247,7 +248,8 @@ def test_what_is_wrong_anyway_is_not_blamed_on_fake_tensors(file):
 
 def test_a_step_that_takes_no_other_batch_has_no_largest_one(file):
     """Its batches are [S, B, D], so the first dimension is not that of samples."""
-    document = predict(workload_of(file, "length_first"), CPU, peak=0.5, device_memory=2**30)
+    prediction = predict(workload_of(file, "length_first"), CPU, peak=0.5, device_memory=2**30)
+    document = prediction.as_json()
     assert (
         document["max_batch_size"] is None
         and "takes no other batch size" in document["max_batch_size_reason"]
@@ -258,12 +260,12 @@ def test_a_step_that_takes_no_other_batch_has_no_largest_one(file):
         and "batch of 6 in fp32" in text
     )
     short = memory_prediction(workload_of(file, "length_first"), CPU, capacity_elsewhere(2**10))
-    assert not short["fits"]
+    assert not short.fits
 
 
 def test_what_recurrent_layers_keep_is_said_to_be_unpredicted(tmp_path):
     source = FILE.replace("nn.Linear(16, 4))\n    return", "nn.LSTM(16, 4))\n    return")
     (tmp_path / "recurrent.py").write_text(source.replace("model(batch[0])", "model(batch[0])[0]"))
     workload = workload_of(tmp_path / "recurrent.py")
-    assert "recurrent layers" in predict(workload, CPU, peak=0.5)["on_top_source"]
+    assert "recurrent layers" in predict(workload, CPU, peak=0.5).on_top_source
     assert workload.unpredicted_memory(on_gpu=True) is None

@@ -9,7 +9,7 @@ import pytest
 from helpers import SMALL_MODEL, run_command
 
 import run_study
-from analysis.work.memory_tables import folded_layers, parts_of_peak
+from analysis.memory.tables import folded_layers, parts_of_peak
 from harness.base.sections import Section, as_text
 from harness.base.tables import ANSWER_LINES, COLUMNS, Column, answer, column
 from harness.base.units import MB

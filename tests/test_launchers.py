@@ -658,7 +658,8 @@ def test_a_size_that_fits_in_no_machine(command):
 
 @pytest.mark.slow
 def test_performance_study(tmp_path):
-    flags = ["--num-steps", "3", "--hidden-dim", "64", "--seq-len", "16", "--enable-profilers"]
+    flags = ["--num-steps", "3", "--n-layers", "1", "--hidden-dim", "64", "--seq-len", "16"]
+    flags += ["--enable-profilers"]
     code, out = launch("launch_performance_study.sh", "tiny", *flags, cwd=tmp_path)
     assert code == 0, out
     assert out.index("PERFORMANCE STUDY: TINY") < out.index("Starting training")

@@ -4,7 +4,7 @@ seeded simulation; and a difference that is there is found."""
 import numpy as np
 import pytest
 
-from analysis.comparison.noise import (
+from analysis.compare.noise import (
     Measured,
     interval_in_turn,
     interval_over_processes,
@@ -58,7 +58,7 @@ def test_rows_of_the_same_code_are_decided_in_one_of_twenty(within, between, n):
     for _ in range(PAIRS):
         one, other = (WITHIN[within](rng, n) * BETWEEN[between](rng) for _ in range(2))
         words.append(compared(row_of(one), row_of(other), "step").word)
-        of_runs.append(ratio_of_medians(one, other)["difference"])
+        of_runs.append(ratio_of_medians(one, other).difference)
     assert decided(words) <= AT_MOST + LUCK
     assert decided(of_runs) <= AT_MOST + LUCK
 

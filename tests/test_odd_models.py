@@ -8,10 +8,11 @@ import torch
 
 import tiny_llama_v1 as tiny_llama
 from analysis.hardware.matching import described, rows_named
-from analysis.prediction.document import time_bounds
-from analysis.prediction.memory import peak_bytes, predicted_memory
+from analysis.memory.predicted import peak_bytes, predicted_memory
+from analysis.prediction.time_bounds import time_bounds
 from analysis.work.bytes_moved import step_work
-from analysis.work.user_workload import UserWorkload
+from analysis.work.flop_counts import counted_flops
+from harness.model.user_code.user_workload import UserWorkload
 
 ODD_MODELS = """
 import torch
@@ -120,10 +121,10 @@ def test_convolutions_may_compute_in_tf32_so_that_bounds_them(odd):
         (row,) = (one for one in rows_named(name) if "40GB" not in one.name)
         bounds = time_bounds(odd("pooling"), described(row), "auto", "never")
         expected = 1e3 * (flops["tf32"] / rate + flops["float32"] / (row.fp32 * 1e12))
-        assert bounds["compute_ms"] == pytest.approx(expected)
+        assert bounds.compute_ms == pytest.approx(expected)
     (a100,) = (described(one) for one in rows_named("a100 sxm4 80gb"))
     bounds = time_bounds(odd("pooling", "--precision tf32"), a100, "auto", "never")
-    assert bounds["compute_ms"] == pytest.approx(1e3 * sum(flops.values()) / 156e12)  # all of them
+    assert bounds.compute_ms == pytest.approx(1e3 * sum(flops.values()) / 156e12)  # all of them
 
 
 @pytest.mark.slow
@@ -137,5 +138,5 @@ def test_a_file_trains_and_is_predicted_in_bf16_true(train, odd, tmp_path):
     assert memory["peak"]["bytes_by_category"]["parameters"] == 2 * (32 * 32 + 32)
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["training"]["precision"] == "bf16-true"
-    again = UserWorkload.from_settings(config, tiny_llama.TrainingConfig)
+    again = UserWorkload.from_settings(config, tiny_llama.TrainingConfig, counted_flops)
     assert (again.precision, again.parameter_dtype) == ("bf16", torch.bfloat16)

@@ -15,9 +15,9 @@ from pretended.cuda import make_graphed_callables
 from torch._inductor import cpu_vec_isa
 
 import run_study
-from analysis.work.user_workload import UserWorkload, examined
 from harness.instruments.first_step import FirstStepAudit
 from harness.instruments.phases import median_interval
+from harness.model.user_code.user_workload import UserWorkload, examined
 from harness.schema import Unknown
 from studies.engine.command_line import workload_of
 from studies.engine.isolation import cold_compiler

@@ -12,7 +12,7 @@ import torch
 from helpers import SMALL_MODEL
 
 import tiny_llama_v1
-from analysis.prediction.memory import predicted_memory
+from analysis.memory.predicted import predicted_memory
 from analysis.work.flop_counts import reconciliation
 from harness.instruments.memory_timeline import kept_by_component
 from harness.machine.devices import CPU_SHARES_HEADS

@@ -430,6 +430,8 @@ def test_a_narrow_page_keeps_the_flag_and_tells_what_is_wider(tmp_path, browser)
     cut += " one.clientWidth + 1)"
     assert browser.run(f"{cut}.length") == browser.run(f"{cut}.filter(one => one.matches('.wider'))"
                                                        ".length") > 0  # fmt: skip
+    texts = "[...document.querySelectorAll('main p, main h1, main h3, td.wrap')]"
+    assert browser.run(f"{texts}.filter(one => one.scrollWidth > one.clientWidth + 1).length") == 0
     browser.resize(1400)
     browser.until("document.querySelectorAll('.scroll.wider').length === 0")
 

@@ -12,11 +12,12 @@ import torch
 from helpers import PROJECT, SMALL_MODEL, finish, free_port, start
 
 import tiny_llama_v1 as tiny_llama
+from analysis.memory.allocator import needed_bytes
+from analysis.memory.predicted import predicted_memory
 from analysis.prediction.communication import communication
-from analysis.prediction.memory import predicted_memory
 from analysis.prediction.network import Network, links_inside_node
-from analysis.prediction.reserved import needed_bytes
 from analysis.prediction.search import (
+    Room,
     changes_that_fit,
     first_world_size,
     smallest_world_size,
@@ -25,12 +26,11 @@ from analysis.prediction.search import (
 from analysis.prediction.text import how_to_fit
 from analysis.work.sent_bytes import sent_bytes
 from harness.base.errors import UserError
-from harness.documents.memory import Communication
 from harness.instruments.timing import NullMeter
 from harness.model.workload import sharded_state
 from harness.ranks import parallel
 from harness.ranks.parallel import ParallelConfig, mode_text, reshards_models
-from harness.schema import explained
+from harness.schema import Unknown
 
 BATCH = 8  # of all ranks
 MODES = (
@@ -340,26 +340,21 @@ def test_bytes_by_the_book():
 
 def test_where_communication_bounds_the_step():
     rows = [{"kind": "all_reduce", "calls": 1, "bytes": 10**9}]
-    bounds = {"compute_ms": 30.0, "bandwidth_ms": 5.0}
-    found = communication(rows, 4, bounds, Network(50.0, "--network"))
-    assert found["network_ms"] == pytest.approx(30.0)  # 2 x 3/4 x 10^9 bytes at 50 GB/s
-    assert found["weak_scaling_bound_from"] == 5
+    found = communication(rows, 4, 30.0, Network(50.0, "--network"))
+    assert found.network_ms == pytest.approx(30.0)  # 2 x 3/4 x 10^9 bytes at 50 GB/s
+    assert found.weak_scaling_bound_from == 5
     # 40 (W-1)/W ms against 120/W ms: from W = 4 on they are equal, and from 5 on it is longer.
-    assert found["strong_scaling_bound_from"] == 5
-    assert (found["overlapped_ms"], found["not_overlapped_ms"]) == pytest.approx((30.0, 60.0))
-    assert (found["efficiency_overlapped"], found["efficiency_not_overlapped"]) == pytest.approx(
+    assert found.strong_scaling_bound_from == 5
+    assert (found.overlapped_ms, found.not_overlapped_ms) == pytest.approx((30.0, 60.0))
+    assert (found.efficiency_overlapped, found.efficiency_not_overlapped) == pytest.approx(
         (1.0, 0.5)
     )
-    fast = communication(rows, 4, bounds, Network(100.0, "--network"))
-    fast = explained(fast, Communication)
-    assert (
-        fast["weak_scaling_bound_from"] is None
-        and "any number of ranks" in fast["weak_scaling_bound_from_reason"]
-    )
-    unknown = communication(rows, 4, bounds, None)
-    assert (
-        unknown["network_ms"] is None and unknown["network_ms_reason"] == "no --network was given"
-    )
+    fast = communication(rows, 4, 30.0, Network(100.0, "--network"))
+    assert fast.weak_scaling_bound_from is None
+    assert "any number of ranks" in fast.reason_of("weak_scaling_bound_from")
+    unknown = communication(rows, 4, 30.0, None)
+    assert unknown.network_ms is None
+    assert unknown.reason_of("network_ms") == "no --network was given"
     assert first_world_size(lambda ranks: ranks >= 777) == 777
 
 
@@ -376,9 +371,9 @@ def test_the_fewest_ranks_that_fit(mode):
         )
 
     for capacity in (peak(5), peak(5) - 1):
-        fewest = smallest_world_size(workload, False, capacity)
+        fewest = smallest_world_size(workload, Room(False, capacity))
         assert peak(fewest) <= capacity < peak(fewest - 1)
-    assert smallest_world_size(workload, False, 1000) is None
+    assert smallest_world_size(workload, Room(False, 1000)) is None
 
 
 @pytest.mark.slow
@@ -414,16 +409,15 @@ def test_a_dry_run_for_ranks_that_do_not_exist(train, tmp_path):
 def test_what_would_fit_is_told():
     workload = predicted("--parallel fsdp --batch-size 8", 2)
     peak = int(predicted_memory(workload, False).live_bytes_at_allocations().max())
-    rows = what_would_fit(workload, False, peak - 50_000)
-    assert [row["flags"] for row in rows] == [
+    rows = what_would_fit(workload, Room(False, peak - 50_000))
+    assert [row.flags for row in rows] == [
         "--attention sdpa",
         "--activation-checkpointing",
         "--precision bf16",
         "--attention sdpa --activation-checkpointing --precision bf16",
     ]
-    assert rows[-1]["fits"] and rows[-1]["peak_memory_mb"] < min(
-        row["peak_memory_mb"] for row in rows[:-1]
-    )
+    assert rows[-1].fits
+    assert rows[-1].peak_memory_mb < min(row.peak_memory_mb for row in rows[:-1])
 
 
 @pytest.mark.slow
@@ -437,18 +431,12 @@ def test_all_remedies_on_more_ranks_are_told_where_neither_is_enough():
         tracker = predicted_memory(together.with_settings(world_size=ranks), False)
         return int(tracker.live_bytes_at_allocations().max()) / 2**20
 
-    document = {
-        "peak_memory_mb": 0,
-        "reserved_memory_mb": None,
-        "library_workspaces_mb": None,
-        "margin_mb": mb(4),
-        "fits": False,
-    }
-    found = changes_that_fit(workload, document, False)
-    assert found["smallest_world_size"] is None
-    assert [row["fits"] for row in found["would_fit"]] == [False] * 4 + [True]
+    found = changes_that_fit(workload, Room(False, round(mb(4) * 2**20)), fits=False)
+    assert isinstance(found.smallest_world_size, Unknown)
+    assert [row.fits for row in found.rows] == [False] * 4 + [True]
     flags = "--world-size 4 --attention sdpa --activation-checkpointing --precision bf16"
-    assert found["would_fit"][-1] == {"flags": flags, "peak_memory_mb": mb(4), "fits": True}
+    rows = [row.as_json() for row in found.rows]
+    assert rows[-1] == {"flags": flags, "peak_memory_mb": mb(4), "fits": True}
     training = {"batch_size": 4, "seq_len": 16}
     facts = {
         "max_batch_size": 0,
@@ -457,9 +445,8 @@ def test_all_remedies_on_more_ranks_are_told_where_neither_is_enough():
         "reserve_mb": 0,
         "context_mb": None,
     }
-    assert (
-        how_to_fit(facts | found | {"device_memory_mb": 1, "peak_memory_mb": 2}) == f"use {flags}"
-    )
+    sizes = {"device_memory_mb": 1, "peak_memory_mb": 2}
+    assert how_to_fit(facts | sizes | {"would_fit": rows}) == f"use {flags}"
 
 
 @pytest.mark.slow
@@ -474,7 +461,7 @@ def test_a_step_of_a_thousand_ranks_is_predicted_without_them():
     document = memory.document()
     parameters = document["peak"]["bytes_by_category"]["parameters"]
     assert parameters == pytest.approx(4 * workload.parameter_count() / 1024, rel=0.05)
-    fewest = smallest_world_size(workload, True, needed_bytes(memory, True) + 2**30)
+    fewest = smallest_world_size(workload, Room(True, needed_bytes(memory, True) + 2**30))
     assert 2 < fewest < 1024
 
 

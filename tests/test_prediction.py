@@ -17,10 +17,17 @@ from helpers import PROJECT, SMALL_MODEL, finish, start
 import tiny_llama_v1 as tiny_llama
 from analysis.hardware import measuring
 from analysis.hardware.datasheets import DATASHEETS
-from analysis.prediction.document import memory_prediction, time_bounds
-from analysis.prediction.memory import peak_bytes, predicted_memory
-from analysis.prediction.search import MOST_TOKENS, first_where, largest_size, largest_that_fits
+from analysis.memory.predicted import peak_bytes, predicted_memory
+from analysis.prediction.document import memory_prediction
+from analysis.prediction.search import (
+    MOST_TOKENS,
+    Room,
+    first_where,
+    largest_size,
+    largest_that_fits,
+)
 from analysis.prediction.text import next_step, what_fits
+from analysis.prediction.time_bounds import time_bounds
 from analysis.trace.tables import read_trace
 from harness.base.ranges import trace_range
 from harness.base.units import MB
@@ -141,7 +148,7 @@ def test_what_fits_is_the_largest_that_does(flags, precision, shape):
     settings = {"batch_size": shape[0] * more, "seq_len": shape[1], "precision": precision} | flags
     workload = workload_of(replace(SMALL, n_layers=1), **settings)
     batch, seq = (
-        largest_size(workload, False, capacity, name) for name in ("batch_size", "seq_len")
+        largest_size(workload, Room(False, capacity), name) for name in ("batch_size", "seq_len")
     )
     assert batch % more == 0
 
@@ -154,10 +161,9 @@ def test_what_fits_is_the_largest_that_does(flags, precision, shape):
 
 def test_nothing_fits_where_weights_alone_do_not():
     workload = workload_of(SMALL)
-    assert [largest_size(workload, False, 10_000, name) for name in ("batch_size", "seq_len")] == [
-        0,
-        0,
-    ]
+    assert [
+        largest_size(workload, Room(False, 10_000), name) for name in ("batch_size", "seq_len")
+    ] == [0, 0]
 
 
 # --- dry runs ---
@@ -581,7 +587,7 @@ def test_gpu_prediction_within_5_percent_of_the_allocator(train, tmp_path, flags
     code, _, _ = train(*flags.split(), "--num-steps", "4", "--output-dir", "run", small=False)
     assert code == 0
     measured = read(tmp_path / "run" / "performance_summary.json")["memory"]["peak_mb"] - before
-    predicted = memory_prediction(resolved(flags), torch.device("cuda"))["peak_memory_mb"]
+    predicted = memory_prediction(resolved(flags), torch.device("cuda")).peak_memory_mb
     assert predicted == pytest.approx(measured, rel=0.05)
 
 
@@ -717,6 +723,6 @@ def test_the_least_time_assumes_that_fused_attention_skips_masked_scores(attenti
         attention
     ]  # of seven matmuls in two layers
     flops = workload.step_flops() + workload.recomputed_flops() - masked
-    assert time_bounds(workload, {"name": ""}, 0.2, "never")["compute_ms"] == pytest.approx(
+    assert time_bounds(workload, {"name": ""}, 0.2, "never").compute_ms == pytest.approx(
         1e3 * flops / 0.2e12
     )

@@ -21,8 +21,8 @@ from pretended.allocator import CONTEXT, Allocator
 from pretended.cards import MIB
 from test_databases import of, table, written
 
-from analysis.comparison.document import compare
-from analysis.comparison.noise import NOISE, REPEAT
+from analysis.compare.document import compare
+from analysis.compare.noise import NOISE, REPEAT
 from analysis.hardware.matching import datasheet
 from analysis.trace.tables import read_trace
 
@@ -384,7 +384,7 @@ def test_the_same_run_under_both_profilers_compares_by_part(tmp_path):
     for part, phases in parts[0].items():
         if part != "idle":  # each counts what the unprofiled steps of its own run leave
             assert phases == pytest.approx(parts[1][part], abs=1e-4), part
-    comparison = compare([tmp_path / "torch", tmp_path / "system"])
+    comparison = compare([tmp_path / "torch", tmp_path / "system"]).as_json()
     assert [row["profiler"] for row in comparison["runs"]] == ["torch.profiler", "nsys"]
     assert all(row["profiler_overhead"] > 0 for row in comparison["runs"])
     assert comparison["runs"][1]["difference"] == REPEAT and "profiles_reason" not in comparison
@@ -570,6 +570,7 @@ def test_command_on_card(runner, tmp_path, record_property, command, card, preci
         assert code == 0, out
         assert "Using device: cpu" not in out
     assert "Using device: cuda" in out or devices_in(tmp_path), out
+    assert ("\nAt the peak: " in out) == (command == "memory snapshot")
     assert not impossible_figures(tmp_path)
     for device in devices_in(tmp_path):
         assert device["type"] == "cuda"

@@ -8,12 +8,12 @@ import pytest
 from helpers import assert_answer, documents
 from traces import SMALL, analysis_of, event, on_gpu, rows_of, shaped, step, trace_of, write_trace
 
+from analysis.answers import analyze_all
 from analysis.attribution.breakdown import breakdown_section
 from analysis.attribution.operators import OPERATOR_SUMS
 from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.sections import profile_lines
 from analysis.diagnosis.text import profile_answer
-from analysis.diagnosis.traces import analyze_all
 from analysis.trace.readers.formats import find_traces
 from harness import schema
 from harness.base.errors import UserError

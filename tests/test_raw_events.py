@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_figures_stay import GOLDEN
 
-from analysis.diagnosis.traces import analyze_all
+from analysis.answers import analyze_all
 
 ON_GPU = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "mtia_ccp_events"}
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import tiny_llama_v1 as tiny_llama
+from analysis.memory.allocator import CachingAllocator, reserved_bytes
+from analysis.memory.predicted import predicted_memory
 from analysis.prediction.capacity import capacity_elsewhere
 from analysis.prediction.document import memory_prediction
-from analysis.prediction.memory import predicted_memory
-from analysis.prediction.reserved import CachingAllocator, reserved_bytes
 from analysis.prediction.text import fit_facts, how_to_fit
 from harness.base.units import MB
 from harness.instruments.memory_timeline import Allocation, Phase, StepMemory
@@ -143,11 +143,11 @@ def test_what_fits_is_judged_by_what_is_reserved(short_mb):
     """A device that has 1 MB more than is reserved, or 1 MB less: more than is live either way."""
     workload = resolved(f"--dry-run {SMALL}")
     before = memory_prediction(workload, torch.device("cpu"), capacity_elsewhere(2**40))
-    reserved, live = before["reserved_memory_mb"], before["peak_memory_mb"]
+    reserved, live = before.reserved_memory_mb, before.peak_memory_mb
     assert live < reserved
-    overhead = before["in_use_mb"] + before["reserve_mb"]
+    overhead = before.in_use_mb + before.reserve_mb
     capacity = capacity_elsewhere(int((reserved + overhead - short_mb) * MB))
-    document = memory_prediction(workload, torch.device("cpu"), capacity)
+    document = memory_prediction(workload, torch.device("cpu"), capacity).as_json()
     assert document["fits"] is (short_mb < 0)
     assert document["margin_mb"] == pytest.approx(-short_mb)
     assert (document["max_batch_size"] >= 4) is (short_mb < 0)
@@ -159,7 +159,7 @@ def test_what_fits_is_judged_by_what_is_reserved(short_mb):
 
 @pytest.mark.slow
 def test_a_cpu_reserves_nothing():
-    document = memory_prediction(resolved(f"--dry-run {SMALL}"), torch.device("cpu"))
+    document = memory_prediction(resolved(f"--dry-run {SMALL}"), torch.device("cpu")).as_json()
     assert document["reserved_memory_mb"] is None
     assert "no caching allocator" in document["reserved_memory_mb_reason"]
 

@@ -183,11 +183,9 @@ def test_a_signal_that_a_finalizer_swallows_still_stops_the_run(train, tmp_path,
 
 
 def test_a_signal_during_the_reports_leaves_the_summary(train, tmp_path, monkeypatch):
-    from analysis.diagnosis import traces
+    from analysis import answers
 
-    monkeypatch.setattr(
-        traces, "operator_analysis", lambda *args: os.kill(os.getpid(), signal.SIGTERM)
-    )
+    monkeypatch.setattr(answers, "answers", lambda *args: os.kill(os.getpid(), signal.SIGTERM))
     code, out, _ = train("--enable-pytorch-profiler", "--output-dir", "run")
     assert code == 143
     assert "Performance Summary:" in out

@@ -4,7 +4,7 @@ import pytest
 import torch
 from test_parallel import on_one_rank, resolved
 
-from analysis.prediction.memory import predicted_memory
+from analysis.memory.predicted import predicted_memory
 from analysis.work.flop_counts import counted_by_torch
 from harness.instruments.compilation import compile_in_place
 from harness.model.checkpointing import checkpointed_layers
@@ -86,7 +86,7 @@ def losses_compiled(flags: str) -> list[float]:
     workload = resolved(f"--batch-size 8 --n-layers 1 --attention sdpa {flags}")
     torch.manual_seed(workload.training.seed)
     state, stream = workload.build(torch.device("cpu")), workload.batches(torch.device("cpu"))
-    compile_in_place(state.model)
+    compile_in_place(state.model, backend="aot_eager_decomp_partition")
     losses = []
     for _ in range(2):
         loss = workload.loss(state.model, next(stream))
@@ -99,6 +99,6 @@ def losses_compiled(flags: str) -> list[float]:
 
 @pytest.mark.slow
 def test_compiled_it_trains_alike():
-    """Compiled code rounds as it rounds without checkpointing; by operator is what compiles to
-    other code."""
+    """By operator is what compiles to other graphs.  They are those of the default compiler, run
+    without generating code for them, as that takes half a minute."""
     assert losses_compiled("--activation-checkpointing op") == losses_compiled("")

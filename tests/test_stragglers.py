@@ -5,9 +5,9 @@ import json
 import pytest
 from traces import SMALL, event, on_gpu, real_path, step, write_trace
 
+from analysis.answers import analyze_all
 from analysis.diagnosis.sections import profile_lines
 from analysis.diagnosis.stragglers import straggler_text
-from analysis.diagnosis.traces import analyze_all
 from analysis.trace.readers.formats import find_traces
 
 

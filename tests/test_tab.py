@@ -19,8 +19,7 @@ from helpers import PROJECT
 from test_databases import nsys, written
 from traces import HOSTILE, SMALL, event, on_gpu, shaped, step, trace_of, write_trace
 
-from analysis.diagnosis.document import operator_analysis
-from analysis.diagnosis.traces import analyze_all
+from analysis.answers import analyze_all, answers
 from analysis.limits.timeline import timeline_of
 from analysis.report import step_zoom
 from analysis.report import tab as tab_module
@@ -352,7 +351,7 @@ def test_a_finding_tells_where_perfetto_shows_it_as_the_timeline_does(name):
     """The longest event of it is in the timeline of its step, at the same time of the same
     thread."""
     links = timeline_of(read_trace(PROJECT / "tests/golden" / name))
-    document = operator_analysis(links)
+    document = answers(links).as_json()
     places = [row["place"] for row in document["opportunities"] if row["place"]]
     assert document["headline"]["place"] in places and len(places) > 2
     shown = set()

@@ -305,16 +305,15 @@ def test_no_measured_figure_in_the_prose():
 )
 def test_expected_times_are_those_of_a_dry_run(flags):
     for card in expected.CARDS.values():
-        about = expected_step_time(
+        told = expected_step_time(
             expected.workload_of(flags.split()), described(card), None, measure="never"
         )
-        told = about["expected_step_time_ms"]
-        low, high = expected.shown(told["low"]), expected.shown(told["high"])
+        low, high = expected.shown(told.low), expected.shown(told.high)
         assert expected.expected(flags, card) == (
-            f"{expected.shown(told['median'])} ({low} to {high})",
-            told["bound"],
+            f"{expected.shown(told.median)} ({low} to {high})",
+            told.bound,
         )
-        assert expected.parts_of(flags, card)[1:] == (told["launches"], told["host_ms"])
+        assert expected.parts_of(flags, card)[1:] == (told.launches, told.host_ms)
 
 
 def test_what_a_gpu_showed_appears_once_it_is_stored(tmp_path, monkeypatch):

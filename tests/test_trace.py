@@ -33,10 +33,10 @@ from traces import (
 )
 
 import tiny_llama_v1 as tiny_llama
+from analysis.answers import analyze_all
 from analysis.attribution.gpu_time import split_of_events
 from analysis.attribution.operators import KernelRow, kernel_rows, kernel_section
 from analysis.diagnosis.text import trust_text
-from analysis.diagnosis.traces import analyze_all
 from analysis.limits.timeline import timeline_of
 from analysis.trace.columns import Part, Reader
 from analysis.trace.nesting import parents

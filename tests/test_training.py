@@ -13,7 +13,7 @@ import torch
 from helpers import SMALL_MODEL
 
 import tiny_llama_v1 as tiny_llama
-from analysis.prediction.memory import predicted_memory
+from analysis.memory.predicted import predicted_memory
 from harness.base.ranges import range_observers
 from harness.instruments.first_step import FirstStepAudit
 from harness.instruments.phases import PHASES

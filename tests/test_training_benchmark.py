@@ -244,8 +244,8 @@ def test_a_row_is_skipped_by_the_rule_of_a_dry_run(scratch, monkeypatch):
     assert bench("--sizes", "tiny", "--device", "cpu", "--dry-run", "--output-dir", "run") == 0
     (train,) = (row for row in rows_in(scratch / "run") if row["mode"] == "train")
     assert train["reason"].startswith("would not fit: 135.8 MB predicted, 135.0 MB available")
-    document = predict(workload_of(size="tiny", device="cpu"), torch.device("cpu"))
-    assert document["fits"] is False and document["margin_mb"] == pytest.approx(
+    prediction = predict(workload_of(size="tiny", device="cpu"), torch.device("cpu"))
+    assert prediction.fits is False and prediction.margin_mb == pytest.approx(
         135 - 135.757, abs=1e-3
     )
 

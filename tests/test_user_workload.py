@@ -19,18 +19,10 @@ import run_pytorch_profiler
 import run_study
 import tiny_llama_v1 as tiny_llama
 from analysis.commands.flops_command import by_module
+from analysis.memory.predicted import peak_bytes, predicted_memory
 from analysis.prediction.document import predict
-from analysis.prediction.memory import peak_bytes, predicted_memory
 from analysis.prediction.text import prediction_lines
 from analysis.work.flop_counts import flops_of_step
-from analysis.work.user_workload import (
-    IN_THE_FILE,
-    USED,
-    UserWorkload,
-    examined,
-    hides_tokens,
-    on_fake_tensors,
-)
 from harness.base.errors import UserError
 from harness.base.layer_names import folded_names, part_of, starred
 from harness.instruments.audit import norms_by_part
@@ -38,7 +30,10 @@ from harness.instruments.compilation import Compilation
 from harness.instruments.memory_timeline import StepMemory
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import NullMeter
-from harness.model.user_file import UserFile
+from harness.model.user_code.batches import hides_tokens
+from harness.model.user_code.fake_user_code import on_fake_tensors
+from harness.model.user_code.user_file import UserFile
+from harness.model.user_code.user_workload import IN_THE_FILE, USED, UserWorkload, examined
 from studies.engine import command_line
 from studies.optimization_parts.ladder import NAMES, names_for
 
@@ -361,7 +356,7 @@ def optimization_rungs(workload: UserWorkload) -> list[str]:
 @pytest.mark.slow
 def test_the_largest_batch_that_fits_is_predicted_and_the_length_is_the_files(file):
     workload = workload_of(file)
-    document = predict(workload, CPU, peak=0.5, device_memory=2**30)
+    document = predict(workload, CPU, peak=0.5, device_memory=2**30).as_json()
     assert not mismatches(
         json.loads(json.dumps(document)) | {"schema_version": 2}, documents.Prediction, "prediction"
     )

@@ -20,9 +20,9 @@ from traces import (
     write_trace,
 )
 
+from analysis.answers import analyze_all
 from analysis.attribution.gpu_time import IDLE_COLUMNS, IdleRow
 from analysis.diagnosis.text import trust_text
-from analysis.diagnosis.traces import analyze_all
 from analysis.diagnosis.verdict import bound_text
 from analysis.hardware.datasheets import DATASHEETS
 from analysis.hardware.matching import described, rows_named

@@ -19,8 +19,8 @@ from traces import (
     trace_of,
 )
 
+from analysis.answers import analyze_all
 from analysis.diagnosis.rules import RULES, Facts, ask
-from analysis.diagnosis.traces import analyze_all
 from analysis.diagnosis.verdict import Verdict, rule_section, with_communication
 from analysis.trace.readers.formats import find_traces
 from harness.base.sections import as_text

@@ -372,6 +372,9 @@ ALLOWED = {
     },  # for --help
     "analysis/prediction/network.py": {"gloo", "nccl"},  # backends, as torch.distributed takes them
     "analysis/prediction/text.py": {"cuda_graphs"},  # a setting of the script
+    "analysis/trust/missing_from_trace.py": {  # for the program that is recorded
+        'torch.cuda.nvtx.range(f"ProfilerStep#{n}") around each step'
+    },
 }
 
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from analysis.memory.allocator import needed_bytes
+from analysis.memory.predicted import peak_bytes, predicted_memory
 from analysis.prediction.capacity import CONTEXT, RESERVES, capacity_elsewhere
 from analysis.prediction.document import memory_prediction, predict
-from analysis.prediction.memory import peak_bytes, predicted_memory
-from analysis.prediction.reserved import needed_bytes
 from analysis.prediction.text import prediction_lines
 from analysis.work.bytes_moved import computational_intensity, step_work
 from analysis.work.fake_step import FakeRunError, fake_step
@@ -216,7 +216,7 @@ def test_traffic(workload):
 @pytest.mark.slow_cases
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_prediction(workload):
-    document = predict(workload, CPU, peak=0.5)
+    document = predict(workload, CPU, peak=0.5).as_json()
     assert document["parameters"] == workload.parameter_count()
     assert document["step_flops"] == flops_of_step(workload)[1]
     assert document["step_time_bounds"]["compute_ms"] == pytest.approx(
@@ -233,7 +233,7 @@ def test_the_largest_batch_is_the_largest_that_fits():
     document = memory_prediction(
         ConvolutionNet(), CPU, capacity_elsewhere(capacity + CONTEXT.least + RESERVES["cuda"].least)
     )
-    largest = document["max_batch_size"]
+    largest = document.max_batch_size
     of = (predicted_memory(ConvolutionNet(batch_size=n), True) for n in (largest, largest + 1))
     peaks = [needed_bytes(memory, True) for memory in of]
     assert peaks[0] <= capacity < peaks[1]

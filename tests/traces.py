@@ -5,7 +5,7 @@ import json
 import pytest
 from helpers import PROJECT
 
-from analysis.diagnosis.document import operator_analysis
+from analysis.answers import answers
 from analysis.limits.timeline import timeline_of
 from analysis.trace.tables import read_trace
 from analysis.trace.timeline import DeviceFlags
@@ -28,7 +28,7 @@ def real(name: str):
 
 def analysis_of(trace, summary=None, **flags):
     """flags: of DeviceFlags."""
-    return operator_analysis(timeline_of(trace, summary, DeviceFlags(**flags)))
+    return answers(timeline_of(trace, summary, DeviceFlags(**flags))).as_json()
 
 
 def own_program(command="python3 train.py", cores=None, threads=None, **device):

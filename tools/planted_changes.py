@@ -9,9 +9,10 @@ from collections.abc import Collection, Iterator
 from itertools import product
 from pathlib import Path
 
-from analysis.commands.proof import NOTHING, Proof
-from analysis.comparison.training import apart, gain, trains
-from harness.model.changes import ROUNDING
+from analysis.prove.audit import apart, trains
+from analysis.prove.proof import NOTHING, Prover
+from analysis.prove.turns import gain
+from harness.model.changes import EXACT, ROUNDING
 from harness.program.trials import trials_of
 
 HEAD = """
@@ -196,7 +197,7 @@ def edited(source: str, edits: list[tuple[str, str]]) -> str:
 
 
 @contextlib.contextmanager
-def proof_of(source: str) -> Iterator[Proof]:
+def prover_of(source: str) -> Iterator[Prover]:
     """Of a program in a folder of its own, which is the working folder meanwhile."""
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
@@ -206,7 +207,7 @@ def proof_of(source: str) -> Iterator[Proof]:
             with trials_of(
                 [sys.executable, "train.py"], dict(os.environ), 600, keep=True
             ) as trials:
-                yield Proof(trials, [], 4, audit_only=True)
+                yield Prover(trials, ["train.py"], [], 4, audit_only=True)
         finally:
             os.chdir(before)
 
@@ -215,23 +216,24 @@ def audits(program: str, seed: int, chosen: Collection[str] = (*WRONG, *RIGHT)) 
     """What the audit says of these edits of a program; of the program itself it says that it
     repeats itself."""
     source, said = PROGRAMS[program].replace("SEED", str(seed)), {}
-    with proof_of(source) as proof:
-        repeats, yardsticks = proof.yardsticks()
-        assert repeats == "bit-equal"
+    with prover_of(source) as prover:
+        yardsticks = prover.yardsticks()
+        assert prover.repeats == EXACT
         for name in chosen:
             edits = (WRONG | RIGHT)[name]
             Path("train.py").write_text(edited(source, edits))
-            trial = proof.trials.run(audit=True)
-            said[name] = (
-                trial.error
-                or trains(apart(trial.found, proof.plain.found), yardsticks, ROUNDING)[0]
-            )
+            trial = prover.trials.run(audit=True)
+            said[name] = trial.error
+            if not trial.error:
+                marks = apart(trial.found, prover.plain.found)
+                said[name] = trains(marks, yardsticks, ROUNDING).word
     return said
 
 
 def contests_of_nothing(program: str, contests: int = 10) -> list[str]:
     """What is said of turns in which nothing is changed."""
     source = PROGRAMS[program].replace("SEED", "0").replace("range(20)", "range(5000)")
-    with proof_of(source) as proof:
-        found, _ = proof.in_turn({NOTHING: []} | {str(i): [] for i in range(contests)})
-    return [gain(found[str(i)], found[NOTHING][1]) for i in range(contests)]
+    names = [str(number) for number in range(contests)]
+    with prover_of(source) as prover:
+        intervals = prover.in_turn({name: [] for name in (NOTHING, *names)}).intervals
+    return [gain(intervals[name], intervals[NOTHING].ratio) for name in names]

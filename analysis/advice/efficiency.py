@@ -31,6 +31,7 @@ KERNEL_NAME = 60  # letters by which profilers find a kernel: mangled names have
 SHORTEST_US = 5.0  # of a kernel that does something, with its first and last blocks
 LAYOUT = r"(?i)nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|batched_transpose_|transpose_(NCHW|CNHW)2"
 PERF = "perf stat -e cycles,instructions,cache-misses, of a program with this shape alone"
+# What makes kernels better.
 HOW = {
     MATMUL: (
         "wider, padded dimensions, a larger batch, or kernels chosen by timing:"

@@ -20,7 +20,8 @@ from harness.base.layer_names import folded_names
 NAMED_RANGES, MODULE_CALLS, OPERATOR_KINDS = "named ranges", "nn.Module calls", "kinds of operators"
 RANGES_AND_KINDS = "named ranges, elsewhere kinds of operators"
 OVERHEAD, UNATTRIBUTED, IDLE = "framework overhead", "unattributed", "idle"
-BETWEEN = "between phases"
+BETWEEN, COMMUNICATION = "between phases", "communication"
+MOST = 0.5  # of the forward operators: ranges with so much name the parts of the model
 SOME = 0.05  # of the forward operators: ranges with less name no part of the model
 NEARLY_ALL = 0.8  # of what ran: one component with so much tells nothing of where the time goes
 
@@ -62,9 +63,8 @@ def attributed_host(links: Links) -> HostParts:
         source = replayed.source
     category = host["named_category"].to_numpy(object)
     component = components_of(links, source, is_range, is_node, phase, category)
-    category = np.where(
-        (phase == "optimizer") & (category != "communication"), "optimizer", category
-    )
+    updates = (phase == "optimizer") & (category != COMMUNICATION)
+    category = np.where(updates, "optimizer", category)
     return HostParts(
         host.assign(component=component, phase=phase, category=category, node=node), source
     )
@@ -94,13 +94,11 @@ def components_of(
         (everywhere, of_graph),
         (everywhere, of_forward),
         (in_node, of_node[owner]),
-        (categories == "communication", "communication"),
+        (categories == COMMUNICATION, COMMUNICATION),
         (np.isin(phase.astype(str), ("data", "optimizer")), phase),
         (kind != OPERATOR, OVERHEAD),
-        (
-            everywhere & (source != NAMED_RANGES),
-            categories,
-        ),  # operators outside of all modules, by their kind
+        # Operators outside of all modules, by their kind
+        (np.full(len(host), source != NAMED_RANGES), categories),
     ]
     component = np.full(len(host), None, dtype=object)
     for applies, told in rules:
@@ -130,23 +128,24 @@ def component_source(host: pd.DataFrame, is_range: np.ndarray, phase: np.ndarray
     """Ranges where they contain most of the forward operators, unless nearly all are in one that
     has modules in it; else modules where there are any, else ranges with kinds for the rest, else
     kinds.  Without operators, ranges."""
-    kind, own = host["kind"].to_numpy(), host["own_us"].to_numpy()
-    if is_range.any() and not (kind != ANNOTATION).any():
+    kind, own_us = host["kind"].to_numpy(), host["own_us"].to_numpy()
+    if is_range.any() and (kind == ANNOTATION).all():
         return NAMED_RANGES
+    is_module = kind == MODULE
     forward = (kind == OPERATOR) & (phase == "forward")
+    forward_us = own_us[forward].sum()
     nearest = nearest_marked_ancestor(host["parent"].to_numpy(), is_range)
     inside = forward & (nearest >= 0)
-    by_name = (
-        pd.Series(own[inside]).groupby(host["name"].cat.codes.to_numpy()[nearest[inside]]).sum()
-    )
-    swallow = ((kind == MODULE) & (nearest >= 0)).any() and by_name.max() >= NEARLY_ALL * own[
-        forward
-    ].sum()
-    if not swallow and by_name.sum() > 0 and by_name.sum() >= 0.5 * own[forward].sum():
+    names = host["name"].cat.codes.to_numpy()[nearest[inside]]
+    us_of_name = pd.Series(own_us[inside]).groupby(names).sum()
+    inside_us = us_of_name.sum()
+    has_modules = (is_module & (nearest >= 0)).any()
+    one_has_all = has_modules and us_of_name.max() >= NEARLY_ALL * forward_us
+    if not one_has_all and inside_us > 0 and inside_us >= MOST * forward_us:
         return NAMED_RANGES
-    if (kind == MODULE).any():
+    if is_module.any():
         return MODULE_CALLS
-    return RANGES_AND_KINDS if by_name.sum() >= SOME * own[forward].sum() > 0 else OPERATOR_KINDS
+    return RANGES_AND_KINDS if inside_us >= SOME * forward_us > 0 else OPERATOR_KINDS
 
 
 def components_of_nodes(
@@ -168,21 +167,22 @@ def forward_of_nodes(host: pd.DataFrame, candidates: np.ndarray, is_node: np.nda
     """
     out = np.full(len(host), -1)
     parent, sequence = host["parent"].to_numpy(), host["sequence"].to_numpy()
-    of_node = is_node | (
-        (parent >= 0) & is_node[parent]
-    )  # XBackward0 within evaluate_function: XBackward0
+    # XBackward0 within evaluate_function: XBackward0
+    of_node = is_node | take_or(is_node, parent, False)
     forward = host.loc[(sequence >= 0) & ~of_node & candidates, ["thread", "sequence", "start"]]
     # The last operator with a number created the node: earlier ones only recorded what the next
     # number would be.
     forward = forward.sort_values("start").drop_duplicates(["thread", "sequence"], keep="last")
     for _, group in host.loc[is_node, ["sequence", "forward_thread"]].groupby("forward_thread"):
-        row_of = (
-            pd.Series(rows.index, rows["sequence"].to_numpy())
-            for _, rows in forward.groupby("thread")
-        )
-        found = [group["sequence"].map(rows).fillna(-1) for rows in row_of]
-        if found:
-            out[group.index] = max(found, key=lambda match: (match >= 0).sum())
+        best, most = None, -1
+        for _, of_thread in forward.groupby("thread"):
+            row_of = pd.Series(of_thread.index, of_thread["sequence"].to_numpy())
+            rows = group["sequence"].map(row_of).fillna(-1)
+            matched = (rows >= 0).sum()
+            if matched > most:
+                best, most = rows, matched
+        if best is not None:
+            out[group.index] = best
     return out
 
 
@@ -214,44 +214,49 @@ def attributed_gpu(links: Links, host: pd.DataFrame, source: str) -> pd.DataFram
     of the range."""
     gpu, operator = links.gpu, links.gpu["operator"].to_numpy()
     around = operator
-    if (
-        links.trace.operators.empty
-    ):  # ranges tell; where the thread of the call has none, that of the steps
-        threads = (links.calls, links.calls.assign(thread=links.thread))
-        own, steps = (
-            take_or(operators_around(calls, host), gpu["call"].to_numpy(), -1) for calls in threads
-        )
-        around = np.where(own >= 0, own, steps)
-    linked = {name: take_or_none(host[name], around) for name in ("component", "phase")}
-    linked["component"][(linked["component"] == OVERHEAD) & (operator < 0)] = None
-    linked["category"] = take_or_none(host["category"], operator)
-    codes = gpu["name"].cat.codes.to_numpy()
+    if links.trace.operators.empty:
+        around = ranges_around(links, host)
+    component = take_or_none(host["component"], around)
+    component[(component == OVERHEAD) & (operator < 0)] = None
+    category = categories_of_gpu(links, take_or_none(host["category"], operator))
+    component[category == COMMUNICATION] = COMMUNICATION
+    if source == OPERATOR_KINDS:
+        component = np.where(category == "other", component, category)
+    phase = take_or_none(host["phase"], around)
+    return gpu.assign(component=component, phase=phase, category=category)
+
+
+def ranges_around(links: Links, host: pd.DataFrame) -> np.ndarray:
+    """The row of host of the range around the call of each GPU event, or -1: on the thread of the
+    call, else on that of the steps."""
+    call = links.gpu["call"].to_numpy()
+    own = take_or(operators_around(links.calls, host), call, -1)
+    as_of_steps = links.calls.assign(thread=links.thread)
+    of_steps = take_or(operators_around(as_of_steps, host), call, -1)
+    return np.where(own >= 0, own, of_steps)
+
+
+def categories_of_gpu(links: Links, of_operator: np.ndarray) -> np.ndarray:
+    """The category of each GPU event.  of_operator: [GPU events] that of its operator, or None."""
+    gpu = links.gpu
+    own = gpu["named_category"].to_numpy(object)
     # A kernel without an operator takes the usual category of its name: MIOpen's transposes belong
     # to convolutions.  But an optimizer's additions are not the only ones, and an operator of no
     # known kind tells nothing.
-    elsewhere = np.where(
-        np.isin(linked["category"].astype(str), ("optimizer", "other")), None, linked["category"]
-    )
-    usual = pd.Series(codes).map(most_frequent(codes, elsewhere))
-    own = gpu["named_category"].to_numpy(object)
+    tells = ~np.isin(of_operator.astype(str), ("optimizer", "other"))
+    codes = gpu["name"].cat.codes.to_numpy()
+    usual = pd.Series(codes).map(most_frequent(codes, np.where(tells, of_operator, None)))
     by_kernel = np.where(usual.notna(), usual, own)
+    category = np.where(pd.isna(of_operator), by_kernel, of_operator)
     # Where one operator stands for many, a graph or a compiled region, a kernel's own name says
     # more.
-    many = (linked["category"] == "other") | links.only_of_graph
-    linked["category"] = np.where(pd.isna(linked["category"]), by_kernel, linked["category"])
-    linked["category"] = np.where(
-        many, np.where(own == "other", by_kernel, own), linked["category"]
-    )
+    stands_for_many = (of_operator == "other") | links.only_of_graph
+    category = np.where(stands_for_many, np.where(own == "other", by_kernel, own), category)
     # What its operator or its own name calls communication is that, but copies.
     copies = (gpu["kind"] == "memcpy").to_numpy()
-    communicates = ~copies & ((own == "communication") | (linked["category"] == "communication"))
-    linked["category"][communicates] = linked["component"][communicates] = "communication"
-    linked["category"][copies & (linked["category"] == "communication")] = "copy"
-    if source == OPERATOR_KINDS:
-        linked["component"] = np.where(
-            linked["category"] == "other", linked["component"], linked["category"]
-        )
-    return gpu.assign(**linked)
+    category[~copies & (own == COMMUNICATION)] = COMMUNICATION
+    category[copies & (category == COMMUNICATION)] = "copy"
+    return category
 
 
 def views_and_metadata(links: Links, rows: np.ndarray) -> np.ndarray:

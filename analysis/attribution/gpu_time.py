@@ -225,13 +225,13 @@ def launches_of(timeline: Timeline) -> Launches:
         return Launches(None, None)
     launched, began = np.sort(events["launched"].to_numpy()), np.sort(events["start"].to_numpy())
     depth = np.arange(1, len(launched) + 1) - np.searchsorted(began, launched, side="right")
-    delay_us = kernels["start"] - kernels["launched"]
-    return Launches(statistics(delay_us), statistics(pd.Series(depth.clip(0))))
-
-
-def statistics(values: pd.Series) -> dict[str, float]:
-    described = values.describe(percentiles=[0.5, 0.95]).rename({"50%": "p50", "95%": "p95"})
-    return described.loc[["mean", "p50", "p95", "max", "min"]].to_dict()
+    times = {
+        "delay_us": kernels["start"] - kernels["launched"],
+        "queue_depth": pd.Series(depth.clip(0), events.index),
+    }
+    described = pd.DataFrame(times).describe(percentiles=[0.5, 0.95])
+    described = described.rename({"50%": "p50", "95%": "p95"})
+    return Launches(**described.loc[["mean", "p50", "p95", "max", "min"]].to_dict())
 
 
 def launched_events(timeline: Timeline) -> pd.DataFrame:

@@ -292,34 +292,55 @@ def launchers_of(links: Links, host: pd.DataFrame, rows: np.ndarray) -> list[Lau
 # ---- Which of it is that of a graph --------------------------------------------------------------
 
 
+class Candidate(NamedTuple):
+    launched: Launched
+    places: Places  # of the graph's events in it
+
+
+BY_ORDER = ", by order alone, because it names no kernels"
+
+
 def best_match(work: WorkOfGraph, launched: list[Launched], in_order: bool) -> Match:
     """By the names of kernels in a capture, else by the same run of work outside of captures, else
     by the order of work in a capture that names no kernels.
 
-    in_order: the graph ran on one stream, so in the order in which it was captured.  Of several
-    that match as well, only that counts in which they agree.
+    in_order: the graph ran on one stream, so in the order in which it was captured.
     """
-    captures = [one for one in launched if one.is_capture]
-    named = [(one, by_names(work, one)) for one in captures]
-    runs = [
-        (one, places) for one in launched if not one.is_capture for places in runs_of(work, one)
-    ]
-    ordered = [(one, by_order(work, one)) for one in captures if in_order]
-    for found, how in (
-        (named, ""),
-        (runs, ""),
-        (ordered, ", by order alone, because it names no kernels"),
-    ):
-        shares = [share_of(work, *pair) for pair in found]
-        if max(shares, default=0.0) >= MATCHED:
-            best = [pair for pair, share in zip(found, shares, strict=True) if share == max(shares)]
-            columns = [
-                [None if place is None else one.launchers[place] for place in places]
-                for one, places in best
-            ]
-            [(one, _), *_] = best
-            return Match([*map(agreed, zip(*columns, strict=True))], one.where + how, one.source)
+    named, runs, ordered = [], [], []
+    for one in launched:
+        if not one.is_capture:
+            runs += [Candidate(one, places) for places in runs_of(work, one)]
+            continue
+        named.append(Candidate(one, by_names(work, one)))
+        if in_order:
+            ordered.append(Candidate(one, by_order(work, one)))
+    for candidates, how in ((named, ""), (runs, ""), (ordered, BY_ORDER)):
+        match = match_of(work, candidates, how)
+        if match:
+            return match
     return Match([None] * len(work))
+
+
+def match_of(work: WorkOfGraph, candidates: list[Candidate], how: str) -> Match | None:
+    """What the best of them tell, of several that match as well only that in which they agree; None
+    if none is the same work.  how: they were found."""
+    shares = [share_of(work, *candidate) for candidate in candidates]
+    most = max(shares, default=0.0)
+    if most < MATCHED:
+        return None
+    launchers_of_best = []
+    for candidate, share in zip(candidates, shares, strict=True):
+        if share == most:
+            launchers_of_best.append(launchers_at(candidate))
+    first = candidates[shares.index(most)].launched
+    launchers = [agreed(of_event) for of_event in zip(*launchers_of_best, strict=True)]
+    return Match(launchers, first.where + how, first.source)
+
+
+def launchers_at(candidate: Candidate) -> list[Launcher | None]:
+    """Of each event of the graph."""
+    launchers = candidate.launched.launchers
+    return [None if place is None else launchers[place] for place in candidate.places]
 
 
 def share_of(work: WorkOfGraph, one: Launched, places: Places) -> float:

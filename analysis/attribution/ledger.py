@@ -40,6 +40,7 @@ import pandas as pd
 from analysis.attribution.collectives import collectives_of
 from analysis.attribution.components import (
     BETWEEN,
+    COMMUNICATION,
     IDLE,
     OVERHEAD,
     UNATTRIBUTED,
@@ -55,7 +56,7 @@ from analysis.vocabulary.calls import pins_host_memory
 from analysis.vocabulary.operators import operator_class
 from harness.base.text import read_ini
 
-COMMUNICATION, WORKING, WAITING = "communication", "working", "waiting"
+WORKING, WAITING = "working", "waiting"
 KINDS, STATES = ("computation", COMMUNICATION, "copy"), (WORKING, WAITING, IDLE)
 COMPUTES, COMMUNICATES, COPIES, IDLES = range(4)  # numbers of KINDS, and of idle time
 WORKS, WAITS, RESTS = range(3)  # numbers of STATES
@@ -64,28 +65,21 @@ WORKS, WAITS, RESTS = range(3)  # numbers of STATES
 HOST_CODE_US = 1e3
 # Calls that do not wait take microseconds, and tens of them where they load a kernel (332 ms and
 # 19.6 s were seen) or where the queue is full, while the GPU works.
-START_UP_US, LOADING_US = (
-    5e3,
-    1e3,
-)  # of any call, and of one that is the first to launch a kernel of this name
+START_UP_US = 5e3  # of any call
+LOADING_US = 1e3  # of one that is the first to launch a kernel of this name
 # Libraries create their context in a call that seems to be of memory, as cudaFree(0) is; freeing
 # takes milliseconds.
 CONTEXT_US = 50e3
 # Time of the program's code before the first event of the GPU: models are built, and files read
 SET_UP_US = 1e6
 IDLE_CAUSES = dict(read_ini(Path(__file__).with_suffix(".ini"))["idle causes"])  # what each means
-STEPS_DIFFER = (
-    0.1  # of the GPU's work: steps that are shorter than it by more are those of something else
-)
+# Of the GPU's work: steps that are shorter than it by more are those of something else
+STEPS_DIFFER = 0.1
 # Causes that every recording has before the first event of the GPU and after the last.
 AT_EDGES = ("launch", "latency", "host_code", "synchronization")
 NOTHING = "nothing"
-CAUSES = (
-    NOTHING,
-    *IDLE_CAUSES,
-    "thread",
-    "ranks",
-)  # another thread works for that of the steps; ranks are late
+# thread: another one works for that of the steps; ranks: they are late
+CAUSES = (NOTHING, *IDLE_CAUSES, "thread", "ranks")
 NUMBER = {cause: number for number, cause in enumerate(CAUSES)}
 # What runs beneath, by the sum of 1 for each class of KINDS, 2 and 4.
 BENEATH = [" and ".join(kind for i, kind in enumerate(KINDS) if bits & 1 << i) for bits in range(8)]
@@ -106,35 +100,33 @@ def ledger(timeline: Timeline) -> pd.DataFrame:
     """
     slices = gpu_slices(timeline) if timeline.on_gpu else host_slices(timeline)
     slices = without_occasional(timeline, slices)
-    kind, cause, collective = (slices[name].to_numpy() for name in ("kind", "cause", "collective"))
-    row, rest = slices.pop("owner").to_numpy(), IDLE if timeline.on_gpu else OVERHEAD
-    idle = kind == IDLES
-    table = timeline.gpu if timeline.on_gpu else timeline.host
-    none = {
-        "component": (rest, UNATTRIBUTED),
-        "phase": (IDLE if timeline.on_gpu else BETWEEN, BETWEEN),
-    }
-    for name, (of_nothing, unknown) in (none | {"category": (rest, rest)}).items():
-        slices[name] = labels_of(table[name], row, of_nothing, unknown)
-    waits = (row < 0) & (collective >= 0)  # a GPU, for a collective of the host
+    kind, cause = slices["kind"].to_numpy(), slices["cause"].to_numpy()
+    owner = slices.pop("owner").to_numpy()
+    table, rest, between = timeline.host, OVERHEAD, BETWEEN  # of time without an owner
+    if timeline.on_gpu:
+        table, rest, between = timeline.gpu, IDLE, IDLE
+    slices["component"] = labels_of(table["component"], owner, rest, UNATTRIBUTED)
+    slices["phase"] = labels_of(table["phase"], owner, between, BETWEEN)
+    slices["category"] = labels_of(table["category"], owner, rest, rest)
+    # Of a GPU, for a collective of the host
+    waits = (owner < 0) & (slices["collective"].to_numpy() >= 0)
     slices.loc[waits, ["category", "phase"]] = [COMMUNICATION, BETWEEN]
+    idle = kind == IDLES
     slices["component"] = components_of(slices, kind == COMMUNICATES, idle, rest)
-    rules = {
-        COMMUNICATION: kind == COMMUNICATES,
-        "data": (cause == NUMBER["data"]) & (not timeline.on_gpu),
-        rest: idle,
-    }
+    fetches = np.zeros(len(slices), bool)
+    if not timeline.on_gpu:
+        fetches = cause == NUMBER["data"]
+    rules = {COMMUNICATION: kind == COMMUNICATES, "data": fetches, rest: idle}
     slices["class"] = classes_of(slices, rules)
     slices["kind"] = pd.Categorical.from_codes(kind, [*KINDS, IDLE])
     slices["cause"] = pd.Categorical.from_codes(cause, CAUSES)
     slices["state"] = pd.Categorical.from_codes(slices["state"], STATES)
     slices["overlaps"] = pd.Categorical.from_codes(slices["overlaps"], BENEATH)
-    slices["where"] = places_of(timeline, row)
+    slices["where"] = places_of(timeline, owner)
     slices["us"] = slices["end"] - slices["start"]
     slices["rank"] = -1 if timeline.trace.rank is None else timeline.trace.rank
-    return slices.astype(
-        dict.fromkeys(("step", "rank", "operator", "event", "collective"), np.int32)
-    )
+    rows = ("step", "rank", "operator", "event", "collective")
+    return slices.astype(dict.fromkeys(rows, np.int32))
 
 
 @cached_on_timeline
@@ -189,31 +181,27 @@ def without_occasional(timeline: Timeline, slices: pd.DataFrame) -> pd.DataFrame
     """Slices cut at the occasional times, with the column `apart`: whether they are no part of the
     steps therefore. Of a GPU these are idle slices, and events that were launched at such a time.
     Where the trace has a single step, waiting for compilation is start-up."""
-    n, times = len(timeline.steps), occasional_times(timeline)
-    spans, rests = slices_of(times), (slices["state"] == RESTS).to_numpy()
+    n_steps, times = len(timeline.steps), occasional_times(timeline)
+    spans = slices_of(times)
     if len(times):
         slices = cut_at(slices, spans.edges)
-        rests = (slices["state"] == RESTS).to_numpy()
+    rests = (slices["state"] == RESTS).to_numpy()
     within = spans.at(slices["start"].to_numpy()) >= 0
-    if n == 1:  # all of it is compilation
-        waits = within & rests
-        return slices.assign(
-            apart=False, cause=np.where(waits, NUMBER["start_up"], slices["cause"])
-        )
-    idle = rests if timeline.on_gpu else np.ones(len(slices), bool)
-    apart = within & idle
-    start_up = (
-        rests & (slices["cause"] == NUMBER["start_up"]).to_numpy() & slices["of_steps"].to_numpy()
-    )
-    if slices["step"][start_up].nunique() <= few_of(n):
+    if n_steps == 1:  # all of it is compilation
+        cause = np.where(within & rests, NUMBER["start_up"], slices["cause"])
+        return slices.assign(apart=False, cause=cause)
+    of_steps = slices["of_steps"].to_numpy()
+    apart = within & rests if timeline.on_gpu else within
+    start_up = rests & (slices["cause"] == NUMBER["start_up"]).to_numpy() & of_steps
+    if slices["step"][start_up].nunique() <= few_of(n_steps):
         apart |= start_up
     if timeline.on_gpu and len(times):
         launched = take_or(timeline.gpu["launched"].to_numpy(), slices["event"].to_numpy(), np.nan)
-        apart |= ~idle & (spans.at(np.nan_to_num(launched, nan=-np.inf)) >= 0)
-    apart &= slices["of_steps"].to_numpy() & (slices["kind"] != COMMUNICATES).to_numpy()
-    if apart.sum() == slices["of_steps"].sum():
+        apart |= ~rests & (spans.at(np.nan_to_num(launched, nan=-np.inf)) >= 0)
+    apart &= of_steps & (slices["kind"] != COMMUNICATES).to_numpy()
+    if apart.sum() == of_steps.sum():
         apart = np.zeros(len(slices), bool)
-    return slices.assign(apart=apart, of_steps=slices["of_steps"] & ~apart)
+    return slices.assign(apart=apart, of_steps=of_steps & ~apart)
 
 
 def cut_at(slices: pd.DataFrame, times: np.ndarray) -> pd.DataFrame:
@@ -380,11 +368,9 @@ def places_of(timeline: Timeline, rows: np.ndarray) -> pd.Categorical:
 
 def by_class(gpu: pd.DataFrame) -> list[np.ndarray]:
     """Which GPU events are computation, communication and copies, in order of precedence."""
-    memcpy, communication = (
-        (gpu["kind"] == "memcpy").to_numpy(),
-        (gpu["category"] == "communication").to_numpy(),
-    )
-    return [~memcpy & ~communication, communication, memcpy]
+    copies = (gpu["kind"] == "memcpy").to_numpy()
+    communicates = (gpu["category"] == COMMUNICATION).to_numpy()
+    return [~copies & ~communicates, communicates, copies]
 
 
 class Owners(NamedTuple):
@@ -602,36 +588,34 @@ def idle_slices(timeline: Timeline, whole: tuple[float, float], collectives: Sli
 
 def starts_up(timeline: Timeline) -> np.ndarray:
     """Which calls set up the runtime or load a kernel, by how long they took."""
-    calls, firsts = (
-        timeline.calls,
-        timeline.gpu.sort_values("start", kind="stable").drop_duplicates("name")["call"],
-    )
-    loads = calls["starts_kernel"].to_numpy() & np.isin(np.arange(len(calls)), firsts)
-    took = (calls["end"] - calls["start"]).to_numpy()
-    long = (took > np.where(loads, LOADING_US, START_UP_US)) & ~has_role(
-        calls, roles.COPY, roles.ALLOCATION
-    )
-    return long | creates_context(timeline)
+    calls = timeline.calls
+    first_of_name = timeline.gpu.sort_values("start", kind="stable").drop_duplicates("name")
+    is_first = np.isin(np.arange(len(calls)), first_of_name["call"])
+    loads = calls["starts_kernel"].to_numpy() & is_first
+    us = (calls["end"] - calls["start"]).to_numpy()
+    takes_long = us > np.where(loads, LOADING_US, START_UP_US)
+    moves = has_role(calls, roles.COPY, roles.ALLOCATION)
+    return (takes_long & ~moves) | creates_context(timeline)
 
 
 def creates_context(timeline: Timeline) -> np.ndarray:
     """Which calls for memory of the device create a context, by how long they take: it happens
     once, so in one step or, in a trace of one, before half of the GPU's work was launched."""
-    calls, launched = timeline.calls, np.sort(timeline.gpu["launched"].dropna().to_numpy())
+    calls = timeline.calls
     of_device = has_role(calls, roles.ALLOCATION) & ~by_name(calls["name"], pins_host_memory, bool)
-    found = of_device & ((calls["end"] - calls["start"]).to_numpy() > CONTEXT_US)
+    creates = of_device & ((calls["end"] - calls["start"]).to_numpy() > CONTEXT_US)
     if len(timeline.steps) > 1:
-        return found & (calls["step"][found].nunique() == 1)
-    return found & (np.searchsorted(launched, calls["start"].to_numpy()) < len(launched) / 2)
+        in_one_step = calls["step"][creates].nunique() == 1
+        return creates & in_one_step
+    launched = np.sort(timeline.gpu["launched"].dropna().to_numpy())
+    n_launched = np.searchsorted(launched, calls["start"].to_numpy())
+    return creates & (n_launched < len(launched) / 2)
 
 
 def launching(timeline: Timeline) -> np.ndarray:
     """Which host events run on the thread of the steps, or on one that calls the GPU."""
-    return (
-        timeline.host["thread"]
-        .isin([timeline.thread, *timeline.calls["thread"].unique()])
-        .to_numpy()
-    )
+    threads = [timeline.thread, *timeline.calls["thread"].unique()]
+    return timeline.host["thread"].isin(threads).to_numpy()
 
 
 @cached_on_timeline
@@ -640,23 +624,24 @@ def computes_on_host(timeline: Timeline) -> np.ndarray:
     between two calls: each works on tensors, calls no other operator, and neither launches anything
     nor is in progress when a call begins.
     """
-    host, begun, rows = (
-        timeline.host,
-        np.sort(timeline.calls["start"].to_numpy()),
-        np.arange(len(timeline.host)),
-    )
+    host = timeline.host
+    if not timeline.on_gpu:
+        return np.zeros(len(host), bool)
     start, until = host["start"].to_numpy(), host["until"].to_numpy()
-    found = launching(timeline) & (host["kind"] == OPERATOR).to_numpy() & timeline.on_gpu
-    found &= ((host["phase"] != "data") & (host["category"] != COMMUNICATION)).to_numpy()
-    found &= ~np.isin(rows, np.append(host["operator_parent"], timeline.gpu["operator"]))
-    found &= (after := np.searchsorted(begun, start)) == np.searchsorted(begun, until)
-    found[found] &= ~views_and_metadata(timeline, rows[found])
-    us = (
-        pd.Series(np.where(found, until - start, 0.0))
-        .groupby([after, host["thread"].to_numpy()])
-        .transform("sum")
-    )
-    return found & (us.to_numpy() > HOST_CODE_US)
+    is_operator = (host["kind"] == OPERATOR).to_numpy()
+    fetches = (host["phase"] == "data").to_numpy()
+    communicates = (host["category"] == COMMUNICATION).to_numpy()
+    works = launching(timeline) & is_operator & ~fetches & ~communicates
+    calls_or_launches = np.append(host["operator_parent"], timeline.gpu["operator"])
+    works &= ~np.isin(np.arange(len(host)), calls_or_launches)
+    calls_begin = np.sort(timeline.calls["start"].to_numpy())
+    calls_before = np.searchsorted(calls_begin, start)
+    works &= calls_before == np.searchsorted(calls_begin, until)
+    rows = np.flatnonzero(works)
+    works[rows] = ~views_and_metadata(timeline, rows)
+    us = pd.Series(np.where(works, until - start, 0.0))
+    us_between_calls = us.groupby([calls_before, host["thread"].to_numpy()]).transform("sum")
+    return works & (us_between_calls.to_numpy() > HOST_CODE_US)
 
 
 @cached_on_timeline
@@ -664,73 +649,86 @@ def host_code(timeline: Timeline) -> Slices:
     """When the host ran the program's own code: no thread that launches was in an operator, a call
     or a data range, or one was in an operator on the CPU."""
     host, calls = timeline.host, timeline.calls
-    works = (
-        launching(timeline) & ((host["kind"] == OPERATOR) | (host["phase"] == "data")).to_numpy()
-    )
+    is_work = ((host["kind"] == OPERATOR) | (host["phase"] == "data")).to_numpy()
+    works = host[launching(timeline) & is_work]
     busy = Slices(
-        *(np.concatenate([host[key].to_numpy()[works], calls[key]]) for key in ("start", "end"))
+        np.concatenate([works["start"], calls["start"]]),
+        np.concatenate([works["end"], calls["end"]]),
     )
+    if len(busy.start) == 0:  # with nothing recorded, nothing tells
+        return busy
     first, last = float(timeline.steps["start"].min()), float(timeline.steps["end"].max())
-    begins, ends = (
-        np.clip(np.append(first, busy.end), first, last),
-        np.clip(np.append(busy.start, last), first, last),
-    )
-    long = (ends - begins > HOST_CODE_US) & (
-        len(busy.start) > 0
-    )  # with nothing recorded, nothing tells
+    begins = np.clip(np.append(first, busy.end), first, last)
+    ends = np.clip(np.append(busy.start, last), first, last)
+    is_long = ends - begins > HOST_CODE_US
     on_cpu = host[computes_on_host(timeline)]
-    return Slices(np.append(begins[long], on_cpu["start"]), np.append(ends[long], on_cpu["until"]))
+    return Slices(
+        np.append(begins[is_long], on_cpu["start"]), np.append(ends[is_long], on_cpu["until"])
+    )
 
 
 # ---- Whose time it is on a host ------------------------------------------------------------------
 
 
-def host_slices(timeline: Timeline) -> pd.DataFrame:
-    host, found = timeline.host, collectives_of(timeline)
-    ours, is_operator, in_node = (
-        host["thread"] == timeline.thread,
-        host["kind"] == OPERATOR,
-        host["node"] >= 0,
-    )
-    ours, is_operator = ours.to_numpy(), is_operator.to_numpy()
-    steps, main, backward = (
-        slices_of(timeline.steps),
-        innermost(host, ours),
-        innermost(host, ~ours, in_node.to_numpy()),
-    )
-    collectives, code = slices_of(found.events), host_code(timeline)
-    edges = np.unique(
-        np.concatenate([one.edges for one in (steps, main, backward, collectives, code)])
-    )
-    event, in_backward, collective = (one.at(edges[:-1]) for one in (main, backward, collectives))
-    owner = np.where(take_or(is_operator, event, False) | (in_backward < 0), event, in_backward)
-    communicates = (collective >= 0) & ~take_or(found.computes, owner, False)
+class HostOwners(NamedTuple):
+    """Whose time it is on the host."""
+
+    edges: np.ndarray  # us, [times + 1]: between two of them, nothing changes
+    owner: np.ndarray  # [times]: row of host; -1: none
+    helped: np.ndarray  # [times]: whether another thread than that of the steps owns it
+    collective: np.ndarray  # [times]: the one in progress, row of Collectives; -1: none
+    communicates: np.ndarray  # [times]: whether the time is that collective's
+
+
+def host_owners(timeline: Timeline, further_edges: np.ndarray) -> HostOwners:
+    """further_edges: beside those of events and collectives."""
+    host, collectives = timeline.host, collectives_of(timeline)
+    is_operator = (host["kind"] == OPERATOR).to_numpy()
+    ours = (host["thread"] == timeline.thread).to_numpy()
+    main = innermost(host, ours)
+    backward = innermost(host, ~ours, (host["node"] >= 0).to_numpy())
+    pending = slices_of(collectives.events)
+    edges = np.unique(np.concatenate([further_edges, main.edges, backward.edges, pending.edges]))
+    times = edges[:-1]
+    event, in_backward, collective = main.at(times), backward.at(times), pending.at(times)
+    is_ours = take_or(is_operator, event, False) | (in_backward < 0)
+    owner = np.where(is_ours, event, in_backward)
+    communicates = (collective >= 0) & ~take_or(collectives.computes, owner, False)
     of_range = communicates & ~take_or(is_operator, owner, False)
-    owner = np.where(of_range, take_or(found.events["row"], collective, -1), owner)
-    columns = {"owner": owner, "step": steps.at(edges[:-1]), "code": code.at(edges[:-1]) >= 0}
-    columns |= {"helped": owner != event, "collective": np.where(communicates, collective, -1)}
-    slices = merged(
-        edges, columns | {"overlaps": np.where((collective >= 0) & ~communicates, 2, 0)}
-    )
+    owner = np.where(of_range, take_or(collectives.events["row"], collective, -1), owner)
+    return HostOwners(edges, owner, owner != event, collective, communicates)
+
+
+def host_slices(timeline: Timeline) -> pd.DataFrame:
+    host, steps, code = timeline.host, slices_of(timeline.steps), host_code(timeline)
+    owners = host_owners(timeline, np.concatenate([steps.edges, code.edges]))
+    times = owners.edges[:-1]
+    is_beneath = (owners.collective >= 0) & ~owners.communicates
+    columns = {
+        "owner": owners.owner,
+        "step": steps.at(times),
+        "code": code.at(times) >= 0,
+        "helped": owners.helped,
+        "collective": np.where(owners.communicates, owners.collective, -1),
+        "overlaps": np.where(is_beneath, 1 << COMMUNICATES, 0),
+    }
+    slices = merged(owners.edges, columns)
     slices = slices[(slices["step"] >= 0).to_numpy()].reset_index(drop=True)
-    owner, helped, communicates = (
-        slices["owner"].to_numpy(),
-        slices.pop("helped"),
-        slices["collective"] >= 0,
-    )
+    owner, helped = slices["owner"].to_numpy(), slices.pop("helped").to_numpy()
+    communicates = (slices["collective"] >= 0).to_numpy()
+    is_operator = (host["kind"] == OPERATOR).to_numpy()
     operator = np.where(take_or(is_operator, owner, False), owner, -1)
-    data = take_or((host["phase"] == "data").to_numpy(), owner, False) & ~communicates
+    fetches = take_or((host["phase"] == "data").to_numpy(), owner, False) & ~communicates
     starts_one = take_or((host["category"] == COMMUNICATION).to_numpy(), owner, False)
-    still = (views_and_metadata(timeline, operator) | starts_one) & ~communicates
+    rests = (views_and_metadata(timeline, operator) | starts_one) & ~communicates
     of_nothing = np.where(slices.pop("code"), NUMBER["host_code"], NUMBER["launch"])
-    rules, kind = (
-        [communicates, data, still, helped],
-        np.select([communicates, still], [COMMUNICATES, IDLES], COMPUTES),
-    )
-    state = np.select(rules, [WAITS, WAITS, RESTS, WAITS], WORKS)
-    cause = np.select(
-        rules, [NUMBER["communication"], NUMBER["data"], of_nothing, NUMBER["thread"]]
-    )
+    causes = [NUMBER["communication"], NUMBER["data"], of_nothing, NUMBER["thread"]]
+    rules = [communicates, fetches, rests, helped]  # the first that applies counts
     return slices.assign(
-        event=owner, operator=operator, of_steps=True, kind=kind, state=state, cause=cause
+        event=owner,
+        operator=operator,
+        of_steps=True,
+        kind=np.select([communicates, rests], [COMMUNICATES, IDLES], COMPUTES),
+        state=np.select(rules, [WAITS, WAITS, RESTS, WAITS], WORKS),
+        cause=np.select(rules, causes),
     )

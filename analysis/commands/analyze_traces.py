@@ -1,19 +1,29 @@
 """Analysis of existing traces, without training: a file or a folder of them, from any program."""
 
 import re
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
 
+from analysis.answers import analyze_all, with_prediction
+from analysis.commands.memory_snapshots import (
+    analyze_snapshots,
+    before_read_on,
+    check_no_snapshot_flags,
+    explain_snapshots,
+    headline_lines,
+    snapshots_in,
+    write_snapshots,
+)
 from analysis.commands.reading_flags import ReadingAlone
-from analysis.diagnosis.document import OperatorAnalysis, add_prediction
+from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.sections import profile_lines
 from analysis.diagnosis.text import profile_answer
-from analysis.diagnosis.traces import analyze_all
 from analysis.diagnosis.verdict import rule_section
 from analysis.hardware.matching import described, rows_named
-from analysis.trace.readers.formats import find_traces, left_out
+from analysis.trace.readers.formats import contains_traces, find_traces, left_out
 from analysis.trace.shrink import check_slim, check_target, write_slim
 from analysis.trace.timeline import DeviceFlags
 from analysis.trust.beside import left_out_beside
@@ -23,7 +33,7 @@ from harness.base.documents import read_or_leave_out
 from harness.base.errors import UserError
 from harness.base.files import make_folder, write_json, written_whole
 from harness.base.sections import as_text
-from harness.base.tables import wrapped
+from harness.base.tables import ANSWER_LINES, wrapped
 from harness.base.text import read_on
 
 SLICES = (".csv", ".csv.gz", ".parquet")
@@ -41,8 +51,8 @@ def analyze_existing(
     verbose: bool = False,
     asked: ReadingAlone | None = None,
 ) -> None:
-    """Print what a trace, or each in a folder, shows, and name the files that cannot be read as
-    traces.
+    """Print what a trace or a memory snapshot, or each in a folder, shows, and name the files that
+    cannot be read.
 
     With output_dir, writes operator_analysis.json there, those of further traces as
     operator_analysis_<trace>.json, and report.html if `report`.  With `report` alone, they are
@@ -51,6 +61,12 @@ def analyze_existing(
     Raises UserError if there is no trace; after all is written, if the only one is cut off.
     """
     asked = asked or ReadingAlone()
+    snapshots = snapshots_in(path)
+    if snapshots and not (path.is_dir() and contains_traces(path)):
+        explain_snapshots(path, snapshots, output_dir, report, top, verbose, asked)
+        return
+    if not snapshots:
+        check_no_snapshot_flags(asked, path)
     if asked.slim or asked.shortest:
         check_slim(path, asked.slim, asked.shortest)
     if asked.slices:
@@ -73,11 +89,13 @@ def analyze_existing(
     analyses, refused = analyze_all(
         paths, reading=reading, slices=tables, captures=captures, flags=flags
     )
-    refused += left_out(path, {*paths, *captures}) if path.is_dir() else []
+    refused += left_out(path, {*paths, *captures, *snapshots}) if path.is_dir() else []
+    analyzed_snapshots, not_snapshots = analyze_snapshots(snapshots, asked)
+    refused += not_snapshots
     if not analyses:
         raise refused[0] if len(refused) == 1 else UserError("; ".join(map(str, refused)))
     unread: list[str] = []  # documents beside the traces
-    keep_prediction(analyses, unread)
+    analyses[0] = with_own_prediction(*analyses[0], unread)
     for file, _ in analyses:
         unread += [line for line in left_out_beside(file) if line not in unread]
     one_run = "ranks" in analyses[0][1]
@@ -97,11 +115,13 @@ def analyze_existing(
     files = []
     if folder:
         files = write_analyses(folder, analyses, refused)
+        files += write_snapshots(folder, analyzed_snapshots)
         if report:
             from analysis.report.html import write_report
 
             run = path if path.is_dir() else path.parent
-            files += write_report(folder, analyses, run, reading)
+            snapshot = next(iter(analyzed_snapshots), None)
+            files += write_report(folder, analyses, run, reading, snapshot)
         say("", *file_lines(files, verbose))
     try:
         if asked.slices:
@@ -109,7 +129,7 @@ def analyze_existing(
         if asked.slim:
             say("", *wrapped([write_slim(path, asked.slim, asked.shortest, reading)]))
     finally:  # the answer needs none of these files
-        say("", *answer_of_traces(analyses, report_in(files)))
+        say("", *answer_of_traces(analyses, report_in(files), headline_lines(analyzed_snapshots)))
     if len(paths) == 1 and analyses[0][1]["integrity"]["cut_off"]:
         raise UserError(f"{path}: truncated or damaged; only what comes before could be analyzed")
 
@@ -156,31 +176,38 @@ def missing_from(path: str | Path) -> list[str]:
     return list(lines)
 
 
-def keep_prediction(analyses: list[tuple[Path, dict]], unread: list[str]) -> None:
-    """The collectives that the run predicted for itself, from its own operator_analysis.json beside
-    the traces.
+def with_own_prediction(path: Path, document: dict, unread: list[str]) -> tuple[Path, dict]:
+    """A trace with the collectives that the run predicted for itself, from its own
+    operator_analysis.json beside the trace.
 
     unread takes why it cannot be read: the trace is read all the same."""
-    path, document = analyses[0]
     file = path.parent / "operator_analysis.json"
     earlier = read_or_leave_out(file, OperatorAnalysis, unread, ("trace", "communication"))
-    about = earlier["communication"] if earlier and earlier["trace"] == path.name else None
-    predicted = about["predicted"] if about else None
-    if predicted:
-        renamed = [
-            row | {"calls": row["predicted_calls"], "bytes": row["predicted_bytes"]}
-            for row in predicted
-        ]
-        add_prediction(document, renamed)
+    if not earlier or earlier["trace"] != path.name or not earlier["communication"]:
+        return path, document
+    predicted = []
+    for row in earlier["communication"]["predicted"] or []:
+        of_run = {"kind": row["kind"], "group_size": row["group_size"]}
+        of_run["calls"], of_run["bytes"] = row["predicted_calls"], row["predicted_bytes"]
+        predicted.append(of_run)
+    if not predicted:
+        return path, document
+    return path, with_prediction(OperatorAnalysis.from_json(document), predicted).as_json()
 
 
-def answer_of_traces(analyses: list[tuple[Path, dict]], report: Path | None) -> list[str]:
-    """The answer of a single trace, or of the first of several, which is that of rank 0."""
+def answer_of_traces(
+    analyses: list[tuple[Path, dict]], report: Path | None, memory: Sequence[str] = ()
+) -> list[str]:
+    """The answer of a single trace, or of the first of several, which is that of rank 0.
+
+    memory: lines about memory snapshots beside them."""
     (_, analysis), *others = analyses
     where = read_on(report or "--generate-report writes the report", PAGE)
     if others and "rank_judged" not in analysis["verdict"]:
         where = f"{whose_figures(analyses)}; {where}"
-    return profile_answer(analysis, where, others=[(file.name, one) for file, one in others])
+    named = [(file.name, other) for file, other in others]
+    limit = ANSWER_LINES - len(memory)
+    return before_read_on(profile_answer(analysis, where, limit, named), memory)
 
 
 def whose_figures(analyses: list[tuple[Path, dict]]) -> str:

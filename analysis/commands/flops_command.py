@@ -9,7 +9,8 @@ from analysis.advice.text import best_three
 from analysis.commands.analyze_traces import report_in
 from analysis.diagnosis.document import OperatorAnalysis
 from analysis.limits.roofline import roofline
-from analysis.report.figures import draw_roofline, picture
+from analysis.report.figures.pictures import draw_roofline, picture
+from analysis.report.run_sections import run_sections
 from analysis.work.bytes_moved import computational_intensity
 from analysis.work.sections import (
     RIDGE,
@@ -18,7 +19,6 @@ from analysis.work.sections import (
     counters_in,
     intensity_facts,
     mfu_text,
-    run_sections,
 )
 from harness.base.console import file_lines, say
 from harness.base.documents import read_or_leave_out

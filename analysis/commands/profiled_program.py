@@ -10,12 +10,21 @@ from types import SimpleNamespace
 
 import torch
 
+from analysis.answers import analyze_all
 from analysis.attribution.components import BETWEEN
 from analysis.commands.analyze_traces import answer_of_traces, report_in, write_analyses
-from analysis.diagnosis.traces import analyze_all
+from analysis.commands.memory_snapshots import (
+    analyze_snapshots,
+    answer_of_snapshots,
+    headline_lines,
+    write_snapshots,
+)
+from analysis.commands.reading_flags import ReadingAlone
 from analysis.hardware.mfu import mfu_percent
+from analysis.memory.snapshot.reading import find_snapshots
+from analysis.memory.tables import held_memory_section, program_section
 from analysis.report.html import write_report
-from analysis.work.memory_tables import held_memory_section, program_section
+from analysis.report.memory_page import write_memory_report
 from analysis.work.update_bytes import adam_bytes_held
 from harness.base.console import file_lines, say
 from harness.base.errors import UserError
@@ -44,6 +53,7 @@ from harness.run.run_summary import THEIRS, Performance, PerformanceSummary
 from harness.schema import because, explained, fields_of, unknown
 
 NO_PHASE = 0.05  # of the step: worth a word
+WOULD_TELL = "python3 profile_program.py --memory-snapshot --"
 FEWER = "--warmup-steps 1 --timed-steps 1 --profile-steps 1"
 
 
@@ -54,10 +64,23 @@ def explain_program(
     recorded, failed = ended.recorded, [one for one in ended.processes if one["state"] == "failed"]
     for one in failed:
         say(f"Not measured in process {one['pid']}: {one['error']}; the program went on without us")
-    for held in (one["out_of_memory"] for one in ended.processes if "out_of_memory" in one):
+    ran_out = [
+        process["out_of_memory"] for process in ended.processes if "out_of_memory" in process
+    ]
+    for held in ran_out:
         say(*as_text(held_memory_section(held["rows"], held)))
+    snapshots, unread = analyze_snapshots(find_snapshots(folder), ReadingAlone())
+    for error in unread:
+        say(f"Not read: {error}")
+    files = write_snapshots(folder, snapshots)
     if not recorded:
-        raise UserError(why_nothing(ended, settings, bool(failed)), exit_code_of(ended))
+        if snapshots:
+            files += write_memory_report(folder, snapshots[0])
+            say("", *file_lines(files, verbose), "", *answer_of_snapshots(snapshots, folder))
+        why = why_nothing(ended, settings, bool(failed))
+        if ran_out and ran_out[0]["allocated_bytes"] is not None and not snapshots:
+            why += f"; {WOULD_TELL} {shlex.join(command)} tells which lines held the memory"
+        raise UserError(why, exit_code_of(ended))
     for target in recorded[0]["data_not_called"]:
         say(
             f"--data {target}: not called in the recorded steps; for a generator, name the function"
@@ -74,8 +97,8 @@ def explain_program(
     write_json(folder / "config.json", summary["config"] | {"environment": summary["environment"]})
     document = program_document(ended, recorded, command, settings)
     write_json(folder / "program.json", document)
-    files = write_analyses(folder, analyses, refused)
-    files += write_report(folder, analyses)
+    files += write_analyses(folder, analyses, refused)
+    files += write_report(folder, analyses, snapshot=next(iter(snapshots), None))
     if verbose:
         say("", *as_text(program_section(document)))
     say(
@@ -84,7 +107,7 @@ def explain_program(
         "",
         *file_lines(files, verbose),
     )
-    say("", *answer_of_traces(analyses, report_in(files)))
+    say("", *answer_of_traces(analyses, report_in(files), headline_lines(snapshots)))
     return exit_code_of(ended)
 
 

@@ -42,6 +42,15 @@ class Reading:
     shortest: float | None = flag(
         None, "with --slim: without shorter events", type=number_of(float, 0), metavar="US"
     )
+    compare: Path | None = flag(
+        None, "of a memory snapshot: what another one holds, by line", type=Path, metavar="OTHER"
+    )
+    prediction: Path | None = flag(
+        None,
+        "of a memory snapshot: the prediction.json of a dry run beside it",
+        type=Path,
+        metavar="FILE",
+    )
 
 
 @dataclass

@@ -5,11 +5,13 @@ import argparse
 import os
 import shlex
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from analysis.commands.memory_snapshots import answer_of_snapshots, headline_lines, snapshots_of_run
 from analysis.hardware.mfu import known_peak, mfu_percent
 from analysis.hardware.rate_limits import rate_limit
+from analysis.memory.snapshot.analyzed import Analyzed
 from harness import PROJECT
 from harness.base.console import is_first_rank, world_size_of_run
 from harness.base.documents import read_document
@@ -73,12 +75,38 @@ def last_lines(args: argparse.Namespace) -> list[str]:
         return []
     folder = Path(args.output_dir or args.profile_dir or "./pytorch_profiles")
     traced = read_document(folder / "operator_analysis.json") if records_trace(args) else None
-    return ending(traced, tensorboard_command(folder), next_command(args))
+    snapshots = []
+    if args.memory_snapshot:
+        snapshots = snapshots_of_run(folder)
+    if snapshots and not traced:
+        return ending_of_snapshots(snapshots, next_command(args))
+    return ending(
+        traced, tensorboard_command(folder), next_command(args), headline_lines(snapshots)
+    )
 
 
-def ending(analysis: dict | None, to_open: str, command: str) -> list[str]:
-    """The answer of a trace if there is one, and the command to run next, which can be copied from
-    the screen."""
+def ending_of_snapshots(snapshots: Sequence[Analyzed], command: str) -> list[str]:
+    """The answer of a snapshot, and the command to run next."""
+    lines = next_lines(command)
+    room = ANSWER_LINES - len(lines)
+    return ["", *answer_of_snapshots(snapshots, None, room), *lines]
+
+
+def ending(
+    analysis: dict | None, to_open: str, command: str, memory: Sequence[str] = ()
+) -> list[str]:
+    """The answer of a trace if there is one, lines about memory, and the command to run next."""
+    lines = [*memory, *next_lines(command)]
+    if analysis is None:
+        return lines
+    from analysis.commands.analyze_traces import PAGE  # pandas takes long to import
+    from analysis.diagnosis.text import profile_answer
+
+    return ["", *profile_answer(analysis, f"{to_open}; {PAGE}", ANSWER_LINES - len(lines)), *lines]
+
+
+def next_lines(command: str) -> list[str]:
+    """The command to run next, which can be copied from the screen."""
     room = {
         "width": COLUMNS - 2,
         "subsequent_indent": "    ",
@@ -86,13 +114,7 @@ def ending(analysis: dict | None, to_open: str, command: str) -> list[str]:
         "break_on_hyphens": False,
     }
     *lines, last = textwrap.wrap(f"Next: {command}", **room)
-    lines = [*(f"{line} \\" for line in lines), last]
-    if analysis is None:
-        return lines
-    from analysis.commands.analyze_traces import PAGE  # pandas takes long to import
-    from analysis.diagnosis.text import profile_answer
-
-    return ["", *profile_answer(analysis, f"{to_open}; {PAGE}", ANSWER_LINES - len(lines)), *lines]
+    return [*(f"{line} \\" for line in lines), last]
 
 
 def records_trace(args: argparse.Namespace) -> bool:

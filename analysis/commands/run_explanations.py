@@ -8,14 +8,19 @@ from pathlib import Path
 
 import torch
 
+from analysis.commands.memory_snapshots import add_prediction, headline_lines
+from analysis.memory.predicted import predicted_memory
+from analysis.memory.snapshot.analyzed import analyze_snapshot
+from analysis.memory.snapshot.reading import read_snapshot
+from analysis.memory.snapshot.text import snapshot_sections
+from analysis.memory.tables import memory_lines, memory_section
+from analysis.memory.timeline import memory_timeline
 from analysis.prediction.capacity import capacity_of
 from analysis.prediction.document import memory_prediction
 from analysis.prediction.expected_time import expected_step_time
-from analysis.prediction.memory import beside_measured, predicted_memory
 from analysis.prediction.text import what_fits
 from analysis.work.fake_step import FakeRunError
 from analysis.work.flop_rates import flops_profile
-from analysis.work.memory_tables import memory_lines, memory_section
 from analysis.work.sections import agreement_text, flops_section
 from harness.base.errors import UserError, out_of_memory
 from harness.base.sections import as_text
@@ -26,7 +31,7 @@ from harness.model.workload import Workload
 from harness.ranks.failures import explain_error
 from harness.run.run_report import Explanation, RunReport
 from harness.run.run_summary import PerformanceSummary
-from harness.schema import explained, unknown
+from harness.schema import Unknown, explained, unknown
 
 SHARED_FOLDER_WAIT_S = (
     60.0  # NFS shows a new file of another node at latest after acdirmax, 60 s; nfs(5)
@@ -40,17 +45,19 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
     if instruments is None:
         return
     if instruments.memory and instruments.memory.finished:
-        memory = instruments.memory.timeline.document()
-        memory |= beside_measured(memory, report.workload, report.device)
+        on_gpu = report.device.type == "cuda"
+        timeline = memory_timeline(instruments.memory.timeline, report.workload, on_gpu)
+        memory = timeline.as_json()
         figure = None
         if importlib.util.find_spec("matplotlib"):
-            from analysis.report.figures import draw_memory_timeline, picture
+            from analysis.report.figures.pictures import draw_memory_timeline, picture
 
             figure = picture(draw_memory_timeline, memory, run_title(summary))
         section, lines = memory_section(memory), memory_lines(memory, summary)
         performance = summary["performance"]
-        performance |= expected_of_run(report)
-        if expected := performance["expected_step_time_ms"]:
+        performance.update(expected_of_run(report))
+        expected = performance["expected_step_time_ms"]
+        if expected:
             measured = rounded(performance["median_step_time_ms"])
             lines = [
                 *lines,
@@ -61,6 +68,8 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
             )
         before = as_text(section) if report.verbose else wrapped(labeled(section.facts))
         yield Explanation("memory_timeline.json", memory, lines, before, figure)
+    if instruments.snapshot and instruments.snapshot.written:
+        yield explain_snapshot(report, summary)
     profile = None
     if (
         instruments.flops
@@ -84,19 +93,41 @@ def expected_of_run(report: RunReport) -> dict:
     as the network between several is seldom known."""
     device = report.measurements.environment.device.as_json()
     try:
-        return expected_step_time(report.workload, device, None)
+        expected = expected_step_time(report.workload, device, None)
     except FakeRunError as error:
-        return unknown(str(error), "expected_step_time_ms")
+        expected = Unknown(str(error))
+    if isinstance(expected, Unknown):
+        return unknown(expected.reason, "expected_step_time_ms")
+    return {"expected_step_time_ms": expected.as_json()}
+
+
+def explain_snapshot(report: RunReport, summary: dict) -> Explanation:
+    """Who held the memory: its document and, with --verbose, its tables.  Of a run that failed the
+    headline, as nothing follows that would tell it."""
+    name = "memory_snapshot.json"
+    path = report.measurements.instruments.snapshot.written[-1]
+    device = report.measurements.environment.device.as_json()
+    try:
+        analyzed = analyze_snapshot(read_snapshot(path), device.get("memory_bytes"))
+        add_prediction(analyzed)
+    except UserError as error:
+        return Explanation(name, None, [f"Not read: {error}"])
+    before = []
+    if report.verbose:
+        for section in snapshot_sections(analyzed.document):
+            before += as_text(section)
+    lines = headline_lines([analyzed]) if summary["status"] != "completed" else []
+    return Explanation(name, analyzed.document.as_json(), lines, before)
 
 
 def explain_trace(report: RunReport, summary: dict) -> Explanation:
     """The analysis of the traces of all ranks, in the folder of rank 0's trace."""
     name = "operator_analysis.json"
     try:
+        from analysis.answers import analyze_all, with_prediction
         from analysis.attribution.operators import operator_section
-        from analysis.diagnosis.document import OperatorAnalysis, add_prediction
+        from analysis.diagnosis.document import OperatorAnalysis
         from analysis.diagnosis.sections import profile_lines
-        from analysis.diagnosis.traces import analyze_all
     except ModuleNotFoundError as missing:
         return Explanation(name, None, [f"{name} is not written: {missing}"])
     path = report.measurements.instruments.trace.path
@@ -109,13 +140,14 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
         raise refused[0]
     document = next((d for file, d in analyses if file == path), analyses[0][1])
     if report.world_size > 1:
-        with contextlib.suppress(
-            FakeRunError
-        ):  # a model that cannot run on fake tensors has no prediction
+        # A model that cannot run on fake tensors has no prediction.
+        with contextlib.suppress(FakeRunError):
             memory = predicted_memory(report.workload, report.device.type == "cuda").document()
-            add_prediction(
-                document, [row | {"group_size": report.world_size} for row in memory["collectives"]]
-            )
+            predicted = []
+            for row in memory["collectives"]:
+                predicted.append({**row, "group_size": report.world_size})
+            own = OperatorAnalysis.from_json(document)
+            document = with_prediction(own, predicted).as_json()
     before = []
     if report.profiling.profile_operators:
         answers = OperatorAnalysis.from_json(document)
@@ -164,6 +196,6 @@ def with_prediction(
         FakeRunError, RuntimeError, MemoryError
     ):  # the original error takes precedence
         capacity = capacity_of(device, [workload.precision], after_failure=True)
-        predicted = what_fits(memory_prediction(workload, device, capacity))
+        predicted = what_fits(memory_prediction(workload, device, capacity).as_json())
         return UserError(f"{explain_error(error)[0]}; predicted: {predicted}")
     return error

@@ -1,50 +1,18 @@
-"""What does a trace show?  operator_analysis.json, without the comparison of ranks."""
+"""The answers to all questions of a trace, as one document: operator_analysis.json."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from typing_extensions import NotRequired
 
-from analysis.advice.efficiency import counters
-from analysis.advice.opportunities import Opportunity, opportunities
-from analysis.advice.who_reads import TracedRun
-from analysis.attribution.breakdown import (
-    Attribution,
-    Breakdown,
-    ClassRow,
-    ComponentRow,
-    PhaseRow,
-    step_breakdown,
-)
-from analysis.attribution.collectives import (
-    collective_rows,
-    collectives_of,
-    communication_of_steps,
-    predicted_beside,
-)
-from analysis.attribution.critical_path import critical_path
-from analysis.attribution.gpu_time import GpuTimeline, gpu_timeline
-from analysis.attribution.ledger import (
-    exposed_communication,
-    hidden_communication_us,
-    occasional_times,
-    start_up_slices,
-)
-from analysis.attribution.model_flops import model_flops_per_step
-from analysis.attribution.once import OnceRow, once_rows
-from analysis.attribution.operators import (
-    KernelRow,
-    OperatorRow,
-    OperatorTables,
-    kernel_rows,
-    operator_tables,
-)
-from analysis.diagnosis.headline import Headline, headline
+from analysis.advice.opportunities import Opportunity
+from analysis.attribution.breakdown import Attribution, Breakdown, ClassRow, ComponentRow, PhaseRow
+from analysis.attribution.gpu_time import GpuTimeline
+from analysis.attribution.once import OnceRow
+from analysis.attribution.operators import KernelRow, OperatorRow, OperatorTables
+from analysis.diagnosis.headline import Headline
 from analysis.diagnosis.stragglers import Ranks
-from analysis.diagnosis.timelines import MemorySeries, StepTimeline, memory_series, step_timeline
-from analysis.diagnosis.verdict import Verdict, verdict
-from analysis.limits.shape_rates import shape_rates
+from analysis.diagnosis.timelines import MemorySeries, StepTimeline
+from analysis.diagnosis.verdict import Verdict
 from analysis.trace.reasons import (
     NO_COLLECTIVES,
     NO_GPU,
@@ -55,10 +23,9 @@ from analysis.trace.reasons import (
     ShapeRate,
     StepCommunication,
 )
-from analysis.trace.timeline import Timeline
-from analysis.trust.integrity import Integrity, integrity
-from analysis.trust.steps import ProfiledSteps, profiled_steps
-from harness.schema import Document, Unknown, because, explained, field
+from analysis.trust.integrity import Integrity
+from analysis.trust.steps import ProfiledSteps
+from harness.schema import Document, field
 
 
 class OperatorAnalysis(Document):
@@ -114,68 +81,3 @@ class OperatorAnalysis(Document):
     @property
     def operator_tables(self) -> OperatorTables:
         return OperatorTables(self.operators, self.operators_by_shape)
-
-
-def operator_analysis(timeline: Timeline) -> dict:
-    """operator_analysis.json of one trace, without the comparison of ranks."""
-    summary = timeline.context.summary
-    kernels = kernel_rows(timeline)
-    trust, exposed = integrity(timeline, kernels), exposed_communication(timeline)
-    rows, unreliable = collective_rows(collectives_of(timeline).events, exposed), trust.unreliable
-    n = len(timeline.steps)
-    times = (float(us / 1e3 / n) for us in (exposed["us"].sum(), hidden_communication_us(timeline)))
-    communication = communication_of_steps(rows, n, *times)
-    beside = {
-        "by_difference": (summary or {}).get("no_sync"),
-        "predicted": None,
-    }  # the caller may predict
-    path = {"critical_path": None if "step_timeline" in unreliable else critical_path(timeline)}
-    rates = shape_rates(timeline)
-    communication = communication and communication | beside
-    judged = verdict(timeline, trust, path["critical_path"], rates, communication)
-    document = {
-        "trace": timeline.trace.path.name,
-        "integrity": trust.as_json(),
-        "verdict": judged.as_json(),
-        "steps": profiled_steps(timeline).as_json(),
-    }
-    breakdown = step_breakdown(timeline)
-    document |= breakdown._asdict()
-    document |= {"reader": TracedRun(summary).reader.value, "opportunities": [], "not_here": []}
-    step_ms = breakdown.attribution.ms_per_step
-    document["once"] = once_rows(
-        timeline, occasional_times(timeline), start_up_slices(timeline), step_ms
-    )
-    if trust.trustworthy:
-        advised = opportunities(timeline, path["critical_path"] is not None)
-        document["opportunities"] = [row.as_json() for row in advised.opportunities]
-        document["not_here"] = [asdict(row) for row in advised.not_here]
-    two_clocks = unreliable.get("idle_by_cause")
-    document |= {
-        "gpu_timeline": gpu_timeline(timeline, two_clocks),
-        "collectives": rows,
-        "communication": communication,
-    }
-    document |= operator_tables(timeline)._asdict() | {"kernels": kernels}
-    command = counters(timeline)
-    document["counters"] = None if isinstance(command, Unknown) else command
-    if isinstance(command, Unknown):
-        document["counters_reason"] = command.reason
-    document |= {
-        "shape_rates": rates,
-        "model_flops_per_step": model_flops_per_step(timeline),
-    } | path
-    document |= because(unreliable["step_timeline"], *path) if "step_timeline" in unreliable else {}
-    document |= {"step_timeline": step_timeline(timeline), "memory": memory_series(timeline)}
-    if not trust.trustworthy:
-        document["opportunities_reason"] = "the trace is not trustworthy, see integrity"
-    document = explained(document, OperatorAnalysis)
-    document["headline"] = headline(document).as_json()
-    return explained(document, OperatorAnalysis)
-
-
-def add_prediction(document: dict, predicted: list[dict]) -> None:
-    """Put the collectives that a dry run predicts beside those that the trace has."""
-    if about := document["communication"]:
-        about.pop("predicted_reason", None)
-        about["predicted"] = predicted_beside(predicted, document["collectives"], about["steps"])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from analysis.hardware.matching import datasheet
 from harness.base.units import MB
-from harness.documents.memory import NO_PEAK
+from harness.documents.flops import NO_PEAK
 
 NOT_MEASURED = f"{NO_PEAK}, and a dry run measures nothing; run_deepspeed_flops.py measures it once"
 

@@ -29,12 +29,14 @@ CONTEXT = Overhead(
 )  # 256: InvokeAI#9413; 612: unsloth#8669
 RESERVES = {  # by kind of device
     "cpu": Overhead(
-        95 * MB,
-        549 * MB,
-        "threads and freed memory that is not returned, 95 to 549 MB where measured",
+        least=95 * MB,
+        most=549 * MB,
+        source="threads and freed memory that is not returned, 95 to 549 MB where measured",
     ),
     "cuda": Overhead(
-        8320 * 1024, 256 * MB, "matmul libraries' workspaces: 8 MB on sm75 to 2 x 128 MB on gfx942"
+        least=8320 * 1024,
+        most=256 * MB,
+        source="matmul libraries' workspaces: 8 MB on sm75 to 2 x 128 MB on gfx942",
     ),
 }
 
@@ -51,28 +53,33 @@ class Capacity:
     workspaces: dict[str, int]
     elsewhere: bool = False
 
+    @property
+    def on_gpu(self) -> bool:
+        return self.kind == "cuda"
+
     def reserve(self, precision: str | None) -> int:
         """What no prediction counts."""
-        return (
-            0 if self.kind == "cuda" and precision in self.workspaces else RESERVES[self.kind].least
-        )
+        if self.on_gpu and precision in self.workspaces:
+            return 0
+        return RESERVES[self.kind].least
 
     def for_tensors(self, precision: str | None = None) -> int:
         """What a step can use at most, in a dry run, a run and the row of a sweep alike.
         None: any precision."""
-        return max(
-            0,
-            self.total - self.in_use - self.reserve(precision) - self.workspaces.get(precision, 0),
-        )
+        taken = self.in_use + self.reserve(precision) + self.workspaces.get(precision, 0)
+        return max(0, self.total - taken)
 
     def on_top(self, precision: str) -> tuple[int, str]:
         """What may come on top of what is predicted, in bytes, and why."""
-        reserve = RESERVES[self.kind]
-        more = f"reserve up to {reserve.most / MB:,.0f} MB"
-        parts = {more: reserve.most - reserve.least if self.reserve(precision) else 0}
-        if self.kind == "cuda":
-            parts[CONTEXT.source] = CONTEXT.most - CONTEXT.least if self.elsewhere else 0
-        return sum(parts.values()), "; ".join(why for why, size in parts.items() if size)
+        size, reasons = 0, []
+        if self.reserve(precision):
+            reserve = RESERVES[self.kind]
+            size += reserve.most - reserve.least
+            reasons.append(f"reserve up to {reserve.most / MB:,.0f} MB")
+        if self.on_gpu and self.elsewhere:
+            size += CONTEXT.most - CONTEXT.least
+            reasons.append(CONTEXT.source)
+        return size, "; ".join(reasons)
 
 
 def capacity_of(
@@ -86,17 +93,15 @@ def capacity_of(
     total, in_use = memory_of_a_rank(device)
     about = describe_device(device).as_json()
     if device.type == "cpu":
-        in_use -= min(in_use, host_memory()[0]) if after_failure else 0
+        if after_failure:
+            in_use -= min(in_use, host_memory()[0])
         return Capacity(total, in_use, "cpu", about["name"], dict.fromkeys(precisions, 0))
-    known = {one: cache.measured(about, one, "workspaces", measure=measure) for one in precisions}
-    measured = {precision: int(kept.rate) for precision, kept in known.items() if kept is not None}
-    return Capacity(
-        total,
-        in_use,
-        "cuda",
-        about["name"],
-        workspaces_by_default(about.get("arch", "")) | measured,
-    )
+    workspaces = workspaces_by_default(about.get("arch", ""))
+    for precision in precisions:
+        kept = cache.measured(about, precision, "workspaces", measure=measure)
+        if kept is not None:
+            workspaces[precision] = int(kept.rate)
+    return Capacity(total, in_use, "cuda", about["name"], workspaces)
 
 
 def workspaces_by_default(arch: str) -> dict[str, int]:

@@ -29,12 +29,18 @@ def dry_run(workload: Workload, profiling: ProfilerConfig, args: argparse.Namesp
     if not is_first_rank():  # every rank would predict the same
         return
     check_shards(workload)
-    document = predict(workload, device, profiling.peak, args.device_memory, targets, args.network)
-    lines = prediction_lines(document, args.verbose, [Path(sys.argv[0]).name, *sys.argv[1:]])
-    if device.type == "cpu" and (unseen := unseen_hardware()):
+    prediction = predict(
+        workload, device, profiling.peak, args.device_memory, targets, args.network
+    )
+    typed = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    lines = prediction_lines(prediction.as_json(), args.verbose, typed)
+    unseen = unseen_hardware() if device.type == "cpu" else None
+    if unseen:
         lines.insert(0, f"Warning: {unseen}")
-    if folder := training.output_dir or profiling.profile_dir:
+    folder = training.output_dir or profiling.profile_dir
+    if folder:
         prepare_folder(Path(folder))
-        write_json(Path(folder) / "prediction.json", document)
-        lines.insert(0, f"Files: {Path(folder) / 'prediction.json'}")
+        file = Path(folder) / "prediction.json"
+        write_json(file, prediction)
+        lines.insert(0, f"Files: {file}")
     say(*lines)

@@ -24,9 +24,8 @@ class Network:
     gb_per_sec: float  # bus bandwidth of a rank, in 10^9 bytes/s
     source: str
     latency_us: float | None = None  # of a call; None: not counted
-    by_kind: dict[str, tuple[float, float]] = field(
-        default_factory=dict
-    )  # the two of single kinds, where measured
+    # The two of single kinds, where measured.
+    by_kind: dict[str, tuple[float, float]] = field(default_factory=dict)
     measured_ranks: int | None = None  # None: not measured
     one_node: bool = False  # more ranks than a node has use another network too
 
@@ -45,9 +44,8 @@ class Network:
         """Of all calls, one after another.  collectives: rows of kind, calls, bytes."""
         total_us = 0.0
         for row in collectives:
-            latency_us, rate = self.by_kind.get(
-                row["kind"], (self.latency_us or 0.0, self.gb_per_sec)
-            )
+            of_all = (self.latency_us or 0.0, self.gb_per_sec)
+            latency_us, rate = self.by_kind.get(row["kind"], of_all)
             total_us += row["calls"] * latency_us + sent_bytes([row], world_size) / rate / 1e3
         return total_us / 1e3
 
@@ -83,8 +81,9 @@ def keep_network(device: dict, measured: dict) -> None:
     """Keep `fit`, `fits` and provenance of collective_benchmark.json,
     the newest of each device and host."""
     file = cache_file(CACHE)
-    kept = cached_documents(file, measured.keys())
-    keep_documents(file, kept | {f"{key_of(device)} | {measured['host']}": measured})
+    kept = dict(cached_documents(file, measured.keys()))
+    kept[f"{key_of(device)} | {measured['host']}"] = measured
+    keep_documents(file, kept)
 
 
 def kept_networks(device: dict) -> dict[str, dict]:
@@ -108,7 +107,8 @@ def measured_network(environment: dict) -> Network | None:
         return None
     fit, backend = kept["fit"], BACKENDS[device["type"]]
     source = f"measured with {backend} on {kept['world_size']} ranks of {host}, {kept['when']}"
-    source += ", DISTURBED" if kept["disturbed"] else ""
+    if kept["disturbed"]:
+        source += ", DISTURBED"
     by_kind = {row["kind"]: (row["alpha_us"], row["beta_gb_per_sec"]) for row in kept["fits"]}
     return Network(fit["beta_gb_per_sec"], source, fit["alpha_us"], by_kind, kept["world_size"])
 
@@ -134,11 +134,10 @@ def links_inside_node(device: str, world_size: int) -> Network | None:
     # Where switches sum, a rank sends its gradients once, not twice, so the bus bandwidth of an
     # all-reduce exceeds that of the links: 482 of 450 GB/s between eight H200.
     summed = {"all_reduce": (0.0, 2 * rate)} if kind == "summing" else {}
-    source = "bus bandwidth of the datasheet's links" + ", of all-reduces up to twice that" * bool(
-        summed
-    )
-    source += "; --network sets another"
-    return Network(rate, source, by_kind=summed, one_node=True)
+    source = "bus bandwidth of the datasheet's links"
+    if summed:
+        source += ", of all-reduces up to twice that"
+    return Network(rate, f"{source}; --network sets another", by_kind=summed, one_node=True)
 
 
 def network_of(
@@ -154,6 +153,7 @@ def network_of(
         raise UserError(
             "--network measured: is that of this machine; for another device give GB/s", 2
         )
-    if found := measured_network(environment):
-        return found
-    raise UserError(f"--network measured: {why_not_measured(environment)}")
+    measured = measured_network(environment)
+    if measured is None:
+        raise UserError(f"--network measured: {why_not_measured(environment)}")
+    return measured

@@ -2,8 +2,8 @@
 
 import torch
 
+from analysis.memory.predicted import peak_bytes
 from analysis.prediction.capacity import capacity_of
-from analysis.prediction.memory import peak_bytes
 from analysis.work.fake_step import FakeRunError
 from harness.base.errors import UserError
 from harness.machine.devices import memory_of_a_rank
@@ -17,35 +17,32 @@ def check_fits_in_memory(workload: Workload, device: torch.device, force: bool) 
     A lower bound in closed form, where there is one, decides whether to run the prediction, which
     takes seconds.  Raises UserError.
     """
-    (total, in_use), at_least = memory_of_a_rank(device), workload.formulas.least_memory_bytes()
-    far_below = (
-        at_least is not None and at_least < (total - in_use) / 8
-    )  # the limit: not worth a prediction
+    total, in_use = memory_of_a_rank(device)
+    at_least = workload.formulas.least_memory_bytes()
+    # Of the limit: not worth a prediction.
+    far_below = at_least is not None and at_least < (total - in_use) / 8
     if force or far_below:
         return
-    if why := why_it_cannot_fit(workload, device):
+    why = why_it_cannot_fit(workload, device)
+    if why:
         raise UserError(f"out of memory: {why}; --force trains anyway")
 
 
 def why_it_cannot_fit(workload: Workload, device: torch.device) -> str | None:
     """None if a run can fit, or if that cannot be predicted; what would fit is searched for only
     where it does not."""
-    capacity, on_gpu = (
-        capacity_of(device, [workload.precision], measure=True),
-        device.type == "cuda",
-    )
+    capacity = capacity_of(device, [workload.precision], measure=True)
     available = capacity.for_tensors(workload.precision)
     try:
-        peak = peak_bytes(
-            workload.with_settings(compile=False), on_gpu
-        )  # which is predicted sooner
+        # Not compiled: that is predicted sooner.
+        peak = peak_bytes(workload.with_settings(compile=False), capacity.on_gpu)
     except FakeRunError:
         return None
     if peak <= available:
         return None
-    if workload.compiled and peak_bytes(workload, on_gpu) <= available:
+    if workload.compiled and peak_bytes(workload, capacity.on_gpu) <= available:
         return None
     from analysis.prediction.document import memory_prediction  # these import pandas
     from analysis.prediction.text import what_fits
 
-    return what_fits(memory_prediction(workload, device, capacity))
+    return what_fits(memory_prediction(workload, device, capacity).as_json())

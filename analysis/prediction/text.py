@@ -3,10 +3,10 @@
 import shlex
 from collections.abc import Sequence
 
+from analysis.memory.tables import TENSOR_COLUMNS, folded_layers, parts_of_peak
 from analysis.prediction.communication import communication_facts, communication_sections
 from analysis.prediction.network import RANKS_OF_NODE
 from analysis.prediction.search import MOST_TOKENS
-from analysis.work.memory_tables import TENSOR_COLUMNS, folded_layers, parts_of_peak
 from harness.base.sections import Section, as_text
 from harness.base.tables import ANSWER_LINES, answer, column, wrapped
 from harness.base.text import arithmetic, batch_text, flag_of
@@ -15,6 +15,7 @@ from harness.machine.devices import missing_arithmetic
 from harness.model.optimizations import flags_in_use
 from harness.run.flag_combinations import ONLY_PREDICTED
 
+MAY_NOT_FIT = "MAY NOT FIT"
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 KEPT_COLUMNS = [
     column("component, all layers", "component", left=True),
@@ -28,8 +29,29 @@ def prediction_lines(
 ) -> list[str]:
     """What a dry run prints.  verbose: with the tables.
     typed: its command line, from the script on."""
+    facts = facts_of_answer(document)
+    more = size_facts(document)
+    head = wrapped([f"Prediction, nothing was allocated or trained: {shape_text(document)}"])
+    left = ANSWER_LINES - len(head)
+    # The lines about communication, and those that need two, leave no room for these.
+    apart = document["world_size"] > 1 or len(facts) + len(more) + 1 > left
+    lines = []
+    if verbose:
+        lines = [*as_text(prediction_section(document, more if apart else {}))[1:], ""]
+    if not apart:
+        facts.update(more)
+    facts["Next"] = next_step(document, typed)
+    optional = ["Work", "  made of"]
+    if MAY_NOT_FIT not in facts["May come on top"]:
+        optional.append("May come on top")
+    whole = ["Step time", "Expected", "Next"]
+    return [*lines, *head, *answer(facts, left, whole=whole, optional=optional)]
+
+
+def facts_of_answer(document: dict) -> dict[str, str]:
+    """What a dry run ends with, by label, but for what else would fit and what to do next."""
     unit = (1, "MB") if document["peak_memory_mb"] < 1024 else (1024, "GB")
-    facts = {
+    return {
         **target_facts(document),
         **fit_facts(document),
         "Peak memory": peak_memory_text(document),
@@ -37,26 +59,6 @@ def prediction_lines(
         **time_facts(document),
         **communication_facts(document),
     }
-    more = size_facts(document)
-    head = wrapped([f"Prediction, nothing was allocated or trained: {shape_text(document)}"])
-    left = ANSWER_LINES - len(head)
-    # The lines about communication, and those that need two, leave no room for these.
-    apart = document["world_size"] > 1 or len(facts) + len(more) + 1 > left
-    lines = (
-        [*as_text(prediction_section(document, more if apart else {}))[1:], ""] if verbose else []
-    )
-    facts |= {} if apart else more
-    facts["Next"] = next_step(document, typed)
-    optional = [
-        "Work",
-        "  made of",
-        *(["May come on top"] * ("MAY NOT" not in facts.get("May come on top", ""))),
-    ]
-    return [
-        *lines,
-        *head,
-        *answer(facts, left, whole=["Step time", "Expected", "Next"], optional=optional),
-    ]
 
 
 def shape_text(document: dict) -> str:
@@ -68,10 +70,8 @@ def shape_text(document: dict) -> str:
     if document["world_size"] > 1:
         text += f", on each of {document['world_size']:,} ranks, {document['parallel']}"
         if document["parallel"] != "fsdp":
-            text += (
-                " with gradients"
-                f" {'as views of' if training['gradient_as_bucket_view'] else 'copied to'} buckets"
-            )
+            how = "as views of" if training["gradient_as_bucket_view"] else "copied to"
+            text += f" with gradients {how} buckets"
     return text + "".join(f", {flag}" for flag in flags_in_use(training))
 
 
@@ -89,14 +89,18 @@ def peak_memory_text(document: dict) -> str:
     text = f"{memory_text(document['peak_memory_mb'])}, in {document['peak_where']}"
     if training.get("compile"):
         text = f"at most {text}; fused kernels write less"
-    if less := document["reserved_memory_expandable_mb"]:
-        text += f"; {memory_text(less)} reserved with expandable segments"
-    return text + "; a graph keeps the memory of its passes" * bool(training.get("cuda_graphs"))
+    expandable_mb = document["reserved_memory_expandable_mb"]
+    if expandable_mb:
+        text += f"; {memory_text(expandable_mb)} reserved with expandable segments"
+    if training.get("cuda_graphs"):
+        text += "; a graph keeps the memory of its passes"
+    return text
 
 
 def size_facts(document: dict) -> dict[str, str]:
     """The largest batch and the longest sequence that would fit, and the work of a step."""
-    training, batch, seq = document["training"], document["max_batch_size"], document["max_seq_len"]
+    training = document["training"]
+    batch, seq = document["max_batch_size"], document["max_seq_len"]
     facts = {"Largest batch": f"not known: {document.get('max_batch_size_reason')}"}
     if batch is not None:
         of_tokens = f" of {training['seq_len']:,} tokens" if training["seq_len"] > 1 else ""
@@ -105,11 +109,9 @@ def size_facts(document: dict) -> dict[str, str]:
         facts["Longest sequence"] = (
             f"{size_text(seq)} tokens, {training['batch_size']:,} samples, would fit"
         )
-    work = (
-        f"{rounded(document['step_flops'] / 1e9)} GFLOPs per step with {document['parameters']:,}"
-        " parameters"
-    )
-    return facts | {"Work": work}
+    gflops = rounded(document["step_flops"] / 1e9)
+    facts["Work"] = f"{gflops} GFLOPs per step with {document['parameters']:,} parameters"
+    return facts
 
 
 def size_text(n: int) -> str:
@@ -119,24 +121,21 @@ def size_text(n: int) -> str:
 def next_step(document: dict, typed: Sequence[str]) -> str:
     """The command that trains what was predicted, or what to change first; typed: the command line,
     from the script."""
-    target, training, ranks = (
-        document["target_device"],
-        document["training"],
-        document["world_size"],
-    )
-    if target and (
-        missing := missing_arithmetic(arithmetic(training), target["name"], target["arch"])
-    ):
+    target, training = document["target_device"], document["training"]
+    missing = None
+    if target:
+        missing = missing_arithmetic(arithmetic(training), target["name"], target["arch"])
+    if missing:
         return f"--precision {training['precision']} cannot train there: {missing}"
-    smaller = (
-        []
-        if document["fits"]
-        else [word for flag in flags_that_fit(document)[:1] for word in flag.split()]
-    )
-    command = started([*that_train(typed, *smaller[:1]), *smaller], ranks)
     if document["fits"]:
-        return (f"on {target['name']}: " if target else "") + command
-    return f"{how_to_fit(document)}, then train" + f": {command}" * bool(smaller)
+        command = started(that_train(typed), document["world_size"])
+        return f"on {target['name']}: {command}" if target else command
+    smaller = flags_that_fit(document)[:1]
+    then = f"{how_to_fit(document)}, then train"
+    if not smaller:
+        return then
+    flag, value = smaller[0].split()
+    return f"{then}: {started([*that_train(typed, flag), flag, value], document['world_size'])}"
 
 
 def started(command: Sequence[str], ranks: int) -> str:
@@ -146,14 +145,14 @@ def started(command: Sequence[str], ranks: int) -> str:
     if ranks > RANKS_OF_NODE:
         what = "profile" if script == "run_pytorch_profiler.py" else "train"
         return f"srun --ntasks {ranks} ./launch_multi_node.sh {shlex.join([what, *flags])}"
-    return (f"torchrun --nproc-per-node {ranks} " if ranks > 1 else "python3 ") + shlex.join(
-        command
-    )
+    launcher = f"torchrun --nproc-per-node {ranks}" if ranks > 1 else "python3"
+    return f"{launcher} {shlex.join(command)}"
 
 
 def that_train(typed: Sequence[str], *but: str) -> list[str]:
     """A command line without what only a dry run takes, and but for these flags."""
-    names, kept, value_follows = {*but, *(flag_of(name) for name in ONLY_PREDICTED)}, [], False
+    names = {*but, *(flag_of(name) for name in ONLY_PREDICTED)}
+    kept, value_follows = [], False
     for word in typed:
         flag, *value = word.split("=", 1)
         if not value_follows and flag not in names and word != "--dry-run":
@@ -166,10 +165,8 @@ def prediction_section(document: dict, facts: dict[str, str]) -> Section:
     """These facts and the sources of the figures, then the tables of the peak, of its largest
     tensors, and of what is kept and sent."""
     bounds, peak = document["step_time_bounds"], document["peak_memory_mb"]
-    rows = [
-        {"name": name, "mb": mb}
-        for name, mb in (document["memory_by_category_mb"] | {"sum": peak}).items()
-    ]
+    rows = [{"name": name, "mb": mb} for name, mb in document["memory_by_category_mb"].items()]
+    rows.append({"name": "sum", "mb": peak})
     at_peak = [
         column("category", "name", left=True),
         column("MB", "mb", ",.1f"),
@@ -189,72 +186,91 @@ def prediction_section(document: dict, facts: dict[str, str]) -> Section:
         Section("Kept for the backward pass", KEPT_COLUMNS, document["kept_for_backward"]),
         *communication_sections(document),
     ]
-    return Section("What the prediction rests on", facts=facts | sources, parts=parts)
+    return Section("What the prediction rests on", facts={**facts, **sources}, parts=parts)
 
 
 def fit_facts(document: dict) -> dict[str, str]:
     """Whether a step fits, how close it is, and what may come on top."""
-    margin, context = document["margin_mb"], document["in_use_mb"] == document["context_mb"]
-    sizes = [document[f"{name}_mb"] for name in ("in_use", "reserve", "on_top", "device_memory")]
-    in_use, reserve, on_top, has, lack = (memory_text(mb, 0) for mb in (*sizes, abs(margin)))
-    kept = [f"{in_use} {'for a context' if context else 'in use'}"] if document["in_use_mb"] else []
-    kept += [f"{reserve} in reserve"] if document["reserve_mb"] else []
-    verdict = f"yes, {lack} to spare" if document["fits"] else f"NO, {lack} short"
-    if needed := document["reserved_memory_mb"]:
-        of = f"{memory_text(needed)} of {memory_text(needed + margin)} reserved"
-        verdict = f"yes, {of}, {lack} free" if document["fits"] else f"NO, {of}, {lack} short"
-    on_top = f"up to {on_top}: {document['on_top_source']}"
-    if document["fits"] and document["on_top_mb"] > margin:
-        on_top = f"MAY NOT FIT, {on_top}"
-    has = f"{has} ({' and '.join(kept)})" if kept else has
-    return {"Fits": f"{verdict}: the device has {has}", "May come on top": on_top}
+    has = memory_text(document["device_memory_mb"], 0)
+    kept = kept_free(document)
+    if kept:
+        has += f" ({' and '.join(kept)})"
+    on_top = f"up to {memory_text(document['on_top_mb'], 0)}: {document['on_top_source']}"
+    if document["fits"] and document["on_top_mb"] > document["margin_mb"]:
+        on_top = f"{MAY_NOT_FIT}, {on_top}"
+    return {"Fits": f"{fit_text(document)}: the device has {has}", "May come on top": on_top}
+
+
+def kept_free(document: dict) -> list[str]:
+    """What of a device's memory the tensors of a step cannot use."""
+    kept = []
+    if document["in_use_mb"]:
+        alone = document["in_use_mb"] == document["context_mb"]
+        by_whom = "for a context" if alone else "in use"
+        kept.append(f"{memory_text(document['in_use_mb'], 0)} {by_whom}")
+    if document["reserve_mb"]:
+        kept.append(f"{memory_text(document['reserve_mb'], 0)} in reserve")
+    return kept
+
+
+def fit_text(document: dict) -> str:
+    """'yes, 3.1 GB to spare', or how much is missing."""
+    margin_mb, reserved_mb = document["margin_mb"], document["reserved_memory_mb"]
+    apart = memory_text(abs(margin_mb), 0)
+    if not reserved_mb:
+        return f"yes, {apart} to spare" if document["fits"] else f"NO, {apart} short"
+    available_mb = reserved_mb + margin_mb
+    of = f"{memory_text(reserved_mb)} of {memory_text(available_mb)} reserved"
+    return f"yes, {of}, {apart} free" if document["fits"] else f"NO, {of}, {apart} short"
 
 
 def time_facts(document: dict) -> dict[str, str]:
     """The lower bound of step time: the largest of those by arithmetic,
     memory traffic and communication."""
-    if document["step_time_lower_bound_ms"] is None:
+    least_ms, bounds = document["step_time_lower_bound_ms"], document["step_time_bounds"]
+    if least_ms is None:
         return {"Step time": f"no lower bound: {document['step_time_lower_bound_ms_reason']}"}
-    bounds = document["step_time_bounds"]
-    limits = {"matmuls": "compute", "memory": "bandwidth"}
-    limits |= {"network": "network"} if document["communication"] else {}
-    parts = [
-        (
-            f"{what} {bounds[f'{name}_ms']:,.2f}"
-            if bounds[f"{name}_ms"] is not None
-            else f"{what} unknown: {bounds[f'{name}_ms_reason']}"
-        )
-        for what, name in limits.items()
-    ]
-    source = (bounds["compute_peak"] or bounds["bandwidth_peak"] or "none known").partition(":")[0]
-    least_ms, training = document["step_time_lower_bound_ms"], document["training"]
-    tokens, unit = max(1, training["seq_len"]), "tokens" if training["seq_len"] > 1 else "samples"
-    rate = 1e3 * training["batch_size"] * tokens * document["world_size"] / least_ms
-    at_most = f"at most {rounded(rate)} {unit}/s"
+    parts = [bound_text("matmuls", bounds, "compute"), bound_text("memory", bounds, "bandwidth")]
+    if document["communication"]:
+        parts.append(bound_text("network", bounds, "network"))
+    peak = bounds["compute_peak"] or bounds["bandwidth_peak"] or "none known"
+    source = peak.partition(":")[0]
+    training = document["training"]
+    rate = 1e3 * training["batch_size"] * max(1, training["seq_len"]) * document["world_size"]
+    at_most = f"at most {rounded(rate / least_ms)} {unit_of(training)}/s"
     bound = f"at least {least_ms:,.2f} ms ({'; '.join(parts)}; peaks: {source}), so {at_most}"
     return {"Step time": bound, "Expected": expected_text(document)}
+
+
+def bound_text(what: str, bounds: dict, name: str) -> str:
+    """'matmuls 12.30'; name: that of the bound in `step_time_bounds`."""
+    ms = bounds[f"{name}_ms"]
+    return f"{what} unknown: {bounds[f'{name}_ms_reason']}" if ms is None else f"{what} {ms:,.2f}"
+
+
+def unit_of(training: dict) -> str:
+    """Of a rate."""
+    return "tokens" if training["seq_len"] > 1 else "samples"
 
 
 def expected_text(document: dict) -> str:
     """'2,610 ms (90%: 2,270 to 3,180), 6,276 tokens/s, MFU 35%; compute-bound; 4,945 launches take
     104 ms of the host; matmuls 1,500, attention 480, other kernels 400 ms'"""
-    found, training = document["expected_step_time_ms"], document["training"]
-    if found is None:
+    expected = document["expected_step_time_ms"]
+    if expected is None:
         return f"not known: {document['expected_step_time_ms_reason']}"
-    median, host = rounded(found["median"]), rounded(found["host_ms"])
-    interval = (
-        ""
-        if found["low"] is None
-        else f" (90%: {rounded(found['low'])} to {rounded(found['high'])})"
-    )
-    rate = found["tokens_per_sec"]
-    rate = f"{rate:,.0f} {'tokens' if training['seq_len'] > 1 else 'samples'}/s"
-    rate += " on each rank" * (document["world_size"] > 1)
-    mfu = "" if found["mfu_percent"] is None else f", MFU {found['mfu_percent']:.0f}%"
-    largest = sorted(found["by_class"].items(), key=lambda item: -item[1])[:3]
+    text = f"{rounded(expected['median'])} ms"
+    if expected["low"] is not None:
+        text += f" (90%: {rounded(expected['low'])} to {rounded(expected['high'])})"
+    text += f", {expected['tokens_per_sec']:,.0f} {unit_of(document['training'])}/s"
+    if document["world_size"] > 1:
+        text += " on each rank"
+    if expected["mfu_percent"] is not None:
+        text += f", MFU {expected['mfu_percent']:.0f}%"
+    launches = f"{expected['launches']:,} launches take {rounded(expected['host_ms'])} ms"
+    largest = sorted(expected["by_class"].items(), key=lambda item: -item[1])[:3]
     parts = ", ".join(f"{name.replace('_', ' ')} {rounded(ms)}" for name, ms in largest if ms)
-    launches = f"{found['launches']:,} launches take {host} ms of the host"
-    return f"{median} ms{interval}, {rate}{mfu}; {found['bound']}-bound; {launches}; {parts} ms"
+    return f"{text}; {expected['bound']}-bound; {launches} of the host; {parts} ms"
 
 
 def needed_mb(document: dict) -> float:
@@ -267,35 +283,43 @@ def needed_mb(document: dict) -> float:
 
 def how_to_fit(document: dict) -> str:
     """What to change so that a step fits, if it does not."""
-    own_file, batch = (
-        document["max_seq_len"] is None,
-        document["max_batch_size"] or 0,
-    )  # of --workload
-    fitting = flags_that_fit(document)
-    if own_file and 0 < batch < document["training"]["batch_size"]:
-        fitting = [f"a batch of {batch}"]
-    smaller = "make the model smaller" if own_file else "lower --size"
-    ranks, others = document.get("smallest_world_size"), document.get("would_fit") or []
-    instead = (
-        [f"--world-size {ranks}"] if ranks else [row["flags"] for row in others if row["fits"]][:1]
-    )
-    smaller = f"use {instead[0]}" if instead else smaller
-    lower = f"lower to {' or '.join(fitting)}" if fitting else smaller
-    alone = document["device_memory_mb"] - document["reserve_mb"] - (document["context_mb"] or 0)
+    smaller = smaller_sizes(document)
+    lower = f"lower to {' or '.join(smaller)}" if smaller else instead_of_smaller(document)
+    context_mb = document["context_mb"] or 0
+    alone_mb = document["device_memory_mb"] - document["reserve_mb"] - context_mb
+    expandable_mb = document.get("reserved_memory_expandable_mb")
     needed = needed_mb(document)
-    if (
-        document.get("reserved_memory_expandable_mb")
-        and document["reserved_memory_expandable_mb"] <= alone < needed
-    ):
-        lower = f"set {EXPANDABLE}, or {lower}"
-    if needed <= alone:
+    if needed <= alone_mb:
         return f"it would fit without other processes: stop those, or {lower}"
+    if expandable_mb and expandable_mb <= alone_mb:
+        return f"set {EXPANDABLE}, or {lower}"
     return lower
+
+
+def smaller_sizes(document: dict) -> list[str]:
+    """What a batch or a sequence may be at most; one of them is enough."""
+    own_file = document["max_seq_len"] is None
+    batch = document["max_batch_size"] or 0
+    if own_file and 0 < batch < document["training"]["batch_size"]:
+        return [f"a batch of {batch}"]
+    return flags_that_fit(document)
+
+
+def instead_of_smaller(document: dict) -> str:
+    """What to change where no smaller batch or sequence fits."""
+    if document.get("smallest_world_size"):
+        return f"use --world-size {document['smallest_world_size']}"
+    for row in document.get("would_fit") or []:
+        if row["fits"]:
+            return f"use {row['flags']}"
+    own_file = document["max_seq_len"] is None
+    return "make the model smaller" if own_file else "lower --size"
 
 
 def flags_that_fit(document: dict) -> list[str]:
     """One of them is enough."""
-    batch, seq, now = document["max_batch_size"] or 0, document["max_seq_len"], document["training"]
+    batch, seq = document["max_batch_size"] or 0, document["max_seq_len"]
+    now = document["training"]
     if seq is None:  # the file of --workload decides both
         return []
     sizes = {"batch_size": batch, "seq_len": seq}
@@ -307,10 +331,14 @@ def what_fits(document: dict) -> str:
     named = sorted(document["memory_by_category_mb"].items(), key=lambda item: -item[1])
     parts = ", ".join(f"{name} {size:,.0f}" for name, size in named[:3])
     needs = f"a step needs {document['peak_memory_mb']:,.0f} MB ({parts})"
-    if reserved := document["reserved_memory_mb"]:
-        needs += f", for which the allocator reserves {reserved:,.0f} MB"
+    reserved_mb = document["reserved_memory_mb"]
+    if reserved_mb:
+        needs += f", for which the allocator reserves {reserved_mb:,.0f} MB"
+    available_mb = needed_mb(document) + document["margin_mb"]
+    has = f"{document['device']['name']} has {available_mb:,.0f} MB for it"
+    if document["in_use_mb"]:
+        has += f" ({document['in_use_mb']:,.0f} MB are in use)"
     advice = "other processes took the rest: stop those, or lower the batch size"
-    advice = advice if document["fits"] else how_to_fit(document)
-    available = needed_mb(document) + document["margin_mb"]
-    in_use = f" ({document['in_use_mb']:,.0f} MB are in use)" if document["in_use_mb"] else ""
-    return f"{needs}, {document['device']['name']} has {available:,.0f} MB for it{in_use}; {advice}"
+    if not document["fits"]:
+        advice = how_to_fit(document)
+    return f"{needs}, {has}; {advice}"

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.text import judged_first
+from analysis.memory.snapshot.analyzed import Analyzed
+from analysis.memory.snapshot.text import snapshot_sections
 from analysis.report.charts import STEP_TIMELINE, charts_of, step_of_document
-from analysis.report.figures import figures_of
+from analysis.report.figures.pictures import figures_of
 from analysis.report.page import (
     ALL_FINDABLE,
     PARTS_FINDABLE,
@@ -24,6 +26,7 @@ from analysis.report.page import (
     page_title,
     sections_of,
 )
+from analysis.report.snapshot_charts import memory_charts
 from analysis.report.step_zoom import step_of_trace
 from harness import PROJECT
 from harness.base.documents import read_or_leave_out
@@ -43,12 +46,14 @@ def write_report(
     analyses: Analyses | None = None,
     run: Path | None = None,
     reading: dict | None = None,
+    snapshot: Analyzed | None = None,
 ) -> list[Path]:
     """Write report.html, and its tables and figures as TensorBoard's text and images; returns the
     files.
 
     analyses: of traces; default: that of the run in the folder.  run: the folder whose other files
     are included; default: this one.  reading: how the traces were read, as read_trace() takes it.
+    snapshot: of memory, beside them.
     """
     left_out: list[str] = []
     documents = documents_in(run or folder, left_out)
@@ -65,7 +70,11 @@ def write_report(
     figures = figures_of(analysis, documents, page_title(analysis, documents, device))
     further = [(path.name, document) for path, document in others]
     sections = [Section("Not read", note=left_out), *sections_of(analysis, further, documents)]
-    text = report_text(analysis, documents, sections, figures, step)
+    charts = charts_of(analysis)
+    if snapshot:
+        sections += snapshot_sections(snapshot.document)
+        charts.update(memory_charts(snapshot))
+    text = report_text(analysis, documents, sections, figures, charts, step)
     target = folder / "report.html"
     write_bytes(target, text.encode(errors="backslashreplace"))
     return [target, *to_tensorboard(folder, figures, sections)]
@@ -105,10 +114,10 @@ def report_text(
     documents: Documents,
     sections: list[Section],
     figures: dict[str, bytes],
+    charts: dict[str, dict],
     step: dict | None,
 ) -> str:
     """The page with all that its script needs: figures of plotly, and the events of a step."""
-    charts = charts_of(analysis)
     names = [*charts, STEP_TIMELINE] if step else [*charts]
     of_trace = step is not None and "device" in step
     return fill_template(

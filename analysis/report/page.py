@@ -15,19 +15,19 @@ from typing import NamedTuple
 import jinja2
 
 from analysis.attribution.breakdown import mean_of
-from analysis.comparison.noise import as_fast
-from analysis.comparison.proof import proof_section
-from analysis.comparison.text import comparison_headline
+from analysis.compare.noise import as_fast
+from analysis.compare.text import comparison_headline
 from analysis.diagnosis.headline import LARGE_PART, headline_place, saves_text
 from analysis.diagnosis.rules import named
 from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.text import trust_text
 from analysis.hardware.mfu import mfu_percent
 from analysis.prediction.text import that_train
+from analysis.prove.text import proof_section
 from analysis.report.palette import PHASE_COLORS, color_of, text_color
+from analysis.report.run_sections import run_sections
 from analysis.vocabulary.bounds import BOUND_COLORS
 from analysis.vocabulary.kernel_classes import MATMUL_CLASSES
-from analysis.work.sections import run_sections
 from harness.base.documents import read_or_leave_out
 from harness.base.files import kind_of
 from harness.base.sections import Section
@@ -97,7 +97,9 @@ def documents_in(folder: Path, left_out: list[str]) -> Documents:
     have, or that cannot be read: left_out takes why."""
     documents: Documents = {}
     for name, file in DOCUMENT_FILES.items():
-        documents[name] = read_or_leave_out(folder / file, kind_of(file).document, left_out)
+        documents[name] = None
+        if (folder / file).exists():  # its type may be that of a module that imports PyTorch
+            documents[name] = read_or_leave_out(folder / file, kind_of(file).document, left_out)
     return documents
 
 
@@ -168,13 +170,6 @@ def fill_template(
 
     figures: PNG by name.  charts: names of what the page's script draws.  findable: titles of
     sections whose names the timeline finds.  context: what else page.html needs."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,  # names come from traces of any program
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     footnotes = Footnotes()
     helpers = (
         anchor,
@@ -189,6 +184,7 @@ def fill_template(
         swatch,
         text_color,
     )
+    environment = template_environment()
     for helper in helpers:
         environment.globals[helper.__name__] = helper
     shown = [section for section in sections if section]
@@ -205,6 +201,16 @@ def fill_template(
         top=TOP,
         least_share=SHOWN,
         **context,
+    )
+
+
+def template_environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,  # names come from traces of any program
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
 
 

@@ -18,14 +18,14 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.comparison.document import compare_read
-from analysis.comparison.runs import ComparedRun, summary_and_flops, summary_of_trace
-from analysis.comparison.text import comparison_section, with_short_names
-from analysis.diagnosis.document import OperatorAnalysis, operator_analysis
-from analysis.diagnosis.traces import analyze_all
+from analysis.answers import analyze_all, answers, with_present_ranks
+from analysis.compare.document import compare_read
+from analysis.compare.runs import ComparedRun, summary_and_flops, summary_of_trace
+from analysis.compare.text import comparison_section, with_short_names
+from analysis.diagnosis.document import OperatorAnalysis
 from analysis.limits.timeline import timeline_of
 from analysis.report.charts import STEP_TIMELINE, charts_of, step_of_document
-from analysis.report.figures import comparison_picture, figures_of
+from analysis.report.figures.pictures import comparison_picture, figures_of
 from analysis.report.page import (
     ALL_FINDABLE,
     PARTS_FINDABLE,
@@ -42,7 +42,6 @@ from analysis.trace.readers.formats import begins_as_trace, may_be_trace, record
 from analysis.trace.tables import read_trace
 from analysis.trace.timeline import Timeline
 from analysis.trust.beside import summary_beside
-from analysis.trust.integrity import Integrity, with_missing_ranks
 from harness import PROJECT
 from harness.base.documents import read_or_leave_out
 from harness.base.errors import UserError
@@ -161,11 +160,8 @@ def device_in(of: Stamp) -> str:
 def analysis_of(of: Stamp, alone: bool) -> dict:
     """alone: no other trace lies beside it, which would be those of the other ranks."""
     timeline = timeline_of_file(of)
-    document = operator_analysis(timeline)
     present = {timeline.trace.rank} if alone else range(timeline.trace.world_size or 1)
-    trust = with_missing_ranks(Integrity.from_json(document["integrity"]), present)
-    document["integrity"] = trust.as_json()
-    return document
+    return with_present_ranks(answers(timeline), present).as_json()
 
 
 @lru_cache(maxsize=4)
@@ -284,7 +280,7 @@ class Tab:
 
     def compare(self, run: str, trace: str, other: str) -> dict:
         """Two runs side by side: which is faster, and what takes how long in each."""
-        comparison = compare_read([self.compared(run, trace), self.compared(other)])
+        comparison = compare_read([self.compared(run, trace), self.compared(other)]).as_json()
         html = fill_template(
             "body.html",
             first_of_comparison(comparison),

@@ -160,14 +160,18 @@ def host_events(trace: Trace) -> pd.DataFrame:
     # exceed the whole.
     parent, within = parents(start, end, thread)
     is_operator = (host["kind"] == OPERATOR).to_numpy()
-    if (apart := asynchronous(start, end, parent, is_operator)).any():
+    apart = asynchronous(start, end, parent, is_operator)
+    if apart.any():
         parent, within = parents(start, end, thread, apart)
         thread = np.where(apart, thread.max() + np.cumsum(apart), thread)
     nested, end = (parent >= 0) & ~apart, within
     children = np.bincount(parent[nested], weights=(end - start)[nested], minlength=len(host))
     above = parent.copy()
-    while (skip := (above >= 0) & ~is_operator[above]).any():
-        above[skip] = parent[above[skip]]
+    is_no_operator = np.append(~is_operator, False)  # the last: of none, row -1
+    skips = is_no_operator[above]
+    while skips.any():
+        above[skips] = parent[above[skips]]
+        skips = is_no_operator[above]
     own_us = np.maximum(0.0, end - start - children)
     return host.assign(
         thread=thread, parent=parent, own_us=own_us, operator_parent=above, until=within
@@ -199,19 +203,16 @@ def held_up(calls: pd.DataFrame, gpu: pd.DataFrame) -> np.ndarray:
     their own, copies, or of memory, which may wait too, that returned once all that had been
     launched before had ended."""
     copies = gpu[has_role(gpu, roles.HOST_COPY) & (gpu["call"] >= 0).to_numpy()]
-    begun, returned, rows = (
-        calls["start"].to_numpy(),
-        calls["end"].to_numpy() + CLOCK_TICK_US,
-        np.arange(len(calls)),
-    )
+    begun, rows = calls["start"].to_numpy(), np.arange(len(calls))
+    returned = calls["end"].to_numpy() + CLOCK_TICK_US
     in_order = gpu.assign(launched=gpu["launched"].fillna(-np.inf)).sort_values("launched")
     before = np.searchsorted(in_order["launched"], begun) - 1
     ended = take_or(in_order["end"].cummax().to_numpy(), before, -np.inf)
-    alone = has_role(calls, roles.COPY, roles.ALLOCATION) & ~np.isin(rows, gpu["call"])
-    long = alone & (returned - begun > LATENCY_US) & (ended > begun) & (ended <= returned)
-    return long | np.isin(
-        rows, copies["call"][copies["end"].to_numpy() <= returned[copies["call"]]]
-    )
+    without_event = has_role(calls, roles.COPY, roles.ALLOCATION) & ~np.isin(rows, gpu["call"])
+    until_all_ended = (ended > begun) & (ended <= returned)
+    waits = without_event & (returned - begun > LATENCY_US) & until_all_ended
+    within_call = copies["end"].to_numpy() <= returned[copies["call"]]
+    return waits | np.isin(rows, copies["call"][within_call])
 
 
 def captured(calls: pd.DataFrame) -> np.ndarray:
@@ -276,10 +277,10 @@ def operators_of(gpu: pd.DataFrame, calls: pd.DataFrame, operators: pd.DataFrame
     row = row.fillna(-1).astype(np.int64).to_numpy()
     start, end = (operators[name].to_numpy()[row] for name in ("start", "end"))
     running = (start - CLOCK_TICK_US <= launched) & (launched <= end + CLOCK_TICK_US)
-    alone = (
-        np.isnan(launched) & (start <= gpu["start"].to_numpy()) & ~launched_before_trace(gpu, calls)
-    )
-    row = np.where((row >= 0) & (running | alone), row, -1)
-    if (unlinked := (row < 0) & (call >= 0)).any():
+    began_before = start <= gpu["start"].to_numpy()
+    without_call = np.isnan(launched) & began_before & ~launched_before_trace(gpu, calls)
+    row = np.where((row >= 0) & (running | without_call), row, -1)
+    unlinked = (row < 0) & (call >= 0)
+    if unlinked.any():
         row[unlinked] = operators_around(calls.iloc[call[unlinked]], operators)
     return row

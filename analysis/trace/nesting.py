@@ -15,27 +15,29 @@ def parents(
 
     An interval ends with its parent at the latest, but for those `apart`, nobody's parent.
     """
-    apart = np.zeros(len(start), bool) if apart is None else apart
+    if apart is None:
+        apart = np.zeros(len(start), bool)
     order = np.lexsort((-end, start, thread))
     # Plain lists, because going through NumPy arrays one by one is slow.
-    columns = (order, start[order], end[order], thread[order], apart[order])
-    found, ends, rows, until = [], [], [], []  # of the open intervals: rows, ends
+    columns = [column[order].tolist() for column in (start, end, thread, apart)]
+    callers, ends = [], []
+    rows, until = [-1], [np.inf]  # of the intervals that are open on the thread, after none
     current = None
-    for row, began, ended, on, alone in zip(*(column.tolist() for column in columns), strict=True):
+    for row, began, ended, on, alone in zip(order.tolist(), *columns, strict=True):
         if on != current:
-            current, rows, until = on, [], []
-        while until and until[-1] <= began:
+            current, rows, until = on, [-1], [np.inf]
+        while until[-1] <= began:
             until.pop()
             rows.pop()
-        found.append(rows[-1] if rows else -1)
+        callers.append(rows[-1])
         if not alone:
-            if until and ended > until[-1]:
+            if ended > until[-1]:
                 ended = until[-1]
             rows.append(row)
             until.append(ended)
         ends.append(ended)
     parent, within = np.empty(len(start), dtype=np.int64), np.empty(len(start))
-    parent[order], within[order] = found, ends
+    parent[order], within[order] = callers, ends
     return parent, within
 
 

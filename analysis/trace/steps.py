@@ -150,7 +150,8 @@ def steps_apart(
     busy = np.bincount(of_gpu[of_gpu >= 0], us[of_gpu >= 0], minlength=n)
     length = np.maximum((steps["end"] - steps["start"]).to_numpy(float), busy)
     is_first = not apart[0] and outlying_first(length[~apart])
-    apart[0] |= is_first
+    if is_first:
+        apart[0] = True
     return apart, is_first
 
 
@@ -243,22 +244,29 @@ def repeated_steps(
     first of its events does, and the last ends with its last one.
     """
     first, lengths = longest_repetition(names)
-    starts = (
-        np.append(times, times[-1:])[first + np.append(0, np.cumsum(lengths))]
-        if len(lengths)
-        else np.zeros(0)
+    if len(lengths):
+        steps = steps_of_lengths(times, first, lengths)
+        edges = np.append(steps["start"], steps["end"].iloc[-1:])
+        n_between = np.diff(np.searchsorted(np.sort(between), edges))
+        length = int(np.median(lengths))
+        if np.mean(n_between > 0) >= 1 - 1 / REPEATS:
+            return steps, length
+    else:
+        length = len(names)
+    if on_gpu or not is_nothing_else(names, length):
+        return steps_of_lengths(times, 0, np.zeros(0, np.int64)), 0
+    lengths = np.full(len(names) // length, length)
+    return steps_of_lengths(times, 0, lengths), length
+
+
+def steps_of_lengths(times: np.ndarray, first: int, lengths: np.ndarray) -> pd.DataFrame:
+    """Steps of so many events each, the first of which begins with this event; times: [events]."""
+    ends = first + np.cumsum(lengths)
+    starts = ends - lengths
+    times = np.append(times, times[-1:])  # the last step ends with its last event
+    return pd.DataFrame(
+        {"number": np.arange(len(lengths)), "start": times[starts], "end": times[ends]}
     )
-    inside = np.diff(np.searchsorted(np.sort(between), starts))
-    if not len(lengths) or np.mean(inside > 0) < 1 - 1 / REPEATS:
-        length = int(np.median(lengths)) if len(lengths) else len(names)
-        if on_gpu or not is_nothing_else(names, length):
-            return pd.DataFrame({"number": [], "start": [], "end": []}), 0
-        lengths = np.full(len(names) // length, length)
-        starts = np.append(times, times[-1:])[np.append(0, np.cumsum(lengths))]
-    steps = pd.DataFrame(
-        {"number": np.arange(len(lengths)), "start": starts[:-1], "end": starts[1:]}
-    )
-    return steps, int(np.median(lengths))
 
 
 def is_nothing_else(names: np.ndarray, length: int) -> bool:
@@ -267,40 +275,57 @@ def is_nothing_else(names: np.ndarray, length: int) -> bool:
     return len(names) > REPEATS * length and bool((names[length:] == names[:-length]).all())
 
 
-def longest_repetition(names: np.ndarray) -> tuple[int, np.ndarray]:
-    """Where the repetition begins that covers most of a sequence, and the lengths of its parts; no
-    parts if none does.
+class Repetition(NamedTuple):
+    """Parts of a sequence, one after another, that contain the same."""
+
+    first: int  # where the first of them begins
+    lengths: np.ndarray  # [parts] of each; empty: nothing repeats
+
+
+NOTHING_REPEATS = Repetition(0, np.zeros(0, dtype=np.int64))
+
+
+def longest_repetition(names: np.ndarray) -> Repetition:
+    """The repetition that covers most of a sequence.
 
     Each part begins with the same name, has the same length within SAME_LENGTH, and the same names
     within twice that.  Among repetitions that cover about as much, that of the longest parts
     counts: a step repeats layers in itself.
     """
-    n, best, found = len(names), (0.0, 0.0), (0, np.zeros(0, dtype=np.int64))
+    n = len(names)
+    best, best_score = NOTHING_REPEATS, (0.0, 0.0)
     counts = np.bincount(names, minlength=1)
     order = np.argsort(names, kind="stable")
     for places in np.split(order, np.cumsum(counts)[:-1]):
         if not REPEATS <= len(places) <= n // REPEATS + 1:
             continue
-        lengths = np.diff(places)
-        usual = int(np.median(lengths))
-        alike = np.abs(lengths - usual) <= max(1, SAME_LENGTH * usual)
-        if alike[-1] and n - places[-1] >= usual * (
-            1 - SAME_LENGTH
-        ):  # the last part, as far as it is there
-            lengths, alike = np.append(lengths, min(usual, n - places[-1])), np.append(alike, True)
-        edges = np.flatnonzero(
-            np.diff(np.concatenate([[False], alike, [False]]).astype(np.int8))
-        )  # of runs
-        begin, end = max(
-            edges.reshape(-1, 2).tolist(), key=lambda run: run[1] - run[0], default=(0, 0)
-        )
-        covered = lengths[begin:end].sum() / n
-        if end - begin < REPEATS or covered < COVERED or usual < 2:
+        usual = int(np.median(np.diff(places)))
+        found = longest_run(places, usual, n)
+        covered = found.lengths.sum() / n
+        if len(found.lengths) < REPEATS or covered < COVERED or usual < 2:
             continue
         score = (round(covered, 1), float(usual))
-        if score > best and same_names(names, places[begin], lengths[begin:end]):
-            best, found = score, (int(places[begin]), lengths[begin:end])
-    return found
+        if score > best_score and same_names(names, found.first, found.lengths):
+            best, best_score = found, score
+    return best
+
+
+def longest_run(places: np.ndarray, usual: int, n: int) -> Repetition:
+    """The longest run of parts of about the usual length, if parts begin at these places of a
+    sequence of n.  The last part counts as far as it is there."""
+    lengths = np.diff(places)
+    alike = np.abs(lengths - usual) <= max(1, SAME_LENGTH * usual)
+    left = n - places[-1]
+    if alike[-1] and left >= usual * (1 - SAME_LENGTH):
+        lengths, alike = np.append(lengths, min(usual, left)), np.append(alike, True)
+    changes = np.diff(np.concatenate([[False], alike, [False]]).astype(np.int8))
+    edges = np.flatnonzero(changes)
+    begins, ends = edges[::2], edges[1::2]
+    if len(begins) == 0:
+        return NOTHING_REPEATS
+    longest = int(np.argmax(ends - begins))
+    begin, end = int(begins[longest]), int(ends[longest])
+    return Repetition(int(places[begin]), lengths[begin:end])
 
 
 def same_names(names: np.ndarray, first: int, lengths: np.ndarray) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -205,14 +205,17 @@ def traces_in(
     every_rank: bool,
 ) -> Iterator[Trace]:
     with without_collecting():
-        windows = last_steps_windows(path, window, steps_from, rank, every_rank) if window else {}
+        windows: dict[int | None, Window] = {}
+        if window:
+            windows = last_steps_windows(path, window, steps_from, rank, every_rank)
+        times = {of_rank: of_steps.times for of_rank, of_steps in windows.items()}
         file = reader_of(path, watch, rank, every_rank)
-        by_rank = columns_of(file, {of_rank: within for of_rank, (_, within) in windows.items()})
+        by_rank = columns_of(file, times)
     first, *others = by_rank
     for of_rank in (first, *sorted(others)):
         if window and of_rank not in windows:
             raise without_marks(path, window, steps_from)
-        n_steps = windows[of_rank][0] if window else None
+        n_steps = windows[of_rank].n_steps if window else None
         with without_collecting():
             trace = trace_of(path, file, of_rank, by_rank.pop(of_rank), steps_from, n_steps)
         if steps_from and trace.steps.empty:
@@ -263,16 +266,26 @@ def columns_of(
     return by_rank or {file.rank: Columns()}
 
 
+class Window(NamedTuple):
+    """The part of a rank's trace that is to be read."""
+
+    n_steps: int  # that are marked in all of it
+    times: tuple[float, float]  # of its last steps, as in the file
+
+
 def last_steps_windows(
     path: Path, n: int, steps_from: str | None, rank: int | None, every_rank: bool
-) -> dict[int | None, tuple[int, tuple[float, float]]]:
-    """For each rank that has marked steps their number, and the time of the last n, as in the file:
-    a first pass.
+) -> dict[int | None, Window]:
+    """For each rank that has marked steps the time of the last n: a first pass.
 
     Raises UserError, naming the file, if no rank has any.
     """
-    marks = (steps_from, MODULE_PREFIX + str(steps_from))
-    is_mark = (lambda name: name.startswith(marks)) if steps_from else is_step_mark
+
+    def is_mark(name: str) -> bool:
+        if steps_from is None:
+            return is_step_mark(name)
+        return name.startswith((steps_from, MODULE_PREFIX + steps_from))
+
     by_rank: dict[int | None, Columns] = {}
     file = reader_of(path, None, rank, every_rank)
     for part in file.parts(is_mark):
@@ -280,58 +293,56 @@ def last_steps_windows(
     windows = {}
     for of_rank, columns in by_rank.items():
         steps = marked_steps(columns.tables(0.0), steps_from)
-        if len(steps) > 1:
-            steps = steps[
-                (
-                    steps["end"] - steps["start"]
-                    >= CUT_SHORT * (steps["end"] - steps["start"]).median()
-                )
-            ]
+        us = steps["end"] - steps["start"]
+        steps = steps[(us >= CUT_SHORT * us.median()).to_numpy()]
         if len(steps):
-            windows[of_rank] = len(steps), (steps["start"].iloc[-n:].iloc[0], steps["end"].iloc[-1])
+            times = steps["start"].iloc[-n:].iloc[0], steps["end"].iloc[-1]
+            windows[of_rank] = Window(len(steps), times)
     if not windows:
         raise without_marks(path, n, steps_from)
     return windows
 
 
 def without_marks(path: Path, n: int, steps_from: str | None) -> UserError:
-    how = (
-        f"no event is named {steps_from}"
-        if steps_from
-        else f"{NO_MARKS}; --steps-from names others"
-    )
+    why = f"{NO_MARKS}; --steps-from names others"
+    if steps_from:
+        why = f"no event is named {steps_from}"
     return UserError(
-        f"{path}: --window {n} reads its last {n} marked steps, but it has none: {how}"
+        f"{path}: --window {n} reads its last {n} marked steps, but it has none: {why}"
     )
 
 
 def marked_steps(tables: dict[str, pd.DataFrame], steps_from: str | None) -> pd.DataFrame:
     """The marked steps in order: number, start, end.  From GPU annotations if there are none on the
-    host.
+    host."""
+    return profiler_steps(tables) if steps_from is None else steps_from_marks(tables, steps_from)
 
-    ProfilerStep#N lasts as long as the step.  A step that begins with another event lasts until the
-    next one, and the last event only ends a step, unless they follow each other as marks of steps
-    do.  Of nested ones the inner count.
-    """
-    if steps_from is None:
-        for name in ("annotations", "gpu_annotations"):
-            steps = tables[name][has_role(tables[name], roles.STEP)]
-            if len(steps):
-                break
-        numbers = pd.to_numeric(steps["about"].astype(object), errors="coerce")
-        steps = steps.assign(number=numbers.fillna(-1).astype(int)).sort_values("start")
-        if name == "gpu_annotations":  # one per stream
-            steps = steps.drop_duplicates("number")
-        return steps[["number", "start", "end"]].reset_index(drop=True)
-    names = {steps_from, MODULE_PREFIX + steps_from}
-    for same in (names.__contains__, lambda name: name.startswith(tuple(names))):
-        for table in (
-            tables[name] for name in ("annotations", "modules", "operators", "gpu_annotations")
-        ):
-            marks = table[by_name(table["name"], same, bool)].sort_values(
-                ["start", "end"], ascending=[True, False]
-            )
+
+def profiler_steps(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """ProfilerStep#N lasts as long as the step."""
+    host, gpu = tables["annotations"], tables["gpu_annotations"]
+    steps = host[has_role(host, roles.STEP)]
+    is_of_gpu = steps.empty
+    if is_of_gpu:
+        steps = gpu[has_role(gpu, roles.STEP)]
+    numbers = pd.to_numeric(steps["about"].astype(object), errors="coerce")
+    steps = steps.assign(number=numbers.fillna(-1).astype(int)).sort_values("start")
+    if is_of_gpu:  # one per stream
+        steps = steps.drop_duplicates("number")
+    return steps[["number", "start", "end"]].reset_index(drop=True)
+
+
+def steps_from_marks(tables: dict[str, pd.DataFrame], steps_from: str) -> pd.DataFrame:
+    """A step that begins with another event lasts until the next one, and the last event only ends
+    a step, unless they follow each other as marks of steps do.  Of nested ones the inner count.
+
+    Events of this name come before those whose names begin so."""
+    names = (steps_from, MODULE_PREFIX + steps_from)
+    for is_mark in (names.__contains__, lambda name: name.startswith(names)):
+        for kind in ("annotations", "modules", "operators", "gpu_annotations"):
+            marks = tables[kind][by_name(tables[kind]["name"], is_mark, bool)]
             if len(marks):
+                marks = marks.sort_values(["start", "end"], ascending=[True, False])
                 start, end = marks["start"].to_numpy(), marks["end"].to_numpy()
                 innermost = np.append((start[1:] >= end[:-1]) | (end[1:] > end[:-1]), True)
                 return steps_between(start[innermost], end[innermost])
@@ -353,7 +364,8 @@ def trace_of(
     steps_from: str | None,
     n_steps: int | None,
 ) -> Trace:
-    """The trace of a rank, of None where the file tells none."""
+    """The trace of a rank, of None where the file tells none.  Raises UserError if there is no
+    event in it that can be analyzed."""
     file = replace(
         file,
         rank=rank,
@@ -361,18 +373,7 @@ def trace_of(
         unread=columns.unread + file.of_others,
         n_frames=columns.n_frames,
     )
-    if file.of_others and not any(columns.counts[kind] for kind in ON_GPU):
-        [(writer, n), *_] = file.of_others.most_common(1)
-        why = f"its {n:,} device events are not read, and the host alone misleads"
-        raise UserError(f"{path}: a trace of {writer}: {why}")
-    if not any(columns.counts[kind] for kind in (OPERATOR, *ON_GPU)):
-        if file.cut_off and not (columns.counts or file.unread):
-            raise UserError(f"{path}: truncated or not JSON")
-        why = "".join(
-            f"; {n} events of an accelerator, {one}, are not known here"
-            for one, n in file.unread.items()
-        )
-        raise UserError(f"{path}: a trace with neither operators nor GPU events{why}")
+    check_events(path, file, columns)
     columns.leave_out_impossible()
     first = columns.first
     if not np.isfinite(first):
@@ -380,18 +381,35 @@ def trace_of(
             f"{path}: none of its {columns.n_malformed} events has a name, a time and a duration"
         )
     tables = columns.tables(first)
-    n_events = sum(map(len, tables.values())) + columns.n_malformed
-    tables |= {"memory": columns.memory_table(first), "comms": columns.comms_table()}
     return Trace(
         path,
         file,
         **tables,
+        memory=columns.memory_table(first),
+        comms=columns.comms_table(),
         threads=columns.threads,
         signatures=columns.signatures,
-        n_events=n_events,
+        n_events=sum(map(len, tables.values())) + columns.n_malformed,
         n_malformed=columns.n_malformed,
         first_us=first,
         steps=marked_steps(tables, steps_from),
         steps_from=steps_from,
         steps_in_file=n_steps,
     )
+
+
+def check_events(path: Path, file: Reader, columns: Columns) -> None:
+    """Raise UserError where the events that an analysis needs are not there."""
+    has_gpu_events = any(columns.counts[kind] for kind in ON_GPU)
+    if file.of_others and not has_gpu_events:
+        [(writer, n), *_] = file.of_others.most_common(1)
+        why = f"its {n:,} device events are not read, and the host alone misleads"
+        raise UserError(f"{path}: a trace of {writer}: {why}")
+    if columns.counts[OPERATOR] or has_gpu_events:
+        return
+    if file.cut_off and not columns.counts and not file.unread:
+        raise UserError(f"{path}: truncated or not JSON")
+    why = ""
+    for accelerator, n in file.unread.items():
+        why += f"; {n} events of an accelerator, {accelerator}, are not known here"
+    raise UserError(f"{path}: a trace with neither operators nor GPU events{why}")

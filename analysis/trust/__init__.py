@@ -1,2 +1,1 @@
-"""Can it be believed?  What is missing from a trace, what disturbed a run, whether \
-it trains the same."""
+"""Can it be believed?  What is missing from a trace, and what disturbed a run."""

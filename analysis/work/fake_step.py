@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from analysis.work.fake_user_code import Replacement, attention_without_masks, replaced
 from analysis.work.interpreted_graphs import InterpretedGraphs
 from harness.base.errors import UserError, first_line
 from harness.base.ranges import trace_range
@@ -30,6 +29,7 @@ from harness.instruments.timing import NullMeter
 from harness.machine import devices
 from harness.machine.devices import PRECISIONS
 from harness.model.module_ranges import called_first
+from harness.model.user_code.fake_user_code import Replacement, attention_without_masks, replaced
 from harness.model.workload import TrainingState, Workload, sharded_state
 from harness.ranks.parallel import ParallelConfig
 
@@ -246,7 +246,7 @@ def _fake_step(
     for group in optimizer.param_groups:
         if on_gpu and group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True
-    workload.settle(state)
+    workload.settle(state, NullMeter())
     watcher = watch(model, optimizer)
     stream = workload.fake_batches()
     sharded = (

@@ -1,11 +1,13 @@
 """How many FLOPs does a step take?  Counted three ways that must agree:
 formula, PyTorch's counter, DeepSpeed's."""
 
+import functools
+
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from analysis.work.dispatched_costs import FORMULAS_BESIDE_TORCH
-from analysis.work.fake_step import fake_tensors
+from analysis.work.fake_step import FakeRunError, fake_tensors
 from analysis.work.sections import COUNTS, counters_in
 from harness.documents.flops import NO_COUNT
 from harness.model.workload import Workload
@@ -43,6 +45,17 @@ def counted_by_torch(workload: Workload) -> dict:
 
 def flop_counter() -> FlopCounterMode:
     return FlopCounterMode(display=False, custom_mapping=FORMULAS_BESIDE_TORCH)
+
+
+@functools.lru_cache(maxsize=8)
+def counted_flops(workload: Workload) -> tuple[int, int] | None:
+    """Matmul FLOPs of a step of one micro-batch, forward and in total, by counting;
+    None if it cannot run on fake tensors."""
+    try:
+        counted = counted_by_torch(workload)
+    except FakeRunError:
+        return None
+    return counted["forward_flops"], counted["forward_flops"] + counted["backward_flops"]
 
 
 def flops_of_step(workload: Workload) -> tuple[int, int]:

@@ -1,32 +1,18 @@
-"""All that a run says besides its trace: sections of FLOPs, utilization, the roofline, bytes moved,
-memory, the run.
+"""How much work a step is, for a reader: sections of FLOPs, utilization, the roofline, bytes moved.
 
 Made of the JSON documents alone: what counts and measures is in the modules beside this one.
 """
 
 from collections import Counter
-from collections.abc import Mapping
 
-from analysis.work.memory_tables import memory_section, program_section
 from harness.base.layer_names import starred
 from harness.base.sections import Section
 from harness.base.tables import Column, column, grouped, sum_row, text_columns
 from harness.base.text import batch_text, count_of
 from harness.base.units import MB, megabytes
-from harness.run.run_text import run_section
 
 COUNTS = ("forward_flops", "backward_flops", "beyond_matmuls")
 RIDGE = "By this device's ridge point"
-TOO_LOW = "the steps were disturbed: rates, MFU and bandwidth are lower than on a quiet machine"
-
-
-def run_sections(documents: Mapping[str, dict | None]) -> list[Section]:
-    """The sections of a run, from those of its documents that it has."""
-    sections = [make(documents[name]) for name, make in MAKERS.items() if documents.get(name)]
-    summary = documents.get("summary")
-    if summary and documents.get("flops") and summary["disturbance"]["disturbed"]:
-        sections[0].warning = TOO_LOW
-    return sections
 
 
 # ---- flops_profile.json --------------------------------------------------------------------------
@@ -353,14 +339,3 @@ def ridge_text(document: dict) -> str:
     return (
         f"{document['side_of_ridge_point']} side of {ridge:.1f} FLOPs/byte ({' over '.join(kinds)})"
     )
-
-
-# By the name of the document, in the order of the sections.
-MAKERS = {
-    "flops": flops_section,
-    "roofline": roofline_section,
-    "intensity": intensity_section,
-    "memory": memory_section,
-    "program": program_section,
-    "summary": run_section,
-}

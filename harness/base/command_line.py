@@ -11,13 +11,15 @@ import shutil
 import sys
 import sysconfig
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import Field, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.base.errors import UserError
 from harness.base.text import flag_of
+
+Config = TypeVar("Config")
 
 
 def flag(default, text: str, **options):
@@ -26,6 +28,12 @@ def flag(default, text: str, **options):
     options go to argparse, except for `minimum` (of a number), `alias` (a second name) and `shown`
     (the default as shown in --help)."""
     return field(default=default, metadata={"help": text, **options})
+
+
+def config_from(kind: type[Config], values: Mapping[str, Any]) -> Config:
+    """The dataclass, with those of the values that it has a field for."""
+    own = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in values.items() if name in own})
 
 
 def checked(

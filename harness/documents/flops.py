@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing_extensions import NotRequired
 
-from harness.documents.memory import NO_PEAK
 from harness.machine.environment import Environment
 from harness.run.run_config import Settings
 from harness.run.run_summary import ONE_STEP
 from harness.schema import Document, field
 
+NO_PEAK = "no peak of this device is known"
 NO_COUNT = "it counts one forward pass"
 NO_DATASHEET = "no datasheet row for this device and precision"
 NO_RATE = (

@@ -174,8 +174,11 @@ class StepMemory:
         ]
 
     def document(self) -> dict:
-        """memory_timeline.json, but for the prediction: bytes by category over the step, by phase,
-        and at the peak."""
+        """step_timeline() as JSON."""
+        return self.step_timeline().as_json()
+
+    def step_timeline(self) -> StepTimeline:
+        """Bytes by category over the step, by phase, and at the peak."""
         live = {}  # by category: [event], bytes
         for category, live_bytes in zip(CATEGORIES, self.live_bytes(), strict=True):
             # One rank alone neither gathers nor reduces.
@@ -204,7 +207,7 @@ class StepMemory:
             phases=self.phase_rows(total),
             peak=self.peak_at(peak, live),
             timeline=self.columns(total, live),
-        ).as_json()
+        )
 
     def peak_at(self, event: int, live: dict[str, np.ndarray]) -> MemoryPeak:
         """live: of each category the live bytes after each event."""

@@ -21,7 +21,7 @@ from torch import nn
 
 from harness.base.command_line import require
 from harness.base.console import say
-from harness.base.errors import UserError, first_line
+from harness.base.errors import UserError, first_line, out_of_memory
 from harness.base.files import make_folder
 from harness.base.ranges import range_observers
 from harness.instruments.first_step import FirstStepAudit
@@ -197,9 +197,8 @@ class SystemProfilerWindow:
 
 
 class MemorySnapshot:
-    """torch.cuda's allocation history of one step: pickles for pytorch.org/memory_viz, of the first
-    forward pass and of the whole step.  torch's HTML export is not written, because it loads its
-    viewer from the internet.
+    """torch.cuda's allocation history of one step: pickles, of the first forward pass and of the
+    whole step, also of one in which memory runs out.  analyze_trace.py reads them.
     """
 
     ENTRIES = 1_000_000  # of the history; the oldest are dropped first
@@ -217,7 +216,7 @@ class MemorySnapshot:
 
     def __exit__(self, kind, error, trace) -> None:
         try:
-            if error is None:
+            if error is None or out_of_memory(error):
                 self._dump("step")
         finally:
             torch.cuda.memory._record_memory_history(enabled=None)

@@ -37,7 +37,7 @@ class ProfilerConfig:
         False, "record every tensor of one step", alias="--enable-memory-profiling"
     )
     memory_snapshot: bool = flag(
-        False, "allocation history of one step on a GPU, for pytorch.org/memory_viz"
+        False, "who holds the memory of a GPU in one step, by line: its allocator's history"
     )
     system_profiler: bool = flag(
         False, "enable capture by nsys or rocprofv3; set by run_system_profiler.sh"

@@ -157,9 +157,9 @@ class Workload(ABC):
     def parameter_count(self) -> int:
         """Trainable parameters."""
 
-    def settle(self, state: TrainingState) -> None:
+    def settle(self, state: TrainingState, meter) -> None:
         """Bring fake tensors to where they are after the first step of a run:
-        the optimizer has its state."""
+        the optimizer has its state.  meter: of a step that nothing measures, if it takes one."""
         for parameter in state.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         state.optimizer.step()

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -15,7 +14,6 @@ from harness.base.errors import UserError
 from harness.instruments.schedule import ProfilerConfig
 from harness.model.optimizations import flags_in_use
 
-Config = TypeVar("Config")
 SWITCHES = {
     "--use-amp": "the same as --precision bf16",
     "--enable-all-profiling": (
@@ -59,12 +57,6 @@ def training_parser(
     for title, config in groups.items():
         parser.add_dataclass_flags(title, config)
     return parser
-
-
-def config_from(kind: type[Config], values: Mapping[str, Any]) -> Config:
-    """The dataclass, with those of the values that it has a field for."""
-    own = {field.name for field in fields(kind)}
-    return kind(**{name: value for name, value in values.items() if name in own})
 
 
 def implied_by_switches(args: argparse.Namespace) -> dict[str, Any]:

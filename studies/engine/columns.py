@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from analysis.comparison.noise import Measured, interval_of_ratio, judged
-from analysis.prediction.memory import peak_bytes
+from analysis.compare.noise import Disturbance, Measured, interval_of_ratio, judged
+from analysis.memory.predicted import peak_bytes
 from analysis.work.fake_step import FakeRunError
 from harness.base.tables import Column, column, value_of
 from harness.instruments.phases import summary_stats
@@ -97,9 +97,8 @@ def measured_total(row: SweepRow, names: Sequence[str]) -> Measured | None:
     return Measured.sum(parts)
 
 
-def disturbance_of_row(row: SweepRow) -> dict:
-    """What judged() needs to know of it."""
-    return {"disturbed": row.disturbed, "lost_share": row.lost_share}
+def disturbance_of_row(row: SweepRow) -> Disturbance:
+    return Disturbance(row.disturbed, row.lost_share)
 
 
 def first_reason(row: SweepRow) -> str:

@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure  # not pyplot: no global state, no display
 
-from analysis.report.axes import WIDTH, entitle
+from analysis.report.figures.axes import WIDTH, entitle
 
 GAIN, LOSS = (
     ("#0072b2", ""),

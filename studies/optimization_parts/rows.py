@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from analysis.comparison.noise import as_fast, interval_in_turn, judged
+from analysis.compare.noise import as_fast, interval_in_turn, judged
 from harness.instruments.audit import FAILED
 from harness.instruments.phases import break_even_step
 from harness.model.workload import Workload

@@ -6,7 +6,7 @@ moved as by rounding, or by a lower precision.
 import torch
 from torch import nn
 
-from analysis.comparison.training import Apart, apart, trains
+from analysis.prove.audit import Apart, apart, trains
 from harness.base.ranges import range_observers
 from harness.instruments.first_step import unobserved
 from harness.model.changes import PRECISION, ROUNDING

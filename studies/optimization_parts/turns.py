@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from analysis.comparison.training import NUDGES, Apart, yardsticks_of
 from analysis.hardware import measuring
 from analysis.hardware.rate_limits import rate_limit
+from analysis.prove.audit import NUDGES, Apart, yardsticks_of
 from harness.base.text import time_left
 from harness.instruments.audit import audit_document, audit_text
 from harness.instruments.timing import StepMeter, StepRecord

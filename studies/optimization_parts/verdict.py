@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from analysis.comparison.noise import AGAIN, as_fast, is_decided
+from analysis.compare.noise import AGAIN, as_fast, is_decided
 from harness.base.tables import grouped
 from studies.optimization_parts.ladder import last_flag
 from studies.optimization_parts.rows import OptimizationStudyRow, baseline_of

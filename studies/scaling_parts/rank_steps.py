@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from analysis.prediction.memory import predicted_memory
+from analysis.memory.predicted import predicted_memory
 from analysis.work.fake_step import FakeRunError
 from harness.instruments.memory_timeline import CollectiveRow
 from harness.instruments.memory_tracker import MemoryTracker

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from typing_extensions import NotRequired
 
-from analysis.comparison.noise import interval_over_processes
+from analysis.compare.noise import interval_over_processes
 from analysis.prediction.network import Network
-from harness.documents.memory import ONE_RANK
+from analysis.prediction.search import ONE_RANK
 from harness.instruments.memory_timeline import CollectiveRow
 from harness.schema import Unknown, field
 from studies.engine.rows import EITHER_NOT_MEASURED, NO_FAKE_RUN, NOT_MEASURED, SweepRow

@@ -23,7 +23,7 @@ MODULES = (
     "analysis.report.html "
     "analysis.prediction.document analysis.commands.run_explanations"
     " analysis.commands.analyze_traces "
-    "analysis.commands.flops_command analysis.report.comparison_figure"
+    "analysis.commands.flops_command analysis.report.figures.comparison"
     " harness.model.decoder.memory "
     "analysis.hardware.rate_limits "
     # What commands import late.  Not DeepSpeed: it looks for a GPU as it is imported.

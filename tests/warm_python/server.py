@@ -39,7 +39,7 @@ MODULES = (
     " studies.optimization analysis.diagnosis.document"
     " analysis.report.html analysis.prediction.document analysis.commands.run_explanations"
     " analysis.commands.analyze_traces analysis.commands.flops_command"
-    " analysis.report.comparison_figure harness.model.decoder.memory analysis.hardware.rate_limits"
+    " analysis.report.figures.comparison harness.model.decoder.memory analysis.hardware.rate_limits"
 ).split()
 MOST_FILES = 250  # that one message may carry
 PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -23,17 +23,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from analysis.hardware.achievable import achievable_rates, interval_of
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
+from analysis.memory.predicted import predicted_memory
 from analysis.prediction.capacity import workspaces_by_default
-from analysis.prediction.expected_time import (
-    Operator,
-    OperatorLog,
-    Setting,
-    bound_of,
-    expected_parts,
-    operators_of,
-    setting_of,
-)
-from analysis.prediction.memory import predicted_memory
+from analysis.prediction.expected_time import Setting, bound_of, expected_parts, setting_of
+from analysis.prediction.operators import Operator, OperatorLog, operators_of
 from analysis.work.fake_step import GpuMemoryTracker, fake_step
 from harness import PROJECT
 from harness.base.documents import read_document
@@ -273,7 +266,11 @@ def snapshot_peaks(size: str, *lengths: int) -> str:
     lines = []
     for seq_len in lengths:
         workload = workload_of(size=size, seq_len=seq_len)
-        peaks = [predicted_pass(workload, mode, True) for mode in ("forward", "train")]
+        whole_step, _ = watched_step(workload)
+        peaks = [
+            predicted_pass(workload, "forward", True),
+            whole_step.live_bytes_at_allocations().max(),
+        ]
         lines.append([f"{seq_len}", *(f"{peak / MB:,.0f}" for peak in peaks)])
     about = (
         f"`{size}`, batch {workload.batch_size}, fp32: predicted, without what the matmul libraries"
@@ -317,7 +314,7 @@ def attention_ms(
             log.segments.append("backward")
             output.backward(gradient)
     setting = Setting(achievable_rates(card), host="compiled " * compiled)
-    found = [expected_parts(log.operators, setting)[0] for log in logs.values()]
+    found = [expected_parts(log.operators, setting).by_class_ms for log in logs.values()]
     return [(sum(parts.values()), parts["waiting_for_host"]) for parts in found]
 
 

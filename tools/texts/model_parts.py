@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
-from analysis.prediction.memory import persistent_bytes, predicted_memory
+from analysis.memory.predicted import persistent_bytes, predicted_memory
 from analysis.work.bytes_moved import WorkCounter, step_work
 from analysis.work.fake_step import fake_forward, fake_step
 from harness.base.text import flag_of, significant

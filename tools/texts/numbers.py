@@ -16,18 +16,18 @@ from dataclasses import fields as fields_of
 from dataclasses import replace
 from pathlib import Path
 
+from analysis.answers import answers
 from analysis.attribution.components import IDLE
-from analysis.diagnosis.document import operator_analysis
 from analysis.hardware.matching import described, rows_named
 from analysis.limits.timeline import timeline_of
+from analysis.memory.predicted import predicted_memory
+from analysis.memory.tables import place_of_peak
 from analysis.prediction.capacity import capacity_elsewhere
-from analysis.prediction.document import time_bounds
 from analysis.prediction.expected_time import expected_step_time
-from analysis.prediction.memory import predicted_memory
+from analysis.prediction.time_bounds import time_bounds
 from analysis.trace.tables import read_trace
 from analysis.work.bytes_moved import step_work
 from analysis.work.flop_counts import flops_of_step
-from analysis.work.memory_tables import place_of_peak
 from analysis.work.sent_bytes import sent_bytes
 from harness import PROJECT
 from harness.base.documents import read_document
@@ -35,6 +35,7 @@ from harness.base.tables import COLUMNS, Column, markdown_table
 from harness.base.text import significant
 from harness.base.units import MB
 from harness.instruments.memory_timeline import CollectiveRow
+from harness.schema import Unknown
 from studies.engine.command_line import workload_of
 from studies.optimization import OptimizationStudyRow
 from studies.optimization import table as optimization_table
@@ -546,9 +547,8 @@ def expected_on(flags: str, card: str) -> dict | None:
     """expected_step_time_ms of a step with these flags on a card; None where no published step
     confirms one."""
     about = described(rows_named(card)[0])
-    return expected_step_time(workload_of(flags.split()), about, None, measure="never")[
-        "expected_step_time_ms"
-    ]
+    expected = expected_step_time(workload_of(flags.split()), about, None, measure="never")
+    return None if isinstance(expected, Unknown) else expected.as_json()
 
 
 @functools.cache
@@ -568,11 +568,9 @@ def computed_step(flags: str, card: str) -> dict[str, str]:
     )
     bounds = time_bounds(workload, described(target), "auto", "never")
     cells = {
-        "bound": (
-            f"{significant(max(bounds[name] for name in ('compute_ms', 'bandwidth_ms')), 3)} ms"
-        )
+        "bound": f"{significant(bounds.longest_ms(), 3)} ms",
+        "memory": f"{significant(peak / MB)} MB",
     }
-    cells |= {"memory": f"{significant(peak / MB)} MB"}
     expected = expected_on(flags, card)
     if expected is None:
         return cells | dict.fromkeys(("step", "samples", "limit", "launches", "host"), "not known")
@@ -814,7 +812,7 @@ def profiled_h100() -> str:
     idle = []
     run = read_document(GPU_RESULTS / "profile_medium_bf16_sdpa.json")
     for summary in (None, run):
-        found = operator_analysis(timeline_of(trace, summary))
+        found = answers(timeline_of(trace, summary)).as_json()
         idle.append(next(row["share"] for row in found["components"] if row["component"] == IDLE))
     others, steps = run["performance"]["median_step_time_ms"], run["steps"]
     pairs = zip(steps["time_ms"], steps["exclusion_reason"], strict=True)

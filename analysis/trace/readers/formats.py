@@ -165,7 +165,7 @@ def left_out(folder: Path, read: Collection[Path] = ()) -> list[UserError]:
     """
     reasons = []
     for file in folder.iterdir():
-        if file.is_file() and not has_known_name(file.name):
+        if file.is_file() and file not in read and not has_known_name(file.name):
             with contextlib.suppress(UserError):  # not readable, and asked for by nobody
                 reasons.append(why_not_read(file))
     read_folders = {file.parent.resolve() for file in read}
@@ -199,6 +199,14 @@ def folders_with_traces(folder: Path) -> list[Path]:
         if depth > 0 and any(map(begins_as_trace, candidates[:LOOKED_AT])):
             folders.append(Path(place))
     return folders
+
+
+def contains_traces(folder: Path) -> bool:
+    """Whether find_traces() finds any."""
+    for place in (folder, folder / PROFILES):
+        if place.is_dir() and any(may_be_trace(file.name) for file in place.iterdir()):
+            return True
+    return False
 
 
 def find_traces(folder: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .audit import StepAudit
 from .memory import ran_out, what_holds_memory
+from .memory_history import record_history
 from .modules import ModuleRanges
 from .phases import not_compiled, wrapped
 from .step_clock import StepClock
@@ -48,6 +49,8 @@ def install(settings: dict) -> Watch:
     share_the_profiler(watch)
     if settings["steps"] == "forward":
         watch.modules.attach()
+    if settings.get("memory_snapshot"):  # a trial of a change has no such setting
+        record_history()
     atexit.register(watch.ends_by_itself)
     tell_of_memory(watch)
     watch.guarded(lambda: watch.write("waiting"))
@@ -89,6 +92,7 @@ def tell_of_memory(watch: Watch) -> None:
 
     def note(error: BaseException) -> None:
         watch.results["out_of_memory"] = what_holds_memory(watch, str(error))
+        watch.write_memory_history()
 
     def excepthook(kind, error, trace) -> None:
         if not watch.off and ran_out(error):

@@ -20,6 +20,7 @@ import torch
 from . import GRACE_S, LONG_S, SHORT_OF_MEMORY, UNSEEN_TOOL_S, our_modules
 from .audit import StepAudit
 from .memory import objects, what_holds_memory
+from .memory_history import write_history
 from .modules import EVALUATION, ModuleRanges, opened
 from .processes import kill_all_with
 from .step_clock import StepClock
@@ -338,6 +339,12 @@ class Watch:
             evaluations=sum(self.evaluated),
         )
 
+    def write_memory_history(self) -> None:
+        """Who held the memory of the GPU, where the history of its allocator is on."""
+        if self.settings.get("memory_snapshot"):
+            rank, size = rank_of_world()
+            write_history(self.settings["out"], rank, size > 1 or "RANK" in os.environ)
+
     def record_no_more(self, why: str) -> None:
         """Of the steps that were to be recorded, those that are over are kept."""
         self.left = 0
@@ -358,6 +365,7 @@ class Watch:
             target for target in self.settings["data"] if target not in self.modules.called
         ]
         self.results["memory"] = what_holds_memory(self)
+        self.write_memory_history()
         if self.settings["then"] == "continue":
             self.stop_watching()
         self.write("recorded")

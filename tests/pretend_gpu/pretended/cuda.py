@@ -59,6 +59,16 @@ class Gpu:
         )
 
 
+def segment_of(device: int, allocator: Allocator) -> dict:
+    """What a snapshot has of a device, as one segment: it keeps no history."""
+    allocated, reserved = allocator["allocated_bytes"], allocator["reserved_bytes"]
+    blocks = [
+        {"size": allocated, "state": "active_allocated"},
+        {"size": reserved - allocated, "state": "inactive"},
+    ]
+    return {"device": device, "address": 0, "total_size": reserved, "blocks": blocks}
+
+
 def make_graphed_callables(module, sample_args, num_warmup_iters: int = 3):
     """The module, whose calls count as replays of a graph, in `replays`; of inputs of another shape
     there is none."""
@@ -134,7 +144,7 @@ def install(card: Card) -> Gpu:
         "empty_cache": lambda: [allocator.empty_cache() for allocator in gpu.allocators],
         "_record_memory_history": lambda *args, **kwargs: None,
         "_snapshot": lambda device=None: {
-            "segments": [],
+            "segments": [segment_of(*numbered) for numbered in enumerate(gpu.allocators)],
             "device_traces": [[] for _ in gpu.allocators],
         },
         "_dump_snapshot": lambda path: Path(path).write_bytes(

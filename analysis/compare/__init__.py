@@ -1,0 +1,1 @@
+"""What changed between runs?  Is it noise, and do they train the same?"""

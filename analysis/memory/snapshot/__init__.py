@@ -1,0 +1,1 @@
+"""Who held the memory?  Snapshots of torch.cuda.memory, replayed: categories, lines, growth."""

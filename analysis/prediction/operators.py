@@ -1,0 +1,163 @@
+"""What does the host call in a step?  Its operators in order, by a fake-tensor run, each with what
+its kernels do and move."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from analysis.vocabulary.kernel_classes import ATTENTION, CONVOLUTION, MATMUL
+from analysis.work.bytes_moved import WorkCounter
+from analysis.work.dispatched_costs import DispatchedCall, dispatched_call, tensors_in
+from analysis.work.fake_step import fake_step
+from harness.instruments.memory_tracker import local_part
+from harness.model.workload import Workload
+from harness.ranks.collective_calls import CollectiveCounter, kind_of_collective
+
+OTHER = "other_kernels"
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A call that launches kernels, or a collective."""
+
+    segment: int  # phases that had begun
+    phase: str
+    name: str
+    kind: str  # matmul, attention, other_kernels, or that of a collective
+    flops: int  # that a kernel must do
+    bytes: int  # read and written; of a collective as in CollectiveRow
+    dtype: torch.dtype | None  # of what a matmul multiplies
+    shape: tuple[int, ...]  # of the output; of attention the query
+    views: int  # operators before it that launch nothing
+    tensors: int  # of the lists that it takes
+    convolves: bool = False
+
+
+def kind_of(call: DispatchedCall) -> str:
+    """matmul, attention or other_kernels."""
+    if not call.cost.flops:
+        return OTHER
+    return ATTENTION if call.kind == ATTENTION else MATMUL
+
+
+def shape_of(call: DispatchedCall | None, made: object) -> tuple[int, ...]:
+    """That of the output; of attention of the query."""
+    tensors = tensors_in(made)
+    if call is not None and kind_of(call) == ATTENTION:
+        tensors = call.factors
+    return tuple(tensors[0].shape) if tensors else ()
+
+
+def may_be_fused(operator: Operator, func) -> bool:
+    """Whether a compiler makes one kernel of it and its neighbors."""
+    is_alone = func.namespace == "fsdp" or operator.name.startswith(("_foreach", "_fused"))
+    return operator.kind == OTHER and not is_alone
+
+
+class OperatorLog(WorkCounter):
+    """The operators of a step in the order in which the host calls them.
+
+    fused: those between two matmuls that a compiler makes one kernel of read and write only what is
+    there before or after; the first stands for all of them.
+    """
+
+    def __init__(self, fused: bool = False):
+        super().__init__()
+        self.operators: list[Operator] = []
+        self.views, self.fused = 0, fused
+        self.began: int | None = None  # of the operators, where those that become one kernel begin
+        self.read: dict[int, int] = {}  # their bytes by storage
+        self.made: dict[int, tuple[weakref.ref, int]] = {}
+
+    def __exit__(self, *exception) -> None:
+        super().__exit__(*exception)
+        self.end_of_kernel(len(self.operators))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if self.segments[-1] == "data":
+            return out
+        mine, named, made = args, kwargs, out
+        # Else there are no shards.
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            mine, named, made = tree_map_only(Tensor, local_part, (args, kwargs, out))
+        collective = kind_of_collective(func)
+        call = None if collective else dispatched_call(func, mine, named, made)
+        if call is None and not collective:
+            self.views += 1
+            return out
+        lists = [tensors_in(given) for given in (*mine, *named.values()) if isinstance(given, list)]
+        operator = Operator(
+            segment=len(self.segments),
+            phase=self.segments[-1],
+            name=func.overloadpacket.__name__,
+            kind=collective or kind_of(call),
+            flops=0 if collective else call.cost.least_flops,
+            bytes=CollectiveCounter().count(func, mine) if collective else call.cost.bytes,
+            dtype=call.factors[0].dtype if call and call.factors else None,
+            shape=shape_of(call, made),
+            views=self.views,
+            tensors=max(map(len, lists), default=0),
+            convolves=call is not None and call.kind == CONVOLUTION,
+        )
+        self.operators.append(operator)
+        self.views = 0
+        if self.fused and may_be_fused(operator, func):
+            self.into_kernel(call)
+        else:
+            self.end_of_kernel(len(self.operators) - 1)
+        return out
+
+    def into_kernel(self, call: DispatchedCall) -> None:
+        if self.began is None:
+            self.began, self.read, self.made = len(self.operators) - 1, {}, {}
+        for tensor, size in call.read:
+            key = tensor.untyped_storage()._cdata
+            if key not in self.made:
+                self.read[key] = max(size, self.read.get(key, 0))
+        for tensor, size in call.written:
+            storage = tensor.untyped_storage()
+            self.made[storage._cdata] = (weakref.ref(storage), size)
+
+    def end_of_kernel(self, end: int) -> None:
+        """The operators before this one that are one kernel become one."""
+        if self.began is None:
+            return
+        left = sum(size for storage, size in self.made.values() if storage() is not None)
+        merged = self.operators[self.began : end]
+        kernel = replace(
+            merged[0],
+            bytes=sum(self.read.values()) + left,
+            views=sum(operator.views for operator in merged),
+        )
+        self.operators[self.began : end] = [kernel]
+        self.began = None
+
+
+@functools.lru_cache(maxsize=8)
+def operators_of(workload: Workload, on_gpu: bool) -> list[Operator]:
+    """Of a step of rank 0.  All micro-batches but the last do the same: of several, two are run.  A
+    compiled step is told from the one that is not."""
+    micro_steps, fused = workload.micro_steps, workload.compiled
+    workload = workload.with_settings(compile=False)
+    if micro_steps <= 2:
+        return log_of(workload, on_gpu, fused).operators
+    size = workload.batch_size // micro_steps * 2
+    workload = workload.with_settings(batch_size=size, gradient_accumulation_steps=2)
+    log = log_of(workload, on_gpu, fused)
+    if "backward" not in log.segments:
+        return log.operators
+    first = log.segments.index("backward") + 1
+    of_first = [operator for operator in log.operators if operator.segment <= first]
+    return of_first * (micro_steps - 2) + log.operators
+
+
+def log_of(workload: Workload, on_gpu: bool, fused: bool) -> OperatorLog:
+    return fake_step(workload, on_gpu, lambda *model: OperatorLog(fused), ranks=True)

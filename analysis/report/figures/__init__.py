@@ -1,0 +1,1 @@
+"""How is a figure drawn?  By matplotlib, once: all that shows it shows the same picture."""
