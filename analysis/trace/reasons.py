@@ -6,7 +6,6 @@ from harness.instruments.no_sync import NoSyncSteps
 from harness.schema import Document, field
 
 NO_GPU = "the trace has no GPU events"
-NO_MARKS = "the trace has no ProfilerStep marks"
 NO_COLLECTIVES = "no collectives in the steps of the trace"
 NO_MEMORY = "no memory events in the trace (profile_memory)"
 NO_SUMMARY = "no performance_summary.json next to the trace"
