@@ -119,10 +119,11 @@ def analyze_existing(
         files += write_snapshots(folder, analyzed_snapshots)
         if report:
             from analysis.report.html import write_report
+            from analysis.report.snapshot.page import beside_traces
 
             named = [(file.name, analysis) for file, analysis in analyses]
             run = path if path.is_dir() else path.parent
-            files += write_report(folder, named, run, next(iter(analyzed_snapshots), None))
+            files += write_report(folder, named, run, beside_traces(analyzed_snapshots))
         say("", *file_lines(files, verbose))
     try:
         if asked.slices:

@@ -7,10 +7,9 @@ from base64 import b64encode
 from dataclasses import replace
 from importlib import util
 from pathlib import Path
+from typing import NamedTuple
 
 from analysis.diagnosis.text import judged_first
-from analysis.memory.snapshot.analyzed import Analyzed
-from analysis.memory.snapshot.text import snapshot_sections
 from analysis.report.axes import plain_text
 from analysis.report.charts import charts, step_of_document
 from analysis.report.page import (
@@ -22,7 +21,6 @@ from analysis.report.page import (
     sections_of,
 )
 from analysis.report.roofline_figure import draw_roofline
-from analysis.report.snapshot_charts import memory_charts
 from harness import PROJECT
 from harness.base.documents import read_or_leave_out
 from harness.base.errors import UserError
@@ -34,17 +32,24 @@ ROWS = 25  # of a table in TensorBoard
 SCRIPTS = ("tensorboard_plugin/tensorboard_step_profile/timeline.js", "analysis/report/page.js")
 
 
+class Further(NamedTuple):
+    """What a report shows beside a run and its traces."""
+
+    sections: list[Section]
+    charts: dict[str, dict]  # data and layout for plotly, by the names that the sections have
+
+
 def write_report(
     folder: Path,
     analyses: list[tuple[str, dict]] | None = None,
     run: Path | None = None,
-    snapshot: Analyzed | None = None,
+    further: Further | None = None,
 ) -> list[Path]:
     """Write report.html, and its tables and some figures as TensorBoard's text and images; returns
     the files.
 
     analyses: (name, operator_analysis.json) of traces; default: that in the folder.  run: the
-    folder whose other files are included; default: this one.  snapshot: of memory, beside them.
+    folder whose other files are included; default: this one.  further: sections of what lies beside.
     """
     left_out: list[str] = []
     documents = documents_in(run or folder, left_out)
@@ -61,9 +66,9 @@ def write_report(
         charts(analysis, documents),
         step_of_document(analysis["step_timeline"]) if analysis else None,
     )
-    if snapshot:
-        sections += snapshot_sections(snapshot.document)
-        drawn.update(memory_charts(snapshot))
+    if further:
+        sections += further.sections
+        drawn.update(further.charts)
     page = {
         "charts": [*drawn, *(["step_timeline"] if analysis else [])],
         "data": {"charts": drawn, "step": step},
