@@ -214,5 +214,5 @@ def test_the_roof_is_above_what_a_kernel_must_do():
         "bytes": 1,
     }
     assert (
-        point(row, roofs, 1000.0, 1000.0, "")["share_of_roof"] == 0.8
+        point(row, roofs, 1000.0, 1000.0, "").share_of_roof == 0.8
     )  # of the full scores it would be 1.6
