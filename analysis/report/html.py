@@ -73,8 +73,8 @@ def write_report(
         step = step_to_show(trace, analysis, reading or {}, left_out)
     device = device_of_step(step)
     figures = figures_of(analysis, documents, page_title(analysis, documents, device))
-    further = [(path.name, document) for path, document in others]
-    sections = [Section("Not read", note=left_out), *sections_of(analysis, further, documents)]
+    named = [(path.name, document) for path, document in others]
+    sections = [Section("Not read", note=left_out), *sections_of(analysis, named, documents)]
     charts = charts_of(analysis)
     if further:
         sections += further.sections
