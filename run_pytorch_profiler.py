@@ -111,8 +111,9 @@ def train_and_explain(args: argparse.Namespace, report: bool) -> None:
         say("", *profile_lines(analysis, args.top_n, args.sort_by))
     if report:
         from analysis.report.html import write_report
+        from analysis.report.snapshot.page import beside_traces
 
-        files = write_report(folder, snapshot=next(iter(snapshots), None))
+        files = write_report(folder, further=beside_traces(snapshots))
         say(*(["", *file_lines(files, True)] if args.verbose else []))
     memory = headline_lines(snapshots)
     where = read_on(report_in(files), PAGE)

@@ -11,12 +11,15 @@ from analysis.advice.opportunities import Advised, opportunities
 from analysis.advice.who_reads import TracedRun
 from analysis.attribution.breakdown import step_breakdown
 from analysis.attribution.collectives import (
+    MeasuredCollectiveRow,
+    PredictedBesideRow,
+    StepCommunication,
     collective_rows,
     collectives_of,
     communication_of_steps,
     predicted_beside,
 )
-from analysis.attribution.critical_path import critical_path
+from analysis.attribution.critical_path import CriticalPath, critical_path
 from analysis.attribution.gpu_time import gpu_timeline
 from analysis.attribution.ledger import (
     cut_at_arrivals,
@@ -40,15 +43,8 @@ from analysis.diagnosis.headline import headline
 from analysis.diagnosis.stragglers import Ranks, compare_ranks
 from analysis.diagnosis.timelines import memory_series, step_timeline
 from analysis.diagnosis.verdict import verdict, verdict_of_ranks, with_communication
-from analysis.limits.shape_rates import shape_rates
+from analysis.limits.shape_rates import ShapeRate, shape_rates
 from analysis.limits.timeline import NO_FLAGS, timeline_of
-from analysis.trace.reasons import (
-    CriticalPath,
-    MeasuredCollectiveRow,
-    PredictedBesideRow,
-    ShapeRate,
-    StepCommunication,
-)
 from analysis.trace.tables import Trace, read_traces
 from analysis.trace.timeline import DeviceFlags, Timeline
 from analysis.trust.beside import summary_beside
@@ -168,12 +164,7 @@ def analyze_all(
         alone.append(OfTrace(trace.path, answers(timeline), facts, timeline.context.summary))
         if timeline.replayed:
             captures.update(timeline.replayed.files)
-    # A trace of captures tells of the graphs of the others, and is no rank of its own.
-    traces = []
-    for own in alone:
-        if own.path not in captures or own.answers.integrity.graph_events > 0:
-            traces.append(own)
-    together = answers_of_traces(traces)
+    together = answers_of_traces([own for own in alone if is_of_run(own, captures)])
     if slices is not None:
         slices += [own.rank.slices for own in together]
     return [(own.path, own.answers.as_json()) for own in together], refused
@@ -196,6 +187,11 @@ class OfTrace(NamedTuple):
     answers: OperatorAnalysis
     rank: RankTrace
     summary: dict | None  # performance_summary.json of its run
+
+
+def is_of_run(own: OfTrace, captures: Collection[Path]) -> bool:
+    """A trace of captures tells of the graphs of the others, and is no rank of its own."""
+    return own.path not in captures or own.answers.integrity.graph_events > 0
 
 
 def answers_of_traces(traces: list[OfTrace]) -> list[OfTrace]:

@@ -14,11 +14,15 @@ from helpers import PROJECT
 from traces import analysis_of, event, on_gpu, real_path, shaped, step, trace_of, write_trace
 
 from analysis.answers import analyze_all, with_prediction
-from analysis.attribution.collectives import communication_section, predicted_beside
+from analysis.attribution.collectives import (
+    MeasuredCollectiveRow,
+    StepCommunication,
+    communication_section,
+    predicted_beside,
+)
 from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.stragglers import Ranks
 from analysis.trace.readers.formats import find_traces
-from analysis.trace.reasons import MeasuredCollectiveRow, StepCommunication
 from analysis.vocabulary.collectives import UNKNOWN, collective_kind
 from analysis.vocabulary.operators import gpu_meaning
 from analysis.work.sent_bytes import sent_share

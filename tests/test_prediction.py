@@ -407,7 +407,7 @@ def test_a_device_memory_without_a_dry_run(train):
 def test_the_largest_size_is_predicted_in_little_memory(tmp_path):
     lines = [
         f"import sys; sys.path.insert(0, {str(PROJECT)!r})",
-        "from analysis.prediction.memory import peak_bytes",
+        "from analysis.memory.predicted import peak_bytes",
         "from harness.machine.devices import host_memory",
         "from studies.engine.command_line import workload_of",
         "workload = workload_of(size='very_large')",

@@ -20,9 +20,9 @@ from conforming import mismatches
 from helpers import PROJECT, SMALL_MODEL, finish, free_port, start
 from traces import EIGHT_RANKS, H100, HOSTILE, REAL, event, write_trace
 
+from analysis.attribution.collectives import MeasuredCollectiveRow, StepCommunication
 from analysis.commands.analyze_traces import analyze_existing
 from analysis.diagnosis.stragglers import Ranks
-from analysis.trace.reasons import MeasuredCollectiveRow, StepCommunication
 from harness.ranks.failure_watch import wait_until
 from harness.run.run_summary import PerformanceSummary
 

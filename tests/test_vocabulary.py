@@ -366,10 +366,16 @@ FOREIGN = re.compile(
     r"|cpu_op|user_annotation|python_function|_foreach_|_fused_|cijk|mtia"
 )
 ALLOWED = {
-    "analysis/attribution/collectives.py": {"Bus bandwidth as nccl-tests define it"},  # a source
+    "analysis/attribution/collectives.py": {  # a source
+        "Bus bandwidth as nccl-tests define it",
+        "as nccl-tests define it",
+    },
     "analysis/commands/reading_flags.py": {
         "steps begin with the events of this name, not ProfilerStep"
     },  # for --help
+    # A snapshot of the allocator has one writer, PyTorch, and other events than a trace.
+    "analysis/memory/snapshot/phases.py": {"Optimizer.step"},
+    "analysis/memory/snapshot/stacks.py": {"autograd::(Engine|python::PythonEngine)"},
     "analysis/prediction/network.py": {"gloo", "nccl"},  # backends, as torch.distributed takes them
     "analysis/prediction/text.py": {"cuda_graphs"},  # a setting of the script
     "analysis/trust/missing_from_trace.py": {  # for the program that is recorded

@@ -50,7 +50,7 @@ HOW = {
 class FarShape(NamedTuple):
     """All calls of an operator with inputs of one shape, which are far below their roof."""
 
-    kind: str  # of MATMUL_CLASSES
+    kind: str  # matmul, convolution, attention
     name: str  # with its shapes
     us: float
     at_roof_us: float
@@ -62,14 +62,13 @@ class FarShape(NamedTuple):
 
 
 def better_kernels(what: str, evidence: Evidence) -> Found:
-    """Matmuls or attention whose shapes say that they are far below the nearer of the two roofs.
-
-    what: attention; or matmul, with all others that multiply."""
-    classes = (what,)
-    if what == MATMUL:
-        others = [name for name in MATMUL_CLASSES if name not in (MATMUL, ATTENTION)]
-        classes = (MATMUL, *others)
-    far = far_shapes(evidence, classes)
+    """Attention, or all else that multiplies, whose shapes say that they are far below the nearer
+    of the two roofs."""
+    classes = [ATTENTION]
+    if what != ATTENTION:
+        classes = [what, *(name for name in MATMUL_CLASSES if name not in (what, ATTENTION))]
+    realistic_share = CLASS_OF_NAME[what].realistic_share
+    far = far_shapes(evidence, classes, realistic_share)
     if not far:
         return None
     total = total_of(far)
@@ -78,7 +77,6 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
     if total.best_us:
         bound = f"at most: the FLOPs that they need, at the peak {worst.peak}"
     likely_us: float | None = total.likely_us
-    realistic_share = CLASS_OF_NAME[worst.kind].realistic_share
     estimate = f"estimate: at {realistic_share:.0%} of the nearer roof, which good kernels reach"
     if total.us > FORECAST * total.likely_us:
         likely_us = None
@@ -91,9 +89,8 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
     share = evidence.share(total.us)
     command = counters(evidence.timeline, worst.longest)
     index = evidence.events.index
-    of_convolution = kinds == {CONVOLUTION}
     return Proposal(
-        name=f"better {CONVOLUTION if of_convolution else what} kernels",
+        name=f"better {CONVOLUTION if kinds == {CONVOLUTION} else what} kernels",
         finding=f"{plurals_of(kinds, classes)} {run} at {rate} for {share} of the step",
         how=HOW[what],
         us=total.us,
@@ -107,7 +104,7 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
     )
 
 
-def plurals_of(kinds: set[str], classes: tuple[str, ...]) -> str:
+def plurals_of(kinds: set[str], classes: list[str]) -> str:
     """'Matmuls and convolutions': those of the classes that there are."""
     plurals = [CLASS_OF_NAME[name].plural for name in classes if name in kinds]
     return " and ".join(plurals).capitalize()
@@ -133,9 +130,8 @@ def total_of(shapes: list[FarShape]) -> Total:
     )
 
 
-def far_shapes(evidence: Evidence, classes: tuple[str, ...]) -> list[FarShape]:
-    """The shapes of these classes of operators that would be faster at the share of their roof that
-    good kernels reach."""
+def far_shapes(evidence: Evidence, classes: list[str], realistic_share: float) -> list[FarShape]:
+    """The shapes of these classes of operators that would be faster at this share of their roof."""
     events = evidence.events
     is_known = events["class"].isin(classes).to_numpy() & (events["signature"] >= 0).to_numpy()
     # Of these, other proposals tell.
@@ -143,14 +139,19 @@ def far_shapes(evidence: Evidence, classes: tuple[str, ...]) -> list[FarShape]:
     groups = events[is_known].groupby(["code", "signature", "class"], observed=True)
     far = []
     for (code, signature, kind), rows in groups:
-        shape = timed_at_roof(evidence, code, signature, kind, rows)
+        shape = timed_at_roof(evidence, code, signature, kind, rows, realistic_share)
         if shape is not None and shape.likely_us < shape.us:
             far.append(shape)
     return far
 
 
 def timed_at_roof(
-    evidence: Evidence, code: int, signature: int, kind: str, rows: pd.DataFrame
+    evidence: Evidence,
+    code: int,
+    signature: int,
+    kind: str,
+    rows: pd.DataFrame,
+    realistic_share: float,
 ) -> FarShape | None:
     """How long these events of one operator and shape take, and would at their roof; None: no peak
     is known, or not their FLOPs."""
@@ -161,7 +162,7 @@ def timed_at_roof(
     if not (peak and flops and roofs.bandwidth):
         return None
     at_roof_us = 1e6 * max(flops / peak.rate, moved / roofs.bandwidth[0].rate)
-    likely_us = at_roof_us / CLASS_OF_NAME[kind].realistic_share
+    likely_us = at_roof_us / realistic_share
     if evidence.timeline.on_gpu:
         likely_us = max(likely_us, SHORTEST_US * rows["launches"].sum())
     best_us = 0.0

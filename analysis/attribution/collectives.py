@@ -7,6 +7,8 @@ One collective leaves several events: the operator of PyTorch that starts it (`c
 that of the kernels, on a host that of the backend's range.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,7 +18,7 @@ import pandas as pd
 
 from analysis.trace.links import OPERATOR, first_row_of
 from analysis.trace.nesting import nearest_marked_ancestor, nearest_marked_caller, operators_around
-from analysis.trace.reasons import NO_BYTES, ONE_TRACE, MeasuredCollectiveRow
+from analysis.trace.reasons import NOT_IN_TRACE, UNDETERMINED
 from analysis.trace.steps import step_at
 from analysis.trace.tables import Trace, has_role, most_frequent, take_or, take_or_none
 from analysis.trace.timeline import Timeline, cached_on_timeline
@@ -29,13 +31,69 @@ from harness.base.sections import Section
 from harness.base.tables import Column, column, text_columns
 from harness.base.text import count_of, significant
 from harness.base.units import MB
-from harness.schema import because, explained
+from harness.instruments.no_sync import NoSyncSteps
+from harness.schema import Document, because, explained, field
 
 ROOT = "outside of units"  # what no inner module gathers
 OF_CALLS = "kind group group_size ranks component bytes".split()
 EVENT_COLUMNS = [*OF_CALLS, *"phase start end step calls row".split()]
 # (shapes, types, values) of an event's inputs, as Trace.signatures has them; None: not recorded
 Signature = tuple | None
+
+
+ONE_TRACE = "needs the traces of all ranks"
+NO_BYTES = "its bytes are not in the trace"
+NO_DIFFERENCE = "--no-sync-steps was not given, or there is no summary"
+
+
+class MeasuredCollectiveRow(Document):
+    kind: str = field("all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, ...; unknown")
+    group: str | None = field("description or name of the process group", null=NOT_IN_TRACE)
+    group_size: int | None = field("ranks", null=NOT_IN_TRACE)
+    phase: str | None = field("in which it was begun", null="in none")
+    component: str = field("part of the model that it was begun for")
+    calls: int = field("in the steps of the trace")
+    bytes: int | None = field(
+        "of the larger of input and output, summed over calls", null=UNDETERMINED
+    )
+    time_ms: float = field("summed over calls, waiting for other ranks included")
+    exposed_ms: float = field("of it, that no computation overlapped; the rest was hidden")
+    waiting_ms: float | None = field(
+        "of exposed_ms, until the last rank arrived; the rest: transfer", null=ONE_TRACE
+    )
+    algorithm_bandwidth_gb_per_sec: float | None = field(
+        "10^9 bytes/s, of transfer alone if known", null=NO_BYTES
+    )
+    bus_bandwidth_gb_per_sec: float | None = field("as nccl-tests define it", null=NO_BYTES)
+
+
+class PredictedBesideRow(Document):
+    kind: str = field("as in collectives")
+    group_size: int = field("ranks")
+    predicted_calls: int = field("per step")
+    calls: float = field("per step, measured")
+    predicted_bytes: int = field("per step")
+    bytes: float | None = field("per step, measured", null=NOT_IN_TRACE)
+    time_ms: float = field("per step, measured")
+    bus_bandwidth_gb_per_sec: float | None = field("measured", null=NOT_IN_TRACE)
+
+
+class StepCommunication(Document):
+    steps: int = field("of which the mean is taken")
+    time_ms: float = field("per step, in which some collective was in progress")
+    exposed_ms: float = field("per step, of time_ms: no computation overlapped it")
+    hidden_ms: float = field("per step, the rest")
+    waiting_ms: float | None = field(
+        "per step, of exposed_ms: until the last rank arrived", null=ONE_TRACE
+    )
+    transfer_ms: float | None = field("per step, of exposed_ms: the rest", null=ONE_TRACE)
+    exposed_backward_ms: float = field(
+        "per step, of exposed_ms: begun in the backward pass; by_difference measures it"
+    )
+    by_difference: NoSyncSteps | None = field("measured without a profiler", null=NO_DIFFERENCE)
+    predicted: list[PredictedBesideRow] | None = field(
+        "beside it", null="not a run of several ranks of this workshop"
+    )
 
 
 @dataclass

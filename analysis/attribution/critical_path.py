@@ -8,6 +8,8 @@ goes on at the event that ended last before the call returned.  Making something
 on the path saves nothing.
 """
 
+from __future__ import annotations
+
 import functools
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,10 +26,27 @@ from analysis.trace.timeline import Timeline, cached_on_timeline, median_step
 from harness.base.sections import Section
 from harness.base.tables import added_up, column, text_columns
 from harness.base.text import significant
+from harness.schema import Document, field
 
 # Share of the path: from here on it is told that the GPU works while the path is on the host
 BESIDE = 0.1
 GPU, HOST, START = "GPU", "host", "kernel start"
+
+
+class PathRow(Document):
+    where: str = field("GPU, host, kernel start")
+    component: str = field("part of the model")
+    ms: float = field("on the path")
+    share: float = field("of the path")
+
+
+class CriticalPath(Document):
+    step: int = field("its number")
+    length_ms: float = field("from its start to its end")
+    gpu_idle_ms: float = field(
+        "of it, without work on the GPU, with the profiler: a faster host saves no more of it"
+    )
+    rows: list[PathRow] = field("they add up to length_ms")
 
 
 class Span(NamedTuple):

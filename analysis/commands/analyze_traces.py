@@ -118,10 +118,10 @@ def analyze_existing(
         files += write_snapshots(folder, analyzed_snapshots)
         if report:
             from analysis.report.html import write_report
+            from analysis.report.snapshot.page import beside_traces
 
             run = path if path.is_dir() else path.parent
-            snapshot = next(iter(analyzed_snapshots), None)
-            files += write_report(folder, analyses, run, reading, snapshot)
+            files += write_report(folder, analyses, run, reading, beside_traces(analyzed_snapshots))
         say("", *file_lines(files, verbose))
     try:
         if asked.slices:

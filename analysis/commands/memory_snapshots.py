@@ -164,7 +164,7 @@ def explain_snapshots(
     if folder:
         files = write_snapshots(folder, snapshots)
         if report:
-            from analysis.report.memory_page import write_memory_report
+            from analysis.report.snapshot.page import write_memory_report
 
             files += write_memory_report(folder, snapshots[0])
         say("", *file_lines(files, verbose))

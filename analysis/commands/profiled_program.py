@@ -24,7 +24,7 @@ from analysis.hardware.mfu import mfu_percent
 from analysis.memory.snapshot.reading import find_snapshots
 from analysis.memory.tables import held_memory_section, program_section
 from analysis.report.html import write_report
-from analysis.report.memory_page import write_memory_report
+from analysis.report.snapshot.page import beside_traces, write_memory_report
 from analysis.work.update_bytes import adam_bytes_held
 from harness.base.console import file_lines, say
 from harness.base.errors import UserError
@@ -98,7 +98,7 @@ def explain_program(
     document = program_document(ended, recorded, command, settings)
     write_json(folder / "program.json", document)
     files += write_analyses(folder, analyses, refused)
-    files += write_report(folder, analyses, snapshot=next(iter(snapshots), None))
+    files += write_report(folder, analyses, further=beside_traces(snapshots))
     if verbose:
         say("", *as_text(program_section(document)))
     say(

@@ -6,6 +6,8 @@ from typing_extensions import NotRequired
 
 from analysis.advice.opportunities import Opportunity
 from analysis.attribution.breakdown import Attribution, Breakdown, ClassRow, ComponentRow, PhaseRow
+from analysis.attribution.collectives import MeasuredCollectiveRow, StepCommunication
+from analysis.attribution.critical_path import CriticalPath
 from analysis.attribution.gpu_time import GpuTimeline
 from analysis.attribution.once import OnceRow
 from analysis.attribution.operators import KernelRow, OperatorRow, OperatorTables
@@ -13,19 +15,13 @@ from analysis.diagnosis.headline import Headline
 from analysis.diagnosis.stragglers import Ranks
 from analysis.diagnosis.timelines import MemorySeries, StepTimeline
 from analysis.diagnosis.verdict import Verdict
-from analysis.trace.reasons import (
-    NO_COLLECTIVES,
-    NO_GPU,
-    SINGLE_STEP,
-    UNDETERMINED,
-    CriticalPath,
-    MeasuredCollectiveRow,
-    ShapeRate,
-    StepCommunication,
-)
+from analysis.limits.shape_rates import ShapeRate
+from analysis.trace.reasons import NO_COLLECTIVES, NO_GPU, UNDETERMINED
 from analysis.trust.integrity import Integrity
 from analysis.trust.steps import ProfiledSteps
 from harness.schema import Document, field
+
+SINGLE_STEP = "one step was recorded, which does not tell what happens in every one"
 
 
 class OperatorAnalysis(Document):

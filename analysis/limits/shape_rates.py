@@ -1,7 +1,10 @@
 """How near is each shape of matmul to the device's roofs?"""
 
+from __future__ import annotations
+
 from analysis.attribution.operators import costs_of_operators, operator_calls, shapes_text
 from analysis.hardware.ceilings import Ceiling
+from analysis.trace.reasons import UNDETERMINED
 from analysis.trace.timeline import Timeline
 from analysis.vocabulary.kernel_classes import MATMUL_CLASSES
 from analysis.work.cost import Cost
@@ -9,6 +12,32 @@ from analysis.work.operator_costs import factor_type
 from harness.base.sections import Section
 from harness.base.tables import Column, column
 from harness.base.text import significant
+from harness.schema import Document, field
+
+NO_ROOF = "no peak of this device is known for it, or not its FLOPs"
+
+
+class ShapeRate(Document):
+    name: str = field("of a matmul, convolution or attention operator")
+    shapes: str = field("of its inputs")
+    precision: str = field("of what it multiplies")
+    calls: int = field("in the trace")
+    ms: float = field("over all calls, on the device: self time")
+    share: float = field("of the self time of all operators")
+    tflops: float = field(
+        "TFLOP/s in its own time; of attention the full S x T scores, causal or not"
+    )
+    at_most: bool = field(
+        "tflops is an upper limit: attention over packed sequences, whose lengths are not recorded"
+    )
+    unmasked_tflops: float | None = field(
+        "without masked scores: what a kernel must do", null=UNDETERMINED
+    )
+    tb_per_sec: float | None = field("10^12 bytes per second", null=UNDETERMINED)
+    roof: str | None = field("compute or memory, the nearer limit", null=NO_ROOF)
+    share_of_roof: float | None = field(
+        "the least time that the peaks allow over its time", null=NO_ROOF
+    )
 
 
 def shape_rates(timeline: Timeline) -> list[dict]:

@@ -227,9 +227,10 @@ def fit_text(document: dict) -> str:
 def time_facts(document: dict) -> dict[str, str]:
     """The lower bound of step time: the largest of those by arithmetic,
     memory traffic and communication."""
-    least_ms, bounds = document["step_time_lower_bound_ms"], document["step_time_bounds"]
+    least_ms = document["step_time_lower_bound_ms"]
     if least_ms is None:
         return {"Step time": f"no lower bound: {document['step_time_lower_bound_ms_reason']}"}
+    bounds = document["step_time_bounds"]
     parts = [bound_text("matmuls", bounds, "compute"), bound_text("memory", bounds, "bandwidth")]
     if document["communication"]:
         parts.append(bound_text("network", bounds, "network"))

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import util
 from pathlib import Path
+from typing import NamedTuple
 
 from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.text import judged_first
-from analysis.memory.snapshot.analyzed import Analyzed
-from analysis.memory.snapshot.text import snapshot_sections
 from analysis.report.charts import STEP_TIMELINE, charts_of, step_of_document
 from analysis.report.figures.pictures import figures_of
 from analysis.report.page import (
@@ -26,7 +25,6 @@ from analysis.report.page import (
     page_title,
     sections_of,
 )
-from analysis.report.snapshot_charts import memory_charts
 from analysis.report.step_zoom import step_of_trace
 from harness import PROJECT
 from harness.base.documents import read_or_leave_out
@@ -41,19 +39,26 @@ SCRIPTS = ("tensorboard_plugin/tensorboard_step_profile/timeline.js", "analysis/
 Analyses = list[tuple[Path, dict]]  # traces, each with its operator_analysis.json
 
 
+class Further(NamedTuple):
+    """What a report shows beside a run and its traces."""
+
+    sections: list[Section]
+    charts: dict[str, dict]  # data and layout for plotly, by the names that the sections have
+
+
 def write_report(
     folder: Path,
     analyses: Analyses | None = None,
     run: Path | None = None,
     reading: dict | None = None,
-    snapshot: Analyzed | None = None,
+    further: Further | None = None,
 ) -> list[Path]:
     """Write report.html, and its tables and figures as TensorBoard's text and images; returns the
     files.
 
     analyses: of traces; default: that of the run in the folder.  run: the folder whose other files
     are included; default: this one.  reading: how the traces were read, as read_trace() takes it.
-    snapshot: of memory, beside them.
+    further: what lies beside the traces.
     """
     left_out: list[str] = []
     documents = documents_in(run or folder, left_out)
@@ -68,12 +73,12 @@ def write_report(
         step = step_to_show(trace, analysis, reading or {}, left_out)
     device = device_of_step(step)
     figures = figures_of(analysis, documents, page_title(analysis, documents, device))
-    further = [(path.name, document) for path, document in others]
-    sections = [Section("Not read", note=left_out), *sections_of(analysis, further, documents)]
+    named = [(path.name, document) for path, document in others]
+    sections = [Section("Not read", note=left_out), *sections_of(analysis, named, documents)]
     charts = charts_of(analysis)
-    if snapshot:
-        sections += snapshot_sections(snapshot.document)
-        charts.update(memory_charts(snapshot))
+    if further:
+        sections += further.sections
+        charts.update(further.charts)
     text = report_text(analysis, documents, sections, figures, charts, step)
     target = folder / "report.html"
     write_bytes(target, text.encode(errors="backslashreplace"))

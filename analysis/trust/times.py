@@ -9,7 +9,6 @@ from typing import NamedTuple
 import pandas as pd
 from typing_extensions import NotRequired
 
-from analysis.trace.reasons import NO_SUMMARY
 from analysis.trace.timeline import Timeline
 from analysis.trust.findings import Findings
 from harness.run.run_summary import ONE_STEP
@@ -20,6 +19,8 @@ SLOWED = 1.5
 MEASURABLE = 0.05  # by which profiled steps may be faster than others without anything wrong
 SECTIONS_OF_TIMES = ("verdict", "components", "operators", "opportunities")
 UNDISTURBED = "none seen"
+
+NO_SUMMARY = "no performance_summary.json next to the trace"
 
 
 class ProfileDisturbance(Document):

@@ -26,8 +26,8 @@ def map_tensors(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
             return change(value)
         if isinstance(value, MutableMapping):
             copied = copy.copy(value)
-            for key, one in value.items():
-                copied[key] = map_tensors(change, one)
+            for key, item in value.items():
+                copied[key] = map_tensors(change, item)
             return copied
         return value
 
@@ -35,15 +35,21 @@ def map_tensors(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_tensors(lambda tensor: found.append(tensor) or tensor, batch)
-    return found
+    tensors: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return tensor
+
+    map_tensors(note, batch)
+    return tensors
 
 
 def shapes_of(batch: Any) -> str:
     """'[8, 128] int64, [8] int64'"""
     return ", ".join(
-        f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors_of(batch)
+        f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+        for tensor in tensors_of(batch)
     )
 
 
@@ -77,21 +83,22 @@ def zeros_like_batch(batch: Any, sizes: dict[int, int]) -> Any:
     by dimension, of tensors that are as long there as the first of the batch."""
     storages: dict[tuple, Tensor] = {}
     first = leading(batch)
-    lengths = {d: (first.shape[d], n) for d, n in sizes.items() if d < first.dim()}
 
     def zeros(x: Tensor) -> Tensor:
-        if lengths:
-            shape = list(x.shape)
-            for dim, (old, new) in lengths.items():
-                if dim < len(shape) and shape[dim] == old:
-                    shape[dim] = new
-            return torch.zeros(shape, dtype=x.dtype)
         key = (x.untyped_storage()._cdata, x.dtype)
         if key not in storages:
             storages[key] = torch.zeros(x.untyped_storage().nbytes() // x.itemsize, dtype=x.dtype)
         return storages[key].as_strided(x.shape, x.stride(), x.storage_offset())
 
-    return map_tensors(zeros, batch)
+    def zeros_of_other_length(x: Tensor) -> Tensor:
+        shape = list(x.shape)
+        for dim, length in sizes.items():
+            if dim < min(len(shape), first.dim()) and shape[dim] == first.shape[dim]:
+                shape[dim] = length
+        return torch.zeros(shape, dtype=x.dtype)
+
+    scaled = any(dim < first.dim() for dim in sizes)
+    return map_tensors(zeros_of_other_length if scaled else zeros, batch)
 
 
 def hides_tokens(batch: Any) -> bool:
@@ -99,18 +106,26 @@ def hides_tokens(batch: Any) -> bool:
     calls a mask, else [B, S] of zeros and ones.  Positions that a batch brings may begin again in
     it, and hide what is before."""
     if isinstance(batch, MutableMapping):
+        if "position_ids" in batch:
+            return True
         masks = tensors_of([value for key, value in batch.items() if "mask" in str(key)])
     else:
         masks = [x for x in tensors_of(batch) if x.dim() == 2 and not x.is_floating_point()]
-    masks = [x for x in masks if x.numel() and not isinstance(x, FakeTensor)]
-    hidden = any(bool((x == 0).any()) and bool(x.max() <= 1) for x in masks)
-    return hidden or (isinstance(batch, MutableMapping) and "position_ids" in batch)
+    return any(hides_some(mask) for mask in masks)
+
+
+def hides_some(mask: Tensor) -> bool:
+    """Whether it has zeros beside ones; not of one that cannot be read."""
+    if isinstance(mask, FakeTensor) or not mask.numel():
+        return False
+    return bool((mask == 0).any()) and bool(mask.max() <= 1)
 
 
 def leading(batch: Any) -> Tensor:
     """The tensor whose dimensions are samples and, if it holds tokens, their positions: input_ids,
     else the first."""
-    named = (
-        batch["input_ids"] if isinstance(batch, MutableMapping) and "input_ids" in batch else None
-    )
-    return tensors_of(batch)[0] if named is None else named
+    if isinstance(batch, MutableMapping):
+        named = batch.get("input_ids")
+        if named is not None:
+            return named
+    return tensors_of(batch)[0]

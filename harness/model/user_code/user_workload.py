@@ -64,25 +64,25 @@ def user_workload(
 
     Raises UserError for a flag without effect, and for a file that is not as expected."""
     for why, names in IN_THE_FILE.items():
-        if found := next((name for name in names if name in given), None):
-            raise UserError(
-                f"{flag_of(found)}: has no effect with --workload: {why}; leave it out", 2
-            )
+        for name in names:
+            if name in given:
+                raise without_effect(flag_of(name), why)
     file = UserFile.of(text)
-    found = examined(file)
-    for name, why in found.lacks.items():
+    seen = examined(file)
+    for name, why in seen.lacks.items():
         if getattr(training, name) not in (None, False, "fp32"):  # whatever flag sets it
             raise UserError(f"{flag_of(name)}: {file.path.name}: {why}", 2)
-    if given.get("precision") in ("fp32", "tf32") and found.precision != "fp32":
-        flag, own = (
-            flag_of("precision", given["precision"]),
-            f"the parameters are {found.precision} in the file",
-        )
-        raise UserError(f"{flag}: has no effect with --workload: {own}; leave it out", 2)
-    if found.precision == "bf16" and "reduce_precision" not in given:
+    if given.get("precision") in ("fp32", "tf32") and seen.precision != "fp32":
+        why = f"the parameters are {seen.precision} in the file"
+        raise without_effect(flag_of("precision", given["precision"]), why)
+    if seen.precision == "bf16" and "reduce_precision" not in given:
         training = replace(training, reduce_precision="bf16")  # as PyTorch does by default
-    training = replace(training, batch_size=found.batch_size, seq_len=found.seq_len)
+    training = replace(training, batch_size=seen.batch_size, seq_len=seen.seq_len)
     return UserWorkload(file, training, count_flops)
+
+
+def without_effect(flag: str, why: str) -> UserError:
+    return UserError(f"{flag}: has no effect with --workload: {why}; leave it out", 2)
 
 
 # ---- What the file makes -------------------------------------------------------------------------
@@ -110,55 +110,65 @@ def examined(file: UserFile) -> Examined:
     file.function()  # imported for real
     made, batch = first_batch(file)
     if not tensors_of(batch):
-        where, found = file.where(file.function()), type(batch).__name__
+        where, kind = file.where(file.function()), type(batch).__name__
         raise UserError(
-            f"{where}: a batch is {found} without tensors; expected a tensor, or a tuple or dict of"
+            f"{where}: a batch is {kind} without tensors; expected a tensor, or a tuple or dict of"
             " them"
         )
-    first, group = leading(batch), made.optimizer.param_groups[0]
+    first = leading(batch)
     tokens = first.dim() == 2 and not first.is_floating_point()
-    types = Counter({dtype: 0 for dtype in PRECISIONS.values()})
-    for parameter in made.model.parameters():
-        types[parameter.dtype] += parameter.numel()
-    names = {
-        dtype: name for name, dtype in reversed(PRECISIONS.items())
-    }  # fp32 is the name of float32
     return Examined(
         batch=batch,
         batch_size=first.shape[0] if first.dim() else 1,
         seq_len=first.shape[1] if tokens else 1,
         parameters=sum(p.numel() for p in made.model.parameters() if p.requires_grad),
-        precision=names.get(types.most_common(1)[0][0], "fp32"),
+        precision=precision_of(made.model),
         model=type(made.model).__name__,
         optimizer=type(made.optimizer).__name__,
-        learning_rate=float(group.get("lr", 0.0)),
+        learning_rate=float(made.optimizer.param_groups[0].get("lr", 0.0)),
         lacks=lacks(made),
         hides_tokens=hides_tokens(batch),
         recurrent=any(isinstance(module, nn.RNNBase) for module in made.model.modules()),
     )
 
 
+def precision_of(model: nn.Module) -> str:
+    """Of most of its parameters."""
+    sizes = Counter(dict.fromkeys(PRECISIONS.values(), 0))
+    for parameter in model.parameters():
+        sizes[parameter.dtype] += parameter.numel()
+    most, _ = sizes.most_common(1)[0]
+    # fp32, which is the first, is the name of float32.
+    return next((name for name, dtype in PRECISIONS.items() if dtype == most), "fp32")
+
+
 def lacks(made: Made) -> dict[str, str]:
-    found = {}
+    reasons = {}
     if not repeated_blocks(made.model):
-        found["activation_checkpointing"] = (
+        reasons["activation_checkpointing"] = (
             "its model has no repeated blocks, alike members of an nn.ModuleList"
         )
-    if not {"foreach", "fused"} <= made.optimizer.defaults.keys():
-        found["optimizer_impl"] = f"{type(made.optimizer).__name__} is implemented in one way only"
-    return found
+    defaults = made.optimizer.defaults
+    if "foreach" not in defaults or "fused" not in defaults:
+        kind = type(made.optimizer).__name__
+        reasons["optimizer_impl"] = f"{kind} is implemented in one way only"
+    return reasons
 
 
 def repeated_blocks(module: nn.Module) -> list[nn.Module]:
     """The members of each list of modules that are of the same class and have parts of their own;
     not those within them."""
-    found: list[nn.Module] = []
+    blocks: list[nn.Module] = []
     for child in module.children():
         members = [*child.children()] if isinstance(child, (nn.ModuleList, nn.Sequential)) else []
-        kinds = Counter(type(one) for one in members if any(True for _ in one.children()))
-        alike = [one for one in members if kinds[type(one)] > 1]
-        found += alike or repeated_blocks(child)
-    return found
+        kinds = Counter(type(member) for member in members if has_parts(member))
+        alike = [member for member in members if kinds[type(member)] > 1]
+        blocks += alike or repeated_blocks(child)
+    return blocks
+
+
+def has_parts(module: nn.Module) -> bool:
+    return any(True for _ in module.children())
 
 
 def with_checkpointing(model: nn.Module, choice: Choice) -> nn.Module:
@@ -177,24 +187,22 @@ def with_implementation(
     """The optimizer over lists of tensors (foreach), or in one kernel (fused); the same object,
     which learning rate schedulers and steps of the file's own may hold."""
     for group in optimizer.param_groups:
-        group |= {"foreach": implementation == "foreach", "fused": implementation == "fused"}
+        group["foreach"] = implementation == "foreach"
+        group["fused"] = implementation == "fused"
     if implementation == "fused":
-        optimizer._step_supports_amp_scaling = (
-            True  # as its constructor does: it divides by the loss scale itself
-        )
+        # As its constructor does: it divides by the loss scale itself.
+        optimizer._step_supports_amp_scaling = True
     if optimizer.state:
-        optimizer.load_state_dict(
-            optimizer.state_dict()
-        )  # moves step counters to where it reads them
+        # Moves step counters to where it reads them.
+        optimizer.load_state_dict(optimizer.state_dict())
     return optimizer
 
 
 def first_batch(file: UserFile) -> tuple[Made, Any]:
     """What the file makes, and the first batch: with a fake model, else for real, as data in
     tensors may need."""
-    with contextlib.suppress(
-        Exception
-    ):  # whatever code of the user's raises here, it may not raise for real
+    # Whatever code of the user's raises here, it may not raise for real.
+    with contextlib.suppress(Exception):
         with FakeTensorMode(), on_fake_tensors():
             made = file.make()
         return made, next(endless(file, made))
@@ -212,15 +220,14 @@ class UserWorkload(FlaggedWorkload):
     # Matmul FLOPs of a step, forward and in total; None if they cannot be counted.
     count_flops: Callable[[Workload], tuple[int, int] | None]
     scaled: bool = False
-    latest: dict = field(
-        default_factory=dict, init=False, compare=False, repr=False
-    )  # what build() made last
+    # What build() made last.
+    latest: dict = field(default_factory=dict, init=False, compare=False, repr=False)
 
     micro_steps = 1
     scales = ("batch_size",)  # many models take no longer sequences than those they were made for
 
     def __getstate__(self) -> dict:
-        return vars(self) | {"latest": {}}  # models stay in their process
+        return {**vars(self), "latest": {}}  # models stay in their process
 
     @property
     def hides_tokens(self) -> bool:
@@ -253,24 +260,38 @@ class UserWorkload(FlaggedWorkload):
         with on_fake_tensors() if under_fake_mode() else contextlib.nullcontext():
             made = self.file.make()
         self.file.check_device(made, device)
-        model, optimizer = made.model, made.optimizer
-        if self.training.activation_checkpointing:
-            model = with_checkpointing(model, self.training.activation_checkpointing)
-        names = {id(p): name for name, p in model.named_parameters()}
-        if self.training.precision == BF16_TRUE:
-            cast_floats(model, torch.bfloat16)
-        model = place(model) if place else model
-        if place or self.training.precision == BF16_TRUE:
-            optimizer = over_placed(optimizer, names, dict(model.named_parameters()))
-        if not place and device.type != "cpu":
-            model.to(device)  # in place: the optimizer has the same parameters
-            if optimizer.state:
-                optimizer.load_state_dict(optimizer.state_dict())  # which moves its tensors too
-        if self.training.optimizer_impl:
-            optimizer = with_implementation(optimizer, self.training.optimizer_impl)
+        training = self.training
+        model = made.model
+        if training.activation_checkpointing:
+            model = with_checkpointing(model, training.activation_checkpointing)
+        model, optimizer = self.placed(model, made.optimizer, device, place)
+        if training.optimizer_impl:
+            optimizer = with_implementation(optimizer, training.optimizer_impl)
         self.latest["made"] = made._replace(model=model, optimizer=optimizer)
-        scaler = torch.amp.GradScaler(device.type, enabled=self.training.precision == "fp16")
-        return TrainingState(model, optimizer, scaler, autocast_of(self.training.precision, device))
+        scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
+        return TrainingState(model, optimizer, scaler, autocast_of(training.precision, device))
+
+    def placed(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        place: Callable[[nn.Module], nn.Module] | None,
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Both on the device, in the type that --precision asks for.  place: as for build()."""
+        is_cast = self.training.precision == BF16_TRUE
+        names = {id(p): name for name, p in model.named_parameters()}
+        if is_cast:
+            cast_floats(model, torch.bfloat16)
+        if place:
+            model = place(model)
+        elif device.type != "cpu":
+            model.to(device)  # in place: the optimizer has the same parameters
+        if place or is_cast:
+            optimizer = over_placed(optimizer, names, dict(model.named_parameters()))
+        if not place and device.type != "cpu" and optimizer.state:
+            optimizer.load_state_dict(optimizer.state_dict())  # which moves its tensors too
+        return model, optimizer
 
     def batches(self, device: torch.device, rank: int = 0) -> Iterator[Any]:
         """Those that came with the model that was built last.  Every rank draws what its process
@@ -280,11 +301,14 @@ class UserWorkload(FlaggedWorkload):
         )
 
     def fake_batches(self) -> Iterator[Any]:
-        found, sizes = examined(self.file), {}
+        seen = examined(self.file)
+        sizes = {}
         if self.scaled:
-            sizes = {0: self.batch_size} | ({1: self.seq_len} if found.seq_len > 1 else {})
+            sizes[0] = self.batch_size
+        if self.scaled and seen.seq_len > 1:
+            sizes[1] = self.seq_len
         while True:
-            yield map_tensors(self._cast, zeros_like_batch(found.batch, sizes))
+            yield map_tensors(self._cast, zeros_like_batch(seen.batch, sizes))
 
     def _cast(self, x: Tensor) -> Tensor:
         """A view, of a copy in the type of the parameters with --precision bf16-true."""
@@ -296,13 +320,12 @@ class UserWorkload(FlaggedWorkload):
         of no one step."""
         expected = shapes_of(examined(self.file).batch)
         for number, batch in enumerate(stream, 1):
-            if (found := shapes_of(batch)) != expected:
-                where = (
-                    f"{self.file.where(self.file.function())}: batch {number} is {found}, the first"
-                    f" was {expected}"
-                )
+            shapes = shapes_of(batch)
+            if shapes != expected:
+                where = self.file.where(self.file.function())
                 raise UserError(
-                    f"{where}; expected the same shapes in every step: pad, or drop the last batch"
+                    f"{where}: batch {number} is {shapes}, the first was {expected}; expected the"
+                    " same shapes in every step: pad, or drop the last batch"
                 )
             # A view, so that memory trackers meet tensors that no operator has made, such as those
             # of a worker.
@@ -387,25 +410,27 @@ class UserWorkload(FlaggedWorkload):
         return "and what recurrent layers keep on a CPU, which is not predicted" if hidden else None
 
     def settings(self) -> dict[str, dict]:
-        found, every = examined(self.file), asdict(self.training)
+        seen, flags = examined(self.file), asdict(self.training)
         model = {
             "file": os.path.relpath(self.file.path),
             "function": self.file.name,
-            "model": found.model,
+            "model": seen.model,
+            "source_sha256": self.file.digest,
+            "parameters": seen.parameters,
         }
-        model["source_sha256"] = self.file.digest
         training = {
             "batch_size": self.batch_size,
             "seq_len": self.seq_len,
-            "learning_rate": found.learning_rate,
+            "learning_rate": seen.learning_rate,
+            "optimizer": seen.optimizer,
         }
-        training["optimizer"] = found.optimizer
-        training |= {name: every[name] for name in USED if name not in found.lacks}
-        told = found.precision if self.training.precision == "fp32" else self.training.precision
-        return {
-            "model": model | {"parameters": found.parameters},
-            "training": training | {"precision": told},
-        }
+        for name in USED:
+            if name not in seen.lacks:
+                training[name] = flags[name]
+        training["precision"] = flags["precision"]
+        if flags["precision"] == "fp32":
+            training["precision"] = seen.precision
+        return {"model": model, "training": training}
 
     @classmethod
     def from_settings(

@@ -3,14 +3,15 @@ answer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.memory.snapshot.analyzed import Analyzed
 from analysis.memory.snapshot.headline import size_text
 from analysis.memory.snapshot.text import snapshot_sections
-from analysis.report.html import packed, plotly, script
+from analysis.report.html import Further, packed, plotly, script
 from analysis.report.page import FirstScreen, fill_template
-from analysis.report.snapshot_charts import memory_charts
+from analysis.report.snapshot.charts import memory_charts
 from harness.base.files import write_bytes
 
 
@@ -47,3 +48,10 @@ def write_memory_report(folder: Path, analyzed: Analyzed) -> list[Path]:
     target = folder / "report.html"
     write_bytes(target, text.encode(errors="backslashreplace"))
     return [target]
+
+
+def beside_traces(snapshots: Sequence[Analyzed]) -> Further:
+    """What the report of traces shows of the first of the snapshots beside them."""
+    if not snapshots:
+        return Further([], {})
+    return Further(snapshot_sections(snapshots[0].document), memory_charts(snapshots[0]))
