@@ -72,19 +72,13 @@ def check_flags(parser: "OneLineParser", args: Namespace) -> None:
         parser.error(f"only {len(args.folders)} folders; give two runs or more")
 
 
-def check_packages(args: Namespace) -> None:
+def main() -> None:
     from harness.base.command_line import require
 
-    require("comparing", ["matplotlib", "jinja2"])
-    if any(path.is_file() for path in args.folders):
-        require("comparing traces", ["msgspec", "pandas"])
-
-
-def main() -> None:
     parser = parser_of_flags()
     args = parser.parse_args()
     check_flags(parser, args)
-    check_packages(args)
+    require("comparing", ["matplotlib", "jinja2", "msgspec", "pandas"])
     from analysis.compare import text
     from analysis.compare.document import compare
     from analysis.compare.gate import EXIT_SLOWER, compare_with_gate

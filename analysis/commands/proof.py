@@ -59,16 +59,22 @@ def rows_of_answer(document: dict, command: Sequence[str]) -> dict[str, str | li
     both = document["together"]
     if both:
         rows["Together"] = f"{both['verdict']} {as_fast_text(both)}, {both['audit']}"
-    by_verdict = grouped(document["rows"], lambda row: row["verdict"])
-    for verdict in IN_ORDER:
-        if verdict in by_verdict and verdict != FASTER:
-            names = [row["change"] for row in by_verdict[verdict]]
-            rows[verdict.capitalize()] = ", ".join(names)
+    rows.update(changes_by_verdict(document))
     if any(is_of_compiler(row) for row in document["rows"]):
         rows["Minify"] = f"{MINIFIER} {command_line(command)}, once it has the change"
     if document["not_timed"]:
         rows["No times"] = document["not_timed"]
     return rows
+
+
+def changes_by_verdict(document: dict) -> dict[str, str]:
+    """The names of those that do not help."""
+    by_verdict = grouped(document["rows"], lambda row: row["verdict"])
+    names = {}
+    for verdict in IN_ORDER:
+        if verdict in by_verdict and verdict != FASTER:
+            names[verdict.capitalize()] = ", ".join(row["change"] for row in by_verdict[verdict])
+    return names
 
 
 def command_line(command: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from analysis.answers import analyze_all
 from analysis.compare.noise import STEPS_OF_RUN, Disturbance
 from analysis.compare.settings import different_settings, settings_text
 from analysis.diagnosis.document import OperatorAnalysis
@@ -198,9 +199,6 @@ def summary_and_flops(folder: Path, left_out: list[str]) -> tuple[dict | None, d
 
 
 def run_of_trace(trace: Path, path: Path, name: str, left_out: Sequence[str] = ()) -> ComparedRun:
-    # pandas is slow to load, and runs are compared without it.
-    from analysis.answers import analyze_all
-
     analyses, refused = analyze_all([trace])
     if refused:
         raise refused[0]

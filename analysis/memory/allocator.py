@@ -199,7 +199,7 @@ class Replay:
         self.updates = min(updates, default=len(memory.places))
 
     def run(self, steps: int) -> None:
-        missing = self.state
+        missing = self.state  # until the optimizer's first step
         for index in self.before:
             if self.allocations[index].category != "optimizer":
                 self.allocate([index])
@@ -212,8 +212,12 @@ class Replay:
                     self.allocate([index])
                 else:
                     self.free([index])
-            self.free([index for index in self.blocks if self.allocations[index].born > 0])
-            self.allocate(index for index in self.before if index not in self.blocks)
+            self.end_step()
+
+    def end_step(self) -> None:
+        """All is as before the step."""
+        self.free([index for index in self.blocks if self.allocations[index].born > 0])
+        self.allocate(index for index in self.before if index not in self.blocks)
 
     def allocate(self, indices: Iterable[int]) -> None:
         for index in indices:

@@ -276,6 +276,15 @@ def setting_of(workload: Workload, rates: Rates) -> Setting:
     return Setting(rates, None, workload.parallel.world_size, host, precision == "tf32")
 
 
+def reached(network: Network | None) -> Network | None:
+    """What collectives reach of a network, of whose links a datasheet tells.  That switches may sum
+    is part of the bound alone."""
+    if network is None or not network.one_node:
+        return network
+    share = OVERHEADS["network share"]
+    return replace(network, gb_per_sec=share * network.gb_per_sec, by_kind={})
+
+
 def expected_step_time(
     workload: Workload,
     device: dict,
@@ -290,11 +299,7 @@ def expected_step_time(
         return Unknown(NO_RATES if on_gpu else NOT_MEASURED)
     if workload.parallel.world_size > 1 and network is None:
         return Unknown(NO_NETWORK)
-    if network and network.one_node:
-        # That switches may sum is part of the bound alone.
-        share = OVERHEADS["network share"]
-        network = replace(network, gb_per_sec=share * network.gb_per_sec, by_kind={})
-    setting = replace(setting_of(workload, rates), network=network)
+    setting = replace(setting_of(workload, rates), network=reached(network))
     if not on_gpu:
         setting = replace(setting, host="", on_gpu=False)
     parts = expected_parts(operators_of(workload, on_gpu), setting)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,22 +41,65 @@ class Operator:
     convolves: bool = False
 
 
-def kind_of(call: DispatchedCall) -> str:
-    """matmul, attention or other_kernels."""
-    if not call.cost.flops:
-        return OTHER
-    return ATTENTION if call.kind == ATTENTION else MATMUL
+class Passed(NamedTuple):
+    """To an operator and back: of shards, what this rank has."""
+
+    args: tuple
+    kwargs: dict[str, Any]
+    out: Any
+
+    def tensors_of_lists(self) -> int:
+        """Of the longest list that is passed to it."""
+        longest = 0
+        for value in (*self.args, *self.kwargs.values()):
+            if isinstance(value, list):
+                longest = max(longest, len(tensors_in(value)))
+        return longest
 
 
-def shape_of(call: DispatchedCall | None, made: object) -> tuple[int, ...]:
-    """That of the output; of attention of the query."""
-    tensors = tensors_in(made)
-    if call is not None and kind_of(call) == ATTENTION:
-        tensors = call.factors
+def passed_here(args: tuple, kwargs: dict[str, Any], out: Any) -> Passed:
+    # Else there are no shards.
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        args, kwargs, out = tree_map_only(Tensor, local_part, (args, kwargs, out))
+    return Passed(args, kwargs, out)
+
+
+class Work(NamedTuple):
+    """What an operator does; the fields are those of Operator."""
+
+    kind: str
+    flops: int
+    bytes: int
+    dtype: torch.dtype | None
+    shape: tuple[int, ...]
+    convolves: bool = False
+
+
+def work_of_collective(func: Callable, kind: str, passed: Passed) -> Work:
+    size = CollectiveCounter().count(func, passed.args)
+    return Work(kind, 0, size, None, shape_of_first(tensors_in(passed.out)))
+
+
+def work_of_call(call: DispatchedCall, passed: Passed) -> Work:
+    factors, kind = call.factors, OTHER
+    if call.cost.flops:
+        kind = ATTENTION if call.kind == ATTENTION else MATMUL
+    shaped = factors if kind == ATTENTION else tensors_in(passed.out)
+    return Work(
+        kind,
+        flops=call.cost.least_flops,
+        bytes=call.cost.bytes,
+        dtype=factors[0].dtype if factors else None,
+        shape=shape_of_first(shaped),
+        convolves=call.kind == CONVOLUTION,
+    )
+
+
+def shape_of_first(tensors: Sequence[Tensor]) -> tuple[int, ...]:
     return tuple(tensors[0].shape) if tensors else ()
 
 
-def may_be_fused(operator: Operator, func) -> bool:
+def may_be_fused(operator: Operator, func: Callable) -> bool:
     """Whether a compiler makes one kernel of it and its neighbors."""
     is_alone = func.namespace == "fsdp" or operator.name.startswith(("_foreach", "_fused"))
     return operator.kind == OTHER and not is_alone
@@ -84,28 +129,23 @@ class OperatorLog(WorkCounter):
         out = func(*args, **kwargs)
         if self.segments[-1] == "data":
             return out
-        mine, named, made = args, kwargs, out
-        # Else there are no shards.
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            mine, named, made = tree_map_only(Tensor, local_part, (args, kwargs, out))
+        passed = passed_here(args, kwargs, out)
         collective = kind_of_collective(func)
-        call = None if collective else dispatched_call(func, mine, named, made)
-        if call is None and not collective:
+        call = None if collective else dispatched_call(func, *passed)
+        if collective:
+            work = work_of_collective(func, collective, passed)
+        elif call is not None:
+            work = work_of_call(call, passed)
+        else:
             self.views += 1
             return out
-        lists = [tensors_in(given) for given in (*mine, *named.values()) if isinstance(given, list)]
         operator = Operator(
             segment=len(self.segments),
             phase=self.segments[-1],
             name=func.overloadpacket.__name__,
-            kind=collective or kind_of(call),
-            flops=0 if collective else call.cost.least_flops,
-            bytes=CollectiveCounter().count(func, mine) if collective else call.cost.bytes,
-            dtype=call.factors[0].dtype if call and call.factors else None,
-            shape=shape_of(call, made),
             views=self.views,
-            tensors=max(map(len, lists), default=0),
-            convolves=call is not None and call.kind == CONVOLUTION,
+            tensors=passed.tensors_of_lists(),
+            **work._asdict(),
         )
         self.operators.append(operator)
         self.views = 0
