@@ -61,6 +61,7 @@ NOTHING_ADVISED = Advised([], [])
 
 
 def answers(timeline: Timeline) -> OperatorAnalysis:
+    """What one trace shows, without the comparison of ranks."""
     summary = timeline.context.summary
     kernels = kernel_rows(timeline)
     trust = integrity(timeline, kernels)

@@ -5,6 +5,7 @@ FLOPs are those of PyTorch's own formulas, and ours for what these leave out.  B
 operator's schema and the storages of its tensors tell; nothing of PyTorch counts them.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -39,8 +40,7 @@ class DispatchedCall(NamedTuple):
 def dispatched_call(func, args: tuple, kwargs: dict, out: object) -> DispatchedCall | None:
     """None if it made a view or only allocated.  func: of torch.ops, as a TorchDispatchMode gets
     it."""
-    names = [argument.name for argument in func._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = {**dict(zip(argument_names(func), args, strict=False)), **kwargs}
     read, written = accesses(func, given, out)
     if not written:
         return None
@@ -52,6 +52,25 @@ def dispatched_call(func, args: tuple, kwargs: dict, out: object) -> DispatchedC
     moved = sum(size for _, size in read + written)
     cost = Cost(flops, moved, unmasked_flops=flops - masked_flops(given, flops))
     return DispatchedCall(f"aten::{func.overloadpacket.__name__}", cost, read, written, factors)
+
+
+# PyTorch makes the list of a schema's arguments anew each time that it is asked, and a step on fake
+# tensors asks ten thousand times.
+
+
+@functools.cache
+def argument_names(func) -> list[str]:
+    return [argument.name for argument in func._schema.arguments]
+
+
+@functools.cache
+def mutated_arguments(func) -> list:
+    """Those of its schema that an operator writes."""
+    mutated = []
+    for argument in func._schema.arguments:
+        if argument.alias_info and argument.alias_info.is_write:
+            mutated.append(argument)
+    return mutated
 
 
 def tensors_in(value: object) -> list[torch.Tensor]:
@@ -139,15 +158,6 @@ def accesses(func, given: dict, out: object) -> tuple[Accesses, Accesses]:
 
 def accessed(tensors: list[torch.Tensor]) -> Accesses:
     return [(x, accessed_bytes(x)) for x in tensors]
-
-
-def mutated_arguments(func) -> list:
-    """Those of its schema that an operator writes."""
-    mutated = []
-    for argument in func._schema.arguments:
-        if argument.alias_info and argument.alias_info.is_write:
-            mutated.append(argument)
-    return mutated
 
 
 def tensors_made(out: object, inputs: dict[str, list[torch.Tensor]]) -> list[torch.Tensor]:
