@@ -123,6 +123,10 @@ class Document:
         return cls(**values)
 
     @staticmethod
+    def bring_up_to_date(value: dict) -> None:
+        """Changes what was written by an earlier version: fields that have another meaning now."""
+
+    @staticmethod
     def contradiction(value: dict) -> str | None:
         """Why fields of the right types do not go together,
         '<field>: <what is wrong>'; None: they do."""

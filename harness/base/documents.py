@@ -9,9 +9,9 @@ from typing import NoReturn
 from harness.base.errors import UserError
 from harness.schema import Document, completed, misfit
 
-SCHEMA_VERSION = 3
-# 3 adds fields to 2; a reader takes those that a document may lack with get().
-READABLE_VERSIONS = (2, 3)
+SCHEMA_VERSION = 4
+# 4 adds fields to 3: those that may be null are null in a document that lacks them.
+READABLE_VERSIONS = (3, 4)
 
 
 def read_document(path: Path) -> dict | None:
@@ -54,6 +54,7 @@ def read_fitting(
     document = read_document(path)
     if document is None:
         return None
+    kind.bring_up_to_date(document)
     why = misfit(document, kind, parts)
     if why:
         raise UserError(f"{path}: damaged, or of an earlier version: {why}")

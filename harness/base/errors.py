@@ -32,6 +32,7 @@ class Interrupted(KeyboardInterrupt):
 
 # ---- Signals -------------------------------------------------------------------------------------
 
+OF_TORCHRUN = "TORCHELASTIC_RUN_ID"  # in the environment of the ranks that it starts
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Python swallows exceptions raised in a finalizer, so signals are recorded as well.
 _received: list[int] = []
@@ -45,8 +46,13 @@ def is_interruption(error: BaseException) -> bool:
 
 
 def _raise_interrupted(signum: int, frame) -> None:
+    """The failure of another rank, or the error of a collective, that is being handled is not
+    replaced by torchrun's SIGTERM, which follows from the same death: nothing would be written of
+    the run."""
     _received.append(signum)
-    raise Interrupted(signum)
+    is_ending = isinstance(sys.exc_info()[1], (UserError, RuntimeError))
+    if signum != signal.SIGTERM or not (is_ending and OF_TORCHRUN in os.environ):
+        raise Interrupted(signum)
 
 
 @contextlib.contextmanager

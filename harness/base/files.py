@@ -194,13 +194,24 @@ def prepare_folder(folder: Path) -> None:
         say(f"The run that was in {folder} is now in {target}")
 
 
+def new_part(folder: Path, name: str) -> Path:
+    """A new folder for what a run that goes on in the same folder writes: in the folder of this
+    name in it.  If there is none, an earlier run of another kind is moved, as by
+    prepare_folder()."""
+    if not (folder / name).is_dir():
+        prepare_folder(folder)
+    part = unused_folder(folder / name / f"{datetime.now():%Y%m%d_%H%M%S}")
+    make_folder(part)
+    return part
+
+
 def _earlier_run(folder: Path) -> list[Path]:
     """The files and folders of a run in the folder.  UserError if its config.json is not ours."""
     config = folder / "config.json"
     if config.exists() and b'"schema_version"' not in config.read_bytes():
         raise UserError(f"{config} was not written by this workshop; use another folder")
     # Without a config.json, only names that no other program would use are assumed to be ours.
-    patterns = [TRACE, "prediction.json"]
+    patterns = [TRACE, "prediction.json", "watch.json"]
     if config.exists():
         patterns = [kind.pattern for kind in FILES if not kind.is_folder]
     being_written = _launchers_logs()

@@ -39,6 +39,7 @@ class Section:
     code: str = ""  # lines to be copied, which are shown as they are
     lead: str = ""  # what it says in a line, where that is not its largest rows or its first fact
     figure: str = ""  # the name of the figure that a page draws of it
+    unfolded: bool = False  # on a page, from the beginning
     warning: str = ""  # why it should not be relied on
     # Of a long table: the key of its rows' names; a renderer shows the first, and "N more".
     label: str = ""

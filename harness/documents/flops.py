@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from pathlib import Path
+
 from typing_extensions import NotRequired
 
+from harness.base.documents import read_document, read_fitting
+from harness.base.errors import UserError
 from harness.machine.environment import Environment
 from harness.run.run_config import Settings
 from harness.run.run_summary import ONE_STEP
@@ -110,6 +115,17 @@ class FlopsProfile(Document):
     flops_analysis: FlopsAnalysis = field("of a step and rank")
     performance_metrics: PerformanceMetrics = field("of the averaged steps")
     efficiency_metrics: EfficiencyMetrics = field("rates beside the peaks of the device")
+
+
+def read_flops_profile(path: Path, parts: Collection[str] = ()) -> dict:
+    """An earlier flops_profile.json with the fields that are needed, as in read_fitting().  Raises
+    UserError, naming the file, for any other file or schema version."""
+    document = read_document(path)
+    if document is None or "flops_analysis" not in document:
+        missing = "there is no such file"
+        problem = "not a flops_profile.json of this workshop" if path.exists() else missing
+        raise UserError(f"{path}: {problem}")
+    return read_fitting(path, FlopsProfile, parts)
 
 
 class PhaseBytes(Document):

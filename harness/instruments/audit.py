@@ -27,21 +27,49 @@ if TYPE_CHECKING:
 LEAST_RATIO = 0.1
 LEAST_STEPS = 3  # whose times are looked at: fewer may all have been held up in the forward pass
 FAILED = "FAILED: "  # before the findings
+# Findings of what costs time or teaches nothing, and leaves the training right.
+FAIL_NOTHING = (
+    "reduced_too_often",
+    "same_data",
+    "same_random_numbers",
+    "repeated_order",
+    "small_collectives",
+    "buffers_broadcast",
+)
+RANKS_DIFFER = "ranks train different models: "
 NAMES_SHOWN = 20  # of the parameters of a finding
 
 
 class AuditFinding(Document):
     check: str = declared(
         "missing_, zero_ or non_finite_gradient, unmoved_ or unowned_parameter, first_loss,"
-        " backward_time, rate"
+        " backward_time, rate, ranks_differ; and, which fail nothing, reduced_too_often, same_data,"
+        " same_random_numbers, repeated_order, small_collectives, buffers_broadcast"
     )
     detail: str = declared("the finding with its figures")
     parameters: NotRequired[list[str]] = declared("names, 20 at most; checks of parameters only")
+    between_steps: NotRequired[list[int | None]] = declared(
+        "ranks_differ: the last step in which they were seen equal, null if none, and the first in"
+        " which they were not"
+    )
+    difference: NotRequired[float] = declared(
+        "ranks_differ: the largest between two ranks, in norms of the tensor"
+    )
+    times: NotRequired[int] = declared(
+        "in a step: reductions (reduced_too_often), calls (small_collectives), broadcasts"
+        " (buffers_broadcast)"
+    )
+    where: NotRequired[str] = declared(
+        "FILE:LINE that calls the model (reduced_too_often, buffers_broadcast), the checkpoint that"
+        " takes gradients away (missing_gradient) or the collectives, or asks for data"
+    )
 
 
 class Audit(Document):
-    ok: bool | None = declared("whether there is no finding", null="no step was done")
-    findings: list[AuditFinding] = declared("what is wrong; empty: nothing")
+    ok: bool | None = declared(
+        "whether no finding says that it trains wrongly", null="no step was done"
+    )
+    findings: list[AuditFinding] = declared("what is wrong or for nothing; empty: neither")
     not_checked: list[dict[str, str]] = declared("check, as in a finding, and reason")
     gradient_norms: dict[str, float] = declared(
         "of the first step, by part of the model over all layers"
@@ -224,7 +252,14 @@ def norms_by_part(norms: dict[str, float]) -> dict[str, float]:
 
 
 def findings_text(audit: dict | None) -> str:
-    return "; ".join(finding["detail"] for finding in (audit or {}).get("findings", []))
+    """Of what makes the audit fail; empty: nothing does."""
+    findings = (audit or {}).get("findings", [])
+    return "; ".join(row["detail"] for row in findings if row["check"] not in FAIL_NOTHING)
+
+
+def harmless_findings(audit: dict) -> list[str]:
+    """What leaves the training right."""
+    return [row["detail"] for row in audit["findings"] if row["check"] in FAIL_NOTHING]
 
 
 def audit_text(audit: dict | None) -> str:
@@ -233,4 +268,4 @@ def audit_text(audit: dict | None) -> str:
         return f"not done: {(audit or {}).get('ok_reason', 'not measured by the run')}"
     if not audit["ok"]:
         return FAILED + findings_text(audit)
-    return "; ".join(["ok", *audit.get("notes", [])])
+    return "; ".join(["ok", *harmless_findings(audit), *audit.get("notes", [])])

@@ -3,7 +3,7 @@ moves it."""
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -53,6 +53,8 @@ class FirstStepAudit:
     def __init__(self, model: nn.Module, scaler: torch.amp.GradScaler):
         self.model, self.scaler = model, scaler
         self.result: FirstStep | None = None
+        # Whoever else looks at the gradients: called before each of the step's optimizer phases.
+        self.before_optimizer: Callable[[], object] | None = None
         # Names: which ask for a gradient may change within a step of a file's own.
         self._trained: list[str] = []
         self._ranges: list[str] = []
@@ -76,6 +78,8 @@ class FirstStepAudit:
         if name == "optimizer":
             with unobserved():
                 self._read_gradients()
+                if self.before_optimizer:
+                    self.before_optimizer()
 
     def range_pop(self) -> None:
         if self._ranges.pop() == "optimizer":

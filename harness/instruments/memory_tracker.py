@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -94,6 +95,10 @@ class MemoryTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if func is ASKS_FOR_DEVICE:
+            return device_of(args[0])
+        if func.namespace == "prim":
+            return func(*args, **kwargs)
         out = on_copies(func, args, kwargs) if held_by_gloo(func) else func(*args, **kwargs)
         if func.namespace in ("c10d", "fsdp"):
             self._communicates(func, args, kwargs)
@@ -112,7 +117,7 @@ class MemoryTracker(TorchDispatchMode):
     def _is_on_device(self, tensor: Tensor) -> bool:
         """Not batches before their copy to a GPU, nor AdamW's step counters,
         which stay on the host."""
-        return tensor.device.type == self._device.type
+        return device_of(tensor).type == self._device.type
 
     def _record_all(self, tensors: Iterable[Tensor], category: str) -> None:
         for tensor in filter(self._is_on_device, tensors):
@@ -311,6 +316,18 @@ def short_name(dtype: torch.dtype) -> str:
 def local_part(tensor: Tensor) -> Tensor:
     """What this rank has of a DTensor; any other tensor itself."""
     return getattr(tensor, "_local_tensor", tensor)
+
+
+# Two thirds of all operators of a step on fake tensors: autograd and optimizers ask each of them.
+ASKS_FOR_DEVICE = torch.ops.prim.device.default
+
+
+def device_of(tensor: Tensor) -> torch.device:
+    """tensor.device, which is that operator where the tensor is a fake one: FakeTensorMode's answer
+    without it, as it would take a sixth of a predicted step."""
+    if isinstance(tensor, FakeTensor) and not tensor.fake_mode.in_kernel_invocation:
+        return tensor.fake_device
+    return tensor.device
 
 
 @functools.cache

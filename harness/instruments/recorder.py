@@ -199,6 +199,9 @@ class SystemProfilerWindow:
 class MemorySnapshot:
     """torch.cuda's allocation history of one step: pickles, of the first forward pass and of the
     whole step, also of one in which memory runs out.  analyze_trace.py reads them.
+
+    As a context it records that step; earlier_step() records one before it, in case memory runs out
+    in it.
     """
 
     ENTRIES = 1_000_000  # of the history; the oldest are dropped first
@@ -207,7 +210,7 @@ class MemorySnapshot:
         self.folder, self.written = folder, []
 
     def __enter__(self) -> MemorySnapshot:
-        torch.cuda.memory._record_memory_history(max_entries=self.ENTRIES, stacks="python")
+        self._record()
         return self
 
     def after_forward(self) -> None:
@@ -216,10 +219,35 @@ class MemorySnapshot:
 
     def __exit__(self, kind, error, trace) -> None:
         try:
-            if error is None or out_of_memory(error):
+            if error is None:
                 self._dump("step")
+            elif out_of_memory(error):
+                self._dump_after_error()
         finally:
             torch.cuda.memory._record_memory_history(enabled=None)
+
+    @contextlib.contextmanager
+    def earlier_step(self):
+        """What does not fit seldom comes to the step that is recorded: then this one is written."""
+        self._record()
+        try:
+            yield
+        except BaseException as error:
+            if out_of_memory(error):
+                self._dump_after_error()
+            raise
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+    def _dump_after_error(self) -> None:
+        """That memory ran out is what the run ends with, also where the disk is full."""
+        try:
+            self._dump("step")
+        except (OSError, RuntimeError) as failure:
+            say(f"Memory ran out, and its snapshot was not written: {failure}")
+
+    def _record(self) -> None:
+        torch.cuda.memory._record_memory_history(max_entries=self.ENTRIES, stacks="python")
 
     def _dump(self, what: str) -> None:
         if self.folder:
@@ -330,6 +358,8 @@ class Instruments:
                 instruments.enter_context(self.memory)
             if step == self.schedule.snapshot_step:
                 instruments.enter_context(self.snapshot)
+            elif self.snapshot and self.snapshot.folder and step in self.schedule.snapshot_early:
+                instruments.enter_context(self.snapshot.earlier_step())
             yield
         if self.trace:
             self.trace.step()

@@ -84,6 +84,7 @@ class InstrumentSchedule:
             None  # the profiled steps are window[0] + 1 to window[1]
         )
         self.flops_step = self.memory_step = self.snapshot_step = None
+        self.snapshot_early = range(0)  # steps that are recorded in case memory runs out in them
         self.notes: list[str] = []  # which instrument was moved to another step, and why
         if profiling.records_trace or profiling.system_profiler:
             others = (
@@ -99,6 +100,9 @@ class InstrumentSchedule:
             self.memory_step = self._free_step(2 if world_size_of_run() == 1 else 3)
         if profiling.memory_snapshot:
             self.snapshot_step = self._free_step(2)
+            # The second step has the state of the optimizer beside the activations: what lasts so
+            # long lasts longer.
+            self.snapshot_early = range(1, min(self.snapshot_step, 3))
 
     def _schedule_window(self, warmup_steps: int, length: int, others: int) -> None:
         """The requested window, moved and shortened so that the other instruments also fit."""

@@ -85,6 +85,7 @@ class Counters:
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")):
         self.proc, self._files = proc, {}
+        self.ignored: set[str] = set()  # threads of ours, by their number for the system
         folders = cgroup_folders("cpu", proc, cgroups)
         self.limited = [folder for folder in folders if quota_cores(folder)]
         self.no_quota_reason = unknown_quota(folders, proc, cgroups) or "no quota"
@@ -98,6 +99,8 @@ class Counters:
         times, tasks = {}, f"{self.proc}/self/task"
         with contextlib.suppress(FileNotFoundError):
             for thread in os.listdir(tasks):
+                if thread in self.ignored:
+                    continue
                 with contextlib.suppress(OSError):  # it ended just now
                     if thread not in self._files:
                         self._files[thread] = os.open(f"{tasks}/{thread}/schedstat", os.O_RDONLY)

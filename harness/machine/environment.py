@@ -46,7 +46,8 @@ VARIABLES = (
     "SLURM_STEP",
     "SLURM_CPU_BIND",
 )
-NO_CHECKOUT = "the project is not in a git checkout, or git is missing"
+OURS = Path(__file__).resolve().parent
+NO_CHECKOUT = "not in a git checkout, or git is missing"
 
 
 class Device(Document):
@@ -66,9 +67,9 @@ class Cpu(Document):
 class Environment(Document):
     timestamp: str = field("start of the run, ISO 8601 with time zone")
     command_line: str = field("that repeats the run")
-    commit: str | None = field("of the project", null=NO_CHECKOUT)
+    commit: str | None = field("of the project, or of another program", null=NO_CHECKOUT)
     uncommitted_changes: bool | None = field(
-        "whether files of the project differ from that commit", null=NO_CHECKOUT
+        "whether files of it differ from that commit", null=NO_CHECKOUT
     )
     changes_sha256: str | None = field(
         "of these changes, as git diff shows them", null="there are none"
@@ -98,12 +99,14 @@ class Host(Document):
     )
 
 
-def describe_environment(device: torch.device) -> Environment:
-    """Versions, device, host, commit and command line: enough to repeat the run."""
+def describe_environment(device: torch.device, code: Path = OURS) -> Environment:
+    """Versions, device, host, commit and command line: enough to repeat the run.
+
+    code: the folder of what trains, whose commit it is."""
     import torch
 
-    commit = _git("rev-parse", "HEAD")
-    changes = _git("diff", "HEAD") if commit else None
+    commit = _git(code, "rev-parse", "HEAD")
+    changes = _git(code, "diff", "HEAD") if commit else None
     packages = {package: version_of(package) for package in PACKAGES}
     packages["torch"] = str(torch.__version__)  # its metadata may leave out the build, as +cu130
     unseen = unseen_hardware() if device.type == "cpu" else None
@@ -171,9 +174,9 @@ def typed() -> list[str]:
     return ["python3", *words]  # with which our scripts find their environment
 
 
-def _git(*command: str) -> str | None:
-    """What git prints of the project's checkout; None where it cannot be asked."""
-    arguments = ["git", "-C", str(Path(__file__).resolve().parent), *command]
+def _git(folder: Path, *command: str) -> str | None:
+    """What git prints of the checkout that a folder is in; None where it cannot be asked."""
+    arguments = ["git", "-C", str(folder), *command]
     try:
         answer = subprocess.run(arguments, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):

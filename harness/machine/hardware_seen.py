@@ -17,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,17 @@ BUILT_FOR = Path(__file__).with_name("gpu_architectures.txt")
 FIRST_DRIVER = {11: 450, 12: 525, 13: 580}
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 OF_ANOTHER_JOB = "of another job"  # a batch system has not given this GPU to the job
+
+
+def system_rocm(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("ROCM_PATH", "/opt/rocm"))
+
+
+def tool_of_rocm(name: str, environ: Mapping[str, str], root: Path = Path("/")) -> Path | None:
+    """On PATH, else in ROCm's own folder, which is rarely on it.  root: of the file system."""
+    folders = (environ.get("PATH", ""), f"{system_rocm(environ)}/bin", f"{root / 'opt/rocm/bin'}")
+    tool = shutil.which(name, path=os.pathsep.join(folders))
+    return Path(tool) if tool else None
 
 
 def unseen_hardware(root: Path = Path("/")) -> str | None:
@@ -129,15 +141,10 @@ def _kernel_architectures(root: Path) -> Architectures:
 
 
 def _rocm_architectures(root: Path) -> list[str]:
-    folders = [
-        os.environ.get("PATH", ""),
-        f"{os.environ.get('ROCM_PATH', '/opt/rocm')}/bin",
-        f"{root}/opt/rocm/bin",
-    ]
-    rocminfo = shutil.which("rocminfo", path=os.pathsep.join(folders))
+    rocminfo = tool_of_rocm("rocminfo", os.environ, root)
     if rocminfo is None:
         return []
-    return re.findall(r"^\s*Name:\s*(gfx\w+)", _output_of(rocminfo), re.M)
+    return re.findall(r"^\s*Name:\s*(gfx\w+)", _output_of(str(rocminfo)), re.M)
 
 
 def _has_nvidia_gpu(root: Path) -> bool:

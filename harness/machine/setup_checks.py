@@ -27,11 +27,12 @@ from harness.base.errors import UserError
 from harness.base.tables import Column, column, text_table
 from harness.base.text import count_of, read_ini
 from harness.base.units import megabytes
+from harness.machine import rocm
 from harness.machine.devices import architecture, choose_device
 from harness.machine.environment import PACKAGES
 from harness.machine.gpu_driver import gpu_driver, pci_folder
 from harness.machine.gpu_watch import TAKE_TURNS
-from harness.machine.hardware_seen import numbered_twice, unseen_hardware
+from harness.machine.hardware_seen import numbered_twice, system_rocm, tool_of_rocm, unseen_hardware
 from harness.machine.host_limits import cgroup_folders, least_quota, usable_cores
 
 KNOWN_ISSUES = read_ini(Path(__file__).with_name("known_issues.ini"))
@@ -85,6 +86,9 @@ def examine(asked_device: str) -> None:
         *known_issue_checks(Versions.here(device), os.environ),
     ]
     report("Setup", checks)
+    profilers = rocm_checks(device)  # they launch kernels: why none can run is printed by now
+    if profilers:
+        report("Profilers", profilers)
 
 
 def examine_ranks(device: torch.device, rank: int, world_size: int) -> None:
@@ -144,10 +148,14 @@ def gpu_checks(device: torch.device) -> list[Check]:
     visible = (
         f"{torch.cuda.device_count()}; this rank uses number {device.index}, {gpu.name} ({arch})"
     )
-    if "MI250" in gpu.name:
-        visible += ", half a card: memory and rates are those of one of its two dies (GCDs)"
+    fix = None
+    if torch.version.hip:
+        modes, units = modes_of(device), gpu.multi_processor_count
+        part = rocm.part_text(gpu.name, arch, units, modes)
+        visible += f", {part}" if part else ""
+        fix = numbered_twice() or rocm.contradiction(gpu.name, arch, units, modes)
     checks = [
-        Check("GPUs visible", visible, numbered_twice() if torch.version.hip else None),
+        Check("GPUs visible", visible, fix),
         architecture_check(arch, torch.cuda.get_arch_list()),
         free_memory_check(free, total),
     ]
@@ -155,6 +163,14 @@ def gpu_checks(device: torch.device) -> list[Check]:
         limit, usual = gpu_driver(device).power_limits_w()
         checks.append(power_check(limit, usual))
     return checks
+
+
+def modes_of(device: torch.device) -> rocm.Modes:
+    """How the card of a device is parted."""
+    try:
+        return rocm.modes_by_driver(pci_folder(device))
+    except OSError:  # its address is not told
+        return rocm.Modes("", "")
 
 
 def power_check(limit: float, usual: float) -> Check:
@@ -436,12 +452,54 @@ class Versions:
         version = getattr(torch.version, "rocm", None)
         known_numbers = 3 if version else 2
         parts = re.findall(r"\d+", version or torch.version.hip or "")
-        rocm = tuple(map(int, parts[:known_numbers]))
+        built_for = tuple(map(int, parts[:known_numbers]))
         arch = ""
-        if rocm and device.type == "cuda":
+        if built_for and device.type == "cuda":
             arch = architecture(torch.cuda.get_device_properties(device)).split(":")[0]
         has_amdsmi = importlib.util.find_spec("amdsmi") is not None
-        return cls(rocm, arch, frozenset({"amdsmi"}) if has_amdsmi else frozenset())
+        return cls(built_for, arch, frozenset({"amdsmi"}) if has_amdsmi else frozenset())
+
+
+def rocm_checks(device: torch.device) -> list[Check]:
+    """Whether a trace can be believed here: what the profilers are, and what they record, also of
+    graphs."""
+    if not torch.version.hip or device.type == "cpu":
+        return []
+    tool = rocm.rocprofv3_finding(tool_of_rocm("rocprofv3", os.environ))
+    return [*trace_checks(device, True), Check("rocprofv3", tool.result, tool.fix)]
+
+
+def trace_checks(device: torch.device, graphs: bool) -> list[Check]:
+    """Of PyTorch's profiler on ROCm."""
+    finding = rocm.known_kernels_finding(device, graphs)
+    return [library_check(device), Check(rocm.KERNELS_IN_TRACE, finding.result, finding.fix)]
+
+
+def library_check(device: torch.device) -> Check:
+    """The library through which PyTorch's profiler sees kernels; launches none."""
+    versions = Versions.here(device)
+    brought = rocm.libraries_in(Path(torch.__file__).parent / "lib", versions.rocm)
+    finding = rocm.library_finding(brought, rocm.version_of_rocm(system_rocm(os.environ)))
+    return Check("Profiler library", finding.result, finding.fix)
+
+
+def profiler_warnings(device: torch.device, graphs: bool) -> list[str]:
+    """What is wrong with the profiler that a run on ROCm is about to use: PyTorch's."""
+    if not torch.version.hip or device.type == "cpu":
+        return []
+    return warnings_of(trace_checks(device, graphs))
+
+
+def untried_warnings(device: torch.device) -> list[str]:
+    """The same of a program that was recorded before anything could be tried: no kernels are
+    launched, and that they were not is one of the warnings."""
+    if not torch.version.hip or device.type == "cpu":
+        return []
+    return [*warnings_of([library_check(device)]), rocm.UNTRIED]
+
+
+def warnings_of(checks: Sequence[Check]) -> list[str]:
+    return [f"{check.what}: {check.result}; {check.fix}" for check in checks if check.fix]
 
 
 def known_issue_checks(versions: Versions, environ: Mapping[str, str]) -> list[Check]:

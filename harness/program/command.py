@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from harness.base.console import say
 from harness.base.errors import UserError
 from harness.program.hooks import EXIT_S, GRACE_S, SETTINGS, SITECUSTOMIZE
 from harness.program.hooks.processes import running_parents
@@ -37,8 +38,12 @@ class Ended:
 
     @property
     def recorded(self) -> list[dict]:
-        """Of the processes whose steps were recorded, by rank."""
-        recorded = [process for process in self.processes if process.get("trace")]
+        """Of the processes whose steps were recorded, by rank; without those in which something
+        failed after the trace was written."""
+        recorded = []
+        for process in self.processes:
+            if all(process.get(key) for key in ("trace", "memory", "observed")):
+                recorded.append(process)
         return sorted(recorded, key=lambda process: (process["rank"], process["pid"]))
 
 
@@ -70,14 +75,16 @@ def run(
     environment: dict[str, str],
     output: IO | None = None,
     limit_s: float = 0,
+    so_far: Callable[[], object] | None = None,
 ) -> Ended:
     """Run it to its end.  environment: that in which we were started; output: where its own goes,
-    by default to ours; limit_s: after which it is ended, 0 for none."""
+    by default to ours; limit_s: after which it is ended, 0 for none; so_far: called at SIGUSR1,
+    while it runs."""
     with tempfile.TemporaryDirectory(prefix="profile_program_") as folder:
         processes = Path(folder, "processes")
         processes.mkdir()
         Path(folder, "sitecustomize.py").write_text(SITECUSTOMIZE)
-        of_hooks = dict(settings, tool=os.getpid(), processes=str(processes))
+        of_hooks = dict(settings, tool=os.getpid(), processes=str(processes), folder=os.getcwd())
         path = folder
         if environment.get("PYTHONPATH"):
             path = f"{folder}{os.pathsep}{environment['PYTHONPATH']}"
@@ -90,8 +97,15 @@ def run(
             stdout=output,
             stderr=None if output is None else subprocess.STDOUT,
         )
-        code, received = Run(processes, settings["then"], limit_s).to_its_end(start)
+        code, received = Run(processes, settings["then"], limit_s, so_far).to_its_end(start)
         results = results_in(processes)
+        for result in results:
+            observed = processes / f"{result['pid']}.observed"
+            if observed.exists():
+                result["observed"] = json.loads(observed.read_text())
+            sketches = observed.with_suffix(".sketches")
+            if sketches.exists():
+                result["sketches"] = json.loads(sketches.read_text())
         if "out" in settings:
             name_trace_of_the_only_process(results, Path(settings["out"]))
         started = len(list(processes.glob("*.started")))
@@ -120,11 +134,14 @@ class Run:
     recorded steps.
 
     processes: the folder in which its processes write; then: kill, exit or continue; limit_s: after
-    which it is ended, 0 for none.
+    which it is ended, 0 for none; so_far: called at SIGUSR1, None: that signal is not ours.
     """
 
-    def __init__(self, processes: Path, then: str, limit_s: float):
+    def __init__(
+        self, processes: Path, then: str, limit_s: float, so_far: Callable[[], object] | None = None
+    ):
         self.processes, self.then, self.limit_s = processes, then, limit_s
+        self.so_far = so_far
         self.tree = ProcessTree(str(processes.parent))
         self.signals: queue.SimpleQueue = queue.SimpleQueue()
         self.received: list[int] = []  # of Ctrl-C and SIGTERM
@@ -161,7 +178,9 @@ class Run:
     def handlers(self) -> Iterator[None]:
         """Signals are put in a queue: SIGURG is from a process that has written all that it
         recorded.  Not SIG_IGN for Ctrl-C, which the program would inherit."""
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGURG, signal.SIGCHLD)
+        numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGURG, signal.SIGCHLD]
+        if self.so_far is not None:
+            numbers.append(signal.SIGUSR1)
         earlier = {number: signal.signal(number, self.put) for number in numbers}
         try:
             yield
@@ -188,8 +207,19 @@ class Run:
                 self.end_all()
             elif number == signal.SIGTERM:
                 self.tree.send(signal.SIGTERM)
+        elif number == signal.SIGUSR1:
+            self.answer_so_far()
         elif self.first_ended_s is None and (number == signal.SIGURG or self.ended()):
             self.first_ended_s = time.monotonic()
+
+    def answer_so_far(self) -> None:
+        """No error of ours, as of a full disk, ends the program."""
+        try:
+            self.so_far()
+        except UserError as error:
+            say(f"No answer so far: {error}; the program goes on")
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            say(f"No answer so far: {type(error).__name__}: {error}; the program goes on")
 
     def end_after_recording(self) -> None:
         """Once all that train have written, or have had their time for it."""

@@ -1,7 +1,9 @@
 """Which flags exclude each other, and which this device does not have:
 one line, before anything is written."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -54,10 +56,17 @@ class PredictionConfig:
         type=network_choice,
         metavar="GB/S",
     )
+    measured: Path | None = flag(
+        None,
+        "with --dry-run: flops_profile.json that run_deepspeed_flops.py wrote on such a device; the"
+        " expected time follows from its matmuls and copies",
+        type=Path,
+        metavar="FILE",
+    )
 
 
 # Flags that only a dry run takes.
-ONLY_PREDICTED = ("device_memory", "target_device", "world_size", "network")
+ONLY_PREDICTED = ("device_memory", "target_device", "world_size", "network", "measured")
 
 
 def only_predicted(given: dict) -> list[str]:
@@ -134,3 +143,15 @@ def check_device_has(training, device: torch.device) -> None:
     line = missing(training, device.type == "cuda")
     if line:
         raise UserError(line)
+
+
+def that_train(typed: Sequence[str], *but: str) -> list[str]:
+    """A command line without what only a dry run takes, and but for these flags."""
+    names = {*but, *(flag_of(name) for name in ONLY_PREDICTED)}
+    kept, value_follows = [], False
+    for word in typed:
+        flag, *value = word.split("=", 1)
+        if not value_follows and flag not in names and word != "--dry-run":
+            kept.append(word)
+        value_follows = flag in names and not value
+    return kept

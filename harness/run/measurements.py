@@ -7,7 +7,13 @@ from collections.abc import Callable
 
 import torch
 
-from harness.instruments.audit import Audit, RateLimit, audit_document
+from harness.instruments.audit import (
+    FAIL_NOTHING,
+    Audit,
+    RateLimit,
+    audit_document,
+    not_checked_for,
+)
 from harness.instruments.compilation import Compilation
 from harness.instruments.no_sync import NoSyncSteps
 from harness.instruments.recorder import Instruments
@@ -17,8 +23,11 @@ from harness.machine.devices import DeviceSampler
 from harness.machine.disturbance import over_ranks
 from harness.machine.environment import describe_environment
 from harness.model.workload import Workload
+from harness.program.ranks import RankComparison, compare_ranks
+from harness.run.rank_numbers import RankNumbers
 from harness.run.run_config import Settings
-from harness.schema import Document
+from harness.schema import ABSENT, Document, Unknown
+from harness.session.session import Session
 
 
 class Measurements:
@@ -46,8 +55,16 @@ class Measurements:
         self.instruments: Instruments | None = None
         self.compilation: Compilation | None = None
         self.rate_limit = RateLimit(math.inf, "not known yet")  # of a step that has done its work
+        self.expected_time: Document | Unknown = ABSENT  # of a step, of a run with a prediction
         self.no_sync: NoSyncSteps | None = None  # communication by difference
         self.ranks: list[Document] = []  # the RankFacts of each, once all have finished
+        self.numbers: RankNumbers | None = None  # of what this rank trains
+        self.compared: RankComparison | None = None  # by the numbers of each, then
+
+    def begin(self, session: Session) -> None:
+        """Before the first step."""
+        self.compilation = session.compilation
+        self.numbers = RankNumbers(session)
 
     def disturbance(self) -> dict:
         """Of all ranks, in the summary of rank 0 of a run that ended; else of this one."""
@@ -71,10 +88,34 @@ class Measurements:
     def audit(self) -> Audit:
         """Whether the run trains, as far as it got."""
         records = self.meter.records
-        return audit_document(
+        audit = audit_document(
             self.instruments.audit.result if self.instruments else None,
             self.included_records(),
             records[0].loss if records else None,
             self.workload,
             self.rate_limit,
         )
+        if self.world_size > 1 and audit.ok is not None:
+            add_ranks(audit, self.compared)
+        return audit
+
+    def hear_of_ranks(self, everyone: list[tuple[Document, dict]]) -> None:
+        """What facts_of_rank() tells of each rank, in their order; empty: of one rank."""
+        self.ranks = [facts for facts, _ in everyone]
+        processes = []
+        for rank, (_, numbers) in enumerate(everyone):
+            processes.append({"rank": rank, "world_size": len(everyone), "sketches": numbers})
+        if processes:
+            self.compared = compare_ranks(processes)
+
+
+def add_ranks(audit: Audit, compared: RankComparison | None) -> None:
+    """Whether ranks train one model; compared: None where they did not reach the end together."""
+    if compared is None:
+        reason = "the ranks did not reach the end of the run together"
+        audit.not_checked = [*audit.not_checked, *not_checked_for(reason, "ranks_differ")]
+        return
+    audit.findings = [*compared.findings, *audit.findings]
+    audit.not_checked = [*audit.not_checked, *compared.not_checked]
+    audit.notes = [*audit.notes, *compared.notes]
+    audit.ok = all(finding.check in FAIL_NOTHING for finding in audit.findings)

@@ -16,6 +16,7 @@ from harness.base.text import tensorboard_command
 from harness.instruments.audit import RateLimit
 from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
 from harness.instruments.timing import StepRecord
+from harness.machine.setup_checks import profiler_warnings
 from harness.model.workload import Workload
 from harness.ranks.distributed import suffix_of_rank, when_stuck
 from harness.run.announcement import device_lines, profiling_lines, sharing_lines, workload_lines
@@ -24,7 +25,7 @@ from harness.run.measurements import Measurements
 from harness.run.run_config import config_of, settings_of
 from harness.run.run_summary import PerformanceSummary, summarize
 from harness.run.run_text import steps_section, summary_lines, trust_lines
-from harness.schema import Document
+from harness.schema import Document, Unknown
 
 
 class RunFolder:
@@ -132,6 +133,10 @@ class RunReport:
         """Create the folder and config.json."""
         when_stuck(self.write_summary)
         self.folder.prepare(self.rank)
+        if self.profiling.records_trace and self.rank == 0:
+            graphs = self.measurements.settings.training.get("cuda_graphs", False)
+            warnings = profiler_warnings(self.device, graphs)
+            self.measurements.environment.warnings.extend(warnings)
         if self.rank != 0 or self.folder.path is None:
             return
         config = config_of(self.measurements.settings, self.measurements.environment)
@@ -183,13 +188,14 @@ class RunReport:
         explain: Callable[[dict], Iterable[Explanation]],
         conclude: Callable[[dict], str],
         limit: RateLimit,
+        expect: Callable[[], Document | Unknown],
     ) -> dict | None:
         """After the last step, or the error that ended the run: write the files, print the summary
         and return it; None on ranks that print nothing.
 
         explain(summary) yields the results of the instruments; conclude(summary) is the last line
-        of the summary; limit is a rate above which a step cannot have done its work.  Raises
-        UserError if a file cannot be written.
+        of the summary; limit is a rate above which a step cannot have done its work; expect()
+        predicts the time of a step.  Raises UserError if a file cannot be written.
         """
         self.measurements.rate_limit = limit
         # The error that ended the run takes precedence.
@@ -199,13 +205,15 @@ class RunReport:
             with deferred_signals():
                 self.write_summary(error)
             return None
-        summary = self.summary(error).as_json()
-        ending = Ending(
-            basis=as_text(steps_section(summary, detailed=self.verbose)),
-            result=summary_lines(summary),
-        )
         try:
             with deferred_signals():  # a signal may interrupt what follows, but not this write
+                if error is None and self.recorded_memory:
+                    self.measurements.expected_time = expect()
+                summary = self.summary(error).as_json()
+                ending = Ending(
+                    basis=as_text(steps_section(summary, detailed=self.verbose)),
+                    result=summary_lines(summary),
+                )
                 self.write_summary(error)
             for explanation in explain(summary):
                 self.folder.write(explanation.file_name, explanation.document)
@@ -223,6 +231,12 @@ class RunReport:
         finally:
             say(*ending.basis, *ending.result, *ending.explained, *trust_lines(summary))
         return summary
+
+    @property
+    def recorded_memory(self) -> bool:
+        """Whether a step with the memory tracker is complete."""
+        instruments = self.measurements.instruments
+        return bool(instruments and instruments.memory and instruments.memory.finished)
 
     def summary(self, error: BaseException | None) -> PerformanceSummary:
         """Of what was measured so far; error: what ended the run."""

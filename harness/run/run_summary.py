@@ -55,7 +55,9 @@ class ExpectedTime(Document):
 
     median: float = field("ms")
     low: float | None = field(
-        "ms: from here to `high` nine of ten published and measured steps lay", null=NO_INTERVAL
+        "ms: from here to `high` nine of ten published and measured steps lay, or are thought to"
+        " lie if provisional or from a measurement",
+        null=NO_INTERVAL,
     )
     high: float | None = field("ms: the other end", null=NO_INTERVAL)
     by_class: dict[str, float] = field("ms by what takes them, which add up to the median")
@@ -70,6 +72,12 @@ class ExpectedTime(Document):
     launches: int = field("of kernels, in a step")
     host_ms: float = field("that launching takes the host")
     rates_source: str = field("of the rates")
+    provisional: NotRequired[bool] = field(
+        "of few published steps, so the width of the interval is a judgement"
+    )
+    from_: NotRequired[str] = field(
+        "published: steps of such devices; measured: matmuls and copies on the device"
+    )
 
 
 class CompilationTimes(Document):
@@ -273,16 +281,18 @@ def averaged_steps(records: list[StepRecord], reasons: list[str | None]) -> Aver
     return Averages(records, note)
 
 
-def facts_of_rank(run: Measurements) -> RankFacts:
-    """What the summary of rank 0 tells of the rank that measured this."""
+def facts_of_rank(run: Measurements) -> tuple[RankFacts, dict]:
+    """What the summary of rank 0 tells of the rank that measured this, and the numbers by which it
+    compares the ranks."""
     included_ms = [record.total_ms for record in run.included_records()]
-    return RankFacts(
+    facts = RankFacts(
         rank=run.rank,
         host=run.environment.host,
         mean_step_ms=summary_stats(included_ms)["mean"],
         peak_memory_mb=run.sampler.peak_bytes / MB,
         disturbance=run.meter.disturbance.document(),
     )
+    return facts, run.numbers.as_json()
 
 
 def _status(error: BaseException | None) -> str:
@@ -337,6 +347,7 @@ def _performance(run: Measurements, averages: Averages) -> Performance:
         steps_averaged_note=averages.note,
         compilation=_compilation(run),
         timings_ms=timings,
+        expected_step_time_ms=run.expected_time,
     )
 
 

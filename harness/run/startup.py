@@ -133,8 +133,10 @@ def _exit_without(problem: str) -> NoReturn:
     """Say what is missing and how to set it up; with --help also the usage, which needs no package
     as the parser with all flags does."""
     name = Path(sys.argv[0]).name
-    folder = os.environ.get("VENV") or ".venv"
-    advice = f"./run_baseline.sh sets up {folder}, then activate it: source {folder}/bin/activate"
+    place = "." if Path.cwd() == PROJECT else str(PROJECT)
+    launcher = f"{place}/run_baseline.sh"
+    folder = os.environ.get("VENV") or f"{place}/.venv"
+    advice = f"run {launcher} once, which installs it in {folder}; then type this again"
     if "-h" in sys.argv[1:] or "--help" in sys.argv[1:]:
         print(sys.modules["__main__"].__doc__ or f"usage: {name}")  # python -OO drops docstrings
         print(f"{problem}: all flags are shown after set-up; {advice}")

@@ -42,8 +42,8 @@ def training_parser(
         prog=prog,
         description=description,
         epilog=(
-            "Defaults in parentheses. README.md lists the problem sizes, docs/files.md the files of"
-            " a run."
+            "Defaults in parentheses. docs/commands.md lists the problem sizes, docs/files.md the"
+            " files of a run."
         ),
     )
     group = parser.add_argument_group("presets and modes")

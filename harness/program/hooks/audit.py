@@ -9,7 +9,7 @@ from . import our_modules
 from .memory import local
 
 WIDTH = 256  # of a tensor's sketch
-PIECE = 1 << 22  # elements that are folded at once
+PIECE = 1 << 18  # elements that are folded at once: their copy in float64 fits in a cache
 
 
 def sketch(tensor: torch.Tensor) -> torch.Tensor:
@@ -119,18 +119,25 @@ class StepAudit:
         return {"unmoved": unmoved, "rounded": rounded, "untold": untold}
 
     def owners_found(self) -> dict:
-        """Of parameters without an update: frozen, without an optimizer, or without a gradient."""
-        frozen, unowned = [], []
+        """Of parameters without an update: frozen, without an optimizer, or without a gradient.  By
+        design: without both, and as large as one that is trained: a target network, or weights that
+        are trained by copies of them."""
+        frozen, unowned, by_design = [], [], []
+        owned_shapes = {p.shape for _, p, owned in self.parameters if owned}
         owned_names: dict[str, None] = {}  # each once
         for name, p, owned in self.parameters:
             if not p.requires_grad:
                 frozen.append(name)
             elif owned:
                 owned_names[name] = None
+            elif p.grad is None and p.shape in owned_shapes:
+                by_design.append(name)
             else:
                 unowned.append(name)
         missing = [name for name in owned_names if name not in self.norms]
-        return {"missing": missing, "frozen": frozen, "unowned": unowned}
+        found = {"missing": missing, "frozen": frozen, "unowned": unowned}
+        found["by_design"] = by_design
+        return found
 
 
 def norm_of(gradient: torch.Tensor) -> float:

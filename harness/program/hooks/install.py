@@ -15,17 +15,34 @@ from .audit import StepAudit
 from .memory import ran_out, what_holds_memory
 from .memory_history import record_history
 from .modules import ModuleRanges
+from .observing.occasions import Occasions
+from .observing.rank_sketches import RankSketches
+from .observing.reentrant_checkpoints import ReentrantCheckpoints
+from .observing.without_gradient import WithoutGradient
 from .phases import not_compiled, wrapped
 from .step_clock import StepClock
 from .trial import TrialWatch
 from .watch import Watch
+from .whole_run.occasions import WholeRunOccasions
+from .whole_run.watch import WholeRunWatch
+
+
+def kind_of_watch(settings: dict) -> type[Watch]:
+    if "trial" in settings:
+        return TrialWatch
+    return WholeRunWatch if settings.get("watch") else Watch
 
 
 def install(settings: dict) -> Watch:
     """Let a Watch know of every phase.  A process that is forked begins anew."""
     is_trial = "trial" in settings
-    watch = TrialWatch(settings) if is_trial else Watch(settings)
-    os.register_at_fork(after_in_child=lambda: watch.__init__(settings))
+    watch = kind_of_watch(settings)(settings)
+
+    def begin_anew() -> None:
+        watch.sampler.stop()  # gives back the interval of switches, which a fork inherits
+        watch.__init__(settings)
+
+    os.register_at_fork(after_in_child=begin_anew)
     leave_ours_uncompiled()
     if is_trial:
         watch.prepare()
@@ -46,6 +63,11 @@ def install(settings: dict) -> Watch:
         backward = getattr(torch.autograd, name)
         setattr(torch.autograd, name, around(backward, "backward"))
     _BaseDataLoaderIter.__next__ = around(_BaseDataLoaderIter.__next__, "data")
+    if not is_trial:
+        watch.occasions.install()
+        watch.ranks.install()
+        if not settings.get("watch"):
+            watch.without_gradient.install()
     share_the_profiler(watch)
     if settings["steps"] == "forward":
         watch.modules.attach()
@@ -59,8 +81,20 @@ def install(settings: dict) -> Watch:
 
 def leave_ours_uncompiled() -> None:
     """The compiler leaves the code of these classes and modules alone."""
-    classes = (Watch, TrialWatch, ModuleRanges, StepAudit, StepClock)
-    modules = [sys.modules[owner.__module__] for owner in (Watch, TrialWatch, ModuleRanges)]
+    classes = (
+        Watch,
+        TrialWatch,
+        WholeRunWatch,
+        ModuleRanges,
+        StepAudit,
+        StepClock,
+        Occasions,
+        WholeRunOccasions,
+        RankSketches,
+        ReentrantCheckpoints,
+        WithoutGradient,
+    )
+    modules = [sys.modules[owner.__module__] for owner in classes[:4]]
     for holder in (*classes, *modules):
         for function in filter(inspect.isfunction, vars(holder).values()):
             not_compiled(function.__code__)

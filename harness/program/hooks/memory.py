@@ -1,6 +1,7 @@
 """What holds the memory of a process: tensors by category and part of the model,
 each storage once."""
 
+import contextlib
 import gc
 from collections import Counter
 from collections.abc import Iterator
@@ -38,14 +39,27 @@ def stored(value: object) -> Iterator[torch.Tensor]:
 def objects(kind: type) -> list:
     """All of a kind that Python's garbage collector knows, also what the program has
     set aside by gc.freeze()."""
-    was_frozen = gc.get_freeze_count() > 0
+    with nothing_frozen():
+        # Not isinstance(), which asks proxies for their class.
+        return [value for value in gc.get_objects() if issubclass(type(value), kind)]
+
+
+# Not in a whole run that is watched: what is garbage by then would be set aside with the rest, and
+# never be collected.
+looks_at_frozen = True
+
+
+@contextlib.contextmanager
+def nothing_frozen() -> Iterator[None]:
+    """In this block, the collector knows what the program has set aside, too."""
+    was_frozen = looks_at_frozen and gc.get_freeze_count() > 0
     if was_frozen:
         gc.unfreeze()
-    # Not isinstance(), which asks proxies for their class.
-    of_kind = [value for value in gc.get_objects() if issubclass(type(value), kind)]
-    if was_frozen:
-        gc.freeze()
-    return of_kind
+    try:
+        yield
+    finally:
+        if was_frozen:
+            gc.freeze()
 
 
 class Holdings:

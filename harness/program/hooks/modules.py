@@ -84,6 +84,8 @@ class ModuleRanges:
                 prefix = kind  # that of what is wrapped
             is_wrapper = kind.endswith(WRAPPERS)
             name = "" if is_wrapper else f"{prefix}.{path}".strip(".") or kind
+            if name.replace(".", "").isdigit():  # of nn.Sequential, which has no names
+                name = f"{kind} {name}"
             self.names[module] = f"module {name}" if name in PHASES else name
             for child_name, child in module._modules.items():
                 if child is not None:

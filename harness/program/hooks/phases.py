@@ -31,7 +31,7 @@ def wrapped(
             stepping = args[optimizer] if len(args) > optimizer else kwargs.get("optimizer")
         a_range = enter(phase)
         try:
-            if audited and stepping is not None and watch.audit:
+            if audited and stepping is not None and (watch.looks or watch.audit):
                 return watch.audited(stepping, lambda: function(*args, **kwargs))
             return function(*args, **kwargs)
         finally:

@@ -6,7 +6,8 @@ the functions below are wrapped, to count their calls.  Where a version of PyTor
 the sign stays 0: the change then counts as without effect, which errs in the safe direction.
 
 - torch._fused_adamw_ and others: the optimizer calls them as attributes of torch, so whoever
-imported torch is counted; - torch.nn.functional.conv2d and others: modules call them as attributes
+imported torch is counted;
+- torch.nn.functional.conv2d and others: modules call them as attributes
 of that module.
 """
 
@@ -18,9 +19,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
+import torch.utils.checkpoint
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 CASTS = ("ToCopyBackward0", "AccumulateGrad")
+MATMULS_BY_NAME = ("mmBackward", "MmBackward", "LinearBackward", "ConvolutionBackward")
 FUSED_ATTENTION = ("ScaledDotProduct", "FlashAttention", "EfficientAttention", "FlexAttention")
 FUSED_OPTIMIZERS = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 CONVOLUTIONS = ("conv2d", "conv3d", "conv_transpose2d", "conv_transpose3d")
@@ -28,10 +31,13 @@ CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by dimens
 
 GRAPHS = "compiled graphs"
 LOW = "operators in low precision"
+MATMULS = "matmuls"
+LOW_MATMULS = "matmuls in low precision"
 ATTENTION = "fused attention"
 OPTIMIZER = "fused optimizer"
 FORMAT = "convolutions in channels-last"
 RECOMPUTED = "recomputed blocks"
+CHECKPOINTED = "checkpointed calls"
 RECOMPUTED_ALREADY = "recomputed blocks, by the program"
 STORED = "stored calls"
 REPEATED = "repeated batches"
@@ -67,12 +73,17 @@ class Signs:
                 self.counts[GRAPHS] += 1
             if any(part in name for part in FUSED_ATTENTION):
                 self.counts[ATTENTION] += 1
+            if name.startswith("CheckpointFunction"):
+                self.counts[CHECKPOINTED] += 1
             # Of the operator's outputs, which are the inputs of its backward node.
             outputs = getattr(node, "_input_metadata", ())
-            if not name.endswith(CASTS) and any(
-                output.dtype in LOW_PRECISION for output in outputs
-            ):
+            is_low = any(output.dtype in LOW_PRECISION for output in outputs)
+            if is_low and not name.endswith(CASTS):
                 self.counts[LOW] += 1
+            if any(part in name for part in MATMULS_BY_NAME):
+                self.counts[MATMULS] += 1
+                if is_low:
+                    self.counts[LOW_MATMULS] += 1
 
     def watch_calls(self) -> None:
         """Wrap the functions whose calls are signs."""
@@ -82,6 +93,13 @@ class Signs:
             self._wrap(
                 torch.nn.functional, name, lambda output: FORMAT if is_channels_last(output) else ""
             )
+
+        # Of a call without reentrance, beneath the function that the compiler knows by itself.
+        self._wrap(
+            torch.utils.checkpoint,
+            "_checkpoint_without_reentrant_generator",
+            lambda output: CHECKPOINTED,
+        )
 
     def _wrap(self, owner: object, name: str, sign_of: Callable[[object], str]) -> None:
         function = getattr(owner, name, None)

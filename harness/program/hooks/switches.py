@@ -14,6 +14,7 @@ import torch
 import torch.utils.checkpoint
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from .memory import local
 from .signs import RECOMPUTED, RECOMPUTED_ALREADY, REPEATED, STORED
 
 BLOCK_LISTS = ("ModuleList", "Sequential")
@@ -40,6 +41,29 @@ def blocks_of(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
             has_parts = next(child.children(), None) is not None
             if kinds[type(child)] > 1 and has_parts:
                 yield child
+
+
+def is_convolution(module: torch.nn.Module) -> bool:
+    """Of images or volumes; its weight may be a module of its own, as with spectral_norm()."""
+    of_torch = isinstance(module, torch.nn.modules.conv._ConvNd)
+    return of_torch and len(module.kernel_size) > 1
+
+
+def chooses_attention(module: torch.nn.Module) -> bool:
+    """Whether it is a model of transformers, whose implementation of attention can be switched."""
+    return hasattr(module, "set_attn_implementation")
+
+
+def what_there_is(trial) -> dict[str, int]:
+    """What of the program changes could be made of: counts by name."""
+    count: Counter = Counter()
+    for model in trial.models:
+        count["repeated blocks"] += sum(1 for _ in blocks_of(model))
+        count["convolutions"] += sum(map(is_convolution, model.modules()))
+        count["choices of attention"] += any(map(chooses_attention, model.modules()))
+    for optimizer in trial.made_at:
+        count["optimizers with a fused kernel"] += "fused" in optimizer.defaults
+    return dict(count)
 
 
 def widened(value: object) -> object:
@@ -111,10 +135,7 @@ def compile_blocks(trial, on: bool, value: str | None) -> None:
 @switch("sdpa")
 def sdpa(trial, on: bool, value: str | None) -> None:
     for model, place in trial.models.items():
-        of_transformers = (
-            part for part in model.modules() if hasattr(part, "set_attn_implementation")
-        )
-        outermost = next(of_transformers, None)
+        outermost = next(filter(chooses_attention, model.modules()), None)
         if outermost is None:
             continue
         key = ("sdpa", outermost)
@@ -129,15 +150,23 @@ def sdpa(trial, on: bool, value: str | None) -> None:
 @switch("fused")
 def fused(trial, on: bool, value: str | None) -> None:
     for optimizer, place in trial.made_at.items():
-        defaults = optimizer.defaults
+        steps_with = stepping_within(optimizer)
+        defaults = steps_with.defaults
         if "fused" not in defaults:
             continue
-        trial.note(place, already=defaults["fused"], name=type(optimizer).__name__)
+        trial.note(place, already=defaults["fused"], name=type(steps_with).__name__)
         for group in optimizer.param_groups:
             for name in ("fused", "foreach"):
                 if name in defaults:
                     group[name] = name == "fused" if on else defaults[name]
             move_counts_of_steps(optimizer, group)
+
+
+def stepping_within(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """That of this rank's part, by which ZeroRedundancyOptimizer steps, and which gets the settings
+    of the groups around it in each step; any other optimizer itself."""
+    within = getattr(optimizer, "optim", None)
+    return within if isinstance(within, torch.optim.Optimizer) else optimizer
 
 
 def move_counts_of_steps(optimizer: torch.optim.Optimizer, group: dict) -> None:
@@ -253,10 +282,12 @@ def nudge(trial, on: bool, value: str) -> None:
 
 
 def move(model: torch.nn.Module, nudge: str) -> None:
-    """What rounding alone makes of training: parameters are moved by a share of themselves.
-    nudge: share:seed."""
+    """What rounding alone makes of training: parameters are moved by a share of themselves, or by
+    what their type rounds to where that is more.  nudge: share:seed."""
     share, _, seed = nudge.partition(":")
     generator = torch.Generator().manual_seed(int(seed))
     for p in model.parameters():
-        noise = torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
-        p.data.mul_(1 + float(share) * noise)
+        values = local(p.data)
+        noise = torch.randn(values.shape, generator=generator).to(values.device, values.dtype)
+        rounds_to = torch.finfo(values.dtype).eps / 2
+        values.mul_(1 + max(float(share), rounds_to) * noise)

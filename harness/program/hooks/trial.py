@@ -9,17 +9,20 @@ import sysconfig
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from types import FrameType
 
 import torch
 
 from . import GRACE_S
 from .audit import sketch
+from .modules import outermost_modules
 from .phases import not_compiled
 from .signs import Signs
-from .switches import SWITCHES, nudge, store_or_recompute
+from .switches import SWITCHES, nudge, store_or_recompute, what_there_is
 from .watch import Watch, kilobytes, rank_of_world
 
 AUDIT_STEPS = 4  # of a run that is compared
@@ -89,6 +92,7 @@ class TrialWatch(Watch):
         self.trial = settings["trial"]
         # Outermost modules that train, each with the place where it was called first.
         self.models: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self.has_looked_for_models = False
         self.made_at: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # optimizers
         self.kept: dict = {}  # what switches keep to undo themselves
         self.active = ""  # the change that is being made
@@ -99,7 +103,14 @@ class TrialWatch(Watch):
         self.losses: list[torch.Tensor] = []
         self.before: dict[str, torch.Tensor] = {}  # sketches after the first step, by parameter
         self.signs = Signs()
+        self.passes_of_step = 0  # inside the step of an optimizer
+        self.first_pass: dict[str, list[float]] = {}  # gradients after the first of them
+        self.began_phase_s: dict[str, float] = {}
+        self.phase_s: Counter = Counter()  # of the step, by phase
+        self.phases_of_steps: list[Counter] = []  # shares of each step after the first
         self.results.update(
+            has={},
+            shares={},
             signs={},
             turn_signs=[],
             gradients={},
@@ -229,11 +240,17 @@ class TrialWatch(Watch):
         def with_loss(tensors, *args, **kwargs):
             loss = tensors if torch.is_tensor(tensors) else tensors[0]
             if self.depth["backward"] == 1:
+                if not self.has_looked_for_models:
+                    self.has_looked_for_models = True
+                    self.guarded(self.find_models)
                 if self.signs.reading:
                     self.guarded(lambda: self.signs.read_graph([loss]))
                 if self.trial["audit"] and loss.numel() == 1:
                     self.losses.append(loss.detach().clone())
-            return backward(tensors, *args, **kwargs)
+            result = backward(tensors, *args, **kwargs)
+            if self.trial["audit"] and self.depth["optimizer"]:
+                self.guarded(self.note_pass_of_step)
+            return result
 
         not_compiled(with_loss.__code__)
         torch.autograd.backward = with_loss
@@ -246,6 +263,14 @@ class TrialWatch(Watch):
             return
         if not any(p.requires_grad for p in module.parameters()):
             return
+        self.begin_changes(module)
+
+    def find_models(self) -> None:
+        """Before the first backward pass: those that a compiled step calls, which nobody sees."""
+        for module in self.modules.models_of(outermost_modules()):
+            self.begin_changes(module)
+
+    def begin_changes(self, module: torch.nn.Module) -> None:
         place = self.place(module)
         self.models[module] = place
         self.name_parameters(module)
@@ -276,13 +301,39 @@ class TrialWatch(Watch):
                     if p.grad is not None:
                         gradient = sketch(p.grad).float().tolist()
                         self.results["gradients"][self.name_of(p)] = gradient
+            if self.passes_of_step > 1:
+                self.results["gradients"].update(self.first_pass)
+        self.passes_of_step = 0
         super().stepped(optimizer)
+
+    def note_pass_of_step(self) -> None:
+        """After a backward pass inside an optimizer's step: of several, as LBFGS takes, the first
+        has the gradients that are compared; the others are elsewhere after any rounding."""
+        self.passes_of_step += 1
+        if self.passes_of_step > 1 or self.order:
+            return
+        self.first_pass = {}
+        for model in self.models:
+            for p in model.parameters():
+                if p.grad is not None:
+                    self.first_pass[self.name_of(p)] = sketch(p.grad).float().tolist()
+
+    def enter(self, phase: str):
+        if not self.depth[phase]:
+            self.began_phase_s[phase] = time.perf_counter()
+        return super().enter(phase)
+
+    def leave(self, phase: str, a_range, stepping: torch.optim.Optimizer | None) -> None:
+        if self.depth[phase] == 1:
+            self.phase_s[phase] += time.perf_counter() - self.began_phase_s[phase]
+        super().leave(phase, a_range, stepping)
 
     # ---- Steps -----------------------------------------------------------------------------------
 
     def boundary(self) -> None:
         now = time.perf_counter()
         self.thread, self.due = threading.get_ident(), False
+        self.marks += 1
         self.end_without_tool()
         self.steps += 1
         if self.state == "recorded":  # other ranks need it still
@@ -293,6 +344,9 @@ class TrialWatch(Watch):
         step_ms = 1e3 * (now - self.last_s)
         if self.trial["audit"]:
             self.results["times_ms"].append(step_ms)
+            shares = {phase: 1e3 * s / step_ms for phase, s in self.phase_s.items()}
+            self.phases_of_steps.append(Counter(shares))
+            self.phase_s.clear()
             self.compare_step()
         else:
             self.take_turns(step_ms)
@@ -302,6 +356,7 @@ class TrialWatch(Watch):
         """Steps count anew when an optimizer that was not known has stepped: the first is then that
         of all."""
         if self.steps == 1:
+            self.phases_of_steps.clear()
             self.before = self.sketches()
             groups = [group for optimizer in self.order for group in optimizer.param_groups]
             self.results["settings"] = [settings_of(group) for group in groups]
@@ -312,7 +367,17 @@ class TrialWatch(Watch):
             for name, after in self.sketches().items():
                 if name in self.before:
                     self.results["moves"][name] = (after - self.before[name]).float().tolist()
+            self.results["has"] = what_there_is(self)
+            self.results["shares"] = self.shares_of_phases()
             self.finish()
+
+    def shares_of_phases(self) -> dict[str, float]:
+        """Of the time of steps after the first, the median.  The host runs ahead of a GPU: of that
+        only the wait for data is told."""
+        shares = {}
+        for phase in ("data",) if torch.cuda.is_initialized() else ("data", "optimizer"):
+            shares[phase] = median(of_step[phase] for of_step in self.phases_of_steps)
+        return shares
 
     def sketches(self) -> dict[str, torch.Tensor]:
         """Of all parameters that the optimizers have, by name."""
@@ -351,8 +416,10 @@ class TrialWatch(Watch):
         self.turn = turn
         if turn == len(plan):
             self.finish()
-        else:
-            self.switch(plan[turn], True)
+            return
+        self.tell()  # should the program be ended before all of them
+        self.write("counting")
+        self.switch(plan[turn], True)
 
     def finish(self) -> None:
         self.tell()

@@ -22,12 +22,22 @@ from .audit import StepAudit
 from .memory import objects, what_holds_memory
 from .memory_history import write_history
 from .modules import EVALUATION, ModuleRanges, opened
+from .observing.occasions import Occasions
+from .observing.rank_sketches import EARLY_STEPS, RankSketches
+from .observing.reentrant_checkpoints import ReentrantCheckpoints
+from .observing.stack_sampler import StackSampler
+from .observing.step_disturbance import StepDisturbance
+from .observing.without_gradient import WithoutGradient
 from .processes import kill_all_with
 from .step_clock import StepClock
 
 ENDED = "the program ended"
 # Steps of another optimizer, after which one is done with: critics take so many at first
 SELDOM = 100
+# Without a step of an optimizer, so many backward passes in so long are told of.
+MANY_PASSES = 20
+TELL_S = 20.0
+LOOK_S = 0.25  # between two looks whether the tool is still there
 
 
 class Watch:
@@ -47,6 +57,8 @@ class Watch:
         self.seen: Counter = Counter()  # by phase: how often it was recorded
         self.open = 0  # phases
         self.passes = 0  # of the backward pass
+        self.first_pass_s = 0.0  # when the first of them ended, by time.monotonic()
+        self.has_told = False  # that no optimizer is seen
         # Optimizers by their first step, and their steps since all are known.
         self.order: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self.counts: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -62,6 +74,7 @@ class Watch:
         self.gave_way = False  # to another profiler
         self.last_s = 0.0  # end of our work after the last step, by the clock of steps
         self.began_s = 0.0  # the first step, by the same
+        self.looked_s = 0.0  # for the tool, by time.monotonic()
         self.give_up_s = 0.0  # when to wait no longer for other ranks, by time.monotonic()
         self.evaluated: list[bool] = []  # each recorded step
         self.times_ms: list[float] = []  # of the timed steps
@@ -69,7 +82,13 @@ class Watch:
         self.profiler: torch.profiler.profile | None = None
         self.modules = ModuleRanges(self)
         self.audit: StepAudit | None = None
-        self.disturbance = contextlib.ExitStack()  # ends the interval of the timed steps
+        self.ranks = RankSketches(self)
+        self.checkpoints = ReentrantCheckpoints(self)
+        self.looks = self.early_steps() > 0  # at what ranks have in common, in this step
+        self.sampler = StackSampler(self)  # of the timed steps, and of the recorded ones
+        self.occasions = Occasions(self)
+        self.disturbance = StepDisturbance(self.sampler)
+        self.without_gradient = WithoutGradient(self)
         self.peak_bytes: int | None = None  # on a GPU, at the last step's end
         self.results: dict = {}
 
@@ -111,17 +130,29 @@ class Watch:
             self.passes += 1
             if ends_step == "backward":
                 self.due = True
+            elif not self.marks and ends_step == "optimizer":
+                self.guarded(self.tell_of_no_optimizer)
         if stepping is not None and ends_step == "optimizer":
             self.stepped(stepping)
-        if self.due and not self.open:
+        if self.due and not self.open - self.around_passes():
             self.guarded(self.boundary)
 
+    def around_passes(self) -> int:
+        """Open phases in which a step may end: an optimizer that takes many passes, as LBFGS."""
+        return self.depth["optimizer"] if self.settings["steps"] == "backward" else 0
+
     def audited(self, optimizer: torch.optim.Optimizer, step: Callable[[], object]) -> object:
-        self.guarded(lambda: self.audit.before(optimizer))
+        self.guarded(lambda: self.before_step(optimizer))
         result = step()
         if self.audit:
             self.guarded(lambda: self.audit.after(optimizer))
         return result
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.looks:
+            self.ranks.look(optimizer, self.steps + 1)
+        if self.audit:
+            self.audit.before(optimizer)
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """A step ends with the optimizer that steps least often; of several, with the last.  Until
@@ -160,6 +191,21 @@ class Watch:
         self.warm = False
         self.rarest = weakref.ref(max(self.order, key=self.order.get))
 
+    def tell_of_no_optimizer(self) -> None:
+        """Once: the program may run for days without a step that we know."""
+        if self.passes == 1:
+            self.first_pass_s = time.monotonic()
+        seconds = time.monotonic() - self.first_pass_s
+        if self.passes >= MANY_PASSES and seconds > TELL_S and not self.has_told:
+            self.has_told = True
+            print(
+                f"profile_program.py: {self.passes:,} backward passes in {seconds:.0f} s, and no"
+                " step of an optimizer of torch: nothing is measured. End it, and take each"
+                " backward pass for a step: --steps backward, or every N of them: --every N",
+                file=sys.stderr,
+                flush=True,
+            )
+
     # ---- Steps -----------------------------------------------------------------------------------
 
     def boundary(self) -> None:
@@ -171,30 +217,43 @@ class Watch:
             return
         self.end_without_tool()
         self.steps += 1
-        if torch.cuda.is_initialized():
-            self.peak_bytes = torch.cuda.max_memory_allocated()
         if self.state == "recorded":
             # Other ranks need this one still, or the program caught the exception.
             self.end_with_ranks()
             return
+        self.end_step(now)
+        self.looks = self.audit is not None or self.steps < self.early_steps()
+        self.last_s = time.perf_counter()
+        self.clock.begin()
+
+    def end_step(self, now: float) -> None:
+        """now: when the step ended, in seconds of the clock of steps."""
+        if torch.cuda.is_initialized():
+            self.peak_bytes = torch.cuda.max_memory_allocated()
         if self.profiler and self.steps == 1:  # an optimizer that was not known has stepped
+            self.results["postponed"] = "another optimizer stepped for the first time"
             self.begin_again()
         if self.profiler:
             self.record_step(now)
         else:
             self.time_step(now)
-        self.last_s = time.perf_counter()
-        self.clock.begin()
+
+    def early_steps(self) -> int:
+        """Steps from the first on that are looked at, and are not timed."""
+        if "trial" in self.settings:
+            return 0
+        return min(EARLY_STEPS, max(1, self.settings["warmup"]))
 
     def record_step(self, now: float) -> None:
         """After a step under the profiler, which warms up in the first of them."""
         self.modules.close()
         if self.audit:  # the profiler has warmed up
-            self.results["audit"] = self.audit.result()
-            self.audit = None
+            self.end_audit()
+            self.ranks.end_counting()
             self.seen.clear()
         else:
             self.evaluated.append(self.seen[EVALUATION] > 0)
+            self.disturbance.end()
         self.seen[EVALUATION] = 0
         self.clock.end(now)
         self.results["seen"] = dict(self.seen)
@@ -203,32 +262,50 @@ class Watch:
             self.record_no_more("memory ran short")
         else:
             if not self.left:
+                self.sampler.stop()
                 self.let_collectives_end()
             self.profiler.step()
         if self.left:
+            if not self.sampler.is_on:  # the first recorded step begins
+                self.sampler.start(keeps_times=True)
+            self.disturbance.begin()
             return
         self.recorded()
         if self.state == "recorded" and not self.off:
             self.give_up_s = time.monotonic() + GRACE_S
             self.end_with_ranks()
 
+    def end_audit(self) -> None:
+        result = self.audit.result()
+        if result:
+            result["reentrant_checkpoints"] = self.checkpoints.as_json()
+        self.results["audit"] = result
+        self.audit = None
+        self.checkpoints.end()
+
     def time_step(self, now: float) -> None:
         if self.state != "counting" or self.steps == 1:
             self.began_s = now
             self.write("counting", until=None)  # should the program be killed
+            self.occasions.first_step()
         # A step is slower under a profiler of the program's own, and two profilers at once crash.
         is_profiled = any(profile.kineto_results is None for profile in self.foreign)
         if not self.warm or is_profiled:
+            self.sampler.stop()
             self.warm = not is_profiled and self.has_warmed_up(now)
             self.times_ms = []
             if self.warm:
                 self.time_anew()
             return
         self.clock.end(now)
+        self.disturbance.end()
+        self.sampler.end_step(len(self.clock.steps) - 1)
         self.times_ms = self.clock.times_ms()
         enough = len(self.clock.steps) >= self.settings["timed"]
         if enough or sum(self.times_ms) > 1e3 * LONG_S:
             self.end_timing()
+        else:
+            self.begin_timed_step(now - self.last_s)
 
     def end_timing(self) -> None:
         """After the timed steps: record, or time anew where the clock did not see their work."""
@@ -236,7 +313,6 @@ class Watch:
             self.time_anew()
             return
         self.times_ms = self.clock.times_ms()
-        self.disturbance.close()
         self.record()
 
     def has_warmed_up(self, now: float) -> bool:
@@ -246,29 +322,21 @@ class Watch:
 
     def time_anew(self) -> None:
         self.times_ms = []
+        self.occasions.seen.clear()
         self.clock.restart()
-        self.measure_disturbance()
+        self.disturbance.restart()
+        self.sampler.stop()
+        self.sampler.forget()
+        self.begin_timed_step(time.perf_counter() - self.last_s)
 
-    def measure_disturbance(self) -> None:
-        """Of the timed steps together, which are sampled before the first and after the last."""
-        self.disturbance.close()
-        try:
-            device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
-            with our_modules():
-                from harness.machine.disturbance import DisturbanceMeter
-
-                meter = DisturbanceMeter(device)
-                interval = meter.interval()
-                interval.__enter__()
-        except Exception as error:  # noqa: BLE001 - what the program's environment may lack
-            self.results["disturbance_reason"] = f"{type(error).__name__}: {error}"
-            return
-
-        @self.disturbance.callback
-        def ends() -> None:
-            with our_modules():
-                interval.__exit__(None, None, None)
-                self.results["disturbance"] = meter.document()
+    def begin_timed_step(self, before_s: float) -> None:
+        """The stack is sampled in every second step, which takes longer for it: its time is not one
+        of those that are told, unless there is no other.  before_s: how long the step before
+        took."""
+        is_only = self.settings["timed"] == 1 or before_s > LONG_S
+        if is_only or len(self.clock.steps) % 2:
+            self.sampler.start()
+        self.disturbance.begin()
 
     # ---- Recording -------------------------------------------------------------------------------
 
@@ -283,6 +351,7 @@ class Watch:
             first_recorded=self.steps + 2,
             recorded_steps=active,
             times_ms=self.times_ms,
+            sampled=list(self.sampler.steps),  # of those, from 0
             recorded_ms=[],
             device="cuda" if on_gpu else "cpu",
             torch=torch.__version__,
@@ -290,10 +359,12 @@ class Watch:
         )
         self.left = 1 + active
         self.audit = StepAudit(self.modules.parameters())
+        self.checkpoints.begin()
         self.seen = Counter()
         self.evaluated = []
         self.profiler = self.profiler_of(active, on_gpu)
         self.modules.attach()
+        self.ranks.count([model for model, _ in self.modules.models])
         self.modules.watch_data(self.settings["data"])
         self.profiler.start()
         self.clock.restart()
@@ -339,6 +410,30 @@ class Watch:
             evaluations=sum(self.evaluated),
         )
 
+    def write_observed(self) -> None:
+        """What was seen beside the trace, for the tool."""
+        observed = self.sampler.as_json(self.settings["folder"])
+        first, n_recorded = self.results["first_recorded"], self.results["recorded_steps"]
+        # The profiler warms up in the step between.
+        timed = range(self.results["first_timed"], first - 1)
+        steps = [*timed, *range(first, first + n_recorded)]
+        observed["steps"] = len(steps)
+        observed["occasions"] = self.occasions.as_json(self.settings["folder"], steps)
+        recorded = range(first, first + n_recorded)
+        step_ms = statistics.median(self.results["times_ms"])
+        self.results["without_gradient"] = self.without_gradient.as_json(timed, recorded, step_ms)
+        (self.folder / f"{os.getpid()}.observed").write_text(json.dumps(observed))
+
+    def write_sketches(self) -> None:
+        sketches = self.sketches()
+        if sketches is not None:
+            (self.folder / f"{os.getpid()}.sketches").write_text(json.dumps(sketches))
+
+    def sketches(self) -> dict | None:
+        """What the tool compares over the ranks; None without others."""
+        models = [model for model, _ in self.modules.models]
+        return self.ranks.as_json(list(self.order), self.modules.parameters(), models)
+
     def write_memory_history(self) -> None:
         """Who held the memory of the GPU, where the history of its allocator is on."""
         if self.settings.get("memory_snapshot"):
@@ -358,13 +453,17 @@ class Watch:
         if "trace" not in self.results:
             # An evaluation took place: one window more, which may be free of it.
             self.again = True
+            self.results["postponed"] = "an evaluation took place in the first ones"
             self.time_anew()
             self.write("counting", until=None)
             return
         self.results["data_not_called"] = [
             target for target in self.settings["data"] if target not in self.modules.called
         ]
+        self.write_sketches()  # while the models have names
         self.results["memory"] = what_holds_memory(self)
+        self.results.update(self.disturbance.results())
+        self.write_observed()
         self.write_memory_history()
         if self.settings["then"] == "continue":
             self.stop_watching()
@@ -426,14 +525,21 @@ class Watch:
 
     def end_without_tool(self) -> None:
         """If the tool was killed, the program does not live on, nor what started it."""
-        if self.tool and not is_there(self.tool):
+        now_s = time.monotonic()
+        if not self.tool or now_s - self.looked_s < LOOK_S:
+            return
+        self.looked_s = now_s
+        if not is_there(self.tool):
             kill_all_with(str(self.folder.parent))
             os._exit(1)
 
     def stop_recording(self) -> None:
         profiler = self.profiler
         self.profiler = self.audit = None
+        self.sampler.stop()
         self.modules.detach()
+        self.checkpoints.end()
+        self.ranks.uncount()
         if profiler:
             self.let_collectives_end()
             profiler.stop()
@@ -456,6 +562,7 @@ class Watch:
         if self.off or (self.profiler and profile is self.profiler.profiler):
             return
         self.gave_way = True
+        self.results["postponed"] = "the program recorded a trace of its own"
         self.foreign.add(profile)
         if self.profiler:
             self.guarded(self.begin_again)
@@ -482,13 +589,17 @@ class Watch:
             pid=os.getpid(),
             steps=self.steps,
             backward_passes=self.passes,
-            optimizers=[type(optimizer).__name__ for optimizer in self.order],
+            optimizers=self.names_of_optimizers(),
             **more,
         )
         path = self.folder / f"{os.getpid()}.json"
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(self.results))
         partial.replace(path)
+
+    def names_of_optimizers(self) -> list[str]:
+        """In the order of their first steps."""
+        return [type(optimizer).__name__ for optimizer in self.order]
 
     def ends_by_itself(self) -> None:
         with contextlib.suppress(Exception):
