@@ -1,36 +1,40 @@
 """What does a trace show?  All questions, in the order in which they are asked, of one trace and of
 those of several ranks.  operator_analysis.json is the answers, as they are."""
 
-from collections.abc import Collection, Iterator
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import pandas as pd
+
 from analysis.advice.efficiency import counters
 from analysis.advice.opportunities import Advised, opportunities
 from analysis.advice.who_reads import TracedRun
-from analysis.attribution.breakdown import step_breakdown
+from analysis.attribution.breakdown import Attribution, step_breakdown
 from analysis.attribution.collectives import (
+    ONE_TRACE,
+    CommunicationTimes,
     MeasuredCollectiveRow,
-    PredictedBesideRow,
     StepCommunication,
     collective_rows,
     collectives_of,
     communication_of_steps,
-    predicted_beside,
 )
-from analysis.attribution.critical_path import CriticalPath, critical_path
+from analysis.attribution.critical_path import critical_path
 from analysis.attribution.gpu_time import gpu_timeline
-from analysis.attribution.ledger import (
+from analysis.attribution.ledger.host_activity import occasional_times
+from analysis.attribution.ledger.of_steps import (
     cut_at_arrivals,
     exposed_communication,
     hidden_communication_us,
-    occasional_times,
     start_up_slices,
 )
 from analysis.attribution.model_flops import model_flops_per_step
 from analysis.attribution.once import once_rows
-from analysis.attribution.operators import kernel_rows, operator_tables
+from analysis.attribution.operators import KernelRow, kernel_rows, operator_tables
 from analysis.diagnosis.arrivals import (
     Comparison,
     RankTrace,
@@ -38,20 +42,23 @@ from analysis.diagnosis.arrivals import (
     not_of_one_run,
     rank_facts,
 )
-from analysis.diagnosis.document import OperatorAnalysis
+from analysis.diagnosis.document import Findings, Headline, OperatorAnalysis
 from analysis.diagnosis.headline import headline
-from analysis.diagnosis.stragglers import Ranks, compare_ranks
+from analysis.diagnosis.stragglers import OwnAnswers, Ranks, compare_ranks
 from analysis.diagnosis.timelines import memory_series, step_timeline
-from analysis.diagnosis.verdict import verdict, verdict_of_ranks, with_communication
-from analysis.limits.shape_rates import ShapeRate, shape_rates
+from analysis.diagnosis.verdict import Verdict, verdict, verdict_of_ranks, with_communication
+from analysis.limits.shape_rates import shape_rates
 from analysis.limits.timeline import NO_FLAGS, timeline_of
+from analysis.program.lines import line_rows
 from analysis.trace.tables import Trace, read_traces
 from analysis.trace.timeline import DeviceFlags, Timeline
 from analysis.trust.beside import summary_beside
-from analysis.trust.integrity import integrity, not_compared, with_missing_ranks
+from analysis.trust.integrity import Integrity, integrity, not_compared, with_missing_ranks
 from analysis.trust.steps import profiled_steps
 from harness.base.console import progress_bar
 from harness.base.errors import UserError
+from harness.instruments.audit import findings_text
+from harness.instruments.no_sync import NoSyncSteps
 from harness.schema import ABSENT, Unknown
 
 NOT_TRUSTWORTHY = "the trace is not trustworthy, see integrity"
@@ -60,8 +67,23 @@ NOTHING_ADVISED = Advised([], [])
 # ---- Of one trace --------------------------------------------------------------------------------
 
 
-def answers(timeline: Timeline) -> OperatorAnalysis:
-    """What one trace shows, without the comparison of ranks."""
+class Asked(NamedTuple):
+    """What one trace answers, before others that were read with it are heard."""
+
+    integrity: Integrity  # of the trace alone
+    verdict: Verdict  # without what communication costs
+    attribution: Attribution
+    kernels: list[KernelRow]
+    findings: Callable[..., Findings]  # takes what others may change: see findings_of()
+    document: Callable[..., OperatorAnalysis]  # takes the findings and the headline
+    times: CommunicationTimes
+    by_difference: NoSyncSteps | None  # what the run measured without a profiler
+    predicted: list[dict] | None  # collectives of a step, by a dry run of it
+    peak_mb: float | None  # of memory
+
+
+def ask(timeline: Timeline, predicted: list[dict] | None) -> Asked:
+    """The questions of one trace.  predicted: rows of kind, group_size, calls and bytes."""
     summary = timeline.context.summary
     kernels = kernel_rows(timeline)
     trust = integrity(timeline, kernels)
@@ -69,73 +91,132 @@ def answers(timeline: Timeline) -> OperatorAnalysis:
     path = None if why_no_path else critical_path(timeline)
     rates = shape_rates(timeline)
     exposed = exposed_communication(timeline)
-    collectives = collective_rows(collectives_of(timeline).events, exposed)
     n_steps = len(timeline.steps)
-    exposed_ms = float(exposed["us"].sum() / 1e3 / n_steps)
-    hidden_ms = float(hidden_communication_us(timeline) / 1e3 / n_steps)
-    communication = communication_of_steps(collectives, n_steps, exposed_ms, hidden_ms)
-    if communication:
-        communication["by_difference"] = (summary or {}).get("no_sync")
-        communication["predicted"] = None
+    times = CommunicationTimes(
+        steps=n_steps,
+        exposed_ms=float(exposed["us"].sum() / 1e3 / n_steps),
+        hidden_ms=float(hidden_communication_us(timeline) / 1e3 / n_steps),
+    )
+    by_difference = (summary or {}).get("no_sync")
+    if by_difference:
+        by_difference = NoSyncSteps.from_json(by_difference)
     breakdown = step_breakdown(timeline)
     step_ms = breakdown.attribution.ms_per_step
     advised = NOTHING_ADVISED
     if trust.trustworthy:
         advised = opportunities(timeline, path is not None)
-    tables = operator_tables(timeline)
-    return with_headline(
-        OperatorAnalysis(
-            trace=timeline.trace.path.name,
-            integrity=trust,
-            headline=ABSENT,  # it is made of all others
-            reader=TracedRun(summary).reader.value,
-            verdict=verdict(timeline, trust, path, rates, communication),
-            steps=profiled_steps(timeline),
-            **breakdown._asdict(),
-            once=once_rows(
-                timeline, occasional_times(timeline), start_up_slices(timeline), step_ms
-            ),
-            opportunities=advised.opportunities,
-            opportunities_reason=ABSENT if trust.trustworthy else NOT_TRUSTWORTHY,
-            not_here=[asdict(row) for row in advised.not_here],
-            gpu_timeline=gpu_timeline(timeline, trust.unreliable.get("idle_by_cause")),
-            collectives=[MeasuredCollectiveRow.from_json(row) for row in collectives],
-            communication=StepCommunication.from_json(communication) if communication else None,
-            operators=tables.operators,
-            operators_by_shape=tables.operators_by_shape,
-            kernels=kernels,
-            counters=counters(timeline),
-            model_flops_per_step=model_flops_per_step(timeline),
-            shape_rates=[ShapeRate.from_json(row) for row in rates],
-            critical_path=path_answer(path, why_no_path),
-            step_timeline=step_timeline(timeline),
-            memory=memory_series(timeline),
-        )
+    tables, memory = operator_tables(timeline), memory_series(timeline)
+    findings = functools.partial(
+        Findings,
+        reader=TracedRun(summary).reader.value,
+        failed_audit=failed_audit(summary) or ABSENT,
+        attribution=breakdown.attribution,
+        opportunities=advised.opportunities,
+        lines=line_rows(timeline),
+        operators=tables.operators,
+        kernels=kernels,
+        counters=counters(timeline),
+    )
+    document = functools.partial(
+        OperatorAnalysis,
+        trace=timeline.trace.path.name,
+        device=timeline.context.device["name"] or None,
+        steps=profiled_steps(timeline),
+        phases=breakdown.phases,
+        components=breakdown.components,
+        classes=breakdown.classes,
+        once=once_rows(timeline, occasional_times(timeline), start_up_slices(timeline), step_ms),
+        opportunities_reason=ABSENT if trust.trustworthy else NOT_TRUSTWORTHY,
+        not_here=[asdict(row) for row in advised.not_here],
+        gpu_timeline=gpu_timeline(timeline, trust.unreliable.get("idle_by_cause")),
+        operators_by_shape=tables.operators_by_shape,
+        model_flops_per_step=model_flops_per_step(timeline),
+        shape_rates=rates,
+        critical_path=Unknown(why_no_path) if why_no_path else path,
+        step_timeline=step_timeline(timeline),
+        memory=memory,
+    )
+    return Asked(
+        integrity=trust,
+        verdict=verdict(timeline, trust, path, rates),
+        attribution=breakdown.attribution,
+        kernels=kernels,
+        findings=findings,
+        document=document,
+        times=times,
+        by_difference=by_difference,
+        predicted=predicted,
+        peak_mb=memory.peak_mb,
     )
 
 
-def path_answer(path: dict | None, why_not: str | None) -> CriticalPath | Unknown | None:
-    if path is None:
-        return Unknown(why_not) if why_not else None
-    return CriticalPath.from_json(path)
+class Communicated(NamedTuple):
+    """What the collectives of a trace cost."""
+
+    collectives: list[MeasuredCollectiveRow]
+    of_step: StepCommunication | None
 
 
-def with_headline(own: OperatorAnalysis) -> OperatorAnalysis:
-    """The answers with what pays most of what they say."""
-    return own.replaced(headline=headline(own.as_json()))
+def communicated(
+    asked: Asked,
+    events: pd.DataFrame,
+    exposed: pd.DataFrame,
+    waiting_us: np.ndarray | None = None,
+    why: str = ONE_TRACE,
+) -> Communicated:
+    """The arguments are those of collective_rows()."""
+    rows = collective_rows(events, exposed, waiting_us, why)
+    of_step = communication_of_steps(rows, asked.times, asked.by_difference, asked.predicted)
+    return Communicated(rows, of_step)
 
 
-def with_prediction(own: OperatorAnalysis, predicted: list[dict]) -> OperatorAnalysis:
-    """The answers with the collectives that a dry run predicts beside those that the trace has.
+def findings_of(
+    asked: Asked, trust: Integrity, own_verdict: Verdict, cost: Communicated, ranks: Ranks = ABSENT
+) -> Findings:
+    """From which what pays most is chosen.  trust: with what is known of other ranks."""
+    return asked.findings(
+        integrity=trust,
+        verdict=own_verdict,
+        collectives=cost.collectives,
+        communication=cost.of_step,
+        ranks=ranks,
+    )
 
-    predicted: rows of kind, group_size, calls and bytes of a step."""
-    if own.communication is None:
-        return own
-    measured = [row.as_json() for row in own.collectives]
-    rows = []
-    for row in predicted_beside(predicted, measured, own.communication.steps):
-        rows.append(PredictedBesideRow.from_json(row))
-    return own.replaced(communication=own.communication.replaced(predicted=rows))
+
+def answers(timeline: Timeline, present: Collection[int | None] | None = None) -> OperatorAnalysis:
+    """What one trace shows, with which no others are read.  present: the ranks of its run whose
+    traces there are; None: others are not looked for."""
+    asked = ask(timeline, None)
+    trust = asked.integrity
+    if present is not None:
+        trust = with_missing_ranks(trust, present)
+    cost = communicated(asked, collectives_of(timeline).events, exposed_communication(timeline))
+    return answered_alone(asked, trust, cost)
+
+
+def answered_alone(
+    asked: Asked, trust: Integrity, cost: Communicated, not_read: list[str] | None = None
+) -> OperatorAnalysis:
+    """What a trace shows that is compared with no others."""
+    own_verdict = with_communication(asked.verdict, cost.of_step)
+    findings = findings_of(asked, trust, own_verdict, cost)
+    return answered(asked, findings, headline(findings), not_read)
+
+
+def answered(
+    asked: Asked, findings: Findings, pays_most: Headline, not_read: list[str] | None = None
+) -> OperatorAnalysis:
+    """The document, which is not changed afterwards.  not_read: files that are no traces, each with
+    the error; None: they were not looked for."""
+    if not_read is None:
+        not_read = ABSENT
+    return asked.document(**findings._asdict(), headline=pays_most, not_read=not_read)
+
+
+def failed_audit(summary: dict | None) -> str:
+    """What the audit of the run found wrong; empty: nothing, or there was none."""
+    audit = (summary or {}).get("audit")
+    return findings_text(audit) if audit and audit["ok"] is False else ""
 
 
 # ---- Of several traces ---------------------------------------------------------------------------
@@ -146,29 +227,33 @@ def analyze_all(
     summary: dict | None = None,
     reading: dict | None = None,
     slices: list | None = None,
-    captures: set[Path] | None = None,
+    others: Callable[[set[Path]], list[UserError]] | None = None,
     flags: DeviceFlags = NO_FLAGS,
-) -> tuple[list[tuple[Path, dict]], list[UserError]]:
-    """Each readable trace with its operator_analysis.json, and the errors of the others.
+    predicted: Mapping[Path, list[dict]] | None = None,
+) -> tuple[list[tuple[Path, OperatorAnalysis]], list[UserError]]:
+    """Each readable trace with its answers, and the errors of the others.
 
     summary is the performance_summary.json of the run; without it, the one beside each trace is
     used.  reading: options of read_trace().  slices: takes those of each trace, with names.
-    captures: takes the files that told of the graphs of the traces.  If the traces are those of
-    several ranks of one run, each document contains the comparison of the ranks.
+    others: what else is there and no trace, each with the error, of the files that told of the
+    graphs of the traces; told after the traces that cannot be read.  predicted: collectives of a
+    step of the run that wrote a trace, by a dry run: rows of kind, group_size, calls and bytes.  If
+    the traces are those of several ranks of one run, the answers of each contain the comparison of
+    the ranks.
     """
     refused: list[UserError] = []
-    captures = set() if captures is None else captures
-    alone: list[OfTrace] = []
+    alone = []
     for trace in traces_of(paths, reading or {}, refused):
-        timeline = timeline_of(trace, summary or summary_beside(trace.path), flags)
-        facts = rank_facts(timeline, keep_slices=slices is not None)
-        alone.append(OfTrace(trace.path, answers(timeline), facts, timeline.context.summary))
-        if timeline.replayed:
-            captures.update(timeline.replayed.files)
-    together = answers_of_traces([own for own in alone if is_of_run(own, captures)])
+        of_run = (predicted or {}).get(trace.path)
+        alone.append(ask_trace(trace, summary, flags, of_run, keep_slices=slices is not None))
+    captured = set.union(set(), *(own.told_by for own in alone))
+    if others is not None:
+        refused += others(captured)
+    not_read = [str(error) for error in refused]
+    together = answers_of_traces([own for own in alone if is_of_run(own, captured)], not_read)
     if slices is not None:
-        slices += [own.rank.slices for own in together]
-    return [(own.path, own.answers.as_json()) for own in together], refused
+        slices += [own.slices for own in together]
+    return [(own.path, own.answers) for own in together], refused
 
 
 def traces_of(paths: list[Path], reading: dict, refused: list[UserError]) -> Iterator[Trace]:
@@ -181,70 +266,106 @@ def traces_of(paths: list[Path], reading: dict, refused: list[UserError]) -> Ite
             refused.append(error)
 
 
-class OfTrace(NamedTuple):
-    """What is known of one trace."""
+class AskedTrace(NamedTuple):
+    """What is known of one trace alone."""
 
     path: Path
-    answers: OperatorAnalysis
+    asked: Asked
     rank: RankTrace
     summary: dict | None  # performance_summary.json of its run
+    told_by: set[Path]  # files that told of its graphs
 
 
-def is_of_run(own: OfTrace, captures: Collection[Path]) -> bool:
+def ask_trace(
+    trace: Trace,
+    summary: dict | None,
+    flags: DeviceFlags,
+    predicted: list[dict] | None,
+    keep_slices: bool,
+) -> AskedTrace:
+    timeline = timeline_of(trace, summary or summary_beside(trace.path), flags)
+    return AskedTrace(
+        path=trace.path,
+        asked=ask(timeline, predicted),
+        rank=rank_facts(timeline, keep_slices),
+        summary=timeline.context.summary,
+        told_by=timeline.replayed.files if timeline.replayed else set(),
+    )
+
+
+def is_of_run(own: AskedTrace, captures: Collection[Path]) -> bool:
     """A trace of captures tells of the graphs of the others, and is no rank of its own."""
-    return own.path not in captures or own.answers.integrity.graph_events > 0
+    return own.path not in captures or own.asked.integrity.graph_events > 0
 
 
-def answers_of_traces(traces: list[OfTrace]) -> list[OfTrace]:
+class AnsweredTrace(NamedTuple):
+    path: Path
+    answers: OperatorAnalysis
+    slices: pd.DataFrame | None  # the ledger for a reader, where one asks for it
+
+
+def answers_of_traces(traces: list[AskedTrace], not_read: list[str]) -> list[AnsweredTrace]:
     """The traces that were read together, with what each says of the others; those of several ranks
-    of one run are compared."""
-    ranks = [trace.rank for trace in traces]
-    apart = not_of_one_run(ranks)
+    of one run are compared.  not_read: what else could not be read, and why."""
+    apart = not_of_one_run([trace.rank for trace in traces])
     if not apart and len(traces) > 1:
-        return answers_of_ranks(traces)
+        return answers_of_ranks(traces, not_read)
     alone = []
     for trace in traces:
-        own = with_present_ranks(trace.answers, {trace.rank.rank})
+        trust = with_missing_ranks(trace.asked.integrity, {trace.rank.rank})
         if len(traces) > 1:
-            own = own.replaced(integrity=not_compared(own.integrity, len(traces), apart))
-        alone.append(trace._replace(answers=own))
+            trust = not_compared(trust, len(traces), apart)
+        cost = communicated(trace.asked, trace.rank.found.events, trace.rank.exposed)
+        own = answered_alone(trace.asked, trust, cost, not_read)
+        alone.append(AnsweredTrace(trace.path, own, trace.rank.slices))
     return alone
 
 
-def with_present_ranks(own: OperatorAnalysis, present: Collection[int | None]) -> OperatorAnalysis:
-    """The answers with what the lack of other ranks' traces means.  present: whose were read."""
-    trust = with_missing_ranks(own.integrity, present)
-    if not trust.ranks_missing:
-        return own
-    return with_headline(own.replaced(integrity=trust))  # which may be to record them
+class ComparedRank(NamedTuple):
+    """One of several ranks, with how far its collectives were waiting for others."""
+
+    trace: AskedTrace
+    integrity: Integrity
+    verdict: Verdict
+    cost: Communicated
+    rank: RankTrace
+
+    def findings(self, verdict_of_all: Verdict, ranks: Ranks) -> Findings:
+        return findings_of(self.trace.asked, self.integrity, verdict_of_all, self.cost, ranks)
 
 
-def answers_of_ranks(traces: list[OfTrace]) -> list[OfTrace]:
-    """The traces of ranks of one run, with `ranks`, the same in all, and with how far the
-    collectives of each were waiting for other ranks."""
+def answers_of_ranks(traces: list[AskedTrace], not_read: list[str]) -> list[AnsweredTrace]:
+    """The traces of ranks of one run, with `ranks`, the same in all."""
     by_rank = sorted(traces, key=lambda trace: trace.rank.rank)
     comparison = compare_arrivals([trace.rank for trace in by_rank])
     present = {trace.rank.rank for trace in traces}
-    cut = []
-    for place, trace in enumerate(by_rank):
-        trace = with_waiting(trace, comparison, place)
-        trust = with_missing_ranks(trace.answers.integrity, present)
-        cut.append(trace._replace(answers=trace.answers.replaced(integrity=trust)))
-    documents = [trace.answers.as_json() for trace in cut]
-    run = traces[0].summary  # which has the memory of every rank
-    ranks = compare_ranks([trace.rank for trace in cut], comparison, documents, run)
     compared = []
-    for trace in cut:
-        compared.append(trace._replace(answers=trace.answers.replaced(ranks=ranks)))
-    judged = judged_by_least(compared, ranks)
-    in_order = {id(before): after for before, after in zip(by_rank, judged, strict=True)}
+    for place, trace in enumerate(by_rank):
+        compared.append(compared_rank(trace, comparison, place, present))
+    own = [own_answers(rank) for rank in compared]
+    run = traces[0].summary  # which has the memory of every rank
+    ranks = compare_ranks([rank.rank for rank in compared], comparison, own, run)
+    judged = judged_by_least(compared, ranks, not_read)
+    in_order = {id(rank.trace): own for rank, own in zip(compared, judged, strict=True)}
     return [in_order[id(trace)] for trace in traces]
 
 
-def with_waiting(trace: OfTrace, comparison: Comparison, place: int) -> OfTrace:
-    """A rank with how far its collectives were waiting for others.  place: among the ranks that are
-    compared."""
-    rank, waiting_us = trace.rank, None
+def own_answers(own: ComparedRank) -> OwnAnswers:
+    asked = own.trace.asked
+    return OwnAnswers(
+        step_ms=asked.attribution.ms_per_step,
+        verdict=own.verdict,
+        communication=own.cost.of_step,
+        kernels=asked.kernels,
+        peak_mb=asked.peak_mb,
+    )
+
+
+def compared_rank(
+    own: AskedTrace, comparison: Comparison, place: int, present: Collection[int]
+) -> ComparedRank:
+    """place: among the ranks that are compared.  present: those whose traces were read."""
+    rank, waiting_us = own.rank, None
     if comparison.waiting_us is not None:
         waiting_us = comparison.waiting_us[place]
         events = rank.found.events
@@ -253,35 +374,35 @@ def with_waiting(trace: OfTrace, comparison: Comparison, place: int) -> OfTrace:
             slices = cut_at_arrivals(slices, events, waiting_us)
         exposed = cut_at_arrivals(rank.exposed, events, waiting_us)
         rank = replace(rank, exposed=exposed, slices=slices)
-    rows = collective_rows(rank.found.events, rank.exposed, waiting_us, comparison.why)
-    own = trace.answers
-    communication = None
-    if own.communication:
-        before = own.communication
-        measured = communication_of_steps(rows, before.steps, before.exposed_ms, before.hidden_ms)
-        beside = {"by_difference": None, "predicted": None}
-        communication = StepCommunication.from_json({**measured, **beside})
-        communication = communication.replaced(by_difference=before.by_difference)
-    told = communication.as_json() if communication else None
-    compared = own.replaced(
-        collectives=[MeasuredCollectiveRow.from_json(row) for row in rows],
-        communication=communication,
-        verdict=with_communication(own.verdict, told),
+    asked = own.asked
+    cost = communicated(asked, rank.found.events, rank.exposed, waiting_us, comparison.why)
+    return ComparedRank(
+        trace=own,
+        integrity=with_missing_ranks(asked.integrity, present),
+        verdict=with_communication(asked.verdict, cost.of_step),
+        cost=cost,
+        rank=rank,
     )
-    return trace._replace(rank=rank, answers=compared)
 
 
-def judged_by_least(traces: list[OfTrace], ranks: Ranks) -> list[OfTrace]:
+def judged_by_least(
+    compared: list[ComparedRank], ranks: Ranks, not_read: list[str]
+) -> list[AnsweredTrace]:
     """The ranks with one verdict and headline: those of the rank that waits least, for which the
     others wait; where that is not known, each with its own."""
     waiting_ms = [row.waiting_ms for row in ranks.rows]
-    if None in waiting_ms:
-        return [trace._replace(answers=with_headline(trace.answers)) for trace in traces]
-    least = traces[waiting_ms.index(min(waiting_ms))]
-    told = headline(least.answers.as_json())
+    least = None
+    if None not in waiting_ms:
+        least = compared[waiting_ms.index(min(waiting_ms))]
+        pays_most = headline(least.findings(least.verdict, ranks))
     judged = []
-    for trace in traces:
-        of_all = verdict_of_ranks(trace.answers.verdict, least.answers.verdict, least.rank.rank)
-        own = trace.answers.replaced(verdict=of_all, headline=told)
-        judged.append(trace._replace(answers=own))
+    for own in compared:
+        of_all = own.verdict
+        if least is not None:
+            of_all = verdict_of_ranks(own.verdict, least.verdict, least.rank.rank)
+        findings = own.findings(of_all, ranks)
+        if least is None:
+            pays_most = headline(findings)
+        answers_of_rank = answered(own.trace.asked, findings, pays_most, not_read)
+        judged.append(AnsweredTrace(own.trace.path, answers_of_rank, own.rank.slices))
     return judged

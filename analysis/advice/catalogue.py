@@ -14,9 +14,9 @@ from functools import partial
 from analysis.advice import data, efficiency, fusions, program_wide, waits
 from analysis.advice.evidence import Evidence
 from analysis.advice.proposals import Found
-from analysis.advice.who_reads import Words, the_same
 from analysis.limits.peaks import ran_here
 from analysis.vocabulary.kernel_classes import ATTENTION, MATMUL
+from analysis.vocabulary.words import Words, the_same
 from harness.base.command_line import compiler_problem
 from harness.model.optimizations import answering, flags_in_use
 
@@ -36,7 +36,7 @@ def has_gpu_to_wait_for(evidence: Evidence) -> str:
 
 
 def launches_kernels(evidence: Evidence) -> str:
-    if evidence.timeline.trace.file.is_1_x or not evidence.timeline.calls["starts_kernel"].any():
+    if evidence.timeline.trace.file.is_1_x or not evidence.timeline.launches_kernels:
         return "it needs PyTorch 1.10, and kernels that the host launches"
     return ""
 

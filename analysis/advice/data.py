@@ -5,7 +5,7 @@ from typing import NamedTuple
 from analysis.advice.evidence import Evidence
 from analysis.advice.proposals import Found, Proposal
 from analysis.advice.waits import NAME, ahead, length_of
-from analysis.attribution.ledger import us_by
+from analysis.attribution.ledger.of_steps import us_by
 from analysis.trace.links import OPERATOR
 from analysis.trace.tables import by_name, has_role
 from analysis.vocabulary import roles

@@ -8,8 +8,9 @@ import pandas as pd
 
 from analysis.advice.evidence import Evidence
 from analysis.advice.proposals import Found, Proposal, at_roof
-from analysis.advice.who_reads import Reader, TracedRun
+from analysis.advice.who_reads import TracedRun
 from analysis.attribution.operators import shapes_text
+from analysis.hardware.nearer_roof import nearer_roof
 from analysis.trace.tables import by_name
 from analysis.trace.timeline import Timeline
 from analysis.vocabulary.kernel_classes import (
@@ -20,6 +21,7 @@ from analysis.vocabulary.kernel_classes import (
     MATMUL_CLASSES,
 )
 from analysis.vocabulary.kernels import MISALIGNED
+from analysis.vocabulary.words import Reader
 from analysis.work.operator_costs import factor_type
 from harness.model.changes import CHANGES
 from harness.schema import Unknown
@@ -83,15 +85,14 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
         estimate = (
             "no estimate: from so far below its roof a kernel that runs otherwise is no forecast"
         )
-    kinds = {shape.kind for shape in far}
-    run = "runs" if what == ATTENTION else "run"
     rate = f"{100 * total.at_roof_us / total.us:.2g}% of the nearer roof"
     share = evidence.share(total.us)
     command = counters(evidence.timeline, worst.longest)
     index = evidence.events.index
+    kinds = {shape.kind for shape in far}
     return Proposal(
-        name=f"better {CONVOLUTION if kinds == {CONVOLUTION} else what} kernels",
-        finding=f"{plurals_of(kinds, classes)} {run} at {rate} for {share} of the step",
+        name=name_of_kernels(what, kinds),
+        finding=f"{runners(what, kinds, classes)} at {rate} for {share} of the step",
         how=HOW[what],
         us=total.us,
         basis=f"{bound}; {estimate}",
@@ -104,10 +105,15 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
     )
 
 
-def plurals_of(kinds: set[str], classes: list[str]) -> str:
-    """'Matmuls and convolutions': those of the classes that there are."""
+def name_of_kernels(what: str, kinds: set[str]) -> str:
+    """'better matmul kernels'"""
+    return f"better {CONVOLUTION if kinds == {CONVOLUTION} else what} kernels"
+
+
+def runners(what: str, kinds: set[str], classes: list[str]) -> str:
+    """'Matmuls and convolutions run': those of the classes that there are."""
     plurals = [CLASS_OF_NAME[name].plural for name in classes if name in kinds]
-    return " and ".join(plurals).capitalize()
+    return f"{' and '.join(plurals).capitalize()} {'runs' if what == ATTENTION else 'run'}"
 
 
 class Total(NamedTuple):
@@ -161,7 +167,8 @@ def timed_at_roof(
     us, flops, moved = (float(rows[name].sum()) for name in ("us", "flops", "bytes"))
     if not (peak and flops and roofs.bandwidth):
         return None
-    at_roof_us = 1e6 * max(flops / peak.rate, moved / roofs.bandwidth[0].rate)
+    roof = nearer_roof(flops, moved, peak.rate, roofs.bandwidth[0].rate)
+    at_roof_us = 1e6 * roof.least_time
     likely_us = at_roof_us / realistic_share
     if evidence.timeline.on_gpu:
         likely_us = max(likely_us, SHORTEST_US * rows["launches"].sum())

@@ -12,8 +12,8 @@ from analysis.advice.proposals import Proposal
 from analysis.advice.who_reads import TracedRun
 from analysis.attribution import regions
 from analysis.attribution.components import IDLE, views_and_metadata
-from analysis.attribution.critical_path import Path, has_launches, path_of_step
-from analysis.attribution.ledger import events_of_steps, idle_by_cause, of_steps
+from analysis.attribution.critical_path import Path, path_of_step
+from analysis.attribution.ledger.of_steps import events_of_steps, idle_by_cause, of_steps
 from analysis.attribution.operators import costs_of_operators
 from analysis.hardware.ceilings import Ceiling
 from analysis.trace.links import MODULE
@@ -203,7 +203,8 @@ class Evidence:
     @property
     def path(self) -> Path | None:
         """The critical path of a step of about median duration; None where none is known."""
-        if self.path_is_known and has_launches(self.timeline):
+        # Without a recorded launch, a path never comes from the host to the GPU.
+        if self.path_is_known and self.timeline.has_launches:
             return path_of_step(self.timeline)
         return None
 

@@ -177,7 +177,10 @@ FUSIONS = (
 # ---- What is written out as several operators ----------------------------------------------------
 
 PLURAL = (regions.NORM, regions.QKV, regions.GATE_UP)
-FUSED_ATTENTION = "F.scaled_dot_product_attention(q, k, v, is_causal=True)"
+# Whether the mask is a causal one, operators do not tell.
+FUSED_ATTENTION = (
+    "F.scaled_dot_product_attention(q, k, v), with is_causal=True if no token sees a later one"
+)
 OF_TRANSFORMERS = 'from_pretrained(..., attn_implementation="sdpa")'
 
 

@@ -54,7 +54,7 @@ def place_of(timeline: Timeline, interval: pd.Series, thread: str, name: str) ->
     )
 
 
-def place_text(place: dict) -> str:
+def place_text(place: Place) -> str:
     """'4,123.456 ms, process 0, stream 7, for 0.312 ms: NAME': how to find an event in Perfetto."""
-    name, when = shortened(place["event"], NAME), f"{place['began_ms']:,.3f} ms, {place['thread']}"
-    return f"{when}, for {significant(place['duration_ms'], most=3)} ms: {name}"
+    name, when = shortened(place.event, NAME), f"{place.began_ms:,.3f} ms, {place.thread}"
+    return f"{when}, for {significant(place.duration_ms, most=3)} ms: {name}"

@@ -9,7 +9,6 @@ import pandas as pd
 
 from analysis.advice.evidence import Evidence
 from analysis.advice.proposals import WORTH_LISTING, Found, NotApplicable, Proposal, at_roof
-from analysis.advice.who_reads import Reader
 from analysis.attribution import regions
 from analysis.hardware.datasheets import Datasheet
 from analysis.hardware.matching import datasheet
@@ -18,6 +17,7 @@ from analysis.trace.tables import by_name, has_role, take_or
 from analysis.vocabulary import roles
 from analysis.vocabulary.kernel_classes import FUSABLE_CLASSES, MATMUL_CLASSES
 from analysis.vocabulary.operators import is_of_pytorch
+from analysis.vocabulary.words import Reader
 from analysis.work.operator_costs import factor_type
 from analysis.work.update_bytes import adam_bytes
 from harness.base.units import MB

@@ -6,7 +6,8 @@ import pandas as pd
 from analysis.advice.evidence import Evidence
 from analysis.advice.proposals import WORTH_LISTING, Found, NotApplicable, Proposal
 from analysis.attribution.components import IDLE
-from analysis.attribution.ledger import computes_on_host, exposed_communication, host_code
+from analysis.attribution.ledger.host_activity import computes_on_host, host_code
+from analysis.attribution.ledger.of_steps import exposed_communication
 from analysis.trace.links import OPERATOR
 from analysis.trace.tables import by_name, has_role, take_or
 from analysis.vocabulary import roles

@@ -16,7 +16,7 @@ from analysis.attribution.components import (
     OVERHEAD,
     UNATTRIBUTED,
 )
-from analysis.attribution.ledger import of_steps, us_by
+from analysis.attribution.ledger.of_steps import of_steps, us_by
 from analysis.trace.timeline import Timeline
 from harness.base.sections import Section
 from harness.base.tables import Column, added_up, column, text_columns

@@ -31,8 +31,8 @@ from harness.base.sections import Section
 from harness.base.tables import Column, column, text_columns
 from harness.base.text import count_of, significant
 from harness.base.units import MB
-from harness.instruments.no_sync import NoSyncSteps
-from harness.schema import Document, because, explained, field
+from harness.instruments.no_sync import NoSyncSteps, no_sync_text
+from harness.schema import Document, Unknown, field
 
 ROOT = "outside of units"  # what no inner module gathers
 OF_CALLS = "kind group group_size ranks component bytes".split()
@@ -398,8 +398,8 @@ def collective_rows(
     exposed: pd.DataFrame,
     waiting_us: np.ndarray | None = None,
     why: str = ONE_TRACE,
-) -> list[dict]:
-    """`collectives` of operator_analysis.json: sums over the steps, most time first.
+) -> list[MeasuredCollectiveRow]:
+    """Sums over the steps, most time first.
 
     events: as in Collectives.  exposed: the slices of the steps that are exposed communication,
     each with its collective; cause "ranks" while it waits for them.  waiting_us: of each event,
@@ -421,10 +421,10 @@ def collective_rows(
     events = events[(events["step"] >= 0) | (events["exposed_us"] > 0)]
     keys = ["kind", "group", "group_size", "phase", "component"]
     rows = [collective_row(same, why) for _, same in events.groupby(keys, dropna=False, sort=False)]
-    return sorted(rows, key=lambda row: -row["time_ms"])
+    return sorted(rows, key=lambda row: -row.time_ms)
 
 
-def collective_row(events: pd.DataFrame, why: str) -> dict:
+def collective_row(events: pd.DataFrame, why: str) -> MeasuredCollectiveRow:
     """Of events of one kind, group, phase, and component.  why: no waiting is known."""
     first = events.iloc[0]
     size = int(first["group_size"]) if first["group_size"] > 0 else None
@@ -434,30 +434,26 @@ def collective_row(events: pd.DataFrame, why: str) -> dict:
     gb_per_sec = np.nan
     if us:  # bytes/us to 10^9 bytes/s
         gb_per_sec = n_bytes / (us if np.isnan(transfer_us) else transfer_us) / 1e3
-    bus_share = sent_share(first["kind"], size) if size else None
-    row = {
-        "kind": first["kind"],
-        "group": first["group"],
-        "group_size": size,
-        "phase": first["phase"] if isinstance(first["phase"], str) else None,
-        "component": first["component"],
-        "calls": int(events["calls"].sum()),
-        "bytes": None if np.isnan(n_bytes) else int(n_bytes),
-        "time_ms": float(us / 1e3),
-        "exposed_ms": float(events["exposed_us"].sum() / 1e3),
-        "waiting_ms": None if np.isnan(waiting_us) else float(waiting_us / 1e3),
-        "algorithm_bandwidth_gb_per_sec": None,
-        "bus_bandwidth_gb_per_sec": None,
-        **because(why, "waiting_ms"),
-        **because(
-            why_no_rate(n_bytes, size), "algorithm_bandwidth_gb_per_sec", "bus_bandwidth_gb_per_sec"
-        ),
-    }
+    algorithm_gb_per_sec = bus_gb_per_sec = Unknown(why_no_rate(n_bytes, size))
     if not np.isnan(gb_per_sec):
-        row["algorithm_bandwidth_gb_per_sec"] = float(gb_per_sec)
+        algorithm_gb_per_sec = float(gb_per_sec)
+        bus_share = sent_share(first["kind"], size) if size else None
         if bus_share is not None:
-            row["bus_bandwidth_gb_per_sec"] = float(gb_per_sec * bus_share)
-    return explained(row, MeasuredCollectiveRow)
+            bus_gb_per_sec = float(gb_per_sec * bus_share)
+    return MeasuredCollectiveRow(
+        kind=first["kind"],
+        group=first["group"],
+        group_size=size,
+        phase=first["phase"] if isinstance(first["phase"], str) else None,
+        component=first["component"],
+        calls=int(events["calls"].sum()),
+        bytes=None if np.isnan(n_bytes) else int(n_bytes),
+        time_ms=float(us / 1e3),
+        exposed_ms=float(events["exposed_us"].sum() / 1e3),
+        waiting_ms=Unknown(why) if np.isnan(waiting_us) else float(waiting_us / 1e3),
+        algorithm_bandwidth_gb_per_sec=algorithm_gb_per_sec,
+        bus_bandwidth_gb_per_sec=bus_gb_per_sec,
+    )
 
 
 def why_no_rate(n_bytes: float, group_size: int | None) -> str:
@@ -468,81 +464,93 @@ def why_no_rate(n_bytes: float, group_size: int | None) -> str:
     return "the size of its group is not in the trace"
 
 
-def communication_of_steps(
-    rows: list[dict], steps: int, exposed: float, hidden: float
-) -> dict | None:
-    """`communication` of operator_analysis.json, in ms per step; None without collectives in the
-    steps.
+class CommunicationTimes(NamedTuple):
+    """Of all communication in the steps."""
 
-    rows: `collectives` of the same document.
-    exposed, hidden: of all communication, in ms per step."""
+    steps: int
+    exposed_ms: float  # of a step
+    hidden_ms: float  # of a step
+
+
+def communication_of_steps(
+    rows: list[MeasuredCollectiveRow],
+    times: CommunicationTimes,
+    by_difference: NoSyncSteps | None,
+    predicted: list[dict] | None,
+) -> StepCommunication | None:
+    """What these collectives cost a step; None without any in the steps.
+
+    by_difference: what the run measured without a profiler.  predicted: as predicted_beside() takes
+    them; None where nothing is."""
     if not rows:
         return None
-    why = next((row["waiting_ms_reason"] for row in rows if row["waiting_ms"] is None), "")
-    waiting = transfer = None
-    if not why:
-        waiting = sum(row["waiting_ms"] for row in rows) / steps
-        transfer = max(0.0, exposed - waiting)
-    backward = sum(row["exposed_ms"] for row in rows if row["phase"] == "backward") / steps
-    return {
-        "steps": steps,
-        "time_ms": exposed + hidden,
-        "exposed_ms": exposed,
-        "hidden_ms": hidden,
-        "waiting_ms": waiting,
-        "transfer_ms": transfer,
-        "exposed_backward_ms": backward,
-        **because(why, "waiting_ms", "transfer_ms"),
-    }
+    unknown = [row.reason_of("waiting_ms") for row in rows if row.waiting_ms is None]
+    if unknown:
+        waiting_ms = transfer_ms = Unknown(unknown[0])
+    else:
+        waiting_ms = sum(row.waiting_ms for row in rows) / times.steps
+        transfer_ms = max(0.0, times.exposed_ms - waiting_ms)
+    in_backward_ms = [row.exposed_ms for row in rows if row.phase == "backward"]
+    return StepCommunication(
+        steps=times.steps,
+        time_ms=times.exposed_ms + times.hidden_ms,
+        exposed_ms=times.exposed_ms,
+        hidden_ms=times.hidden_ms,
+        waiting_ms=waiting_ms,
+        transfer_ms=transfer_ms,
+        exposed_backward_ms=sum(in_backward_ms) / times.steps,
+        by_difference=by_difference,
+        predicted=predicted_beside(predicted, rows, times.steps) if predicted else None,
+    )
 
 
-def predicted_beside(predicted: list[dict], rows: list[dict], steps: int) -> list[dict]:
-    """`predicted` of `communication`: what a dry run predicts of each kind of collective, beside
-    what was measured.
+def predicted_beside(
+    predicted: list[dict], rows: list[MeasuredCollectiveRow], steps: int
+) -> list[PredictedBesideRow]:
+    """What a dry run predicts of each kind of collective, beside what was measured.
 
-    predicted: rows of kind, group_size, calls and bytes of a step;
-    rows: `collectives` of operator_analysis.json.
-    """
+    predicted: rows of kind, group_size, calls and bytes of a step."""
     return [prediction_beside(prediction, rows, steps) for prediction in predicted]
 
 
-def prediction_beside(prediction: dict, rows: list[dict], steps: int) -> dict:
+def prediction_beside(
+    prediction: dict, rows: list[MeasuredCollectiveRow], steps: int
+) -> PredictedBesideRow:
     kind, group_size = prediction["kind"], prediction["group_size"]
-    same = [row for row in rows if (row["kind"], row["group_size"]) == (kind, group_size)]
-    return {
-        "kind": kind,
-        "group_size": group_size,
-        "predicted_calls": prediction["calls"],
-        "calls": sum(row["calls"] for row in same) / steps,
-        "predicted_bytes": prediction["bytes"],
-        "bytes": sum_or_none(same, "bytes", steps),
-        "time_ms": sum(row["time_ms"] for row in same) / steps,
-        "bus_bandwidth_gb_per_sec": mean_bandwidth(same),
-    }
+    same = [row for row in rows if (row.kind, row.group_size) == (kind, group_size)]
+    sent_bytes = [row.bytes for row in same]
+    return PredictedBesideRow(
+        kind=kind,
+        group_size=group_size,
+        predicted_calls=prediction["calls"],
+        calls=sum(row.calls for row in same) / steps,
+        predicted_bytes=prediction["bytes"],
+        bytes=None if None in sent_bytes else sum(sent_bytes) / steps,
+        time_ms=sum(row.time_ms for row in same) / steps,
+        bus_bandwidth_gb_per_sec=mean_bandwidth(same),
+    )
 
 
-def sum_or_none(rows: list[dict], key: str, steps: int) -> float | None:
-    """Per step; None if a row does not know it."""
-    values = [row[key] for row in rows]
-    return None if None in values else sum(values) / steps
-
-
-def mean_bandwidth(rows: list[dict]) -> float | None:
+def mean_bandwidth(rows: list[MeasuredCollectiveRow]) -> float | None:
     """Of all their bytes in all their time; None if a row does not know it."""
-    rates = [row["bus_bandwidth_gb_per_sec"] for row in rows]
-    if None in rates:
-        return None
-    times = [row["bytes"] / rate for row, rate in zip(rows, rates, strict=True) if rate]
-    return sum(row["bytes"] for row in rows) / sum(times) if times else None
+    n_bytes, times = 0, []
+    for row in rows:
+        rate = row.bus_bandwidth_gb_per_sec
+        if rate is None:
+            return None
+        n_bytes += row.bytes
+        if rate:
+            times.append(row.bytes / rate)
+    return n_bytes / sum(times) if times else None
 
 
 # ---- For a reader --------------------------------------------------------------------------------
 
 
-def collective_columns(rows: list[dict], steps: int) -> list[Column]:
+def collective_columns(rows: list[MeasuredCollectiveRow], steps: int) -> list[Column]:
     """The columns, per step; the group only where there are several."""
     of_group = []
-    if len({(row["group"], row["group_size"]) for row in rows}) > 1:
+    if len({(row.group, row.group_size) for row in rows}) > 1:
         of_group = [column("group", "group", left=True), column("ranks", "group_size")]
     return [
         column("collective", "kind", left=True),
@@ -552,24 +560,23 @@ def collective_columns(rows: list[dict], steps: int) -> list[Column]:
         column("MB/step", "bytes", "~2", MB * steps),
         column("ms/step", "time_ms", "~3", steps),
         column("exposed", "exposed_ms", "~3", steps),
-        Column("hidden", lambda row: max(0.0, row["time_ms"] - row["exposed_ms"]) / steps, "~3"),
+        Column("hidden", lambda row: max(0.0, row.time_ms - row.exposed_ms) / steps, "~3"),
         column("waiting", "waiting_ms", "~3", steps),
         column("alg GB/s", "algorithm_bandwidth_gb_per_sec", "~2"),
         column("bus GB/s", "bus_bandwidth_gb_per_sec", "~2"),
     ]
 
 
-def communication_text(about: dict) -> str:
+def communication_text(about: StepCommunication) -> str:
     """'5.20 ms per step: 2.10 hidden, 3.10 exposed
     (1.00 transfer, 2.10 waiting for other ranks)'"""
-    if about["waiting_ms"] is None:
-        parts = f"waiting unknown: {about['waiting_ms_reason']}"
+    if about.waiting_ms is None:
+        parts = f"waiting unknown: {about.reason_of('waiting_ms')}"
     else:
-        transfer = significant(about["transfer_ms"], 3)
-        waiting = significant(about["waiting_ms"], 3)
+        transfer, waiting = significant(about.transfer_ms, 3), significant(about.waiting_ms, 3)
         parts = f"{transfer} transfer, {waiting} waiting for other ranks"
-    hidden, exposed = significant(about["hidden_ms"], 3), significant(about["exposed_ms"], 3)
-    all_ms = significant(about["time_ms"], 3)
+    hidden, exposed = significant(about.hidden_ms, 3), significant(about.exposed_ms, 3)
+    all_ms = significant(about.time_ms, 3)
     return f"{all_ms} ms per step: {hidden} hidden, {exposed} exposed ({parts})"
 
 
@@ -585,30 +592,28 @@ BESIDE_COLUMNS = [
 ]
 
 
-def communication_section(analysis: dict) -> Section:
+def communication_section(
+    about: StepCommunication | None, rows: list[MeasuredCollectiveRow]
+) -> Section:
     """What communication costs a step, and each collective; empty without any."""
-    about, rows = analysis["communication"], analysis["collectives"]
     if about is None:
         return Section("Communication")
     facts = {"Communication": communication_text(about)}
-    by_difference = about["by_difference"]
-    if by_difference:  # what steps without reduction measured: the exposed time should confirm it
-        # Takes PyTorch, which reading a trace does not need.
-        from harness.instruments.no_sync import no_sync_text
-
-        trace = f"the trace has {about['exposed_backward_ms']:.2f} ms exposed in the backward pass"
-        facts["By difference"] = f"{no_sync_text(by_difference)}; {trace}"
+    if about.by_difference:  # what steps without reduction measured: the exposed time confirms it
+        measured = no_sync_text(about.by_difference.as_json())
+        trace = f"the trace has {about.exposed_backward_ms:.2f} ms exposed in the backward pass"
+        facts["By difference"] = f"{measured}; {trace}"
     exposed, bus = "Exposed: no computation overlapped it", "Bus bandwidth as nccl-tests define it"
-    if about["waiting_ms"] is None:
+    if about.waiting_ms is None:
         bus += ", with waiting"
     else:
         exposed += "; waiting, a part of that: until the last rank arrived"
-    steps = count_of(about["steps"], "step")
+    steps = count_of(about.steps, "step")
     mean = f"Mean of {steps}; of ms: exposed, hidden; MB of the larger of input and output"
-    predicted = about["predicted"] or []
+    predicted = about.predicted or []
     return Section(
         "Communication",
-        collective_columns(rows, about["steps"]),
+        collective_columns(rows, about.steps),
         rows,
         [mean, exposed, bus],
         facts,

@@ -13,8 +13,16 @@ import pandas as pd
 
 from analysis.trace.links import ANNOTATION, MODULE, OPERATOR, Links
 from analysis.trace.nesting import nearest_marked_ancestor, nearest_marked_caller, operators_around
-from analysis.trace.tables import by_name, has_role, most_frequent, take_or, take_or_none
+from analysis.trace.tables import (
+    by_name,
+    different_pairs,
+    has_role,
+    most_frequent,
+    take_or,
+    take_or_none,
+)
 from analysis.vocabulary import roles
+from analysis.vocabulary.operators import operator_class
 from harness.base.layer_names import folded_names
 
 NAMED_RANGES, MODULE_CALLS, OPERATOR_KINDS = "named ranges", "nn.Module calls", "kinds of operators"
@@ -68,6 +76,21 @@ def attributed_host(links: Links) -> HostParts:
     return HostParts(
         host.assign(component=component, phase=phase, category=category, node=node), source
     )
+
+
+def classes_of(phase: pd.Series, category: pd.Series) -> pd.Categorical:
+    """The class of each event, of its phase and its category, which may be unknown."""
+    phase, category = pd.Categorical(phase), pd.Categorical(category)
+    pairs, which = different_pairs(phase.codes, category.codes)
+    phases, categories = [*phase.categories, None], [*category.categories, None]
+    names = [operator_class(phases[i], categories[j]) for i, j in pairs]
+    return categories_of(which, names)
+
+
+def categories_of(codes: np.ndarray, names: list[str]) -> pd.Categorical:
+    """names[code] of each row; names may occur several times."""
+    different, new = np.unique(np.array(names, dtype=object), return_inverse=True)
+    return pd.Categorical.from_codes(new[codes], different)
 
 
 def components_of(
@@ -204,7 +227,7 @@ def phases_of(host: pd.DataFrame, node: np.ndarray) -> np.ndarray:
     numbered = (kind == OPERATOR) & (host["sequence"].to_numpy() >= 0)
     forward = nearest_marked_ancestor(parent, (kind == MODULE) | numbered) >= 0
     if (node < 0).all() or not numbered.any():
-        forward |= kind == OPERATOR
+        forward = forward | (kind == OPERATOR)
     phase[pd.isna(phase) & forward] = "forward"
     return phase
 

@@ -19,7 +19,7 @@ import pandas as pd
 
 from analysis.attribution.components import IDLE, OVERHEAD, UNATTRIBUTED
 from analysis.attribution.intervals import Slices, innermost
-from analysis.attribution.ledger import cut_to, left_out, of_steps, us_by
+from analysis.attribution.ledger.of_steps import cut_to, left_out, of_steps, us_by
 from analysis.trace.links import CLOCK_TICK_US
 from analysis.trace.tables import take_or
 from analysis.trace.timeline import Timeline, cached_on_timeline, median_step
@@ -83,9 +83,9 @@ def path_of_step(timeline: Timeline) -> Path | None:
     return Path(step, walk(timeline, step))
 
 
-def critical_path(timeline: Timeline) -> dict | None:
-    """`critical_path` of operator_analysis.json: `rows` of where, component and ms, most time
-    first, which add up to `length_ms`; None without GPU events, or if it takes no time."""
+def critical_path(timeline: Timeline) -> CriticalPath | None:
+    """The path with its time by place and component, most first; None without GPU events, or if it
+    takes no time."""
     path = path_of_step(timeline)
     if path is None or not path.spans:
         return None
@@ -98,26 +98,18 @@ def critical_path(timeline: Timeline) -> dict | None:
     for (where, component), us in us_by_part.most_common():
         if us > 0:
             share = float(us / length_us)
-            rows.append(
-                {"where": where, "component": component, "ms": float(us / 1e3), "share": share}
-            )
-    return {
-        "step": int(timeline.steps["number"].iloc[path.step]),
-        "length_ms": float(length_us / 1e3),
-        "gpu_idle_ms": float(us_by(of_path, "state").get(IDLE, 0.0) / 1e3),
-        "rows": rows,
-    }
+            rows.append(PathRow(where=where, component=component, ms=float(us / 1e3), share=share))
+    return CriticalPath(
+        step=int(timeline.steps["number"].iloc[path.step]),
+        length_ms=float(length_us / 1e3),
+        gpu_idle_ms=float(us_by(of_path, "state").get(IDLE, 0.0) / 1e3),
+        rows=rows,
+    )
 
 
-def host_share(path: dict) -> float:
-    """The share of `critical_path` that is on the host."""
-    return sum(row["share"] for row in path["rows"] if row["where"] == HOST)
-
-
-def has_launches(timeline: Timeline) -> bool:
-    """Whether a launch was recorded: without any, a path never comes from the host to the GPU, so
-    it tells nothing of either."""
-    return bool((timeline.calls["starts_kernel"] | timeline.calls["starts_graph"]).any())
+def host_share(path: CriticalPath) -> float:
+    """The share of the path that is on the host."""
+    return sum(row.share for row in path.rows if row.where == HOST)
 
 
 # ---- From the end backwards ----------------------------------------------------------------------
@@ -289,12 +281,12 @@ PATH_COLUMNS = [
 ]
 
 
-def path_title(path: dict) -> str:
+def path_title(path: CriticalPath) -> str:
     """The path may be on the host while the GPU works too: then another path is nearly as long."""
-    length, idle = significant(path["length_ms"], most=3), significant(path["gpu_idle_ms"])
-    title = f"{length} ms of step {path['step']}; nothing else can make it shorter"
-    off_gpu_ms = sum(row["ms"] for row in path["rows"] if row["where"] != GPU)
-    if off_gpu_ms - path["gpu_idle_ms"] < BESIDE * path["length_ms"]:
+    length, idle = significant(path.length_ms, most=3), significant(path.gpu_idle_ms)
+    title = f"{length} ms of step {path.step}; nothing else can make it shorter"
+    off_gpu_ms = sum(row.ms for row in path.rows if row.where != GPU)
+    if off_gpu_ms - path.gpu_idle_ms < BESIDE * path.length_ms:
         return title
     return (
         f"{title}; while it is on the host, the GPU works as well: a faster host alone saves at"
@@ -302,33 +294,22 @@ def path_title(path: dict) -> str:
     )
 
 
-def path_section(analysis: dict) -> Section:
-    """One step: its timeline, and what its end had to wait for."""
-    path, lanes = analysis["critical_path"], analysis["step_timeline"]["lanes_left_out"]
-    title = path_title(path) if path else f"not known: {analysis['critical_path_reason']}"
+def path_section(
+    path: CriticalPath | None, why_unknown: str, timeline: str, note: list[str], unreliable: str
+) -> Section:
+    """One step: its timeline, and what its end had to wait for.
+
+    why_unknown: of a path that is not there.  timeline, note: what the timeline shows, and what it
+    leaves out.  unreliable: why it should not be relied on."""
+    title = path_title(path) if path else f"not known: {why_unknown}"
     return Section(
         "One step, and its critical path",
         PATH_COLUMNS,
-        path["rows"] if path else [],
-        [f"The figure leaves out {lanes} more lanes"] if lanes else [],
-        facts={"Timeline": timeline_text(analysis), "Critical path": title},
+        path.rows if path else [],
+        note,
+        facts={"Timeline": timeline, "Critical path": title},
         figure="step_timeline",
-        warning=analysis["integrity"]["unreliable"].get("step_timeline", ""),
+        warning=unreliable,
         label="component",
         sums=("ms", "share"),
     )
-
-
-def timeline_text(analysis: dict) -> str:
-    """How long the step of the timeline takes on the host, and with its work on the GPU, which may
-    end later."""
-    timeline = analysis["step_timeline"]
-    length_ms = timeline["length_ms"]
-    for row in analysis["steps"]["rows"]:
-        if row["number"] == timeline["step"] and length_ms > row["duration_ms"]:
-            host_ms = row["duration_ms"]
-            return (
-                f"step {timeline['step']}, {host_ms:.2f} ms on the host; the GPU, which runs"
-                f" behind, ends its work {length_ms - host_ms:.2f} ms later"
-            )
-    return f"step {timeline['step']}, {length_ms:.2f} ms"

@@ -9,14 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.ledger import (
-    IDLE_CAUSES,
-    KINDS,
-    cut_to,
-    idle_by_cause,
-    of_steps,
-    owners_of,
-)
+from analysis.attribution.ledger.kinds import IDLE_CAUSES, KINDS
+from analysis.attribution.ledger.of_steps import cut_to, idle_by_cause, of_steps
+from analysis.attribution.ledger.on_gpu import owners_of
 from analysis.trace.reasons import NO_GPU
 from analysis.trace.timeline import Timeline, median_step
 from harness.base.sections import Section

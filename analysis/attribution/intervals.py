@@ -65,11 +65,11 @@ def innermost(host: pd.DataFrame, which: np.ndarray, owns: np.ndarray | None = N
 
 def merged(edges: np.ndarray, columns: dict[str, np.ndarray]) -> pd.DataFrame:
     """The intervals between edges, each with its values; neighbors that are alike become one."""
-    change = np.arange(max(0, len(edges) - 1)) == 0
+    begins = np.arange(max(0, len(edges) - 1)) == 0
     for values in columns.values():
-        change[1:] |= values[1:] != values[:-1]
-    first = np.flatnonzero(change)
-    times = {"start": edges[first], "end": np.append(edges[first[1:]], edges[-1:])[: len(first)]}
-    return pd.DataFrame(
-        times | {name: values[first] for name, values in columns.items()}, copy=False
-    )
+        differs = values[1:] != values[:-1]
+        begins[1:] = begins[1:] | differs
+    first = np.flatnonzero(begins)
+    end = np.append(edges[first[1:]], edges[-1:])[: len(first)]
+    kept = {name: values[first] for name, values in columns.items()}
+    return pd.DataFrame({"start": edges[first], "end": end, **kept}, copy=False)

@@ -16,6 +16,7 @@ import pandas as pd
 
 from analysis.attribution.collectives import collectives_of
 from analysis.attribution.intervals import Slices, slices_of
+from analysis.program.occasions import Seldom, seldom_seen
 from analysis.trace.links import ANNOTATION, OPERATOR
 from analysis.trace.nesting import nearest_marked_caller
 from analysis.trace.steps import step_at
@@ -64,16 +65,33 @@ def occasional(timeline: Timeline, code: Slices) -> pd.DataFrame:
     ledger: what waits in a call may wait for the GPU.
 
     code: when the host ran code of the program."""
-    spans = of_compilation(timeline)
+    seen = of_program(timeline)
+    spans = [*of_compilation(timeline), *seen]
     if len(timeline.steps) >= ENOUGH_STEPS:
         ranges = of_ranges(timeline)
         spans += ranges
-        spans += of_code(timeline, code, ranges)
+        spans += of_code(timeline, code, [*seen, *ranges])
     table = pd.DataFrame(spans, columns=Span._fields)
     table = table.astype({"start": float, "end": float, "step": np.int64})
     table = table[(table["step"] >= 0).to_numpy()]
     in_steps = table.groupby("what")["step"].transform("nunique")
     return table[(in_steps <= few_of(len(timeline.steps))).to_numpy(bool)]
+
+
+def of_program(timeline: Timeline) -> list[Span]:
+    """What the program was seen to do in few of its steps, as far as it is in the trace."""
+    spans = []
+    for kind in seldom_seen(timeline, FEW):
+        for row in kind.rows:
+            start = row.began_us - timeline.trace.base_us
+            step = int(step_at(np.array([start]), timeline.steps)[0])
+            spans.append(Span(kind.what, in_program(kind), step, start, start + 1e3 * row.ms))
+    return spans
+
+
+def in_program(kind: Seldom) -> str:
+    call = kind.rows[0].call
+    return call if kind.where == call else f"{call}, {kind.where}"
 
 
 def few_of(n_steps: int) -> float:
@@ -192,7 +210,14 @@ def once_rows(
         if step.is_first:
             ms = (step.end - step.start - median_us(timeline)) / 1e3
             rows.append(once_row(FIRST_STEP, f"step {step.number}", 1, of_steps, ms))
+    in_all_steps = {}
+    for kind in seldom_seen(timeline, FEW):
+        in_all_steps[kind.what, in_program(kind)] = kind
+        row = once_row(kind.what, in_program(kind), kind.steps, kind.of_steps, kind.ms)
+        rows.append(row)
     for (what, where), same in spans.groupby(["what", "where"], sort=False):
+        if (what, where) in in_all_steps:
+            continue
         steps = same["step"].nunique()
         ms = float((same["end"] - same["start"]).sum()) / 1e3 / steps
         rows.append(once_row(what, where, steps, of_steps, ms))

@@ -9,7 +9,6 @@ to the region too, and so does the backward pass of what belongs to it.
 import math
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +21,6 @@ from analysis.trace.steps import step_at
 from analysis.trace.tables import by_name
 from analysis.trace.timeline import Timeline, cached_on_timeline
 from analysis.vocabulary.letters import BOUNDARY, LETTERS, OTHER, in_letters, letter_of
-from harness.base.text import read_ini
 
 # Regions of several operators, and what each is called where they are fused
 KINDS = ("attention", "norm", "rotary embedding", "SwiGLU", "q, k and v", "gate and up", "loss")
@@ -78,46 +76,89 @@ def pass_over_tokens(text: str, inputs: list[Shapes]) -> np.ndarray:
 
 # ---- Patterns ------------------------------------------------------------------------------------
 
-# Which of the operators that a pattern matches belong to the region, by letters and shapes; of
-# other patterns all do.
+# Which of the operators that a pattern matches belong to the region, by letters and shapes.
 BelongByShapes = Callable[[str, list[Shapes]], np.ndarray]
-BY_SHAPES: dict[str, BelongByShapes] = {
-    "attention": weigh_their_scores,
-    "q, k and v": read_the_same,
-    "gate and up": read_the_same,
-    "loss": pass_over_tokens,
-}
 
 
 class Pattern(NamedTuple):
+    """Operators in words, as vocabulary.letters has them, that make a region of this kind."""
+
     kind: str
-    operators: str  # in words
-    becomes: str
-    of_matmuls: bool  # its matmuls belong to it, else all but these
-    belong: BelongByShapes | None
+    operators: str
+    becomes: str = ""  # the word of what was found, for the patterns after it
+    of_matmuls: bool = False  # its matmuls belong to it, else all but these
+    belong: BelongByShapes | None = None  # None: all that it matches do
 
 
-def read_patterns() -> list[Pattern]:
-    """Those of regions.ini, a section each.  Raises ValueError where BY_SHAPES names none of
-    them."""
-    tables = read_ini(Path(__file__).with_suffix(".ini"))
-    left_over = BY_SHAPES.keys() - tables.sections()
-    if left_over:
-        raise ValueError(f"regions.ini has no pattern {sorted(left_over)}")
-    patterns = []
-    for name in tables.sections():
-        pattern = Pattern(
-            kind=name.partition(":")[0],
-            operators=" ".join(tables[name]["operators"].split()),
-            becomes=tables[name].get("becomes", ""),
-            of_matmuls=tables[name].getboolean("of_matmuls", False),
-            belong=BY_SHAPES.get(name),
-        )
-        patterns.append(pattern)
-    return patterns
-
-
-PATTERNS = read_patterns()
+# In this order: a pattern reads what those before it found as one word.  Copies, products, norms
+# and rotary embeddings may happen to queries and keys before they meet.
+PATTERNS = (
+    Pattern(FUSED[NORM], "norm"),
+    # Layer norm, (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
+    Pattern(
+        NORM,
+        "(?<! copy) copy* mean [sub copy]* ([pow mul] copy* mean | var) copy* sub? add? copy*"
+        " [rsqrt sqrt]? copy* sub? [mul div] copy* (mul copy*)? add?",
+        becomes="norm",
+    ),
+    # RMS norm, x * rsqrt(mean(x^2) + eps) * weight
+    Pattern(
+        NORM,
+        "(?<! copy) copy* [pow mul] copy* mean add? copy* (rsqrt | sqrt div?) copy* mul copy*"
+        " (mul copy*)?",
+        becomes="norm",
+    ),
+    # x * cos + cat(-x2, x1) * sin; in two halves; by complex numbers
+    Pattern(
+        ROPE,
+        "(mul copy* neg copy* cat copy* mul | neg copy* cat copy* mul copy* mul) copy* add"
+        " | mul mul sub mul mul add cat"
+        " | complex [complex mul copy]* complex",
+        becomes="rotary",
+    ),
+    Pattern(FUSED[ROPE], "roll copy* mul copy* addcmul", becomes="rotary"),
+    Pattern(FUSED[ATTENTION], "attention"),
+    Pattern(
+        ATTENTION,
+        "(?<! [copy mul div]) [copy mul div]*"
+        " (bmm [^ bmm matmul softmax attention math_attention boundary]*){1,3}"
+        " softmax [^ bmm matmul attention math_attention boundary]* bmm",
+        becomes="attention",
+        belong=weigh_their_scores,
+    ),
+    Pattern(ATTENTION, "math_attention", becomes="attention"),
+    Pattern(
+        QKV,
+        "matmul [copy mul norm rotary]* matmul [copy mul norm rotary]*"
+        " (matmul [copy mul norm rotary]*)? (?= [^ matmul boundary]* attention)",
+        of_matmuls=True,
+        belong=read_the_same,
+    ),
+    Pattern(
+        FUSED[QKV],
+        "[^ matmul copy mul norm rotary] [copy mul norm rotary]* matmul"
+        " (?= [^ matmul boundary]* attention)",
+        of_matmuls=True,
+    ),
+    Pattern(
+        GATE_UP,
+        "matmul copy* matmul (?= copy* silu) | matmul copy* silu copy* matmul copy* mul",
+        of_matmuls=True,
+        belong=read_the_same,
+    ),
+    Pattern(
+        FUSED[GATE_UP], "[^ matmul copy] copy* matmul (?= copy* silu copy* mul)", of_matmuls=True
+    ),
+    Pattern(SWIGLU, "silu copy* (matmul copy*)? mul"),
+    Pattern(FUSED[SWIGLU], "swiglu"),
+    Pattern(
+        LOSS,
+        "(?<= [matmul attention norm rotary boundary])"
+        " [^ matmul attention norm rotary loss boundary]*"
+        " loss [^ matmul attention norm rotary boundary]*",
+        belong=pass_over_tokens,
+    ),
+)
 
 
 @cached_on_timeline
@@ -128,19 +169,19 @@ def regions(timeline: Timeline) -> pd.DataFrame:
     node = host["node"].to_numpy()
     is_node = node == np.arange(len(host))
     backward = in_backward_pass(host, is_node)
-    rows, text = operators_in_order(timeline, backward)
-    of_operator, kinds = np.full(len(rows), -1), []  # of each instance
-    for kind, places in instances(timeline, rows, text):
+    operators = operators_in_order(timeline, backward)
+    of_operator, kinds = np.full(len(operators.rows), -1), []  # of each instance
+    for kind, places in instances(timeline, operators):
         of_operator[places] = len(kinds)
         kinds.append(kind)
     kinds = np.array([*kinds, None, None], dtype=object)  # and of those below 0
-    instance = with_callers_and_views(
-        host, rows[rows >= 0], of_operator[rows >= 0], kinds, ~backward
-    )
+    is_event = operators.rows >= 0
+    rows, of_operator = operators.rows[is_event], of_operator[is_event]
+    instance = with_callers_and_views(host, rows, of_operator, kinds, ~backward)
     of_forward = forward_of_nodes(host, ~backward, is_node)
     of_node = np.where(of_forward >= 0, instance[of_forward], -1)
     instance = np.where(backward & (node >= 0), of_node[node], instance)
-    # Where no number timeline a backward operator to its forward one, the name alone may tell.
+    # Where no number links a backward operator to its forward one, the name alone may tell.
     by_letter = {in_letters(pattern.operators): pattern.kind for pattern in PATTERNS}
     by_letter[LETTERS["loss"]] = LOSS
     of_name = by_name(host["name"], lambda name: by_letter.get(letter_of(name)))
@@ -159,31 +200,54 @@ def in_backward_pass(host: pd.DataFrame, is_node: np.ndarray) -> np.ndarray:
     return (nearest >= 0) & is_node[nearest]
 
 
-def operators_in_order(timeline: Timeline, backward: np.ndarray) -> tuple[np.ndarray, str]:
-    """The operators that work, thread by thread, and their letters.  Of nested ones the outermost
-    with a letter, else the innermost; views have none.  Row -1 is a boundary: of a thread, a step,
-    or a phase without a model."""
+class InOrder(NamedTuple):
+    """The operators that work, thread by thread, with boundaries between: of a thread, a step, or a
+    phase without a model."""
+
+    rows: np.ndarray  # of host [operators and boundaries]; -1: a boundary
+    text: str  # their letters [operators and boundaries]
+
+
+def operators_in_order(timeline: Timeline, backward: np.ndarray) -> InOrder:
+    """backward: whether each host event is of the backward pass [host events]."""
     host = timeline.host
-    parent, is_operator = host["parent"].to_numpy(), (host["kind"] == OPERATOR).to_numpy()
-    letter = np.where(is_operator, by_name(host["name"], letter_of), "")
-    roots = np.flatnonzero(letter == LETTERS["rsqrt"])
-    written_out = over_contained(parent, roots, roots, np.maximum) != NOTHING
-    letter[(letter == LETTERS["norm"]) & written_out] = ""  # a norm that calls others
-    works, named = letter != "", ~np.isin(letter, ("", OTHER))
-    above = parent[works & (parent >= 0)]
-    calls = over_contained(parent, above, above, np.maximum) != NOTHING
-    rows = np.flatnonzero((nearest_marked_caller(parent, named) < 0) & (named | (works & ~calls)))
+    letter = letters_of(host)
+    rows = working_operators(host["parent"].to_numpy(), letter)
     start, thread = host["start"].to_numpy()[rows], host["thread"].to_numpy()[rows]
     order = np.lexsort((rows, start, thread))
     rows, thread, step = rows[order], thread[order], step_at(start[order], timeline.steps)
     elsewhere = backward | host["phase"].isin(("data", "optimizer")).to_numpy()
     letter = np.where(elsewhere[rows], BOUNDARY, letter[rows])
-    first = np.flatnonzero((np.diff(thread, prepend=-1) != 0) | (np.diff(step, prepend=-2) != 0))
-    return np.insert(rows, first, -1), "".join(np.insert(letter, first, BOUNDARY))
+    begins_thread = np.diff(thread, prepend=-1) != 0
+    begins_step = np.diff(step, prepend=-2) != 0
+    first = np.flatnonzero(begins_thread | begins_step)
+    text = "".join(np.insert(letter, first, BOUNDARY))
+    return InOrder(np.insert(rows, first, -1), text)
 
 
-def instances(timeline: Timeline, rows: np.ndarray, text: str) -> Iterator[tuple[str, np.ndarray]]:
+def letters_of(host: pd.DataFrame) -> np.ndarray:
+    """The letter of each host event; "": it is no operator, a view, or a norm that calls others."""
+    is_operator = (host["kind"] == OPERATOR).to_numpy()
+    letter = np.where(is_operator, by_name(host["name"], letter_of), "")
+    roots = np.flatnonzero(letter == LETTERS["rsqrt"])
+    written_out = over_contained(host["parent"].to_numpy(), roots, roots, np.maximum) != NOTHING
+    letter[(letter == LETTERS["norm"]) & written_out] = ""
+    return letter
+
+
+def working_operators(parent: np.ndarray, letter: np.ndarray) -> np.ndarray:
+    """Rows of the operators that work: of nested ones the outermost that a pattern names, else the
+    innermost.  parent: row of each host event's caller, -1 without one."""
+    works, named = letter != "", ~np.isin(letter, ("", OTHER))
+    above = parent[works & (parent >= 0)]
+    calls = over_contained(parent, above, above, np.maximum) != NOTHING
+    is_outermost = nearest_marked_caller(parent, named) < 0
+    return np.flatnonzero(is_outermost & (named | (works & ~calls)))
+
+
+def instances(timeline: Timeline, operators: InOrder) -> Iterator[tuple[str, np.ndarray]]:
     """The kind of each region, and the places in the text of the operators that belong to it."""
+    rows, text = operators
     is_matmul = np.array([letter == LETTERS["matmul"] for letter in text])
     for pattern in PATTERNS:
         rewritten = list(text)
@@ -238,21 +302,31 @@ def with_callers_and_views(
     parent = host["parent"].to_numpy()
     # Instances are numbered kind after kind: where the lowest and the highest are of one kind, so
     # are all.
-    lowest, highest = (
-        over_contained(parent, rows, of_operator, combine) for combine in (np.minimum, np.maximum)
-    )
+    lowest = over_contained(parent, rows, of_operator, np.minimum)
+    highest = over_contained(parent, rows, of_operator, np.maximum)
     of_model = forward & (host["component"] != OVERHEAD).to_numpy()
     whole = of_model & (lowest >= 0) & (kinds[lowest] == kinds[highest])
     nearest = nearest_marked_ancestor(parent, whole)
     instance = np.where(nearest >= 0, highest[nearest], -1)
+    contains_none = of_model & (highest == NOTHING) & (instance < 0)
+    last, following = instances_around(host, rows, of_operator)
+    return np.where(contains_none & (last == following), last, instance)
+
+
+class Around(NamedTuple):
+    """Between the operators of which instances each host event began; arrays with an entry for each
+    event, -1: of none."""
+
+    last: np.ndarray  # instance of the last operator that began up to here
+    following: np.ndarray  # of the next one
+
+
+def instances_around(host: pd.DataFrame, rows: np.ndarray, of_operator: np.ndarray) -> Around:
+    """rows: of the operators; of_operator: the instance of each."""
     order = np.lexsort((np.arange(len(host)), host["start"], host["thread"]))
     is_operator = np.zeros(len(host), bool)
     is_operator[rows] = True
-    before = np.empty(len(host), np.int64)
+    before = np.empty(len(host), np.int64)  # how many operators began up to here
     before[order] = np.cumsum(is_operator[order])
-    # `before` operators began up to here: the last of them, and the next one.
-    around = np.append(np.insert(of_operator, 0, -1), -1)
-    between = (
-        of_model & (highest == NOTHING) & (instance < 0) & (around[before] == around[before + 1])
-    )
-    return np.where(between, around[before], instance)
+    instance = np.concatenate([[-1], of_operator, [-1]])
+    return Around(instance[before], instance[before + 1])

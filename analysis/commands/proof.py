@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from analysis.prove.audit import DIFFERS
-from analysis.prove.proof import FAILS, Proof
+from analysis.prove.proof import FAILS, LEFT_OUT, PASSES, Proof, ProofRow
 from analysis.prove.text import (
     IN_ORDER,
     MINIFIER,
@@ -28,68 +28,87 @@ def keep_in(folder: Path) -> Callable[[Proof], None]:
 
 
 def tell(
-    proof: Proof, command: Sequence[str], folder: Path, audit_only: bool, verbose: bool
+    proof: Proof, started: Sequence[str], folder: Path, audit_only: bool, verbose: bool
 ) -> int:
     """Write what was proven and print the answer; returns the exit code: of audits alone 3 if a
-    change differs, else 1 if one fails; 1 if times were asked for, and there are none."""
+    change differs, else 1 if one fails; 1 if times were asked for, and there are none.
+    started: the command with its interpreter."""
     files = [folder / "proof.json", folder / "proof.md"]
     write_json(folder / "proof.json", proof)
-    document = proof.as_json()
-    section = proof_section(document)
+    section = proof_section(proof)
     write_bytes(folder / "proof.md", ("\n".join(as_markdown(section)) + "\n").encode())
     if (folder / "operator_analysis.json").exists():
         files += write_report(folder)
     say(*as_text(section), "", *file_lines(files, verbose), "")
-    rows = rows_of_answer(document, command)
+    say(*lines_to_minify(proof, started))
+    rows = rows_of_answer(proof)
     rows["Read on"] = f"{folder}/proof.md; docs/your_own_model.md"
-    say(*answer(rows, whole=("Helps", "Differs", "No times", "Minify")))
-    verdicts = {row["verdict"] for row in document["rows"]}
+    say(*answer(rows, whole=("Helps", "Differs", "No times")))
+    verdicts = {row.verdict for row in proof.rows}
     if audit_only and DIFFERS in verdicts:
         return 3
-    if document["not_timed"] or (audit_only and FAILS in verdicts):
+    if proof.not_timed or (audit_only and FAILS in verdicts):
         return 1
     return 0
 
 
-def rows_of_answer(document: dict, command: Sequence[str]) -> dict[str, str | list[str]]:
+def lines_to_minify(proof: Proof, started: Sequence[str]) -> list[str]:
+    """What to type where the compiler trains differently, unwrapped, as it is to be pasted."""
+    rows = [row for row in proof.rows if is_of_compiler(row)]
+    if not rows:
+        return []
+    return [
+        f"Minify: once the program has {line_text(rows[0])}, this writes repro.py, the graph that"
+        " goes wrong, and below torch_compile_debug/ a minifier_launcher.py that makes it smaller:",
+        f"{MINIFIER} {shlex.join(started)}",
+        "",
+    ]
+
+
+def rows_of_answer(proof: Proof) -> dict[str, str | list[str]]:
     """By label: what helps, then the changes by verdict."""
     rows: dict[str, str | list[str]] = {}
-    if document["nothing"]:
-        rows["Helps"] = help_texts(document) or "nothing that was tried"
-    both = document["together"]
+    if proof.nothing:
+        rows["Helps"] = help_texts(proof) or "nothing that was tried"
+    both = proof.together
     if both:
-        rows["Together"] = f"{both['verdict']} {as_fast_text(both)}, {both['audit']}"
-    rows.update(changes_by_verdict(document))
-    if any(is_of_compiler(row) for row in document["rows"]):
-        rows["Minify"] = f"{MINIFIER} {command_line(command)}, once it has the change"
-    if document["not_timed"]:
-        rows["No times"] = document["not_timed"]
+        rows["Together"] = f"{both.verdict} {as_fast_text(both)}, {both.audit}"
+    elif proof.reason_of("together") == LEFT_OUT:
+        rows["Together"] = f"not tried: {LEFT_OUT}"
+    rows.update(changes_by_verdict(proof))
+    unclear = [row for row in proof.rows if is_unclear(row)]
+    if unclear:
+        names = ", ".join(f"{row.change} {as_fast_text(row)}" for row in unclear)
+        nothing = as_fast_text(proof.nothing)
+        rows["No verdict"] = f"{names}; turns with nothing changed: {nothing}, which is as much"
+    if proof.cut_short:
+        rows["Rounds"] = f"{proof.rounds} were over; {proof.cut_short}"
+    if proof.not_timed:
+        rows["No times"] = proof.not_timed
     return rows
 
 
-def changes_by_verdict(document: dict) -> dict[str, str]:
+def is_unclear(row: ProofRow) -> bool:
+    """Whether a change was timed, and its times allow no verdict."""
+    return row.verdict == PASSES and row.ratio is not None
+
+
+def changes_by_verdict(proof: Proof) -> dict[str, str]:
     """The names of those that do not help."""
-    by_verdict = grouped(document["rows"], lambda row: row["verdict"])
+    clear = [row for row in proof.rows if not is_unclear(row)]
+    by_verdict = grouped(clear, lambda row: row.verdict)
     names = {}
     for verdict in IN_ORDER:
         if verdict in by_verdict and verdict != FASTER:
-            names[verdict.capitalize()] = ", ".join(row["change"] for row in by_verdict[verdict])
+            names[verdict.capitalize()] = ", ".join(row.change for row in by_verdict[verdict])
     return names
 
 
-def command_line(command: Sequence[str]) -> str:
-    """What starts the program, for a shell; a script or a module is named without Python."""
-    named_alone = command[0] in ("-m", "-c") or command[0].endswith(".py")
-    return f"python3 {shlex.join(command)}" if named_alone else shlex.join(command)
-
-
-def help_texts(document: dict) -> list[str]:
+def help_texts(proof: Proof) -> list[str]:
     """Each change that is faster, with how it trains and its line of code."""
     texts = []
-    for row in document["rows"]:
-        if row["verdict"] == FASTER:
-            trains = row["audit"] or "a bound: other data"
-            texts.append(
-                f"{row['change']}: {as_fast_text(row)} as fast, {trains}; {line_text(row)}"
-            )
+    for row in proof.rows:
+        if row.verdict == FASTER:
+            trains = row.audit or "a bound: other data"
+            texts.append(f"{row.change}: {as_fast_text(row)} as fast, {trains}; {line_text(row)}")
     return texts

@@ -72,7 +72,8 @@ def reading_parser(prog: str, description: str) -> OneLineParser:
     )
     parser.add_dataclass_flags("how it is read, and what else is written", Reading)
     parser.add_dataclass_flags("the device", ReadingAlone)
-    verbose_flag(group := add_output_flags(parser))
+    group = add_output_flags(parser)
+    verbose_flag(group)
     group.add_argument(
         "--output-dir", metavar="DIR", type=Path, help="for the report and all other files"
     )
@@ -80,7 +81,8 @@ def reading_parser(prog: str, description: str) -> OneLineParser:
 
 
 def add_output_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    add = (group := parser.add_argument_group("what is printed and written")).add_argument
+    group = parser.add_argument_group("what is printed and written")
+    add = group.add_argument
     add(
         "--generate-report",
         action=argparse.BooleanOptionalAction,
@@ -107,6 +109,5 @@ def reading_of(args: argparse.Namespace) -> ReadingAlone:
     is imported."""
     require_packages(args.generate_report)
     given = {name: value for name, value in vars(args).items() if value is not None}
-    return ReadingAlone(
-        **{one.name: given[one.name] for one in fields(ReadingAlone) if one.name in given}
-    )
+    names = [flag.name for flag in fields(ReadingAlone) if flag.name in given]
+    return ReadingAlone(**{name: given[name] for name in names})

@@ -1,23 +1,33 @@
 """How a run ends: its report is closed with the analysis of its recordings, and the last lines name
 the next step."""
 
+from __future__ import annotations
+
 import argparse
 import os
 import shlex
+import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from analysis.commands.memory_snapshots import answer_of_snapshots, headline_lines, snapshots_of_run
+from analysis.commands.memory_snapshots import answer_of_snapshots, documents_of_run, headline_lines
 from analysis.hardware.mfu import known_peak, mfu_percent
 from analysis.hardware.rate_limits import rate_limit
-from analysis.memory.snapshot.analyzed import Analyzed
+from analysis.memory.snapshot.document import MemorySnapshot
 from harness import PROJECT
 from harness.base.console import is_first_rank, world_size_of_run
-from harness.base.documents import read_document
 from harness.base.tables import ANSWER_LINES, COLUMNS
 from harness.base.text import flag_of, path_from_here, tensorboard_command
 from harness.run.run_report import Explanation, RunReport
+from harness.run.run_summary import ExpectedTime
+from harness.run.startup import HANDED_OVER
+from harness.schema import Unknown
+
+if TYPE_CHECKING:  # pandas takes long to import
+    from analysis.diagnosis.document import OperatorAnalysis
 
 # Flags that the next command does not repeat.
 OF_THIS_RUN = ("output_dir", "verbose", "log_interval", "force", "system_profiler")
@@ -35,13 +45,14 @@ def close_report(report: RunReport, error: BaseException | None) -> dict | None:
 
         return explanations(report, summary)
 
+    def expect() -> ExpectedTime | Unknown:
+        from analysis.commands.run_explanations import expected_of_run
+
+        return expected_of_run(report)
+
     device = report.measurements.environment.device.as_json()
-    return report.close(
-        error,
-        explain,
-        mfu_line,
-        rate_limit(device, report.workload.precision, report.profiling.peak),
-    )
+    limit = rate_limit(device, report.workload.precision, report.profiling.peak)
+    return report.close(error, explain, mfu_line, limit, expect)
 
 
 def mfu_line(summary: dict) -> str:
@@ -57,12 +68,12 @@ def mfu_line(summary: dict) -> str:
     if peak is None:
         why = "no peak is known (run_deepspeed_flops.py measures one)"
         return f"MFU: unknown, {why}; {tflops:.4g} TFLOP/s{per_rank}, {rate}"
-    kind = (
-        "measured here" if peak.kind == "measured" else peak.kind
-    ) + ", DISTURBED" * peak.disturbed
-    share = f"{mfu_percent(summary):.1f}%" + " (steps disturbed)" * bool(
-        summary["disturbance"]["disturbed"]
-    )
+    kind = "measured here" if peak.kind == "measured" else peak.kind
+    if peak.disturbed:
+        kind += ", DISTURBED"
+    share = f"{mfu_percent(summary):.1f}%"
+    if summary["disturbance"]["disturbed"]:
+        share += " (steps disturbed)"
     return (
         f"MFU: {share}, {tflops:.4g} of {peak.rate / 1e12:,.4g} TFLOP/s ({kind}){per_rank}, {rate}"
     )
@@ -74,10 +85,14 @@ def last_lines(args: argparse.Namespace) -> list[str]:
     if not is_first_rank():
         return []
     folder = Path(args.output_dir or args.profile_dir or "./pytorch_profiles")
-    traced = read_document(folder / "operator_analysis.json") if records_trace(args) else None
+    traced = None
+    if records_trace(args):
+        from analysis.diagnosis.document import read_answers
+
+        traced = read_answers(folder / "operator_analysis.json", [])
     snapshots = []
     if args.memory_snapshot:
-        snapshots = snapshots_of_run(folder)
+        snapshots = documents_of_run(folder)
     if snapshots and not traced:
         return ending_of_snapshots(snapshots, next_command(args))
     return ending(
@@ -85,7 +100,7 @@ def last_lines(args: argparse.Namespace) -> list[str]:
     )
 
 
-def ending_of_snapshots(snapshots: Sequence[Analyzed], command: str) -> list[str]:
+def ending_of_snapshots(snapshots: Sequence[MemorySnapshot], command: str) -> list[str]:
     """The answer of a snapshot, and the command to run next."""
     lines = next_lines(command)
     room = ANSWER_LINES - len(lines)
@@ -93,16 +108,16 @@ def ending_of_snapshots(snapshots: Sequence[Analyzed], command: str) -> list[str
 
 
 def ending(
-    analysis: dict | None, to_open: str, command: str, memory: Sequence[str] = ()
+    own: OperatorAnalysis | None, to_open: str, command: str, memory: Sequence[str] = ()
 ) -> list[str]:
     """The answer of a trace if there is one, lines about memory, and the command to run next."""
     lines = [*memory, *next_lines(command)]
-    if analysis is None:
+    if own is None:
         return lines
-    from analysis.commands.analyze_traces import PAGE  # pandas takes long to import
+    from analysis.commands.analyze_traces import PAGE
     from analysis.diagnosis.text import profile_answer
 
-    return ["", *profile_answer(analysis, f"{to_open}; {PAGE}", ANSWER_LINES - len(lines)), *lines]
+    return ["", *profile_answer(own, f"{to_open}; {PAGE}", ANSWER_LINES - len(lines)), *lines]
 
 
 def next_lines(command: str) -> list[str]:
@@ -140,15 +155,10 @@ def next_command(args: argparse.Namespace) -> str:
         )
     if args.profile_memory:
         return f"{script('run_study.sh')} memory"
-    given = {
-        name: value
-        for name, value in vars(args).items()
-        if value is not None and name not in OF_THIS_RUN
-    }
-    flags = (
-        flag_of(name, shlex.quote(value) if isinstance(value, str) else value)
-        for name, value in given.items()
-    )
+    flags = []
+    for name, value in vars(args).items():
+        if value is not None and name not in OF_THIS_RUN:
+            flags.append(flag_of(name, shlex.quote(value) if isinstance(value, str) else value))
     ranks = world_size_of_run()
     start = f"torchrun --nproc-per-node {ranks}" if ranks > 1 else "python3"
     return " ".join([start, script("run_pytorch_profiler.py"), *flags])
@@ -158,3 +168,12 @@ def script(name: str) -> str:
     """The path of a script of this workshop, as a shell in the current folder finds it."""
     path = path_from_here(PROJECT / name)
     return path if os.sep in path or path.endswith(".py") else f"./{path}"
+
+
+def as_typed_again(name: str, flags: Sequence[str], program: str) -> str:
+    """A command of this workshop on a program, for a shell in the current folder: with the
+    interpreter that this one was started with.  program: the words after --, quoted."""
+    python = os.environ.get(HANDED_OVER, sys.executable)
+    if os.path.dirname(shutil.which("python3") or "") == os.path.dirname(python):
+        python = "python3"
+    return f"{shlex.join([python, script(name), *flags])} -- {program}"

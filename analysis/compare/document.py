@@ -30,7 +30,6 @@ from analysis.compare.parts import (
     ComponentChange,
     OperatorChange,
     compare_profiles,
-    profiler_of,
 )
 from analysis.compare.runs import NOT_IN_TRACE, ComparedRun, Memory, read_run
 from analysis.compare.same_training import NOT_THE_SAME, training_check
@@ -212,17 +211,17 @@ def compare_all_profiles(runs: list[ComparedRun], spread: float) -> ComparedProf
     """spread: the relative difference between runs with the same settings."""
     compared = ComparedProfiles([], [], [], [], [])
     baseline, *others = runs
-    untraced = [run.name for run in runs if not run.analysis]
+    untraced = [run.name for run in runs if not run.profile]
     if untraced:
         compared.reasons.append(f"there is no trace of {', '.join(untraced)}")
     for run in others:
-        if not baseline.analysis or not run.analysis:
+        if not baseline.profile or not run.profile:
             continue
-        if run.clock != baseline.clock:
+        if run.profile.clock != baseline.profile.clock:
             clocks = f"{baseline.name} and {run.name} are timed on different clocks, GPU and host"
             compared.reasons.append(clocks)
             continue
-        changes = compare_profiles(run.name, baseline.analysis, run.analysis, spread)
+        changes = compare_profiles(run.name, baseline.profile, run.profile, spread)
         compared.components.extend(changes.components)
         compared.classes.extend(changes.classes)
         compared.operators.extend(changes.operators)
@@ -235,7 +234,7 @@ def compare_all_profiles(runs: list[ComparedRun], spread: float) -> ComparedProf
 
 
 def run_row(run: ComparedRun, baseline: ComparedRun, repeats: Repeats | None) -> ComparedRow:
-    summary, analysis = run.summary, run.analysis
+    summary, profile = run.summary, run.profile
     environment, performance = summary["environment"], summary["performance"]
     model = summary["config"]["model"]
     stats = summary_stats(run.step_ms.tolist())
@@ -280,9 +279,9 @@ def run_row(run: ComparedRun, baseline: ComparedRun, repeats: Repeats | None) ->
         audit=training.audit,
         loss_bound=told(training.loss_bound),
         not_the_same=told(training.not_the_same),
-        verdict=analysis["verdict"]["bound"] if analysis else None,
-        profiler=profiler_of(analysis) if analysis else None,
-        profiler_overhead=told(overhead_of(analysis)),
+        verdict=profile.bound if profile else None,
+        profiler=profile.recorded_by if profile else None,
+        profiler_overhead=told(profile.overhead_ratio if profile else None),
         disturbed=told(run.disturbance.disturbed),
         waited_share=told(run.disturbance.waited_share),
         lost_share=told(run.disturbance.lost_share),
@@ -291,11 +290,6 @@ def run_row(run: ComparedRun, baseline: ComparedRun, repeats: Repeats | None) ->
         ratio_95=ratio.interval,
         difference=difference(run, baseline, ratio, training.not_the_same, repeats),
     )
-
-
-def overhead_of(analysis: dict | None) -> float | None:
-    """How many times as long profiled steps took; None: it is not known."""
-    return analysis["integrity"]["profiler_overhead"]["ratio"] if analysis else None
 
 
 def difference(

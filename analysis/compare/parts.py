@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from analysis.attribution.components import OPERATOR_KINDS
 from analysis.compare.noise import NOISE, SPREAD_UNKNOWN, Measured, noise_of_difference
+from analysis.compare.runs import Profile
 from harness.schema import Document, field
 
 # The tables of a comparison, and what their rows are.
@@ -29,17 +30,34 @@ class ChangeRow(Document):
     )
     difference: str = field("in words")
 
+    @property
+    def part(self) -> str:
+        """Its name."""
+        raise NotImplementedError
+
 
 class ComponentChange(ChangeRow):
     component: str = field("parts of one run alone are one row")
+
+    @property
+    def part(self) -> str:
+        return self.component
 
 
 class ClassChange(ChangeRow):
     class_: str = field("of operators")
 
+    @property
+    def part(self) -> str:
+        return self.class_
+
 
 class OperatorChange(ChangeRow):
     operator: str = field("by self time")
+
+    @property
+    def part(self) -> str:
+        return self.operator
 
 
 class ProfileChanges(NamedTuple):
@@ -89,8 +107,8 @@ class Change(NamedTuple):
     difference: str
 
 
-def compare_profiles(run: str, before: dict, after: dict, spread: float) -> ProfileChanges:
-    """The changes of a run by part, of two operator_analysis.json of one clock.
+def compare_profiles(run: str, before: Profile, after: Profile, spread: float) -> ProfileChanges:
+    """The changes of a run by part, of two profiles of one clock.
 
     spread: the relative difference between runs with the same settings.
     """
@@ -99,7 +117,7 @@ def compare_profiles(run: str, before: dict, after: dict, spread: float) -> Prof
     profiles = Profiles(
         spread=spread,
         freedoms=(freedom_of(before), freedom_of(after)),
-        same_profiler=profiler_of(before) == profiler_of(after),
+        same_profiler=before.recorded_by == after.recorded_by,
     )
     components: list[ComponentChange] = []
     if reason is None:
@@ -116,19 +134,14 @@ def compare_profiles(run: str, before: dict, after: dict, spread: float) -> Prof
     return ProfileChanges(components, classes, operators, why)
 
 
-def profiler_of(analysis: dict) -> str:
-    """What recorded a trace; earlier documents do not say it."""
-    return analysis["integrity"].get("recorded_by", "torch.profiler")
-
-
-def freedom_of(analysis: dict) -> int:
+def freedom_of(profile: Profile) -> int:
     """Of the standard errors of a profile: its steps, but one."""
-    return max(1, analysis["attribution"]["steps"] - 1)
+    return max(1, profile.breakdown.attribution.steps - 1)
 
 
-def why_by_class(before: dict, after: dict) -> str | None:
+def why_by_class(before: Profile, after: Profile) -> str | None:
     """Why two runs are compared by class alone; None if they have components in common."""
-    source, other = before["attribution"]["source"], after["attribution"]["source"]
+    source, other = before.breakdown.attribution.source, after.breakdown.attribution.source
     if source != other:
         return f"components are {source} in one run, {other} in the other"
     if source == OPERATOR_KINDS:
@@ -140,40 +153,36 @@ def why_by_class(before: dict, after: dict) -> str | None:
     return None
 
 
-def components_of(analysis: dict) -> set[str]:
-    return {row["component"] for row in analysis["components"]}
+def components_of(profile: Profile) -> set[str]:
+    return {row.component for row in profile.breakdown.components}
 
 
-def share_of(components: set[str], analysis: dict) -> float:
+def share_of(components: set[str], profile: Profile) -> float:
     """The share of a step that these components take."""
-    return sum(row["share"] for row in analysis["components"] if row["component"] in components)
+    return sum(row.share for row in profile.breakdown.components if row.component in components)
 
 
-def times_of(analysis: dict) -> ProfileTimes:
+def times_of(profile: Profile) -> ProfileTimes:
     """By table.  The standard error of a component is that of its spread over steps; of a class,
     and of the self time of an operator, that of the step times."""
-    about, steps = analysis["attribution"], analysis["steps"]
+    n_steps, steps = profile.breakdown.attribution.steps, profile.steps
     relative = None
-    if steps["std_ms"] is not None and steps["mean_ms"]:
-        relative = steps["std_ms"] / steps["mean_ms"] / math.sqrt(steps["count"])
+    if steps.std_ms is not None and steps.mean_ms:
+        relative = steps.std_ms / steps.mean_ms / math.sqrt(steps.count)
 
     def of_steps(ms: float) -> PartTime:
         return PartTime(ms, None if relative is None else ms * relative)
 
     components = {}
-    for row in analysis["components"]:
-        std_ms = row.get("std_ms")
-        error_ms = None if std_ms is None else std_ms / math.sqrt(about["steps"])
-        components[row["component"]] = PartTime(row["ms_per_step"], error_ms)
-    self_us = "self_device_us" if about["clock"] == "GPU" else "self_cpu_us"
-    return ProfileTimes(
-        components=components,
-        classes={row["class"]: of_steps(row["ms_per_step"]) for row in analysis["classes"]},
-        operators={
-            row["name"]: of_steps(row[self_us] / 1e3 / about["steps"])
-            for row in analysis["operators"]
-        },
-    )
+    for row in profile.breakdown.components:
+        error_ms = None if row.std_ms is None else row.std_ms / math.sqrt(n_steps)
+        components[row.component] = PartTime(row.ms_per_step, error_ms)
+    operators = {}
+    for row in profile.operators:
+        self_us = row.self_device_us if profile.clock == "GPU" else row.self_cpu_us
+        operators[row.name] = of_steps(self_us / 1e3 / n_steps)
+    classes = {row.class_: of_steps(row.ms_per_step) for row in profile.breakdown.classes}
+    return ProfileTimes(components, classes, operators)
 
 
 # ---- Parts that both runs have -------------------------------------------------------------------

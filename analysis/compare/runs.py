@@ -10,20 +10,27 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.answers import analyze_all
+from analysis.attribution.breakdown import Attribution, Breakdown, ClassRow, ComponentRow
+from analysis.attribution.operators import OperatorRow
 from analysis.compare.noise import STEPS_OF_RUN, Disturbance
 from analysis.compare.settings import different_settings, settings_text
 from analysis.diagnosis.document import OperatorAnalysis
+from analysis.diagnosis.timelines import MemorySeries
 from analysis.hardware.mfu import mfu_percent
+from analysis.program.watched_process import watched_processes
 from analysis.trace.readers.formats import find_traces, may_be_trace
+from analysis.trust.steps import ProfiledSteps
 from harness.base.documents import read_document, read_fitting, read_or_leave_out
 from harness.base.errors import UserError
 from harness.base.text import count_of
+from harness.base.units import MB
 from harness.documents.flops import FlopsProfile
 from harness.instruments.phases import PHASES
 from harness.machine.disturbance import disturbance_text
 from harness.run.run_summary import PerformanceSummary
 
 SUMMARY = "performance_summary.json"
+WATCH = "watch.json"
 NOT_IN_TRACE = "not in a trace"
 # The fields that a comparison reads of each document of a run.
 OF_SUMMARY = (
@@ -65,6 +72,21 @@ OF_ANALYSIS = (
 OF_FLOPS = ("efficiency_metrics.mfu_percent",)
 
 
+class Profile(NamedTuple):
+    """What a comparison reads of the answers of a trace, of an earlier version too."""
+
+    trace: str  # its file
+    recorded_by: str
+    clock: str  # GPU or host
+    bound: str
+    steps: ProfiledSteps
+    breakdown: Breakdown
+    operators: list[OperatorRow]
+    memory: MemorySeries
+    world_size: int | None
+    overhead_ratio: float | None  # profiled to other steps
+
+
 class Memory(NamedTuple):
     """The peak of a run."""
 
@@ -92,7 +114,7 @@ class ComparedRun:
     folder: Path  # or the trace
     name: str
     summary: dict  # of a trace, what it tells
-    analysis: dict | None
+    profile: Profile | None
     flops: dict | None
     left_out: list[str] = field(default_factory=list)  # its documents that cannot be read, and why
 
@@ -150,14 +172,9 @@ class ComparedRun:
     def memory(self) -> Memory:
         """Its peak as its summary tells it; of a run that does not, as its trace does."""
         memory = self.summary["memory"]
-        if memory["peak_mb"] is None and self.analysis:
-            return memory_of_trace(self.analysis)
+        if memory["peak_mb"] is None and self.profile:
+            return memory_of_trace(self.profile)
         return Memory(memory["peak_mb"], memory["source"])
-
-    @property
-    def clock(self) -> str:
-        """The clock of its profile: GPU or host."""
-        return self.analysis["attribution"]["clock"]
 
 
 def read_run(path: Path, name: str) -> ComparedRun:
@@ -169,25 +186,49 @@ def read_run(path: Path, name: str) -> ComparedRun:
         raise UserError(f"{path}: no such folder")
     left_out: list[str] = []
     summary, flops = summary_and_flops(path, left_out)
-    analysis = analysis_in(path, left_out)
+    profile = profile_in(path, left_out)
     if summary:
-        return ComparedRun(path, name, summary, analysis, flops, left_out)
-    if analysis:
-        return ComparedRun(path, name, summary_of_trace(analysis), analysis, flops, left_out)
+        return ComparedRun(path, name, summary, profile, flops, left_out)
+    if profile:
+        return ComparedRun(path, name, summary_of_trace(profile), profile, flops, left_out)
+    if (path / WATCH).exists():
+        return ComparedRun(path, name, summary_of_watch(path), None, flops, left_out)
     if any(may_be_trace(file.name) for file in path.iterdir()):
         return run_of_trace(find_traces(path)[0], path, name, left_out)
     raise UserError("; ".join(left_out) or f"{path}: neither {SUMMARY} of a run nor a trace in it")
 
 
-def analysis_in(folder: Path, left_out: list[str]) -> dict | None:
-    """operator_analysis.json of a folder, or of that of its profiles; left_out takes why one cannot
-    be read."""
+def profile_in(folder: Path, left_out: list[str]) -> Profile | None:
+    """By the operator_analysis.json of a folder, or of that of its profiles; left_out takes why one
+    cannot be read."""
     for place in (folder, folder / "pytorch_profiles"):
         file = place / "operator_analysis.json"
-        analysis = read_or_leave_out(file, OperatorAnalysis, left_out, OF_ANALYSIS)
-        if analysis:
-            return analysis
+        document = read_or_leave_out(file, OperatorAnalysis, left_out, OF_ANALYSIS)
+        if document:
+            return profile_of(document)
     return None
+
+
+def profile_of(document: dict) -> Profile:
+    """document: operator_analysis.json, of which OF_ANALYSIS is there."""
+    trust = document["integrity"]
+    return Profile(
+        trace=document["trace"],
+        recorded_by=trust.get("recorded_by", "torch.profiler"),  # older ones do not say it
+        clock=document["attribution"]["clock"],
+        bound=document["verdict"]["bound"],
+        steps=ProfiledSteps.from_json(document["steps"]),
+        breakdown=Breakdown(
+            attribution=Attribution.from_json(document["attribution"]),
+            phases=[],
+            components=[ComponentRow.from_json(row) for row in document["components"]],
+            classes=[ClassRow.from_json(row) for row in document["classes"]],
+        ),
+        operators=[OperatorRow.from_json(row) for row in document["operators"]],
+        memory=MemorySeries.from_json(document["memory"]),
+        world_size=trust["world_size"],
+        overhead_ratio=trust["profiler_overhead"]["ratio"],
+    )
 
 
 def summary_and_flops(folder: Path, left_out: list[str]) -> tuple[dict | None, dict | None]:
@@ -202,21 +243,40 @@ def run_of_trace(trace: Path, path: Path, name: str, left_out: Sequence[str] = (
     analyses, refused = analyze_all([trace])
     if refused:
         raise refused[0]
-    _, analysis = analyses[0]
-    return ComparedRun(path, name, summary_of_trace(analysis), analysis, None, [*left_out])
+    _, own = analyses[0]
+    profile = profile_of(own.as_json())
+    return ComparedRun(path, name, summary_of_trace(profile), profile, None, [*left_out])
 
 
-def summary_of_trace(analysis: dict) -> dict:
+def summary_of_trace(profile: Profile) -> dict:
     """What the summary of a run would tell, as far as a trace does: times of its profiled steps."""
-    times = [row["duration_ms"] for row in analysis["steps"]["rows"]]
-    memory = memory_of_trace(analysis)
+    times_ms = [row.duration_ms for row in profile.steps.rows]
+    return summary_of_times(profile.trace, times_ms, memory_of_trace(profile), profile.world_size)
+
+
+def summary_of_watch(folder: Path) -> dict:
+    """The same of a watched run: times of all steps of its first rank, slow ones too.
+    Raises UserError where no step was timed."""
+    processes = watched_processes(folder)
+    rank = min((process.rank for process in processes), default=0)
+    own = [process for process in processes if process.rank == rank and len(process.seconds)]
+    if not own:
+        raise UserError(f"{folder / WATCH}: no step was timed")
+    times_ms = 1e3 * np.concatenate([process.seconds for process in own])
+    column = 2 if own[0].on_gpu else 1
+    sizes = np.concatenate([process.memory[:, column] for process in own])
+    peak_mb = float(sizes.max()) / MB if len(sizes) else None
+    memory = Memory(peak_mb, "largest at the end of a step")
+    return summary_of_times(WATCH, times_ms.tolist(), memory, own[0].about["world_size"])
+
+
+def summary_of_times(
+    source: str, times_ms: list[float], memory: Memory, world_size: int | None
+) -> dict:
+    """source: the file that tells the times of the steps."""
     return {
         "status": "completed",
-        "config": {
-            "training": {"trace": analysis["trace"]},
-            "profiling": {},
-            "model": {"parameters": None},
-        },
+        "config": {"training": {"trace": source}, "profiling": {}, "model": {"parameters": None}},
         "environment": {
             "device": {"name": None},
             "packages": {},
@@ -227,7 +287,7 @@ def summary_of_trace(analysis: dict) -> dict:
             "uncommitted_changes": None,
             "timestamp": None,
         },
-        "training": {"world_size": analysis["integrity"]["world_size"]},
+        "training": {"world_size": world_size},
         "performance": {
             "samples_per_sec": None,
             "tokens_per_sec": None,
@@ -237,16 +297,16 @@ def summary_of_trace(analysis: dict) -> dict:
         },
         "memory": {"peak_mb": memory.peak_mb, "source": memory.source},
         "loss": {"final": None},
-        "steps": {"time_ms": times, "exclusion_reason": [None] * len(times), "loss": []},
+        "steps": {"time_ms": times_ms, "exclusion_reason": [None] * len(times_ms), "loss": []},
     }
 
 
-def memory_of_trace(analysis: dict) -> Memory:
+def memory_of_trace(profile: Profile) -> Memory:
     """Of the recorded steps."""
-    peak_mb = analysis["memory"]["peak_mb"]
-    if peak_mb is None:
+    memory = profile.memory
+    if memory.peak_mb is None:
         return Memory(None, NOT_IN_TRACE)
-    return Memory(peak_mb, f"{analysis['memory'].get('of', 'allocated')}, by its trace")
+    return Memory(memory.peak_mb, f"{memory.of or 'allocated'}, by its trace")
 
 
 def runs_below(folder: Path) -> tuple[list[ComparedRun], list[str]]:

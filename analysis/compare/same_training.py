@@ -50,13 +50,25 @@ def training_check(summary: dict, baseline: dict, loss_difference: float | None)
         model = trains_the_same_model(summary["config"])
         if model == trains_the_same_model(baseline["config"]):
             bound = loss_bound(summary, baseline)
-    failure, of_baseline = findings_text(audit), findings_text(baseline.get("audit"))
+    failure = findings_text(audit) or trains_less(summary, baseline)
+    of_baseline = findings_text(baseline.get("audit"))
     return TrainingCheck(
         audit_ok=audit["ok"] if audit else None,
         audit=audit_text(audit),
         loss_bound=bound,
         not_the_same=why_not_the_same(failure, of_baseline, loss_difference, bound),
     )
+
+
+def trains_less(summary: dict, baseline: dict) -> str:
+    """Of programs, whose size no flag tells: how many parameters fewer are trained; empty: none."""
+    numbers = []
+    for run in (summary, baseline):
+        model = run["config"]["model"]
+        numbers.append(model["parameters"] if "program" in model else None)
+    if None in numbers or numbers[0] >= numbers[1]:
+        return ""
+    return f"it trains {numbers[0]:,} parameters, the baseline {numbers[1]:,}"
 
 
 def why_not_the_same(

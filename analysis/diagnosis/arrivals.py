@@ -16,7 +16,7 @@ import pandas as pd
 
 from analysis.attribution.collectives import ONE_TRACE, Collectives, collectives_of
 from analysis.attribution.gpu_time import split_of_slices
-from analysis.attribution.ledger import exposed_communication, named_slices, of_steps
+from analysis.attribution.ledger.of_steps import exposed_communication, named_slices, of_steps
 from analysis.trace.tables import RANK_IN_NAME, Trace, take_or
 from analysis.trace.timeline import Timeline
 from harness.base.text import count_of

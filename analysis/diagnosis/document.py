@@ -2,30 +2,66 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import NamedTuple
+
 from typing_extensions import NotRequired
 
 from analysis.advice.opportunities import Opportunity
+from analysis.advice.places import Place
 from analysis.attribution.breakdown import Attribution, Breakdown, ClassRow, ComponentRow, PhaseRow
 from analysis.attribution.collectives import MeasuredCollectiveRow, StepCommunication
 from analysis.attribution.critical_path import CriticalPath
 from analysis.attribution.gpu_time import GpuTimeline
 from analysis.attribution.once import OnceRow
 from analysis.attribution.operators import KernelRow, OperatorRow, OperatorTables
-from analysis.diagnosis.headline import Headline
 from analysis.diagnosis.stragglers import Ranks
 from analysis.diagnosis.timelines import MemorySeries, StepTimeline
 from analysis.diagnosis.verdict import Verdict
 from analysis.limits.shape_rates import ShapeRate
-from analysis.trace.reasons import NO_COLLECTIVES, NO_GPU, UNDETERMINED
+from analysis.program.lines import NOT_SAMPLED, LineRow
+from analysis.trace.reasons import NO_COLLECTIVES, NO_GAIN, NO_GPU, NO_PLACE, UNDETERMINED
 from analysis.trust.integrity import Integrity
 from analysis.trust.steps import ProfiledSteps
-from harness.schema import Document, field
+from harness.base.documents import read_or_leave_out
+from harness.schema import Document, Unknown, field
 
 SINGLE_STEP = "one step was recorded, which does not tell what happens in every one"
 
 
+class Headline(Document):
+    finding: str = field("what pays most, in a sentence; where nothing pays, what the verdict says")
+    saves_ms: float | None = field("per step, by its estimate, else its bound", null=NO_GAIN)
+    at_most: bool = field("saves_ms is a bound; how much of it can be gained is not known")
+    next: str = field("the command to run, or the line of code to change")
+    place: str | None = field("train.py:77: the line of the program", null="no line is known")
+    in_perfetto: Place | None = field("of the longest event behind the finding", null=NO_PLACE)
+
+
+class Findings(NamedTuple):
+    """The answers that a headline is chosen from, as OperatorAnalysis has them."""
+
+    reader: str
+    failed_audit: str
+    integrity: Integrity
+    verdict: Verdict
+    attribution: Attribution
+    opportunities: list[Opportunity]
+    lines: list[LineRow] | None
+    ranks: Ranks
+    collectives: list[MeasuredCollectiveRow]
+    communication: StepCommunication | None
+    operators: list[OperatorRow]
+    kernels: list[KernelRow]
+    counters: str | Unknown | None
+
+
 class OperatorAnalysis(Document):
     trace: str = field("file name")
+    device: str | None = field(
+        "its name: of what ran, or of what stands for it",
+        null="neither the trace nor its run tell it",
+    )
     integrity: Integrity = field("how far to trust the trace")
     headline: Headline = field("what pays most")
     reader: str = field(
@@ -40,6 +76,13 @@ class OperatorAnalysis(Document):
     once: list[OnceRow] | None = field(
         "what happens once or in few steps, most first; of several steps, all else is without it",
         null=SINGLE_STEP,
+    )
+    failed_audit: NotRequired[str] = field(
+        "what the audit of the run found wrong; absent: nothing, or there was none"
+    )
+    lines: list[LineRow] | None = field(
+        "of the program, by samples of the stack: those that take the host's time, most first",
+        null=NOT_SAMPLED,
     )
     opportunities: list[Opportunity] = field("what would help, the most first")
     opportunities_reason: NotRequired[str] = field(
@@ -70,6 +113,17 @@ class OperatorAnalysis(Document):
     memory: MemorySeries = field("allocated over time")
     not_read: NotRequired[list[str]] = field("files that are no traces, each with the error")
 
+    @staticmethod
+    def bring_up_to_date(value: dict) -> None:
+        """In version 3, `place` of the headline was that in Perfetto."""
+        headline = value.get("headline")
+        if isinstance(headline, dict) and isinstance(headline.get("place"), dict):
+            headline["in_perfetto"] = headline.pop("place")
+
+    @property
+    def findings(self) -> Findings:
+        return Findings(*(getattr(self, name) for name in Findings._fields))
+
     @property
     def breakdown(self) -> Breakdown:
         return Breakdown(self.attribution, self.phases, self.components, self.classes)
@@ -77,3 +131,10 @@ class OperatorAnalysis(Document):
     @property
     def operator_tables(self) -> OperatorTables:
         return OperatorTables(self.operators, self.operators_by_shape)
+
+
+def read_answers(file: Path, left_out: list[str]) -> OperatorAnalysis | None:
+    """What an operator_analysis.json tells; None without one that can be read: left_out takes
+    why."""
+    document = read_or_leave_out(file, OperatorAnalysis, left_out)
+    return OperatorAnalysis.from_json(document) if document else None

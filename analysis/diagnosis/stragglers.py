@@ -12,10 +12,14 @@ from typing import NamedTuple
 import numpy as np
 from typing_extensions import NotRequired
 
-from analysis.attribution.ledger import COMMUNICATION
+from analysis.attribution.collectives import StepCommunication
+from analysis.attribution.components import COMMUNICATION
+from analysis.attribution.operators import KernelRow
 from analysis.diagnosis.arrivals import Comparison, Lateness, RankTrace
+from analysis.diagnosis.verdict import Verdict
 from analysis.trace.reasons import NO_COLLECTIVES, NO_GPU, NO_MEMORY
 from analysis.trust.steps import NO_STEPS
+from analysis.vocabulary.bounds import LATE_BY_BOUND, LatePart
 from harness.base.sections import Section
 from harness.base.tables import Column, column
 from harness.base.text import count_of
@@ -88,20 +92,31 @@ class Ranks(Document):
 # ---- Side by side --------------------------------------------------------------------------------
 
 
+class OwnAnswers(NamedTuple):
+    """What the trace of one rank tells alone, with what the others tell of its communication."""
+
+    step_ms: float
+    verdict: Verdict
+    communication: StepCommunication | None
+    kernels: list[KernelRow]
+    peak_mb: float | None  # of memory
+
+
 def compare_ranks(
-    traces: list[RankTrace], comparison: Comparison, documents: list[dict], run: dict | None
+    traces: list[RankTrace], comparison: Comparison, own: list[OwnAnswers], run: dict | None
 ) -> Ranks:
-    """`ranks` of operator_analysis.json: step times, communication and lateness of each rank; the
-    straggler, if one causes most of the waiting.
+    """Step times, communication and lateness of each rank; the straggler, if one causes most of the
+    waiting.
 
     All of it is of the steps: times are those of one, and collectives are counted over all of them.
-    documents: operator_analysis.json of each, with what the others tell of its communication.  run:
-    performance_summary.json of the run, which has the memory of every rank.
+    own: of each trace.  run: performance_summary.json of the run, which has the memory of every
+    rank.
     """
     peaks_mb, lateness, rows = memory_of_ranks(run), comparison.lateness, []
-    for i, (trace, document) in enumerate(zip(traces, documents, strict=True)):
+    for i, (trace, answers) in enumerate(zip(traces, own, strict=True)):
         late = NOT_COMPARED if lateness is None else late_rank(lateness, i)
-        rows.append(rank_row(trace, document, peaks_mb.get(trace.rank), late))
+        peak_mb = peaks_mb.get(trace.rank)
+        rows.append(rank_row(trace, answers, answers.peak_mb if peak_mb is None else peak_mb, late))
     if lateness is None:
         return Ranks(rows=rows, collectives_compared=0, straggler=Unknown(comparison.why))
     number, why = straggler_of(traces, rows, lateness)
@@ -149,31 +164,29 @@ def late_rank(lateness: Lateness, i: int) -> LateRank:
     )
 
 
-def rank_row(trace: RankTrace, document: dict, peak_mb: float | None, late: LateRank) -> RankRow:
-    """A rank by its own analysis.  peak_mb: of its memory, as the run measured."""
+def rank_row(trace: RankTrace, own: OwnAnswers, peak_mb: float | None, late: LateRank) -> RankRow:
+    """peak_mb: of its memory, as the run measured, else by its trace."""
     is_in_step = (trace.found.events["step"] >= 0).to_numpy()
     in_collectives_us = trace.durations()[is_in_step].sum()
-    communication = document["communication"]
     exposed_ms, waiting_ms = None, None
-    if communication:
-        exposed_ms, waiting_ms = communication["exposed_ms"], communication["waiting_ms"]
+    if own.communication:
+        exposed_ms, waiting_ms = own.communication.exposed_ms, own.communication.waiting_ms
         if waiting_ms is None:
-            waiting_ms = Unknown(communication["waiting_ms_reason"])
-    step_ms = document["attribution"]["ms_per_step"]
+            waiting_ms = Unknown(own.communication.reason_of("waiting_ms"))
     return RankRow(
         rank=trace.rank,
         file=trace.file,
         mean_step_ms=trace.mean_step_ms,
-        bound=document["verdict"]["bound"],
-        ms_per_step=step_ms,
+        bound=own.verdict.bound,
+        ms_per_step=own.step_ms,
         gpu_busy_ms=trace.busy_ms,
-        peak_memory_mb=document["memory"]["peak_mb"] if peak_mb is None else peak_mb,
+        peak_memory_mb=peak_mb,
         in_collectives_ms=float(in_collectives_us / 1e3 / trace.n_steps),
         collectives=int(is_in_step.sum()),
         exposed_comm_ms=exposed_ms,
         waiting_ms=waiting_ms,
-        parts_ms=parts_of_step(document["verdict"], step_ms),
-        kernels_per_step=kernels_per_step(document["kernels"]),
+        parts_ms=parts_of_step(own.verdict, own.step_ms),
+        kernels_per_step=kernels_per_step(own.kernels),
         clock_offset_us=late.clock_offset_us,
         mean_lateness_us=late.mean_us,
         median_lateness_us=late.median_us,
@@ -182,21 +195,21 @@ def rank_row(trace: RankTrace, document: dict, peak_mb: float | None, late: Late
     )
 
 
-def parts_of_step(verdict: dict, step_ms: float) -> dict[str, float]:
+def parts_of_step(verdict: Verdict, step_ms: float) -> dict[str, float]:
     """What a rank's own trace has beside the others', communication apart: ms of a step."""
-    shares = verdict["shares"]
-    work = shares["compute"] + shares["memory"] + verdict["unclassified_share"]
-    parts_ms = {"work": work * step_ms}
+    shares = verdict.shares
+    work = shares["compute"] + shares["memory"] + verdict.unclassified_share
+    parts_ms = {WORK: work * step_ms}
     for name, share in shares.items():
-        if name in LATE_PARTS:
+        if name in LATE_BY_BOUND:
             parts_ms[name] = share * step_ms
-    parts_ms["idle"] = verdict["unrecorded_idle_share"] * step_ms
+    parts_ms[IDLE] = verdict.unrecorded_idle_share * step_ms
     return parts_ms
 
 
-def kernels_per_step(kernels: list[dict]) -> float | None:
+def kernels_per_step(kernels: list[KernelRow]) -> float | None:
     """Communication apart; None without a GPU."""
-    counts = [row["count_per_step"] for row in kernels if row["category"] != COMMUNICATION]
+    counts = [row.count_per_step for row in kernels if row.category != COMMUNICATION]
     return sum(counts) if counts else None
 
 
@@ -220,44 +233,18 @@ def straggler_of(
 # ---- Why it is late ------------------------------------------------------------------------------
 
 
-class LatePart(NamedTuple):
-    """A part of the step of which a late rank has more than the others."""
-
-    why: str  # it is late; {events} are kernels or operators
-    cure: str
-
-
+# Of which a late rank has more than the others, beside its bounds.
+WORK, IDLE = "work", "idle"
 LATE_PARTS = {
-    "work": LatePart(
+    WORK: LatePart(
         why="its {events} take longer",
         cure=(
             "compare clocks, temperature and other programs of its device (nvidia-smi -q or"
             " rocm-smi -a) and its shapes"
         ),
     ),
-    "launch": LatePart(
-        why="its host launches late",
-        cure=(
-            "look for what shares its cores, and bind each rank to its own (numactl --cpunodebind,"
-            " taskset)"
-        ),
-    ),
-    "host_code": LatePart(
-        why="its Python code takes longer",
-        cure="look for what it alone does: logging, evaluation, checkpoints",
-    ),
-    "data": LatePart(
-        why="its data comes late",
-        cure="give this rank as many workers, and files as near and as long, as the others",
-    ),
-    "allocation": LatePart(
-        why="it allocates memory",
-        cure="look for sizes that only this rank has: torch.cuda.memory_stats()",
-    ),
-    "start_up": LatePart(
-        why="it is still starting up", cure="profile later steps: schedule(wait=..., warmup=...)"
-    ),
-    "idle": LatePart(
+    **LATE_BY_BOUND,
+    IDLE: LatePart(
         why="it is idle for no recorded reason",
         cure="record it with its calls: activities=[CPU, CUDA]",
     ),
@@ -294,7 +281,7 @@ def why_late(own: RankRow, others: list[RankRow]) -> Late:
     events = "operators"
     if own.kernels_per_step:
         events = "kernels"
-        if part == "work":
+        if part == WORK:
             usual = float(np.median([row.kernels_per_step for row in others]))
             figures += f"; kernels {own.kernels_per_step:,.0f}, {usual:,.0f}"
     why = LATE_PARTS[part].why.format(events=events)
@@ -304,7 +291,7 @@ def why_late(own: RankRow, others: list[RankRow]) -> Late:
 # ---- For a reader --------------------------------------------------------------------------------
 
 
-def rank_columns(comparison: dict) -> list[Column]:
+def rank_columns(ranks: Ranks) -> list[Column]:
     columns = [
         column("rank", "rank"),
         column("host ms", "mean_step_ms", "~3"),
@@ -313,8 +300,8 @@ def rank_columns(comparison: dict) -> list[Column]:
         column("exposed ms", "exposed_comm_ms", "~3"),
         column("waits ms", "waiting_ms", "~3"),
     ]
-    if comparison["collectives_compared"]:
-        steps = count_of(comparison["steps_compared"], "step")
+    if ranks.collectives_compared:
+        steps = count_of(ranks.steps_compared, "step")
         columns += [
             column("causes ms", "caused_waiting_ms", "~3"),
             column(f"last in {steps}", "last_to_arrive"),
@@ -324,44 +311,43 @@ def rank_columns(comparison: dict) -> list[Column]:
     return [*columns, column("bound", "bound", left=True)]
 
 
-def compared_text(comparison: dict) -> str:
+def compared_text(ranks: Ranks) -> str:
     """'56 collectives in 4 steps'; '' where none could be compared."""
-    if not comparison["collectives_compared"]:
+    if not ranks.collectives_compared:
         return ""
-    collectives = count_of(comparison["collectives_compared"], "collective")
-    return f"{collectives} in {count_of(comparison['steps_compared'], 'step')}"
+    collectives = count_of(ranks.collectives_compared, "collective")
+    return f"{collectives} in {count_of(ranks.steps_compared, 'step')}"
 
 
-def straggler_text(comparison: dict) -> str:
-    caution = f"; {comparison['caution']}" if "caution" in comparison else ""
-    if comparison["straggler"] is None:
-        return f"No straggler: {comparison['straggler_reason']}{caution}"
-    row = next(row for row in comparison["rows"] if row["rank"] == comparison["straggler"])
+def straggler_text(ranks: Ranks) -> str:
+    caution = f"; {ranks.caution}" if ranks.caution else ""
+    if ranks.straggler is None:
+        return f"No straggler: {ranks.reason_of('straggler')}{caution}"
+    row = next(row for row in ranks.rows if row.rank == ranks.straggler)
     return (
-        f"Rank {row['rank']} is a straggler: it causes {row['caused_waiting_ms']:.2f} of"
-        f" {comparison['excess_waiting_ms']:.2f} ms per step in which one rank is missing, last in"
-        f" {row['last_to_arrive']} of {comparison['collectives_with_spread']} that ranks reach"
-        f" apart, of {compared_text(comparison)}; {comparison['straggler_why']}{caution}"
+        f"Rank {row.rank} is a straggler: it causes {row.caused_waiting_ms:.2f} of"
+        f" {ranks.excess_waiting_ms:.2f} ms per step in which one rank is missing, last in"
+        f" {row.last_to_arrive} of {ranks.collectives_with_spread} that ranks reach"
+        f" apart, of {compared_text(ranks)}; {ranks.straggler_why}{caution}"
     )
 
 
-def rank_section(analysis: dict) -> Section:
+def rank_section(ranks: Ranks | None) -> Section:
     """The ranks side by side, and the straggler; empty for a single trace."""
-    comparison = analysis.get("ranks")
-    if comparison is None:
+    if not ranks:
         return Section("Ranks")
     note = "All ms are of one step"
-    compared = compared_text(comparison)
+    compared = compared_text(ranks)
     if compared:
         clocks = "clocks aligned by the ends of collectives"
-        if comparison["one_clock"]:
+        if ranks.one_clock:
             clocks = "the clock of their host"
         note += f"; last: how often to arrive, late: mean, of {compared}, on {clocks}"
     return Section(
         "Ranks",
-        rank_columns(comparison),
-        comparison["rows"],
+        rank_columns(ranks),
+        ranks.rows,
         [note],
-        {"Straggler": straggler_text(comparison)},
+        {"Straggler": straggler_text(ranks)},
         figure="ranks",
     )

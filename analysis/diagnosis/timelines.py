@@ -12,6 +12,7 @@ from analysis.attribution.intervals import Slices, innermost, slices_of
 from analysis.trace.links import OPERATOR
 from analysis.trace.reasons import NO_MEMORY
 from analysis.trace.timeline import Timeline, median_step
+from analysis.trust.steps import ProfiledSteps
 from harness.base.sections import Section
 from harness.base.units import MB
 from harness.schema import Document, different_lengths, field
@@ -190,6 +191,21 @@ def memory_series(timeline: Timeline) -> MemorySeries:
         time_ms=start_ms[picked].round(4).tolist(),
         allocated_mb=highest_mb.round(4).tolist(),
     )
+
+
+# ---- For a reader --------------------------------------------------------------------------------
+
+
+def timeline_text(timeline: StepTimeline, steps: ProfiledSteps) -> str:
+    """How long the step of the timeline takes on the host, and with its work on the GPU, which may
+    end later."""
+    for row in steps.rows:
+        if row.number == timeline.step and timeline.length_ms > row.duration_ms:
+            return (
+                f"step {timeline.step}, {row.duration_ms:.2f} ms on the host; the GPU, which runs"
+                f" behind, ends its work {timeline.length_ms - row.duration_ms:.2f} ms later"
+            )
+    return f"step {timeline.step}, {timeline.length_ms:.2f} ms"
 
 
 def memory_section(memory: MemorySeries) -> Section:

@@ -8,8 +8,10 @@ from typing import NamedTuple
 import pandas as pd
 from typing_extensions import NotRequired
 
-from analysis.attribution.critical_path import has_launches, host_share
-from analysis.attribution.ledger import IDLE, capture_share, of_steps, us_by
+from analysis.attribution.collectives import StepCommunication
+from analysis.attribution.components import IDLE
+from analysis.attribution.critical_path import CriticalPath, host_share
+from analysis.attribution.ledger.of_steps import capture_share, of_steps, us_by
 from analysis.diagnosis.rules import (
     BOUND_FROM,
     LEAD,
@@ -22,7 +24,8 @@ from analysis.diagnosis.rules import (
     ask,
     named,
 )
-from analysis.limits.slice_limits import basis_shares, of_unknown_kind
+from analysis.limits.shape_rates import ShapeRate
+from analysis.limits.slice_limits import basis_shares
 from analysis.trace.timeline import Timeline
 from analysis.trust.integrity import Integrity
 from analysis.vocabulary.bounds import MEANINGS, OF_GPU, OF_HOST, TAKES
@@ -93,23 +96,14 @@ class Verdict(Document):
 
 
 def verdict(
-    timeline: Timeline,
-    trust: Integrity,
-    path: dict | None,
-    rates: list[dict],
-    communication: dict | None,
+    timeline: Timeline, trust: Integrity, path: CriticalPath | None, rates: list[ShapeRate]
 ) -> Verdict:
-    """What bounds the step of a trace.
-
-    path, rates, communication: `critical_path`, `shape_rates` and `communication` of
-    operator_analysis.json.
-    """
+    """What bounds the step of a trace.  Why communication does, with_communication() tells."""
     roofs = timeline.context.roofs
     of_step = shares_of_step(timeline)
     facts = facts_of(timeline, of_step, trust, path, rates)
     asked = ask(facts)
     decision = next(one.outcome.decision for one in asked if one.decides)
-    why = why_communication(decision, facts.share("communication"), communication)
     thresholds = Thresholds(
         bound_from_share=BOUND_FROM,
         lead_share=LEAD,
@@ -119,7 +113,7 @@ def verdict(
     return Verdict(
         bound=decision.bound,
         strength=decision.strength,
-        because=why or decision.because,
+        because=decision.because,
         runner_up=decision.runner_up,
         trustworthy=trust.trustworthy,
         line=verdict_line(asked, facts, notes_on(decision, facts, trust)),
@@ -135,13 +129,17 @@ def verdict(
 
 
 def facts_of(
-    timeline: Timeline, of_step: StepShares, trust: Integrity, path: dict | None, rates: list[dict]
+    timeline: Timeline,
+    of_step: StepShares,
+    trust: Integrity,
+    path: CriticalPath | None,
+    rates: list[ShapeRate],
 ) -> Facts:
     """What the rules look at."""
     roofs = timeline.context.roofs
-    launches = has_launches(timeline)
+    launches = timeline.has_launches
     no_ridge = None if roofs.ridge() else roofs.ridge_source
-    slow = [row["share"] for row in rates if (row["share_of_roof"] or 1.0) < SLOW_BELOW]
+    slow = [row.share for row in rates if (row.share_of_roof or 1.0) < SLOW_BELOW]
     return Facts(
         shares=of_step.by_bound,
         unclassified=of_step.unclassified,
@@ -180,14 +178,13 @@ def shares_of_step(timeline: Timeline) -> StepShares:
     for bound in MEANINGS:
         by_bound[bound] = float(us.get(bound, us.iloc[:0]).sum()) / total_us
     unrecorded = float(us.get(("unexplained", IDLE), 0.0)) / total_us
-    is_unexplained = (slices["bound"] == "unexplained").to_numpy()
-    is_unknown = of_unknown_kind(slices, timeline) & is_unexplained
+    of_unknown_kind = slices["unknown_kind"].to_numpy()
     return StepShares(
         by_bound=by_bound,
         by_basis=basis_shares(slices),
         unrecorded=unrecorded,
         unclassified=max(0.0, by_bound["unexplained"] - unrecorded),
-        unknown_kind=float(slices["us"].to_numpy()[is_unknown].sum()) / total_us,
+        unknown_kind=float(slices["us"].to_numpy()[of_unknown_kind].sum()) / total_us,
         idle=idle_us(us) / total_us,
     )
 
@@ -282,36 +279,34 @@ def bound_text(bound: str, strength: str, runner_up: str | None) -> str:
     return f"probably {text}" if strength == "probably" else text
 
 
-def why_communication(
-    decision: Decision | Verdict, share: float, communication: dict | None
-) -> str | None:
+def why_communication(own: Verdict, communication: StepCommunication | None) -> str | None:
     """Why communication bounds a step: by bandwidth, by waiting for other ranks, or by too little
-    overlap.  None where something else does, or nothing is known of it.
-
-    share: of the step.  communication: of operator_analysis.json."""
-    if decision.bound != "communication" or decision.strength == "between":
+    overlap.  None where something else does, or nothing is known of it."""
+    if own.bound != "communication" or own.strength == "between":
         return None
-    if not communication or not communication["time_ms"]:
+    if not communication or not communication.time_ms:
         return None
-    hidden_share = communication["hidden_ms"] / communication["time_ms"]
+    hidden_share = communication.hidden_ms / communication.time_ms
     hidden = f"{hidden_share:.0%} of all communication is hidden by computation"
-    waiting_ms, exposed_ms = communication["waiting_ms"], communication["exposed_ms"]
+    waiting_ms, exposed_ms = communication.waiting_ms, communication.exposed_ms
     if waiting_ms is None:
         why = "the traces of the other ranks would tell bandwidth from waiting for a rank"
     else:
         waiting_share = waiting_ms / exposed_ms if exposed_ms else 0.0
         mostly = "waiting for late ranks" if waiting_share >= MOST else "transfer, by bandwidth"
         why = f"mostly {mostly}: {waiting_ms:.2f} of {exposed_ms:.2f} ms are waiting"
+    share = own.shares["communication"]
     return f"{share:.0%} of the step is {TAKES['communication']}; {why}; {hidden}"
 
 
-# ---- Of several ranks ----------------------------------------------------------------------------
-
-
-def with_communication(own: Verdict, communication: dict | None) -> Verdict:
-    """The verdict of a rank's trace, with what the traces of all ranks tell of communication."""
-    why = why_communication(own, own.shares["communication"], communication)
+def with_communication(own: Verdict, communication: StepCommunication | None) -> Verdict:
+    """The verdict of a trace, with why communication bounds its step, as far as the traces that
+    were read together tell: they are heard after each was asked alone."""
+    why = why_communication(own, communication)
     return own.replaced(because=why) if why else own
+
+
+# ---- Of several ranks ----------------------------------------------------------------------------
 
 
 def verdict_of_ranks(own: Verdict, judged: Verdict, rank: int) -> Verdict:
@@ -333,34 +328,31 @@ def verdict_of_ranks(own: Verdict, judged: Verdict, rank: int) -> Verdict:
 # ---- For a reader --------------------------------------------------------------------------------
 
 
-def rule_section(document: dict) -> Section:
+def rule_section(verdict: Verdict) -> Section:
     """Why the verdict is what it is: the rule that decides, with its figures; the others in order;
     and how the work was classified."""
-    verdict = document["verdict"]
-    facts = {"Because": verdict["because"]}
+    facts = {"Because": verdict.because}
     others = {}
-    for number, row in enumerate(verdict["rules"], 1):
-        if row["decides"]:
-            facts[f"Rule {number} decides"] = row["rule"]
-            facts["Its figures"] = row["figures"]
+    for number, row in enumerate(verdict.rules, 1):
+        if row.decides:
+            facts[f"Rule {number} decides"] = row.rule
+            facts["Its figures"] = row.figures
         else:
-            holds = "holds too" if row["holds"] else "no"
-            others[f"{number}. {row['name']}"] = f"{holds}: {row['figures']}"
+            holds = "holds too" if row.holds else "no"
+            others[f"{number}. {row.name}"] = f"{holds}: {row.figures}"
     notes = []
-    classified = [
-        f"{basis} {share:.1%}" for basis, share in verdict["basis_shares"].items() if share
-    ]
-    if verdict["unclassified_share"]:
-        classified.append(f"nothing {verdict['unclassified_share']:.1%}")
+    classified = [f"{basis} {share:.1%}" for basis, share in verdict.basis_shares.items() if share]
+    if verdict.unclassified_share:
+        classified.append(f"nothing {verdict.unclassified_share:.1%}")
     if classified:
         notes.append(
             f"Matmuls, attention and convolutions, by what classified them: {', '.join(classified)}"
             " of the step"
         )
-    meanings = [f"{named(bound)}: {meaning}" for bound, meaning in verdict["meaning"].items()]
+    meanings = [f"{named(bound)}: {meaning}" for bound, meaning in verdict.meaning.items()]
     notes.append("; ".join(meanings))
-    notes.append(f"Ridge point: {verdict['thresholds']['ridge_source']}")
-    bound = bound_text(verdict["bound"], verdict["strength"], verdict["runner_up"])
+    notes.append(f"Ridge point: {verdict.thresholds.ridge_source}")
+    bound = bound_text(verdict.bound, verdict.strength, verdict.runner_up)
     return Section(
         f"Why {bound}",
         facts=facts,

@@ -4,6 +4,7 @@ datasheet, measurement, or --peak."""
 from dataclasses import dataclass
 
 from analysis.hardware.matching import datasheet
+from analysis.hardware.nearer_roof import ridge_of_rates
 from harness.base.units import MB
 from harness.documents.flops import NO_PEAK
 
@@ -63,9 +64,8 @@ def ridge_point(compute: list[Ceiling], bandwidth: list[Ceiling]) -> tuple[float
     """The ridge point in FLOPs/byte, from the first ceiling of each, and its source."""
     if not compute or not bandwidth:
         return None
-    return compute[0].rate / bandwidth[0].rate, " over ".join(
-        dict.fromkeys((compute[0].label, bandwidth[0].label))
-    )
+    labels = dict.fromkeys((compute[0].label, bandwidth[0].label))
+    return ridge_of_rates(compute[0].rate, bandwidth[0].rate), " over ".join(labels)
 
 
 def _known(

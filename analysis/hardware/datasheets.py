@@ -7,6 +7,7 @@ borrowed from another.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.base.text import read_ini
 
@@ -51,12 +52,25 @@ def _row(name: str, text: str) -> Datasheet:
 
 
 DATASHEETS = tuple(_row(*item) for item in _TABLES["devices"].items())
-# 10^9 bytes/s of a GPU's links to the others of its node, and how these are joined, by the name of
-# its row
-LINKS = {
-    name: (_number(text.split()[0]), text.split()[1]) for name, text in _TABLES["links"].items()
-}
+
+
+class Links(NamedTuple):
+    """Of a GPU to the others of its node, in 10^9 bytes/s one way."""
+
+    rate: float
+    kind: str  # switches, summing, pairs, dies: how they are joined
+    to_other_die: float | None = None  # of the card, where each of its two dies is a device
+
+
+def _links(text: str) -> Links:
+    rate, kind, *to_other_die = text.split()
+    return Links(float(rate), kind, *map(float, to_other_die))
+
+
+# By the name of the row.
+LINKS = {name: _links(text) for name, text in _TABLES["links"].items()}
 _WORKSPACES = {arch: int(float(mb) * 2**20) for arch, mb in _TABLES["workspaces"].items()}
+LIBRARY_WORKSPACES = frozenset(_WORKSPACES.values())  # bytes that one may have
 
 
 def library_workspaces_of(arch: str) -> int | None:

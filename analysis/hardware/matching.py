@@ -4,13 +4,14 @@ be, by what is known of it?  Which match a name?"""
 import contextlib
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
 from analysis.vocabulary.roles import table
 from harness.base.errors import UserError
 from harness.base.units import MB
+from harness.machine.rocm import mode_by_units, parts_of
 
 
 def datasheet(device: dict) -> tuple[Datasheet, float] | None:
@@ -20,7 +21,7 @@ def datasheet(device: dict) -> tuple[Datasheet, float] | None:
         return found
     rows = _fitting(device) if device.get("compute_units") and device.get("arch") else []
     rates = {(row.fp32, row.tf32, row.bf16, row.fp16, row.bandwidth) for row in rows}
-    return (rows[0], 1.0) if len(rates) == 1 else None
+    return (rows[0], 1.0) if len(rates) == 1 else _part_without_name(device)
 
 
 def possible_rows(device: dict) -> list[Datasheet]:
@@ -92,6 +93,14 @@ def given_row(text: str, flag: str = "--target-device") -> Datasheet:
     and the rate of a precision are needed.  Raises UserError, exit code 2.
     """
     name, _, figures = text.partition(":")
+    if re.fullmatch(MODE, figures.upper()):
+        return row_of_part(name, figures.upper(), flag)
+    if re.fullmatch(r"\w?PX", figures.upper()):
+        raise UserError(
+            f"{flag} {text}: a card is parted in the modes SPX, DPX, QPX, TPX and CPX, none of"
+            f" which is {figures}",
+            2,
+        )
     given = {}
     for key, _, value in (one.partition("=") for one in figures.split(",")):
         if key not in FIGURES or not re.fullmatch(r"\d*\.?\d+", value) or not float(value):
@@ -104,8 +113,11 @@ def given_row(text: str, flag: str = "--target-device") -> Datasheet:
         "source": f"given by {flag}",
         **({"memory_source": f"given by {flag}"} if "memory_mb" in given else {}),
     }
+    row = None
     with contextlib.suppress(UserError):
         row = rows_named(name, flag)[0]
+    if row is not None:
+        _check_is_no_card(row, given, f"{flag} {text}")
         return replace(row, name=f"{row.name}:{figures}", **given, **told)
     if not {"memory_mb", "bandwidth"} < given.keys():
         raise UserError(
@@ -117,7 +129,60 @@ def given_row(text: str, flag: str = "--target-device") -> Datasheet:
     return Datasheet(**unknown | {"name": text, "arch": "", **told, **given})
 
 
-_FIGURES = re.compile(r":(?=\w+=)")  # between the name of a card and what is given of it
+MODE = r"[SDTQC]PX"  # in which a card is several devices
+# Between the name of a card and what is given of it, or of which part of it.
+_FIGURES = re.compile(rf":(?=\w+=|{MODE}$)")
+
+
+def _check_is_no_card(row: Datasheet, given: dict, asked: str) -> None:
+    """Raises UserError, exit code 2, for the memory of a whole card of which each die is a
+    device."""
+    memory_mb = given.get("memory_mb", 0)
+    if "MI250" in row.name and memory_mb > 1.5 * row.memory_mb:
+        raise UserError(
+            f"{asked}: is the memory of a whole card; the device is one of its two dies (GCDs),"
+            f" with {row.memory_mb / 1024:.0f} GB",
+            2,
+        )
+
+
+def row_of_part(name: str, mode: str, flag: str) -> Datasheet:
+    """A device of a card in a mode that parts it: its share of compute units, memory and rates.
+    Raises UserError, exit code 2, for a card without this mode."""
+    card = rows_named(name, flag)[0]
+    parts = parts_of(card.arch, card.compute_units)
+    if mode not in parts:
+        has = f"has the modes {', '.join(parts)}" if parts else "has no such modes"
+        if "MI250" in card.name:
+            has = "has no such modes: each of its two dies (GCDs) is a device of its own"
+        raise UserError(f"{flag} {name}:{mode}: {card.name} {has}", 2)
+    count = parts[mode]
+    if count == 1:
+        return card
+    rates = {}
+    for rate in ("fp32", "tf32", "bf16", "fp16", "bandwidth"):
+        peak = getattr(card, rate)
+        rates[rate] = peak and peak / count
+    return replace(
+        card,
+        name=f"{card.name}:{mode}",
+        compute_units=card.compute_units // count,
+        memory_mb=card.memory_mb // count,
+        source=f"{card.source}, one of {count} devices of a card in {mode}; in NPS1 it may use more"
+        " of the card's bandwidth than this share",
+        **rates,
+    )
+
+
+def part_named(device: dict) -> str:
+    """The device, and what part of one it is, where it is not the whole."""
+    known = datasheet(device)
+    if known is None or known[1] == 1:
+        return device["name"]
+    row, units = known[0], device["compute_units"]
+    mode = mode_by_units(row.name, row.arch, units)
+    part = f"{units} of the {row.compute_units} compute units of {device['name'] or row.name}"
+    return f"{part} ({mode})" if mode else part
 
 
 def _words(name: str) -> list[str]:
@@ -162,9 +227,35 @@ def named_row(name: str) -> tuple[Datasheet | None, bool]:
 
 def base_row(name: str) -> Datasheet | None:
     """The row of a whole device, also where figures behind its name replace some of the row's;
-    None: no row, or a slice of a device."""
+    None: no row, or a part of a device."""
     row, is_slice = named_row(_FIGURES.split(name)[0])
-    return None if is_slice else row
+    is_part = is_slice or re.search(f":{MODE}$", name)
+    return None if is_part else row
+
+
+def _part_without_name(device: dict) -> tuple[Datasheet, float] | None:
+    """The card of which a device without a name of its own is one of several, and the fraction, by
+    its compute units and memory."""
+    arch, units = device.get("arch", "").split(":")[0], device.get("compute_units")
+    memory, names = device.get("memory_bytes"), _names_in(device)
+    if names or not units or not memory:
+        return None
+    cards = []
+    for row in DATASHEETS:
+        count = (row.compute_units or 0) // units
+        is_part = row.arch == arch and count > 1 and count in _counts_of_parts(row)
+        if is_part and 0.9 < count * memory / (row.memory_mb * MB) < 1.1:
+            cards.append((row, 1 / count))
+    return cards[0] if len(cards) == 1 else None
+
+
+def _counts_of_parts(row: Datasheet) -> Collection[int]:
+    return parts_of(row.arch, row.compute_units).values()
+
+
+def _names_in(device: dict) -> set[str]:
+    """The words of its name that tell one part from another."""
+    return {word for word in _words(device.get("name", "")) if not _CODE.fullmatch(word)}
 
 
 def _fitting(device: dict) -> list[Datasheet]:
@@ -176,7 +267,7 @@ def _fitting(device: dict) -> list[Datasheet]:
         device.get("memory_bytes"),
     )
     oldest = device.get("oldest", 0)
-    words = {word for word in _words(device.get("name", "")) if not _CODE.fullmatch(word)}
+    words = _names_in(device)
     rows = [row for row in DATASHEETS if arch and row.arch.startswith(arch)]
     rows = [row for row in rows if not oldest or int(row.arch.removeprefix("sm_")) >= oldest]
     rows = [row for row in rows if not units or row.compute_units == units]

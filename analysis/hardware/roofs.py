@@ -7,6 +7,7 @@ from typing import NamedTuple
 from analysis.hardware.ceilings import Ceiling, compute_ceilings, ridge_point
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
 from analysis.hardware.matching import datasheet, possible_rows
+from analysis.hardware.nearer_roof import ridge_of_rates
 from analysis.vocabulary.operators import PRECISION_OF
 
 DEFAULT_RIDGE = 10.0  # FLOPs/byte, on a CPU of which no peak is known
@@ -136,8 +137,14 @@ def ridge_points(rows: list[Datasheet], precision: str) -> list[tuple[Datasheet,
     """Of these datasheets those that have a rate for this precision, with their ridge points."""
     points = []
     for row in rows:
-        rates = [getattr(row, path) for path in PATHS[precision]]
-        rate = next(filter(None, rates), None)
-        if rate:
-            points.append((row, 1e3 * rate / row.bandwidth))
+        by_path = [ridge_of_row(row, path) for path in PATHS[precision]]
+        point = next(filter(None, by_path), None)
+        if point is not None:
+            points.append((row, point))
     return points
+
+
+def ridge_of_row(row: Datasheet, column: str) -> float | None:
+    """The ridge point of a datasheet for what this column multiplies; None: it has no such rate."""
+    tflops = getattr(row, column)
+    return ridge_of_rates(1e3 * tflops, row.bandwidth) if tflops else None

@@ -14,7 +14,8 @@ import pandas as pd
 
 from analysis.attribution.operators import costs_of_operators, inputs_of_operators
 from analysis.hardware.datasheets import DATASHEETS
-from analysis.hardware.roofs import Roofs
+from analysis.hardware.nearer_roof import is_beyond_ridge
+from analysis.hardware.roofs import Ridge, Roofs, ridge_of_row
 from analysis.trace.tables import by_name, different_pairs, take_or
 from analysis.trace.timeline import Timeline
 from analysis.vocabulary import kernels
@@ -61,9 +62,9 @@ BESIDE_MATMULS = names_of_work(Work.MOVES, Work.CALCULATES)
 GROUPED_US = 40.0
 
 
-def ridge_range(roofs: Roofs, kind: str | None) -> tuple[float, float]:
-    """The lowest and highest ridge point in FLOPs/byte for what is multiplied; where nothing is
-    known, of any device.  Narrower types are twice as fast each."""
+def ridge_of(roofs: Roofs, kind: str | None) -> Ridge:
+    """The ridge point for what is multiplied; where nothing is known, of any device.  Narrower
+    types are twice as fast each."""
     times_as_fast = 1
     if kind == "fp4":
         times_as_fast = 4
@@ -71,20 +72,17 @@ def ridge_range(roofs: Roofs, kind: str | None) -> tuple[float, float]:
         times_as_fast = 2
     if times_as_fast > 1:
         kind = "c10::Half"
-    points = roofs.ridge(kind)
-    if points is None:
+    ridge = roofs.ridge(kind)
+    if ridge is None:
         points = ridge_points_of_all({"tf32": "tf32", "float": "fp32"}.get(kind, "fp16"))
-    return times_as_fast * min(points), times_as_fast * max(points)
+        ridge = Ridge(min(points), max(points))
+    return Ridge(times_as_fast * ridge.lowest, times_as_fast * ridge.highest)
 
 
 def ridge_points_of_all(precision: str) -> list[float]:
     """Those of every device whose datasheet has this precision, in FLOPs/byte."""
-    points = []
-    for row in DATASHEETS:
-        peak = getattr(row, precision)
-        if peak:
-            points.append(1e3 * peak / row.bandwidth)
-    return points
+    points = [ridge_of_row(row, precision) for row in DATASHEETS]
+    return [point for point in points if point is not None]
 
 
 # ---- By shapes -----------------------------------------------------------------------------------
@@ -100,17 +98,17 @@ def by_shapes(timeline: Timeline) -> np.ndarray:
     for i, ((_, signature), cost) in enumerate(zip(pairs, costs[:-1], strict=True)):
         if cost.bytes and (cost.flops or cost.most_flops):
             multiplied = factor_type(*timeline.trace.signatures[signature][:2])
-            limits[i] = limit_of_cost(cost, *ridge_range(timeline.context.roofs, multiplied))
+            limits[i] = limit_of_cost(cost, ridge_of(timeline.context.roofs, multiplied))
     return limits[which]
 
 
-def limit_of_cost(cost: Cost, lowest_ridge: float, highest_ridge: float) -> int:
+def limit_of_cost(cost: Cost, ridge: Ridge) -> int:
     least_flops, most_flops = cost.at_least_flops, cost.most_flops
     if cost.flops:
         least_flops = most_flops = cost.least_flops
-    if most_flops and most_flops / cost.bytes < lowest_ridge:
+    if most_flops and not is_beyond_ridge(most_flops / cost.bytes, ridge.lowest):
         return MEMORY
-    if least_flops and least_flops / cost.bytes >= highest_ridge:
+    if least_flops and is_beyond_ridge(least_flops / cost.bytes, ridge.highest):
         return COMPUTE
     return UNKNOWN
 
@@ -181,13 +179,13 @@ def named_bound(name: str, roofs: Roofs) -> int:
     if not tile or re.search(kernels.MISALIGNED, name):
         return UNKNOWN
     multiplied = kernels.multiplied_type(name)
-    highest_ridge = ridge_range(roofs, multiplied)[1]
+    highest_ridge = ridge_of(roofs, multiplied).highest
     size = {"fp4": 0.5, "tf32": 4}.get(multiplied) or BYTES_OF.get(multiplied, 2)
     # Tiles of attention and convolutions are not those of a matmul.
     is_skinny = min(tile) < SKINNY_TILE and category(name) == MATMUL
-    if is_skinny and 2 * min(tile) / size < highest_ridge:
+    if is_skinny and not is_beyond_ridge(2 * min(tile) / size, highest_ridge):
         return MEMORY
-    if 2 * tile[0] * tile[1] / sum(tile) / size >= highest_ridge:
+    if is_beyond_ridge(2 * tile[0] * tile[1] / sum(tile) / size, highest_ridge):
         return COMPUTE
     return UNKNOWN
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.hardware.ceilings import Ceiling, bandwidth_ceilings, compute_ceilings
-from analysis.hardware.matching import datasheet, with_arch
+from analysis.hardware.matching import datasheet, part_named, with_arch
 from analysis.hardware.roofs import PATHS, Roofs
 from analysis.trace.links import Links
 from analysis.trace.tables import by_name, take_or
@@ -43,7 +43,7 @@ def device_of(links: Links, summary: dict | None, flags: DeviceFlags) -> dict:
     if summary:
         return summary["environment"]["device"]
     told = links.trace.device
-    if not links.on_gpu and not links.calls["starts_kernel"].any():
+    if not links.ran_on_gpu:
         # The GPU of the machine did not run this.
         told = {"name": "", "version": "", "compute_units": None, "memory_bytes": None}
     used = []
@@ -62,7 +62,7 @@ def named_in_vain(links: Links, flags: DeviceFlags, device: dict) -> str:
         return ""
     tells = "it is of a CPU"
     if links.on_gpu:
-        tells = f"the trace tells {device['name'] or device['arch']}"
+        tells = f"the trace tells {part_named(device) or device['arch']}"
     return f"; --device-name {flags.named['name']} does not count: {tells}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from analysis.attribution.breakdown import ClassRow
 from analysis.hardware.ceilings import NO_PEAK
+from analysis.hardware.nearer_roof import COMPUTE, nearer_roof, ridge_of_rates
 from harness.base.text import count_of
 from harness.documents.flops import NO_TRACE, Peak
 from harness.schema import Document, Unknown, field, known_or
@@ -45,17 +46,16 @@ class RooflineData(Document):
     convention: dict[str, str] = field("what is counted")
 
 
-def roofline(profile: dict, intensity: dict, trace: dict | None) -> RooflineData:
-    """roofline_data.json: the roofs, a point for the step and one for each class of operators.
+def roofline(
+    profile: dict, intensity: dict, classes: list[ClassRow], problems: list[str]
+) -> RooflineData:
+    """The roofs, a point for the step and one for each class of operators.
 
-    profile, intensity, trace: flops_profile.json, computational_intensity.json and
-    operator_analysis.json, whose times are those of the points; without it they have none."""
+    profile, intensity: flops_profile.json and computational_intensity.json.  classes: times of the
+    points, by a trace; without it they have none.  problems: why it is not trustworthy."""
     rates = profile["performance_metrics"]
     efficiency = profile["efficiency_metrics"]
     roofs = {"compute": efficiency["peaks"], "bandwidth": efficiency["bandwidth_peaks"]}
-    classes = []
-    if trace:
-        classes = [ClassRow.from_json(row) for row in trace["classes"]]
     ms_of_class = {row.class_: row.ms_per_step for row in classes}
     profiled_ms = sum(ms_of_class.values())
     without_time = NOT_IN_TRACE if classes else NO_TRACE
@@ -75,7 +75,7 @@ def roofline(profile: dict, intensity: dict, trace: dict | None) -> RooflineData
         points=points,
         time_elsewhere=[row for row in classes if row.class_ not in counted],
         profiled_step_ms=profiled_ms if classes else None,
-        time_source={"step": of_step, "classes": source_of_times(trace, profiled_ms)},
+        time_source={"step": of_step, "classes": source_of_times(classes, problems)},
         convention=intensity["convention"],
     )
 
@@ -87,7 +87,7 @@ def ridges_of(roofs: dict[str, list[dict]]) -> list[Ridge]:
             ridge = Ridge(
                 compute=compute["kind"],
                 bandwidth=bandwidth["kind"],
-                operations_per_byte=compute["rate"] / bandwidth["rate"],
+                operations_per_byte=ridge_of_rates(compute["rate"], bandwidth["rate"]),
             )
             ridges.append(ridge)
     return ridges
@@ -104,13 +104,14 @@ def step_counts(intensity: dict) -> dict:
     }
 
 
-def source_of_times(trace: dict | None, profiled_ms: float) -> str:
+def source_of_times(classes: list[ClassRow], problems: list[str]) -> str:
     """Where the times of the classes are from, and why not to trust them."""
-    if not trace or not trace["classes"]:
+    if not classes:
         return NO_TRACE
+    profiled_ms = sum(row.ms_per_step for row in classes)
     source = f"mean of the profiled steps, {profiled_ms:.2f} ms each"
-    if not trace["integrity"]["trustworthy"]:
-        source += f"; NOT TRUSTWORTHY: {'; '.join(trace['integrity']['problems'])}"
+    if problems:
+        source += f"; NOT TRUSTWORTHY: {'; '.join(problems)}"
     return source
 
 
@@ -126,12 +127,13 @@ def point(
         rate = operations / (ms / 1e3)
         bytes_per_sec = row["bytes"] / (ms / 1e3)
     roof = roof_of(row, operations, roofs)
-    if rate is not None and roof:
-        share_of_roof = rate / roof
-    elif not ms:
+    without_roof = NO_PEAK if operations else NO_ARITHMETIC
+    if not ms:
         share_of_roof = Unknown(without_time)
+    elif roof is None:
+        share_of_roof = Unknown(without_roof)
     else:
-        share_of_roof = Unknown(NO_PEAK if operations else NO_ARITHMETIC)
+        share_of_roof = rate / roof
     return RooflinePoint(
         name=row["class"],
         operations=operations,
@@ -141,19 +143,21 @@ def point(
         share_of_time=known_or(share, without_time),
         operations_per_sec=known_or(rate, without_time),
         bytes_per_sec=known_or(bytes_per_sec, without_time),
-        roof_operations_per_sec=roof,
+        roof_operations_per_sec=known_or(roof, without_roof),
         share_of_roof=share_of_roof,
     )
 
 
 def roof_of(row: dict, operations: int, roofs: dict[str, list[dict]]) -> float | None:
-    """The operations per second that the peaks of the device allow, if they are known.  The level
-    roof is that of matmuls: other work is limited by the bandwidth alone."""
-    if not roofs["bandwidth"]:
+    """The operations per second that the peaks of the device allow; None for work without any, and
+    where a peak is not known.  The level roof is that of matmuls: other work is limited by the
+    bandwidth alone."""
+    if not operations or not roofs["bandwidth"]:
         return None
-    roof = operations / row["bytes"] * roofs["bandwidth"][0]["rate"]
-    if not row["flops"]:
-        return roof
-    if not roofs["compute"] or not roof:
-        return None
-    return min(roofs["compute"][0]["rate"], roof)
+    flops_per_sec = None
+    if row["flops"]:
+        if not roofs["compute"]:
+            return None
+        flops_per_sec = roofs["compute"][0]["rate"]
+    roof = nearer_roof(operations, row["bytes"], flops_per_sec, roofs["bandwidth"][0]["rate"])
+    return flops_per_sec if roof.name == COMPUTE else operations / roof.least_time

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from analysis.attribution.operators import costs_of_operators, operator_calls, shapes_text
 from analysis.hardware.ceilings import Ceiling
+from analysis.hardware.nearer_roof import NearerRoof, nearer_roof
 from analysis.trace.reasons import UNDETERMINED
 from analysis.trace.timeline import Timeline
 from analysis.vocabulary.kernel_classes import MATMUL_CLASSES
 from analysis.work.cost import Cost
 from analysis.work.operator_costs import factor_type
 from harness.base.sections import Section
-from harness.base.tables import Column, column
+from harness.base.tables import Column, column, value_of
 from harness.base.text import significant
 from harness.schema import Document, field
 
@@ -40,7 +41,7 @@ class ShapeRate(Document):
     )
 
 
-def shape_rates(timeline: Timeline) -> list[dict]:
+def shape_rates(timeline: Timeline) -> list[ShapeRate]:
     """Each matmul, convolution and attention with its inputs' shapes, most time first: rates in its
     own time on the device, and the share of the nearer roof, which is the least time that the
     device's peaks allow over its time."""
@@ -61,18 +62,29 @@ def shape_rates(timeline: Timeline) -> list[dict]:
         shapes, types, _ = trace.signatures[signature]
         precision, peak = roofs.peak(factor_type(shapes, types))
         us, n = float(same[clock].sum()), same["call"].nunique()
-        row = {
-            "name": names[code],
-            "shapes": inputs_text(shapes, cost),
-            "precision": precision,
-            "calls": n,
-            "ms": us / 1e3,
-            "share": us / total_us,
-            **rates_of_calls(cost, n, us),
-            **nearer_roof(cost, n, us, peak, bandwidth),
-        }
+        roof = roof_of_calls(cost, n, peak, bandwidth)
+        row = ShapeRate(
+            name=names[code],
+            shapes=inputs_text(shapes, cost),
+            precision=precision,
+            calls=n,
+            ms=us / 1e3,
+            share=us / total_us,
+            tflops=per_us(n, cost.flops or cost.most_flops, us),
+            at_most=cost.flops is None,
+            unmasked_tflops=per_us(n, cost.least_flops, us),
+            tb_per_sec=per_us(n, cost.bytes, us),
+            roof=roof.name if roof else None,
+            share_of_roof=1e6 * roof.least_time / us if roof else None,
+        )
         rows.append(row)
-    return sorted(rows, key=lambda row: -row["ms"])
+    return sorted(rows, key=lambda row: -row.ms)
+
+
+def per_us(n: int, amount: int | None, us: float) -> float | None:
+    """The rate of n calls that take this time together, in 10^12 per second; None where it is not
+    known what each does."""
+    return n * amount / us / 1e6 if amount else None
 
 
 def inputs_text(shapes: list, cost: Cost) -> str:
@@ -81,45 +93,37 @@ def inputs_text(shapes: list, cost: Cost) -> str:
     return f"{text}, up to {cost.keys:,} keys each" if cost.keys else text
 
 
-def rates_of_calls(cost: Cost, n: int, us: float) -> dict:
-    """Of n calls of this cost that take this time together."""
-    flops, least_flops = cost.flops or cost.most_flops, cost.least_flops
-    return {
-        "tflops": n * flops / us / 1e6,
-        "at_most": cost.flops is None,
-        "unmasked_tflops": n * least_flops / us / 1e6 if least_flops else None,
-        "tb_per_sec": n * cost.bytes / us / 1e6 if cost.bytes else None,
-    }
-
-
-def nearer_roof(
-    cost: Cost, n: int, us: float, peak: Ceiling | None, bandwidth: Ceiling | None
-) -> dict:
-    """The same calls beside the roofs; a peak is needed, or nothing is known."""
+def roof_of_calls(
+    cost: Cost, n: int, peak: Ceiling | None, bandwidth: Ceiling | None
+) -> NearerRoof | None:
+    """The roof that is nearer to n calls of this cost; a peak is needed, or nothing is known."""
     if peak is None or not cost.flops:
-        return {"roof": None, "share_of_roof": None}
+        return None
+    n_bytes = n * cost.bytes if cost.bytes else None
     # A kernel may skip what a causal mask hides, so the roof is above what it must do.
-    roof, least_sec = "compute", n * cost.least_flops / peak.rate
-    if bandwidth is not None and cost.bytes:
-        memory_sec = n * cost.bytes / bandwidth.rate
-        if memory_sec > least_sec:
-            roof, least_sec = "memory", memory_sec
-    return {"roof": roof, "share_of_roof": 1e6 * least_sec / us}
+    return nearer_roof(
+        n * cost.least_flops, n_bytes, peak.rate, bandwidth.rate if bandwidth else None
+    )
 
 
 # ---- For a reader --------------------------------------------------------------------------------
 
 
-def tflops_text(row: dict) -> str | None:
+def name_and_inputs(row: ShapeRate | dict) -> str:
+    """row: a dictionary, of several shapes together."""
+    return f"{value_of(row, 'name')} {value_of(row, 'shapes') or ''}"
+
+
+def tflops_text(row: ShapeRate | dict) -> str | None:
     """'<= 12.3'; None for a row of several shapes together."""
-    if "tflops" not in row:
+    if isinstance(row, dict):
         return None
-    rate = significant(row["tflops"])
-    return f"<= {rate}" if row["at_most"] else rate
+    rate = significant(row.tflops)
+    return f"<= {rate}" if row.at_most else rate
 
 
 RATE_COLUMNS = [
-    Column("matmul, input shapes", lambda row: f"{row['name']} {row.get('shapes', '')}", left=True),
+    Column("matmul, input shapes", name_and_inputs, left=True),
     column("precision", "precision", left=True),
     column("calls", "calls", ","),
     column("ms", "ms", "~3"),
@@ -132,8 +136,8 @@ RATE_COLUMNS = [
 ]
 
 
-def rate_section(analysis: dict) -> Section:
-    section = Section("Rates by shape", RATE_COLUMNS, analysis["shape_rates"], label="name")
+def rate_section(rates: list[ShapeRate]) -> Section:
+    section = Section("Rates by shape", RATE_COLUMNS, rates, label="name")
     section.sums = ("calls", "ms", "share")
     if section.rows:
         section.note = [

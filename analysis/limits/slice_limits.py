@@ -1,9 +1,12 @@
 """What limits each slice of the ledger: a column `bound` beside its other columns."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.ledger import IDLE_CAUSES, us_by
+from analysis.attribution.ledger.kinds import IDLE_CAUSES
+from analysis.attribution.ledger.of_steps import us_by
 from analysis.limits.kernel_limits import BASES, COMPUTE, MEMORY, UNKNOWN, by_shapes, kernel_bounds
 from analysis.trace.tables import by_name, take_or
 from analysis.trace.timeline import Timeline
@@ -22,15 +25,18 @@ BOUND_OF_KERNEL[COMPUTE] = NUMBER["compute"]
 
 
 def with_bounds(slices: pd.DataFrame, timeline: Timeline) -> pd.DataFrame:
-    """Slices of the ledger with the columns `bound`: what limits each, and `basis`, of BASES: how
-    that was told of a matmul, attention or convolution."""
-    multiplies, limit, basis = matmul_limits(slices, timeline)
+    """Slices of the ledger with the columns `bound`: what limits each; `basis`, of BASES: how that
+    was told of a matmul, attention or convolution; and `unknown_kind`: whether it is unexplained
+    because neither operator nor kernel tells what kind of work it is."""
+    matmuls = matmul_limits(slices, timeline)
+    multiplies = matmuls.multiplies
     by_cause = bounds_of_causes(slices)
     kind = slices["kind"].to_numpy()
     # Each rule comes before those above it.
     bound = np.full(len(slices), NUMBER["memory"])
-    bound[of_unknown_kind(slices, timeline)] = NUMBER["unexplained"]
-    bound[multiplies] = BOUND_OF_KERNEL[limit[multiplies]]
+    unknown_kind = of_unknown_kind(slices, timeline)
+    bound[unknown_kind] = NUMBER["unexplained"]
+    bound[multiplies] = BOUND_OF_KERNEL[matmuls.limit[multiplies]]
     bound[kind == "copy"] = NUMBER["memory"]
     bound[by_cause >= 0] = by_cause[by_cause >= 0]
     bound[kind == "communication"] = NUMBER["communication"]
@@ -38,26 +44,34 @@ def with_bounds(slices: pd.DataFrame, timeline: Timeline) -> pd.DataFrame:
     is_told = multiplies & works & (by_cause < 0) & (kind != "copy") & (kind != "communication")
     return slices.assign(
         bound=pd.Categorical.from_codes(bound, [*MEANINGS]),
-        basis=pd.Categorical.from_codes(np.where(is_told, basis, -1), [*BASES]),
+        basis=pd.Categorical.from_codes(np.where(is_told, matmuls.basis, -1), [*BASES]),
+        unknown_kind=unknown_kind & (bound == NUMBER["unexplained"]),
     )
 
 
-def matmul_limits(
-    slices: pd.DataFrame, timeline: Timeline
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each slice, whether it is work of a matmul, attention or convolution; what limits that, of
-    UNKNOWN, MEMORY and COMPUTE; and the row of BASES that tells, or -1."""
+class MatmulLimits(NamedTuple):
+    """What limits the matmuls, attention and convolutions among slices of the ledger; arrays with
+    an entry for each slice."""
+
+    multiplies: np.ndarray  # bool: whether it is one
+    limit: np.ndarray  # UNKNOWN, MEMORY or COMPUTE
+    basis: np.ndarray  # row of BASES that tells, or -1
+
+
+def matmul_limits(slices: pd.DataFrame, timeline: Timeline) -> MatmulLimits:
     multiplies = slices["category"].isin(MATMUL_CLASSES).to_numpy()
     if not timeline.on_gpu:
         limit = take_or(by_shapes(timeline), slices["operator"].to_numpy(), UNKNOWN)
-        return multiplies, limit, np.where(limit == UNKNOWN, -1, 0)
+        return MatmulLimits(multiplies, limit, np.where(limit == UNKNOWN, -1, 0))
     event = slices["event"].to_numpy()
-    limits, bases = kernel_bounds(timeline)
+    kernels = kernel_bounds(timeline)
     kernel_multiplies = timeline.gpu["named_category"].isin(MATMUL_CLASSES).to_numpy()
     # The operator tells what it calculates, where the kernel's name says something else.
     calculates = slices["category"].isin(VECTOR_CLASSES).to_numpy()
     multiplies = multiplies | (take_or(kernel_multiplies, event, False) & ~calculates)
-    return multiplies, take_or(limits, event, -1), take_or(bases, event, -1)
+    return MatmulLimits(
+        multiplies, take_or(kernels.limit, event, -1), take_or(kernels.basis, event, -1)
+    )
 
 
 def bounds_of_causes(slices: pd.DataFrame) -> np.ndarray:

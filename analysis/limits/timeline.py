@@ -3,7 +3,8 @@ once."""
 
 from analysis.attribution.components import attribute
 from analysis.attribution.graph_replays import with_replayed_operators
-from analysis.attribution.ledger import idle_left_without_profiler, ledger
+from analysis.attribution.ledger.ledger import ledger
+from analysis.attribution.ledger.of_steps import idle_left_without_profiler
 from analysis.limits.peaks import context_of
 from analysis.limits.slice_limits import with_bounds
 from analysis.trace.links import link

@@ -4,12 +4,14 @@ before anything runs."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from analysis.hardware.carried import carried_rates
 from analysis.hardware.datasheets import Datasheet
-from analysis.hardware.matching import described
+from analysis.hardware.matching import datasheet, described
 from analysis.memory.allocator import needed_bytes, reserved_bytes
 from analysis.memory.predicted import KeptRow, kept_for_backward, predicted_memory
 from analysis.memory.tables import place_of_peak
@@ -26,7 +28,7 @@ from analysis.prediction.communication import (
     PredictedCollectiveRow,
     communication,
 )
-from analysis.prediction.expected_time import expected_step_time
+from analysis.prediction.expected_time import expected_step_time, multiplies_in
 from analysis.prediction.network import Network, links_inside_node, network_of
 from analysis.prediction.search import ONE_RANK, FitRow, Room, changes_that_fit, largest_sizes
 from analysis.prediction.time_bounds import ALONE, BoundsOfRank, TimeBounds, time_bounds
@@ -120,10 +122,12 @@ def predict(
     device_memory: int | None = None,
     targets: Sequence[Datasheet] = (),
     network: float | str | None = None,
+    measured: Path | None = None,
 ) -> Prediction:
     """For the first of the targets if there are any.  Nothing is measured: peaks are those of
     datasheets, or of earlier measurements of this machine.  network: bus bandwidth of a rank in
-    10^9 bytes/s, or measured.  Raises UserError if nothing is measured."""
+    10^9 bytes/s, or measured.  measured: flops_profile.json of such a device.  Raises UserError if
+    nothing is measured, or for a file of another device."""
     elsewhere = bool(targets or device_memory)
     if elsewhere:
         target = targets[0] if targets else None
@@ -132,7 +136,10 @@ def predict(
     else:
         capacity = capacity_of(device, [workload.precision])
         meant = Meant(describe_device(device).as_json(), "kept")
-    link = network_between(workload, device, meant.about["name"], network, elsewhere)
+    rates = None
+    if measured is not None:
+        rates = carried_rates(measured, meant.about, multiplies_in(workload))
+    link = network_between(workload, device, meant.about, network, elsewhere)
     memory = memory_prediction(workload, device, capacity, targets)
     bounds = time_bounds(workload, meant.about, peak, meant.measure)
     sending = None
@@ -142,6 +149,7 @@ def predict(
         sending = communication(collectives, ranks, bounds.longest_ms(), link)
     would_fit = changes_that_fit(workload, room_on(capacity, workload), memory.fits)
     forward_flops, step_flops = flops_of_step(workload)
+    expected = expected_step_time(workload, meant.about, link, peak, meant.measure, rates)
     return Prediction(
         **memory.field_values(),
         would_fit=would_fit.rows,
@@ -151,22 +159,28 @@ def predict(
         step_flops=step_flops,
         step_time_lower_bound_ms=least_ms(bounds, sending),
         step_time_bounds=bounds_document(bounds, sending),
-        expected_step_time_ms=expected_step_time(workload, meant.about, link, peak, meant.measure),
+        expected_step_time_ms=expected,
         communication=sending,
     )
 
 
 def network_between(
-    workload: Workload, device: torch.device, name: str, choice: float | str | None, elsewhere: bool
+    workload: Workload,
+    device: torch.device,
+    about: dict,
+    choice: float | str | None,
+    elsewhere: bool,
 ) -> Network | None:
-    """Of the ranks: that of --network, else the links inside a node of devices of this name.
-    None: of one rank, or unknown."""
+    """Of the ranks: that of --network, else the links inside a node between such devices, which are
+    described as in environment.json.  None: of one rank, or unknown, as between parts of a card."""
     ranks = workload.parallel.world_size
     if ranks == 1:
         return None
     environment = describe_environment(device).as_json()
     chosen = network_of(choice, environment, elsewhere)
-    return chosen or links_inside_node(name, ranks)
+    known = datasheet(about)
+    is_part = known is not None and known[1] < 1
+    return chosen or (None if is_part else links_inside_node(about["name"], ranks))
 
 
 def least_ms(bounds: BoundsOfRank, sending: Communication | None) -> float | Unknown:

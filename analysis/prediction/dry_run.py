@@ -30,10 +30,10 @@ def dry_run(workload: Workload, profiling: ProfilerConfig, args: argparse.Namesp
         return
     check_shards(workload)
     prediction = predict(
-        workload, device, profiling.peak, args.device_memory, targets, args.network
+        workload, device, profiling.peak, args.device_memory, targets, args.network, args.measured
     )
     typed = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    lines = prediction_lines(prediction.as_json(), args.verbose, typed)
+    lines = prediction_lines(prediction, args.verbose, typed)
     unseen = unseen_hardware() if device.type == "cpu" else None
     if unseen:
         lines.insert(0, f"Warning: {unseen}")

@@ -14,9 +14,18 @@ from typing import NamedTuple
 
 import torch
 
-from analysis.hardware.achievable import OVERHEADS, Rates, achievable_rates, interval_of
+from analysis.hardware.achievable import (
+    OVERHEADS,
+    Interval,
+    Rates,
+    achievable_rates,
+    interval_of,
+    nearest_known,
+    rccl_of,
+)
 from analysis.hardware.ceilings import NOT_MEASURED, Ceiling, bandwidth_ceilings, compute_ceilings
 from analysis.hardware.matching import datasheet
+from analysis.hardware.nearer_roof import longer_limit
 from analysis.prediction.communication import NO_NETWORK
 from analysis.prediction.network import Network
 from analysis.prediction.operators import OTHER, Operator, operators_of
@@ -60,6 +69,23 @@ BOUNDS = {
     COMMUNICATION: "communication",
     HOST: "launch",
 }
+MOST_UNLIKE = 0.1  # of the FLOPs of a step, of which published steps tell nothing
+BY_MEASUREMENT = (
+    "run_deepspeed_flops.py on this device, then --measured with its flops_profile.json, makes it"
+    " an estimate"
+)
+FLOAT32_UNKNOWN = (
+    "of this device only steps in bf16 and fp16 were published; try --precision bf16, or"
+    f" {BY_MEASUREMENT}"
+)
+LAUNCHES_UNKNOWN = (
+    "launches limit this step, and no published step tells what they take the host of this device;"
+    f" {BY_MEASUREMENT}"
+)
+CONVOLUTIONS_UNKNOWN = (
+    "no published step with convolutions confirms what this device reaches, and no measurement of"
+    " matmuls tells"
+)
 COPY_OF_GATHERED = "split_with_sizes_copy"  # by FSDP, of what an all-gather has brought
 
 
@@ -71,22 +97,24 @@ def kernel_seconds(operator: Operator, rates: Rates, tf32: bool) -> float:
     moving_s = operator.bytes / rates.bandwidth
     if not operator.flops:
         return moving_s
-    precision = precision_of(operator, tf32)
+    precision = precision_of(operator, tf32, rates.convolutions)
     if operator.kind == MATMUL:
         rate, share = rates.matmul[precision], tile_share(operator, rates.units)
     elif precision == "bf16":
         rate, share = rates.attention, length_share(operator)
     else:  # no kernel of attention has tf32
         rate, share = min(rates.attention, rates.matmul["fp32"]), length_share(operator)
-    return max(moving_s, operator.flops / rate / share)
+    return longer_limit(operator.flops / rate / share, moving_s).least_time
 
 
-def precision_of(operator: Operator, tf32: bool) -> str:
-    """In which it multiplies; tf32: the precision of float32 matmuls.  That of convolutions is
-    cuDNN's default."""
+def precision_of(operator: Operator, tf32: bool, convolutions: str) -> str:
+    """In which it multiplies; tf32: whether float32 matmuls do; convolutions: in which those of
+    float32 do."""
     if operator.dtype is not torch.float32:
         return "bf16"
-    return "tf32" if tf32 or operator.convolves else "fp32"
+    if operator.convolves:
+        return convolutions
+    return "tf32" if tf32 else "fp32"
 
 
 def length_share(attention: Operator) -> float:
@@ -276,13 +304,73 @@ def setting_of(workload: Workload, rates: Rates) -> Setting:
     return Setting(rates, None, workload.parallel.world_size, host, precision == "tf32")
 
 
-def reached(network: Network | None) -> Network | None:
-    """What collectives reach of a network, of whose links a datasheet tells.  That switches may sum
-    is part of the bound alone."""
+def reached(network: Network | None, name: str, world_size: int) -> Network | None:
+    """What collectives reach of a network, of whose links a datasheet tells, between so many ranks
+    on devices of this name.  That switches may sum is part of the bound alone."""
     if network is None or not network.one_node:
         return network
-    share = OVERHEADS["network share"]
-    return replace(network, gb_per_sec=share * network.gb_per_sec, by_kind={})
+    rccl, links = rccl_of(name), network.gb_per_sec
+    if rccl is None:
+        return replace(network, gb_per_sec=OVERHEADS["network share"] * links, by_kind={})
+    if world_size == 2:
+        return replace(network, gb_per_sec=rccl.of_two * links)
+    by_kind = {
+        "all_reduce": (rccl.latency_us, rccl.all_reduce * links),
+        "all_gather": (0.0, rccl.all_gather * links),
+        "reduce_scatter": (0.0, rccl.reduce_scatter * links),
+    }
+    return replace(network, gb_per_sec=rccl.all_gather * links, by_kind=by_kind)
+
+
+def multiplies_in(workload: Workload) -> str:
+    """The precision in which a step does most of its matmuls, by its flags."""
+    cast = workload.parallel.param_precision
+    return workload.precision if cast == "fp32" else cast
+
+
+def why_unlike_evidence(operators: Sequence[Operator], bound: str, measured: str) -> str | None:
+    """Why the few steps that are published of a device, or a measurement of its matmuls in this
+    precision, tell nothing of these operators, which have this bound; None: they do."""
+    flops = max(1, sum(operator.flops for operator in operators))
+    if sum(operator.flops for operator in operators if operator.convolves) > MOST_UNLIKE * flops:
+        return CONVOLUTIONS_UNKNOWN
+    of_float32 = flops_in(operators, (torch.float32,))
+    if not measured:
+        if of_float32 > MOST_UNLIKE * flops:
+            return FLOAT32_UNKNOWN
+        return LAUNCHES_UNKNOWN if bound == "launch" else None
+    others, name = of_float32, "fp32"
+    if measured not in ("bf16", "fp16"):
+        others, name = flops_in(operators, (torch.bfloat16, torch.float16)), "bf16 or fp16"
+    if others > MOST_UNLIKE * flops:
+        return f"matmuls in {measured} were measured, but some of this step multiply in {name}"
+    return None
+
+
+def flops_in(operators: Sequence[Operator], types: tuple[torch.dtype, ...]) -> int:
+    return sum(operator.flops for operator in operators if operator.dtype in types)
+
+
+def interval_with(rates: Rates, bound: str) -> Interval:
+    """Step time over the expected one.  What hosts differ by adds to what was judged of a card."""
+    of_hosts, judged = interval_of(bound), rates.judged
+    if judged is None:
+        return of_hosts
+    if bound != "launch":
+        return judged
+    return Interval(min(of_hosts.low, judged.low), max(of_hosts.high, judged.high))
+
+
+def why_no_rates(device: dict) -> str:
+    """That no steps confirm what the device reaches, what is known that is most like it, and what
+    turns this into an estimate."""
+    known = datasheet(device)
+    if known is None:
+        return NO_RATES
+    nearest = nearest_known(known[0])
+    if nearest is None:
+        return f"{NO_RATES}; {BY_MEASUREMENT}"
+    return f"{NO_RATES}; the nearest that is known is {nearest}; {BY_MEASUREMENT}"
 
 
 def expected_step_time(
@@ -291,21 +379,29 @@ def expected_step_time(
     network: Network | None,
     peak: str | float = "auto",
     measure: str = "kept",
+    measured: Rates | None = None,
 ) -> ExpectedTime | Unknown:
-    """The arguments are those of prediction.document.time_bounds()."""
+    """The arguments are those of prediction.document.time_bounds(); measured: on such a device, in
+    the place of what is published of it, as far as it was measured."""
     on_gpu = device.get("type") != "cpu"
-    rates = rates_of(device, workload.precision, measure)
+    rates = measured or rates_of(device, workload.precision, measure)
     if rates is None:
-        return Unknown(NO_RATES if on_gpu else NOT_MEASURED)
+        return Unknown(why_no_rates(device) if on_gpu else NOT_MEASURED)
     if workload.parallel.world_size > 1 and network is None:
         return Unknown(NO_NETWORK)
-    setting = replace(setting_of(workload, rates), network=reached(network))
+    network = reached(network, device.get("name", ""), workload.parallel.world_size)
+    setting = replace(setting_of(workload, rates), network=network)
     if not on_gpu:
         setting = replace(setting, host="", on_gpu=False)
-    parts = expected_parts(operators_of(workload, on_gpu), setting)
+    operators = operators_of(workload, on_gpu)
+    parts = expected_parts(operators, setting)
     median_ms = sum(parts.by_class_ms.values())
     bound = bound_of(parts.by_class_ms, parts.host_ms, on_gpu)
-    low, high = interval_of(bound) if on_gpu else (None, None)
+    if not rates.of_all_work:
+        unlike = why_unlike_evidence(operators, bound, rates.measured)
+        if unlike:
+            return Unknown(unlike)
+    low, high = interval_with(rates, bound) if on_gpu else (None, None)
     peaks = compute_ceilings(device, workload.precision, peak, measure=measure)
     _, flops = flops_of_step(workload)
     return ExpectedTime(
@@ -319,4 +415,6 @@ def expected_step_time(
         launches=parts.launches,
         host_ms=parts.host_ms,
         rates_source=rates.source,
+        provisional=rates.provisional,
+        from_="measured" if rates.measured or not on_gpu else "published",
     )

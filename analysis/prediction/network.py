@@ -128,13 +128,18 @@ def links_inside_node(device: str, world_size: int) -> Network | None:
     row = base_row(device)
     if row is None or row.name not in LINKS or world_size > RANKS_OF_NODE:
         return None
-    rate, kind = LINKS[row.name]
+    rate, kind, to_other_die = LINKS[row.name]
+    source = "bus bandwidth of the datasheet's links"
     if kind == "pairs":  # each GPU has a link of its own to each other one
         rate *= (world_size - 1) / (RANKS_OF_NODE - 1)
+    elif kind == "dies" and world_size == 2:
+        rate = to_other_die
+        source += " between the two dies (GCDs) of a card"
+    elif kind == "dies":
+        source += f" of a GCD, {to_other_die:g} of it to the other one of its card"
     # Where switches sum, a rank sends its gradients once, not twice, so the bus bandwidth of an
     # all-reduce exceeds that of the links: 482 of 450 GB/s between eight H200.
     summed = {"all_reduce": (0.0, 2 * rate)} if kind == "summing" else {}
-    source = "bus bandwidth of the datasheet's links"
     if summed:
         source += ", of all-reduces up to twice that"
     return Network(rate, f"{source}; --network sets another", by_kind=summed, one_node=True)

@@ -45,4 +45,4 @@ def why_it_cannot_fit(workload: Workload, device: torch.device) -> str | None:
     from analysis.prediction.document import memory_prediction  # these import pandas
     from analysis.prediction.text import what_fits
 
-    return what_fits(memory_prediction(workload, device, capacity).as_json())
+    return what_fits(memory_prediction(workload, device, capacity))

@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from analysis.hardware.achievable import convolutions_of_float32
 from analysis.hardware.ceilings import NOT_MEASURED, Ceiling, bandwidth_ceilings, compute_ceilings
 from analysis.hardware.matching import datasheet
+from analysis.hardware.nearer_roof import longer_limit
 from analysis.memory.predicted import bytes_on_other_ranks
 from analysis.work.bytes_moved import WorkCounter, step_work
 from harness.documents.flops import NO_PEAK
@@ -40,8 +42,8 @@ class BoundsOfRank(NamedTuple):
     why_unknown: str  # why one of them is None
 
     def longest_ms(self) -> float | Unknown:
-        known = [ms for ms in (self.compute_ms, self.bandwidth_ms) if ms is not None]
-        return max(known) if known else Unknown(self.why_unknown)
+        roof = longer_limit(self.compute_ms, self.bandwidth_ms)
+        return Unknown(self.why_unknown) if roof is None else roof.least_time
 
 
 def time_bounds(
@@ -53,7 +55,7 @@ def time_bounds(
     # ranks.  The optimizer of a file may keep less than that.
     least_bytes = max(0, work.minimum() - 2 * bytes_on_other_ranks(workload))
     bandwidth = bandwidth_ceilings(device, peak, measure)
-    flops = flops_by_precision(workload, work)
+    flops = flops_by_precision(workload, work, device.get("arch", ""))
     compute = {}
     for precision in flops:
         compute[precision] = compute_ceilings(device, precision, peak, measure=measure)
@@ -80,12 +82,14 @@ def precision_of_float32(workload: Workload) -> str:
     return "tf32" if workload.precision == "tf32" else "fp32"
 
 
-def flops_by_precision(workload: Workload, work: WorkCounter) -> Counter[str]:
-    """Matmul FLOPs that a step must do, by what it multiplies in."""
+def flops_by_precision(workload: Workload, work: WorkCounter, arch: str) -> Counter[str]:
+    """Matmul FLOPs that a step must do on this architecture, by what it multiplies in."""
     names = {"float32": precision_of_float32(workload), "bfloat16": "bf16", "float16": "fp16"}
     cast = workload.parallel.param_precision
     if cast != "fp32":
         names["tf32"] = cast
+    elif convolutions_of_float32(arch) == "fp32":
+        names["tf32"] = "fp32"
     flops: Counter[str] = Counter()
     for kind, amount in work.least_flops().items():
         flops[names.get(kind, kind)] += amount

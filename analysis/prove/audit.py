@@ -97,9 +97,27 @@ class Apart:
         departed += exceeding(self.gradients, yardstick.gradients, limits.gradient, most)
         if departed:
             return departed
-        if not limits.later_loss.allows(self.later_loss, yardstick.later_loss):
+        times = 1.0
+        moves = yardstick.moves
+        if not most:
+            enlarged = self.enlarged(yardstick.gradients, limits.gradient.factor)
+            times = median(enlarged.values()) if enlarged else 1.0
+            moves = {}
+            for name, far in yardstick.moves.items():
+                moves[name] = far * max(times, enlarged.get(name, 1.0))
+        if not limits.later_loss.allows(self.later_loss, times * yardstick.later_loss):
             departed.append("later losses")
-        return departed + exceeding(self.moves, yardstick.moves, limits.move, most)
+        return departed + exceeding(self.moves, moves, limits.move, most)
+
+    def enlarged(self, yardstick: Mapping[str, float], most: float) -> dict[str, float]:
+        """By parameter: how many times as far as the yardstick's its gradient is apart, from once
+        to as often as a gradient may be.  An optimizer moves the parameter so much further."""
+        middle = median(yardstick.values()) if yardstick else 0.0
+        enlarged = {}
+        for name, far in self.gradients.items():
+            own = max(yardstick.get(name, 0.0), middle)
+            enlarged[name] = min(max(1.0, far / own), most) if own else 1.0
+        return enlarged
 
 
 def largest_of_each(
@@ -163,10 +181,11 @@ def apart_by_loss(losses: Sequence[float], plain: Sequence[float]) -> list[float
     return far or [0.0]
 
 
-def yardsticks_of(plain: dict, again: dict, nudged: Iterable[tuple[str, dict]]) -> dict[str, Apart]:
-    """How far a program is from itself: of bit-equal when it runs again, of the others when its
-    parameters are moved by what they make of them (kind, what that run told)."""
-    noise = apart(again, plain)
+def yardsticks_of(
+    noise: Apart, plain: dict, nudged: Iterable[tuple[str, dict]]
+) -> dict[str, Apart]:
+    """How far a program is from itself: of bit-equal when it runs again, which is noise; of the
+    others when its parameters are moved by what they make of them (kind, what that run told)."""
     yardsticks = {EXACT: noise, ROUNDING: noise, PRECISION: noise}
     for kind, told in nudged:
         yardsticks[kind] = yardsticks[kind].largest(apart(told, plain))

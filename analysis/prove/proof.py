@@ -15,8 +15,11 @@ from typing_extensions import NotRequired
 
 from analysis.prove.applied import APPLIED, NO_SIGN, effect_of, effects_together, without_effect
 from analysis.prove.audit import DIFFERS, NUDGES, Apart, apart, trains, yardsticks_of
+from analysis.prove.fitting import why_not
+from analysis.prove.progress import told_meanwhile
 from analysis.prove.turns import (
     FASTER,
+    NO_VERDICT,
     TELLING,
     Interval,
     Signs,
@@ -47,6 +50,14 @@ STEADY = (
 NOTHING = "nothing"  # the contest of turns in which nothing is changed
 RIVALS = (("compile", "compile-blocks"),)  # of which one is taken together with others
 DEPARTED = 6  # of what differs, so many are told
+LIMIT_S = 900.0  # of a run, unless --limit says otherwise
+# An audit that takes so many times as long as those of the program, and at least so many seconds,
+# is stopped; one that compiles has longer.
+FAR_BEYOND = 5.0
+LEAST_LIMIT_S, COMPILE_S, QUICK_COMPILE_S = 30.0, 300.0, 60.0
+QUICK_ROUNDS = 2
+LEFT_OUT = "--quick leaves out what helps together, which takes an audit and times of its own"
+COMPILER = "compile"  # how the names of changes that compile begin
 UNTOLD = "not measured"
 NOT_TIMED, NOT_COMPARED = Unknown("not timed"), Unknown("not compared")
 
@@ -66,7 +77,9 @@ class RatioOfTurns(Document):
 
 class ProofRow(RatioOfTurns):
     change: str = field("as in --try")
-    verdict: str = field("faster, slower, no difference, passes (not timed), differs, already so …")
+    verdict: str = field(
+        "faster, slower, no difference, passes (no times that tell), differs, already so …"
+    )
     applied: str | None = field(
         "by what it is seen that it took effect, in a step of its audit", null="not tried"
     )
@@ -105,6 +118,8 @@ class Proof(Document):
     not_timed: str | None = field(
         "why there are no times", null="there are, or none were asked for"
     )
+    rounds: NotRequired[int] = field("of turns with and without each change, that were over")
+    cut_short: NotRequired[str] = field("why fewer rounds than asked for were over")
     seconds: float = field("all runs together")
 
 
@@ -129,14 +144,16 @@ class Audited(NamedTuple):
 class Gain(NamedTuple):
     """What the turns of a contest told."""
 
-    verdict: str  # of gain()
+    verdict: str  # of gain(); PASSES where its times allow none
     interval: Interval
     smallest: float  # that would have been told, share of the step
 
 
 def gain_of(interval: Interval, nothing: Interval) -> Gain:
-    smallest = max(TELLING, 1 - interval.low / interval.ratio)
-    return Gain(gain(interval, nothing.ratio), interval, smallest)
+    smallest = max(TELLING, 1 - interval.low / interval.ratio, 1 + TELLING - nothing.low)
+    smallest = min(smallest, 1.0)
+    verdict = gain(interval, nothing)
+    return Gain(PASSES if verdict == NO_VERDICT else verdict, interval, smallest)
 
 
 def row_of(audited: Audited, times: Timed | None) -> ProofRow:
@@ -170,6 +187,28 @@ def row_of(audited: Audited, times: Timed | None) -> ProofRow:
     )
 
 
+class Asked(NamedTuple):
+    """What is to be proven: the flags of prove_changes.py."""
+
+    changes: Sequence[str]
+    rounds: int
+    audit_only: bool = False
+    quick: bool = False  # the least that tells
+    limit_s: float | None = None  # of one run; None: by what is expected
+    named: bool = True  # somebody asked for these changes
+
+    @property
+    def nudges(self) -> dict[str, tuple[str, ...]]:
+        """By how much parameters are moved for the yardsticks, of the kinds that are needed."""
+        kinds = {ROUNDING}
+        kinds.update(change_of(change)[0].may for change in self.changes)
+        nudges = {}
+        for kind, of_kind in NUDGES.items():
+            if kind in kinds:
+                nudges[kind] = of_kind[:1] if self.quick else of_kind
+        return nudges
+
+
 class Prover:
     """Audits and times of the changes of one command; each run is told when it is done."""
 
@@ -177,36 +216,39 @@ class Prover:
         self,
         trials: Trials,
         command: Sequence[str],
-        changes: Sequence[str],
-        rounds: int,
-        audit_only: bool,
+        asked: Asked,
         keep: Callable[[Proof], object] = lambda proof: None,
     ):
         """command: as it was typed.  keep: takes the proof each time that something is known, so
         nothing of it is lost."""
-        self.trials, self.command, self.changes = trials, command, changes
-        self.rounds, self.audit_only = rounds, audit_only
+        self.trials, self.command, self.asked = trials, command, asked
+        self.changes = sorted(asked.changes, key=lambda change: change.startswith(COMPILER))
         self.keep = keep
         self.began_s = time.monotonic()
-        self.left = 1 + sum(map(len, NUDGES.values())) + len(changes)  # audits
+        nudges = sum(map(len, asked.nudges.values()))
+        self.left = 2 + nudges + len(self.changes)  # audits
         self.alike: list[TrialResult] = []  # audits of the program, also nudged
         self.repeats = ""  # how the program repeats itself, once that is known
         self.audited: list[Audited] = []
         self.timed: Timed | None = None
-        self.together: ProofTogether | None = None
+        self.together: ProofTogether | Unknown | None = None
         self.not_timed: str | None = None
         self.exit_code = 0  # of a signal
-        self.plain = self.audit_alike("the program as it is")
+
+    @property
+    def plain(self) -> TrialResult:
+        """The first audit of the program as it is."""
+        return self.alike[0]
 
     def prove(self) -> Proof:
-        """Raises UserError if the program as it is cannot be judged."""
+        """Raises UserError if the program as it is cannot be judged, SystemExit if a signal ends it
+        before that is known."""
         yardsticks = self.yardsticks()
         try:
             for change in self.changes:
-                trial = self.audit(change, [change])
-                self.audited.append(self.audited_change(change, trial, yardsticks))
+                self.audited.append(self.tried(change, yardsticks))
                 self.keep(self.proof())
-            if not self.audit_only:
+            if not self.asked.audit_only:
                 self.time_changes(yardsticks)
         except UserError as error:  # what is known holds
             self.not_timed = str(error)
@@ -218,11 +260,12 @@ class Prover:
 
     def proof(self) -> Proof:
         """What is known so far."""
-        nothing, step_ms = None, self.step_ms
+        nothing, step_ms, rounds, cut_short = None, self.step_ms, ABSENT, ABSENT
         if self.timed:
             low, ratio, high = self.timed.intervals[NOTHING]
             nothing = RatioOfTurns(ratio=ratio, ratio_low=low, ratio_high=high)
-            step_ms = self.timed.step_ms
+            step_ms, rounds = self.timed.step_ms, self.timed.rounds
+            cut_short = self.timed.cut_short or ABSENT
         return Proof(
             command=shlex.join(self.command),
             plain=ProofOfPlain(step_ms=step_ms, repeats=self.repeats),
@@ -230,22 +273,30 @@ class Prover:
             rows=[row_of(audited, self.timed) for audited in self.audited],
             together=self.together,
             not_timed=self.not_timed,
+            rounds=rounds,
+            cut_short=cut_short,
             seconds=time.monotonic() - self.began_s,
         )
 
     # ---- Audits ----------------------------------------------------------------------------------
 
     def audit(self, what: str, changes: Sequence[str]) -> TrialResult:
-        trial = self.trials.run(changes, audit=True)
-        text = f"Audit of {what}: {trial.seconds:,.1f} s"
-        if self.left > 0:
-            each_s = fmean(other.seconds for other in self.alike or [trial])
-            left = count_of(self.left, "audit")
-            text += f"; {left} left, about {self.left * each_s:,.0f} s"
+        """Raises SystemExit if a signal ends it."""
+        self.left -= 1
+        what, left = f"Audit of {what}", self.what_is_left()
+        limit_s = self.audit_limit_s(changes)
+        with told_meanwhile(what, self.audit_s, left):
+            trial = self.trials.run(changes, audit=True, limit_s=limit_s)
+        if trial.signal:
+            raise SystemExit(128 + trial.signal)
+        if trial.stopped and trial.error:
+            if self.alike:
+                trial.error += f", far beyond the {self.audit_s:,.0f} s of the program as it is"
+            trial.error += f"; --limit {2 * limit_s:.0f} gives it longer"
+        text = f"{what}: {trial.seconds:,.1f} s"
         if trial.error:
             text += f"; {trial.error}"
-        say(text)
-        self.left -= 1
+        say(f"{text}; then {left}" if left else text)
         return trial
 
     def audit_alike(self, what: str, *changes: str) -> TrialResult:
@@ -254,28 +305,52 @@ class Prover:
         return trial
 
     @property
+    def audit_s(self) -> float:
+        """How long an audit is expected to take; 0 before the first."""
+        return fmean(trial.seconds for trial in self.alike) if self.alike else 0.0
+
+    def audit_limit_s(self, changes: Sequence[str]) -> float:
+        """After which an audit with these changes is stopped."""
+        if self.asked.limit_s or not self.alike:
+            return self.asked.limit_s or LIMIT_S
+        least_s = LEAST_LIMIT_S
+        if any(change.startswith(COMPILER) for change in changes):
+            least_s = QUICK_COMPILE_S if self.asked.quick else COMPILE_S
+        return max(least_s, FAR_BEYOND * self.audit_s)
+
+    def what_is_left(self) -> str:
+        """After the run that is about to begin: audits, and times."""
+        parts = []
+        if self.left > 0:
+            text = count_of(self.left, "audit")
+            parts.append(f"{text}, about {self.left * self.audit_s:,.0f} s" if self.alike else text)
+        if not self.asked.audit_only and self.timed is None:
+            parts.append("times")
+        return ", then ".join(parts)
+
+    @property
     def step_ms(self) -> float:
         """Of the steps of audits after the first, which is longer."""
         return median(chain.from_iterable(trial.found["times_ms"][1:] for trial in self.alike))
 
     def yardsticks(self) -> dict[str, Apart]:
         """How far the program is from itself, nudged as each kind of change does."""
-        check_plain(self.plain)
+        check_plain(self.audit_alike("the program as it is"))
         again = self.audit_alike("the program again")
         if again.error:
             why = f"it runs once, but not twice: {again.error}"
             raise UserError(f"{why}; a port, a lock or a folder that must not exist?")
+        noise = apart(again.found, self.plain.found)
+        check_repeats(noise)
+        self.repeats = ROUNDING if noise.any else EXACT
         nudged = []
-        for kind, nudges in NUDGES.items():
+        for kind, nudges in self.asked.nudges.items():
             for number, nudge in enumerate(nudges, 1):
                 what = f"the program, parameters moved as by {kind} ({number} of {len(nudges)})"
                 trial = self.audit_alike(what, f"nudge={nudge}")
                 self.check_nudged(trial)
                 nudged.append((kind, trial.found))
-        yardsticks = yardsticks_of(self.plain.found, again.found, nudged)
-        check_repeats(yardsticks[EXACT])
-        self.repeats = ROUNDING if yardsticks[EXACT].any else EXACT
-        return yardsticks
+        return yardsticks_of(noise, self.plain.found, nudged)
 
     def check_nudged(self, trial: TrialResult) -> None:
         """Raises UserError if moved parameters end the program, or change nothing."""
@@ -284,6 +359,16 @@ class Prover:
         if not apart(trial.found, self.plain.found).any:
             why = "no model was found, and nothing can be judged; call model(x), not"
             raise UserError(f"moving parameters changes nothing: {why} model.forward(x)")
+
+    def tried(self, change: str, yardsticks: dict[str, Apart]) -> Audited:
+        """The audit of a change, if the program has something to change."""
+        shares = [trial.found["shares"] for trial in self.alike]
+        unfit = why_not(change_of(change)[0], self.plain.found, shares, self.asked.named)
+        if unfit is None:
+            return self.audited_change(change, self.audit(change, [change]), yardsticks)
+        self.left -= 1
+        say(f"{change}: {unfit.verdict}: {unfit.text}")
+        return Audited(change, unfit.verdict, applied=Unknown(unfit.text))
 
     def audited_change(
         self, change: str, trial: TrialResult, yardsticks: dict[str, Apart]
@@ -349,46 +434,65 @@ class Prover:
         proof = self.proof()
         self.keep(proof)
         wins = winners(proof.rows)
-        if len(wins) > 1:
+        if len(wins) > 1 and self.asked.quick:
+            self.together = Unknown(LEFT_OUT)
+        elif len(wins) > 1 and not self.exit_code:  # a signal ends it
             self.together = self.all_together(wins, yardsticks)
 
     def in_turn(self, contests: dict[str, list[str]]) -> Timed:
-        """Of each contest, turns with and without its changes, beside those of the others."""
+        """Of each contest, turns with and without its changes, beside those of the others.  Rounds
+        that are over count, also where others could not be.  Raises UserError if none is."""
         times_ms: dict[Turn, list[float]] = {}
         signs = {contest: Signs([], []) for contest in contests}
-        done = 0
-        while done < self.rounds:  # a program may end before all of them, and is started again
+        done, cut_short = 0, ""
+        while done < self.asked.rounds and not cut_short:  # a program may end before all of them
             order: list[Turn] = []
-            for number in range(done, self.rounds):
+            for number in range(done, self.asked.rounds):
                 order.extend(turns_of_round(number, contests))
             trial = self.run_of_turns(order, contests)
-            turns = len(order) // (self.rounds - done)  # of a round
-            times = trial.found["times_ms"]
-            whole = min(self.rounds - done, len(times) // (TURN * turns))
+            turns = len(turns_of_round(0, contests))
+            times = trial.found.get("times_ms", ())
+            whole = min(self.asked.rounds - done, len(times) // (TURN * turns))
             for place, turn in enumerate(order[: whole * turns]):
-                times_ms.setdefault(turn, []).extend(counted_times(times, place))
+                times_ms[turn] = list(counted_times(times, place))
                 of_contest = signs[turn.contest]
                 seen = of_contest.changed if turn.changed else of_contest.plain
                 seen.append(trial.found["turn_signs"][place])
             done += whole
-        return timed(times_ms, signs, contests)
+            cut_short = self.why_no_more(trial, whole, TURN * turns)
+        if not done:
+            raise UserError(cut_short)
+        if done == self.asked.rounds:
+            cut_short = ""
+        return timed(times_ms, signs, contests)._replace(rounds=done, cut_short=cut_short)
 
     def run_of_turns(self, order: list[Turn], contests: dict[str, list[str]]) -> TrialResult:
-        """Of one round at least.  Raises UserError if the program ends before."""
         steps = UNTIMED + TURN * len(order)
         about_s = steps * self.step_ms / 1e3 + self.plain.seconds
-        say(f"Times of {', '.join(contests)}, in turn: {steps:,} steps, about {about_s:,.0f} s")
+        what = f"Times of {', '.join(contests)}, in turn"
+        say(f"{what}: {steps:,} steps, about {about_s:,.0f} s, and what compilation takes")
         plan = [contests[turn.contest] if turn.changed else [] for turn in order]
-        trial = self.trials.run(plan=plan)
+        with told_meanwhile(what, about_s, ""):
+            return self.trials.run(plan=plan, limit_s=self.asked.limit_s or LIMIT_S)
+
+    def why_no_more(self, trial: TrialResult, whole: int, steps_of_round: int) -> str:
+        """Why there are no more rounds after a run in which so many were over; '' if there may
+        be."""
+        fewer = "name fewer changes with --try, or --quick"
+        if trial.signal:
+            self.exit_code = 128 + trial.signal
+            return "ended by a signal"
+        if trial.stopped:
+            limit_s = self.asked.limit_s or LIMIT_S
+            return f"stopped after {limit_s:,.0f} s: give it longer with --limit, {fewer}"
+        if whole:
+            return ""
         if trial.error:
-            raise UserError(trial.error)
-        of_round = TURN * len(turns_of_round(0, contests))
-        if len(trial.found.get("times_ms", ())) < of_round:
-            raise UserError(
-                f"the program ends after {trial.found.get('steps', 0)} steps, and a round takes"
-                f" {UNTIMED + of_round:,}: lengthen it, or name fewer changes with --try"
-            )
-        return trial
+            return trial.error
+        return (
+            f"the program ends after {trial.found.get('steps', 0)} steps, and a round takes"
+            f" {UNTIMED + steps_of_round:,}: lengthen it, or {fewer}"
+        )
 
     def all_together(self, changes: list[str], yardsticks: dict[str, Apart]) -> ProofTogether:
         """Gains do not add up, and two changes may differ where each is right."""

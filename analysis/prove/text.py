@@ -3,10 +3,10 @@
 from analysis.compare.noise import as_fast
 from analysis.prove.applied import ALREADY, NO_SIGN
 from analysis.prove.audit import DIFFERS
-from analysis.prove.proof import FAILS, PASSES
+from analysis.prove.proof import FAILS, LEFT_OUT, PASSES, Proof, ProofRow, RatioOfTurns
 from analysis.prove.turns import FASTER, NO_DIFFERENCE, SLOWER
 from harness.base.sections import Section
-from harness.base.tables import column, text_columns
+from harness.base.tables import Column, column, text_columns
 from harness.base.text import significant
 
 REPEATS = {
@@ -15,17 +15,9 @@ REPEATS = {
 }
 # Verdicts, those that help first.
 IN_ORDER = (FASTER, PASSES, NO_DIFFERENCE, SLOWER, DIFFERS, FAILS, ALREADY, NO_SIGN)
+WITHIN_NOISE = "turns with nothing changed vary by as much; repeat it where nothing else runs"
 # What torch/_dynamo/config.py calls repro_after and repro_level: 4 is for gradients that are wrong.
 MINIFIER = "TORCHDYNAMO_REPRO_AFTER=aot TORCHDYNAMO_REPRO_LEVEL=4"
-COLUMNS = [
-    *text_columns("change", "verdict"),
-    column("as fast", "as_fast", left=True),
-    column("trains", "audit", left=True),
-    column("could tell", "smallest_gain", ".1%"),
-    column("memory, MB", "peak_memory_difference_mb", "+,.0f"),
-    column("start, s", "extra_start_s", "+.1f"),
-    column("pays after steps", "pays_after_steps", ","),
-]
 
 
 NOTES = [
@@ -46,37 +38,47 @@ NOTES = [
 ]
 
 
-def as_fast_text(row: dict) -> str:
-    if row["ratio"] is None:
+def as_fast_text(row: RatioOfTurns) -> str:
+    if row.ratio is None:
         return ""
-    return as_fast(row["ratio"], (row["ratio_low"], row["ratio_high"]), short=True)
+    return as_fast(row.ratio, (row.ratio_low, row.ratio_high), short=True)
 
 
-def is_of_compiler(row: dict) -> bool:
+COLUMNS = [
+    *text_columns("change", "verdict"),
+    Column("as fast", as_fast_text, left=True),
+    column("trains", "audit", left=True),
+    column("could tell", "smallest_gain", ".1%"),
+    column("memory, MB", "peak_memory_difference_mb", "+,.0f"),
+    column("start, s", "extra_start_s", "+.1f"),
+    column("pays after steps", "pays_after_steps", ","),
+]
+
+
+def is_of_compiler(row: ProofRow) -> bool:
     """Whether compilation trains differently, so that PyTorch's minifier has a graph to reduce."""
-    return row["verdict"] == DIFFERS and row["change"].startswith("compile")
+    return row.verdict == DIFFERS and row.change.startswith("compile")
 
 
-def line_text(row: dict) -> str:
-    return f"{row['line']} ({row['where']})" if row["where"] else row["line"]
+def line_text(row: ProofRow) -> str:
+    return f"{row.line} ({row.where})" if row.where else row.line
 
 
-def proof_section(document: dict) -> Section:
+def proof_section(proof: Proof) -> Section:
     """The changes, those that help first; together; and the noise."""
-    rows = []
-    for row in document["rows"]:
-        rows.append({**row, "as_fast": as_fast_text(row)})
-    rows.sort(key=lambda row: (place_of(row["verdict"]), row["ratio"] or 0))
-    facts = facts_of_program(document)
-    for row in document["rows"]:
+    rows = sorted(proof.rows, key=lambda row: (place_of(row.verdict), row.ratio or 0))
+    facts = facts_of_program(proof)
+    for row in proof.rows:
         facts.update(facts_of_change(row))
-    both = document["together"]
+    both = proof.together
     if both:
-        facts[f"Together ({', '.join(both['changes'])})"] = (
-            f"{both['verdict']} {as_fast_text(both)}; {both['audit']}"
+        facts[f"Together ({', '.join(both.changes)})"] = (
+            f"{both.verdict} {as_fast_text(both)}; {both.audit}"
         )
-    effects = {row["change"]: row["applied"] for row in rows if row["applied"]}
-    lines = {row["change"]: line_text(row) for row in rows if row["line"]}
+    elif proof.reason_of("together") == LEFT_OUT:
+        facts["Together"] = f"not tried: {LEFT_OUT}"
+    effects = {row.change: row.applied for row in rows if row.applied}
+    lines = {row.change: line_text(row) for row in rows if row.line}
     parts = [
         Section("By what it is seen that they took effect", facts=effects),
         Section("The lines of code", facts=lines),
@@ -89,26 +91,30 @@ def place_of(verdict: str) -> int:
     return IN_ORDER.index(verdict) if verdict in IN_ORDER else len(IN_ORDER)
 
 
-def facts_of_program(document: dict) -> dict[str, str]:
+def facts_of_program(proof: Proof) -> dict[str, str]:
     """The program as it is, and how well it could be timed."""
-    plain = document["plain"]
-    repeats = REPEATS.get(plain["repeats"], plain["repeats"])
-    facts = {"The program as it is": f"{significant(plain['step_ms'])} ms a step; {repeats}"}
-    nothing = document["nothing"]
+    plain = proof.plain
+    repeats = REPEATS.get(plain.repeats, plain.repeats)
+    facts = {"The program as it is": f"{significant(plain.step_ms)} ms a step; {repeats}"}
+    nothing = proof.nothing
     if nothing:
         facts["Turns with nothing changed"] = f"{as_fast_text(nothing)}; a gain has to be more"
-    if document["not_timed"]:
-        facts["No times"] = document["not_timed"]
+    if proof.cut_short:
+        facts["Rounds that were over"] = f"{proof.rounds}; {proof.cut_short}"
+    if proof.not_timed:
+        facts["No times"] = proof.not_timed
     return facts
 
 
-def facts_of_change(row: dict) -> dict[str, str]:
+def facts_of_change(row: ProofRow) -> dict[str, str]:
     """Why a change is not to be made; {} if nothing says so."""
-    change, verdict = row["change"], row["verdict"]
+    change, verdict = row.change, row.verdict
     if verdict == FAILS:
-        return {f"{change} fails": row.get("audit_reason", "")}
+        return {f"{change} fails": row.reason_of("audit")}
     if verdict in (NO_SIGN, ALREADY):
-        return {f"{change}: {verdict}": row.get("applied_reason", "")}
+        return {f"{change}: {verdict}": row.reason_of("applied")}
+    if verdict == PASSES and row.ratio is not None:
+        return {f"{change}: no verdict": f"{as_fast_text(row)}; {WITHIN_NOISE}"}
     if verdict != DIFFERS:
         return {}
     facts = {f"{change} differs": difference_text(row)}
@@ -121,12 +127,12 @@ def facts_of_change(row: dict) -> dict[str, str]:
     return facts
 
 
-def difference_text(row: dict) -> str:
+def difference_text(row: ProofRow) -> str:
     """How far a change that differs is from the program, and in what."""
-    far = row["gradient_difference"]
+    far = row.gradient_difference
     text = "a gradient is missing, or no number"
     if far is not None:
         text = f"a gradient by {far:.2g} of itself"
-    if row["departs"]:
-        text += f"; what differs: {', '.join(row['departs'])}"
+    if row.departs:
+        text += f"; what differs: {', '.join(row.departs)}"
     return text

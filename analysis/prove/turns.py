@@ -13,10 +13,14 @@ from analysis.compare.noise import t_draws
 from harness.program.hooks.trial import SETTLE, TURN
 
 TELLING = 0.01  # a smaller gain is not told from none, whatever the interval
+# Where the ends of the interval of turns without a change are so many times apart, that no
+# difference was seen says nothing.
+TOO_NOISY = 1.5
 CONFIDENCE = 0.99  # that the intervals of all contests of a run hold
 # Times the others: a spread of a contest's own, which chance makes of one in a hundred.
 OUTLIER = 3.8
 FASTER, SLOWER, NO_DIFFERENCE = "faster", "slower", "no difference"
+NO_VERDICT = "no verdict"  # of times: it passes its audit, and nothing is said of them
 # With the changes of a contest or without, in the turns of a round: drifts cancel.
 ORDERS = ((False, True, True, False), (True, False, False, True))
 
@@ -24,7 +28,7 @@ ORDERS = ((False, True, True, False), (True, False, False, True))
 class Turn(NamedTuple):
     """Some steps of a process, one after another, the same for all of them."""
 
-    round: int
+    pair: int  # of one turn with the changes of the contest and one without, of which a round has 2
     contest: str
     changed: bool  # with the changes of the contest
 
@@ -50,13 +54,15 @@ class Timed(NamedTuple):
     intervals: dict[str, Interval]  # by contest
     step_ms: float  # of the program as it is, the median
     signs: dict[str, Signs]  # by contest
+    rounds: int = 0  # that were over
+    cut_short: str = ""  # why not all of them
 
 
 def turns_of_round(number: int, contests: Sequence[str]) -> list[Turn]:
     turns = []
     for contest in contests:
-        for changed in ORDERS[number % 2]:
-            turns.append(Turn(number, contest, changed))
+        for place, changed in enumerate(ORDERS[number % 2]):
+            turns.append(Turn(2 * number + place // 2, contest, changed))
     return turns
 
 
@@ -68,7 +74,7 @@ def counted_times(times_ms: Sequence[float], place: int) -> Sequence[float]:
 def timed(
     times_ms: Mapping[Turn, Sequence[float]], signs: dict[str, Signs], contests: Sequence[str]
 ) -> Timed:
-    """times_ms: of the steps that count, of all turns of a round that are alike."""
+    """times_ms: of the steps of each turn that count."""
     medians = {turn: median(times) for turn, times in times_ms.items()}
     ratios: dict[str, list[float]] = {contest: [] for contest in contests}
     for turn, with_it in medians.items():
@@ -79,10 +85,10 @@ def timed(
 
 
 def intervals(ratios: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
-    """Of the ratio of each contest, from those of its rounds.
+    """Of the ratio of each contest, from those of its pairs of turns.
 
     All hold together with CONFIDENCE.  The spread of the logarithms is pooled, since each contest
-    has few rounds: by its median, so that one that varies more than others does not hide what they
+    has few of them: by its median, so that one that varies more than others does not hide what they
     gain; that one has its own.
     """
     logs = {name: np.log(values) for name, values in ratios.items()}
@@ -105,12 +111,14 @@ def intervals(ratios: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
     return ends
 
 
-def gain(interval: Interval, nothing: float) -> str:
+def gain(interval: Interval, nothing: Interval) -> str:
     """What a contest shows, which must be more than what turns without a change differ by.
-    nothing: the ratio of those."""
+
+    nothing: of those; where they vary by as much as the contest gains or loses, NO_VERDICT.
+    """
     low, ratio, high = interval
-    if high < 1 and ratio < min(1.0, nothing) - TELLING:
-        return FASTER
-    if low > 1 and ratio > max(1.0, nothing) + TELLING:
-        return SLOWER
-    return NO_DIFFERENCE
+    if high < 1 and ratio < min(1.0, nothing.ratio) - TELLING:
+        return FASTER if ratio < nothing.low - TELLING else NO_VERDICT
+    if low > 1 and ratio > max(1.0, nothing.ratio) + TELLING:
+        return SLOWER if ratio > nothing.high + TELLING else NO_VERDICT
+    return NO_VERDICT if nothing.high > TOO_NOISY * nothing.low else NO_DIFFERENCE

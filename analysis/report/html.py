@@ -1,6 +1,7 @@
 """report.html: everything about a run or its traces in one file that needs no network;
 the same for TensorBoard."""
 
+import functools
 import gzip
 import json
 import re
@@ -11,7 +12,7 @@ from importlib import util
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.diagnosis.document import OperatorAnalysis
+from analysis.diagnosis.document import OperatorAnalysis, read_answers
 from analysis.diagnosis.text import judged_first
 from analysis.report.charts import STEP_TIMELINE, charts_of, step_of_document
 from analysis.report.figures.pictures import figures_of
@@ -27,7 +28,6 @@ from analysis.report.page import (
 )
 from analysis.report.step_zoom import step_of_trace
 from harness import PROJECT
-from harness.base.documents import read_or_leave_out
 from harness.base.errors import UserError
 from harness.base.files import write_bytes, writing
 from harness.base.sections import Section, as_markdown
@@ -36,7 +36,7 @@ from harness.run.event_file import add_picture
 
 ROWS = 25  # of a table in TensorBoard
 SCRIPTS = ("tensorboard_plugin/tensorboard_step_profile/timeline.js", "analysis/report/page.js")
-Analyses = list[tuple[Path, dict]]  # traces, each with its operator_analysis.json
+Analyses = list[tuple[Path, OperatorAnalysis]]  # traces, each with its answers
 
 
 class Further(NamedTuple):
@@ -67,55 +67,49 @@ def write_report(
     if not analyses and not documents["summary"]:
         why = "; ".join(left_out) or "it has neither an operator_analysis.json nor a run"
         raise UserError(f"{folder}: nothing to report: {why}")
-    analysis, others, step = None, [], None
+    own, others, step = None, [], None
     if analyses:
-        (trace, analysis), *others = judged_first(analyses)
-        step = step_to_show(trace, analysis, reading or {}, left_out)
-    device = device_of_step(step)
-    figures = figures_of(analysis, documents, page_title(analysis, documents, device))
-    named = [(path.name, document) for path, document in others]
-    sections = [Section("Not read", note=left_out), *sections_of(analysis, named, documents)]
-    charts = charts_of(analysis)
+        (trace, own), *others = judged_first(analyses)
+        step = step_to_show(trace, own, reading or {}, left_out)
+    figures = figures_of(own, documents, page_title(own, documents))
+    named = [(path.name, other) for path, other in others]
+    sections = [Section("Not read", note=left_out), *sections_of(own, named, documents)]
+    charts = charts_of(own)
     if further:
         sections += further.sections
         charts.update(further.charts)
-    text = report_text(analysis, documents, sections, figures, charts, step)
+    text = report_text(own, documents, sections, figures, charts, step)
     target = folder / "report.html"
     write_bytes(target, text.encode(errors="backslashreplace"))
     return [target, *to_tensorboard(folder, figures, sections)]
 
 
 def own_analyses(folder: Path, documents: Documents, left_out: list[str]) -> Analyses:
-    """The trace of the run in the folder with its document, if it has one; left_out takes why it
+    """The trace of the run in the folder with its answers, if it has one; left_out takes why it
     cannot be read."""
-    document = read_or_leave_out(folder / "operator_analysis.json", OperatorAnalysis, left_out)
-    if document is None:
+    own = read_answers(folder / "operator_analysis.json", left_out)
+    if own is None:
         return []
-    trace = folder / document["trace"]
+    trace = folder / own.trace
     profiling = (documents["summary"] or {}).get("config", {}).get("profiling", {})
     if not trace.exists() and profiling.get("profile_dir"):
-        trace = Path(profiling["profile_dir"]) / document["trace"]
-    return [(trace, document)]
+        trace = Path(profiling["profile_dir"]) / own.trace
+    return [(trace, own)]
 
 
-def step_to_show(trace: Path, analysis: dict, reading: dict, left_out: list[str]) -> dict:
-    """The events of one step; its parts alone, as the document has them, where the trace is gone or
+def step_to_show(trace: Path, own: OperatorAnalysis, reading: dict, left_out: list[str]) -> dict:
+    """The events of one step; its parts alone, as the answers have them, where the trace is gone or
     cannot be read: left_out takes why."""
     if trace.exists():
         try:
-            return step_of_trace(trace, analysis, reading)
+            return step_of_trace(trace, own, reading)
         except UserError as error:
             left_out.append(str(error))
-    return step_of_document(analysis["step_timeline"])
-
-
-def device_of_step(step: dict | None) -> str:
-    """The device that a trace tells; empty where none was read."""
-    return (step or {}).get("device", "")
+    return step_of_document(own.step_timeline)
 
 
 def report_text(
-    analysis: dict | None,
+    own: OperatorAnalysis | None,
     documents: Documents,
     sections: list[Section],
     figures: dict[str, bytes],
@@ -127,14 +121,14 @@ def report_text(
     of_trace = step is not None and "device" in step
     return fill_template(
         "page.html",
-        first_screen(analysis, documents, device_of_step(step)),
+        first_screen(own, documents),
         sections,
         figures=figures,
         charts=names,
         findable=ALL_FINDABLE if of_trace else PARTS_FINDABLE,
         chart_data=charts,
         step=packed(json.dumps(step).encode()),
-        plotly=packed(plotly().read_bytes()) if names else "",
+        plotly=packed_plotly() if names else "",
         script=script(),
     )
 
@@ -154,6 +148,12 @@ def plotly() -> Path:
     return (
         Path(util.find_spec("plotly").origin).parent / "package_data" / "plotly.min.js"
     )  # not imported: it is slow
+
+
+@functools.cache
+def packed_plotly() -> str:
+    """plotly's script, which takes a third of a second to pack and is the same in each page."""
+    return packed(plotly().read_bytes())
 
 
 def to_tensorboard(folder: Path, figures: dict[str, bytes], sections: list[Section]) -> list[Path]:

@@ -15,17 +15,20 @@ from typing import NamedTuple
 import jinja2
 
 from analysis.attribution.breakdown import mean_of
+from analysis.compare.document import Comparison
 from analysis.compare.noise import as_fast
 from analysis.compare.text import comparison_headline
+from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.headline import LARGE_PART, headline_place, saves_text
 from analysis.diagnosis.rules import named
 from analysis.diagnosis.sections import trace_sections
-from analysis.diagnosis.text import trust_text
+from analysis.diagnosis.text import Named, trust_text
 from analysis.hardware.mfu import mfu_percent
-from analysis.prediction.text import that_train
+from analysis.prove.proof import Proof
 from analysis.prove.text import proof_section
 from analysis.report.palette import PHASE_COLORS, color_of, text_color
 from analysis.report.run_sections import run_sections
+from analysis.trust.integrity import Integrity
 from analysis.vocabulary.bounds import BOUND_COLORS
 from analysis.vocabulary.kernel_classes import MATMUL_CLASSES
 from harness.base.documents import read_or_leave_out
@@ -35,6 +38,7 @@ from harness.base.tables import Column
 from harness.base.text import count_of, run_title, shortened, significant, told_apart
 from harness.base.units import MB, megabytes
 from harness.instruments.phases import PHASES
+from harness.run.flag_combinations import that_train
 
 TOP = 200  # rows of a long table
 NAME = 100  # letters of a name in a table, which breaks it once
@@ -90,6 +94,7 @@ class FirstScreen:
     next: str = ""
     place: str = ""  # in Perfetto
     trust: str = ""
+    whole: str = "step"  # that the shares are of
 
 
 def documents_in(folder: Path, left_out: list[str]) -> Documents:
@@ -103,41 +108,38 @@ def documents_in(folder: Path, left_out: list[str]) -> Documents:
     return documents
 
 
-def sections_of(
-    analysis: dict | None, others: list[tuple[str, dict]], documents: Documents
-) -> list[Section]:
+def sections_of(own: OperatorAnalysis | None, others: Named, documents: Documents) -> list[Section]:
     """All that is below the first screen.  others: further traces of the run."""
-    sections = trace_sections(analysis, others) if analysis else []
+    sections = trace_sections(own, others) if own else []
     sections = [*sections, *run_sections(documents)]
     if documents["proof"]:
-        sections.append(proof_section(documents["proof"]))
+        sections.append(proof_section(Proof.from_json(documents["proof"])))
     return sections
 
 
-def page_title(analysis: dict | None, documents: Documents, device: str = "") -> str:
-    """What a page is about.  device: the name that the trace tells, where it was read."""
+def page_title(own: OperatorAnalysis | None, documents: Documents) -> str:
+    """What a page is about."""
     if documents["summary"] is None:
-        return trace_title(analysis, device)
+        return trace_title(own)
     title = run_title(documents["summary"])
-    rank = rank_text(analysis) if analysis else ""
+    rank = rank_text(own.integrity) if own else ""
     return f"{title}; the trace is of {rank}" if rank else title
 
 
-def trace_title(analysis: dict, device: str) -> str:
+def trace_title(own: OperatorAnalysis) -> str:
     """What a trace shows, where no document says what was run."""
-    about = analysis["attribution"]
     what = "A program"
-    if analysis["steps"]["count"]:
-        what = f"{count_of(about['steps'], 'step')} of {about['ms_per_step']:.2f} ms"
-    device = device or ("a GPU" if analysis["kernels"] else "a CPU")
-    rank = rank_text(analysis)
-    return f"{what} on {device}, {f'{rank}, ' if rank else ''}from {analysis['trace']}"
+    if own.steps.count:
+        steps, step_ms = own.attribution.steps, own.attribution.ms_per_step
+        what = f"{count_of(steps, 'step')} of {step_ms:.2f} ms"
+    device = own.device or ("a GPU" if own.kernels else "a CPU")
+    rank = rank_text(own.integrity)
+    return f"{what} on {device}, {f'{rank}, ' if rank else ''}from {own.trace}"
 
 
-def rank_text(analysis: dict) -> str:
+def rank_text(trust: Integrity) -> str:
     """'rank 1 of 8'; empty where there is one rank, or the trace does not tell of several."""
-    trust = analysis["integrity"]
-    rank, world_size = trust["rank"], trust["world_size"] or len(trust["ranks_in_file"])
+    rank, world_size = trust.rank, trust.world_size or len(trust.ranks_in_file)
     if rank is None or max(world_size, rank + 1) == 1:
         return ""
     return f"rank {rank} of {world_size}" if world_size else f"rank {rank}"
@@ -222,24 +224,23 @@ def data_url(png: bytes) -> str:
 # ---- The first screen ----------------------------------------------------------------------------
 
 
-def first_screen(analysis: dict | None, documents: Documents, device: str = "") -> FirstScreen:
-    """Of a trace, with what the documents of its run add; or of a run without one.  device: see
-    page_title()."""
-    title = page_title(analysis, documents, device)
-    if analysis is None:
+def first_screen(own: OperatorAnalysis | None, documents: Documents) -> FirstScreen:
+    """Of a trace, with what the documents of its run add; or of a run without one."""
+    title = page_title(own, documents)
+    if own is None:
         return screen_of_run(title, documents)
-    summary, headline = documents["summary"], analysis["headline"]
-    by_share = sorted(analysis["verdict"]["shares"].items(), key=lambda item: -item[1])
-    profiled = summary is not None and bool(run_numbers(documents, analysis))
+    summary = documents["summary"]
+    by_share = sorted(own.verdict.shares.items(), key=lambda item: -item[1])
+    profiled = summary is not None and bool(run_numbers(documents, own))
     return FirstScreen(
         title,
-        headline["finding"],
+        own.headline.finding,
         [Share(named(bound), share, BOUND_COLORS[bound]) for bound, share in by_share],
-        numbers_of(analysis, documents),
-        saves_text(analysis, "profiled step" if profiled else "step"),
-        headline["next"],
-        headline_place(analysis),
-        trust_in(analysis, summary),
+        numbers_of(own, documents),
+        saves_text(own, "profiled step" if profiled else "step"),
+        own.headline.next,
+        headline_place(own),
+        trust_in(own, summary),
     )
 
 
@@ -289,21 +290,21 @@ def profiling_command(summary: dict) -> str:
     )
 
 
-def numbers_of(analysis: dict | None, documents: Documents) -> list[Number]:
+def numbers_of(own: OperatorAnalysis | None, documents: Documents) -> list[Number]:
     """The step, its throughput and its utilization; of a trace alone, what stands for these two."""
-    by_kind = trace_numbers(analysis) if analysis else {}
-    by_kind.update(run_numbers(documents, analysis))
+    by_kind = trace_numbers(own) if own else {}
+    by_kind.update(run_numbers(documents, own))
     kinds = ("step", "throughput", "utilization", "memory", "events")
     return [by_kind[kind] for kind in kinds if kind in by_kind][:NUMBERS]
 
 
-def run_numbers(documents: Documents, analysis: dict | None) -> dict[str, Number]:
+def run_numbers(documents: Documents, own: OperatorAnalysis | None) -> dict[str, Number]:
     """What the run measured, by kind; nothing where it timed no step."""
     summary = documents["summary"]
     if summary is None or not summary["performance"]["avg_step_time_ms"]:
         return {}
     performance, training = summary["performance"], summary["training"]
-    without = " without the profiler" if analysis else ""
+    without = " without the profiler" if own else ""
     about = f"a step{without}, mean of {performance['steps_averaged']}"
     numbers = {"step": Number(f"{significant(performance['avg_step_time_ms'])} ms", about)}
     if training["sequence_length"]:
@@ -328,64 +329,61 @@ def mfu_of(documents: Documents) -> float | None:
     return mfu
 
 
-def trace_numbers(analysis: dict) -> dict[str, Number]:
+def trace_numbers(own: OperatorAnalysis) -> dict[str, Number]:
     """The same of a trace: how busy the device is, how close its matmuls come to their roofs."""
-    about, timeline = analysis["attribution"], analysis["gpu_timeline"]["of_steps"]
-    mean = mean_of(about["steps"], analysis["steps"]["count"]).replace("mean", "a step, mean")
-    step = Number(f"{significant(about['ms_per_step'])} ms", f"{mean}, {about['clock']} time")
+    about, timeline = own.attribution, own.gpu_timeline.of_steps
+    mean = mean_of(about.steps, own.steps.count).replace("mean", "a step, mean")
+    step = Number(f"{significant(about.ms_per_step)} ms", f"{mean}, {about.clock} time")
     numbers = {"step": step}
-    if timeline["busy_ms"]:
-        busy = timeline["busy_ms"] / max(timeline["total_ms"], 1e-9)
+    if timeline.busy_ms:
+        busy = timeline.busy_ms / max(timeline.total_ms, 1e-9)
         numbers["throughput"] = Number(f"{busy:.0%}", "of it the GPU is busy")
-    share = share_of_roofs(analysis)
+    share = share_of_roofs(own)
     if share is not None:
         of_roofs = "of their roof: matmuls, convolutions and attention"
         numbers["utilization"] = Number(f"{share:.0%}", of_roofs)
-    if analysis["memory"]["peak_mb"]:
-        peak = megabytes(analysis["memory"]["peak_mb"] * MB)
+    if own.memory.peak_mb:
+        peak = megabytes(own.memory.peak_mb * MB)
         numbers["memory"] = Number(peak, "peak of allocated memory")
-    trust = analysis["integrity"]
-    events, kind = trust["operators"], "operators"
-    if analysis["kernels"]:
-        events, kind = trust["gpu_events"], "GPU events"
-    numbers["events"] = Number(f"{events / max(about['steps'], 1):,.0f}", f"{kind} in a step")
+    events, kind = own.integrity.operators, "operators"
+    if own.kernels:
+        events, kind = own.integrity.gpu_events, "GPU events"
+    numbers["events"] = Number(f"{events / max(about.steps, 1):,.0f}", f"{kind} in a step")
     return numbers
 
 
-def share_of_roofs(analysis: dict) -> float | None:
+def share_of_roofs(own: OperatorAnalysis) -> float | None:
     """How close what multiplies comes to its roofs, weighted by time; None where few of it, or of
     little time, is known, which would tell nothing."""
-    rated = [row for row in analysis["shape_rates"] if row["share_of_roof"]]
-    covered = sum(row["share"] for row in rated)
-    multiplies = sum(row["share"] for row in analysis["classes"] if row["class"] in MATMUL_CLASSES)
+    rated = [row for row in own.shape_rates if row.share_of_roof]
+    covered = sum(row.share for row in rated)
+    multiplies = sum(row.share for row in own.classes if row.class_ in MATMUL_CLASSES)
     if covered > multiplies / 2 > LARGE_PART / 2:
-        return sum(row["share"] * row["share_of_roof"] for row in rated) / covered
+        return sum(row.share * row.share_of_roof for row in rated) / covered
     return None
 
 
-def first_of_comparison(comparison: dict) -> FirstScreen:
+def first_of_comparison(comparison: Comparison) -> FirstScreen:
     """Of two runs: the second against the first."""
-    before, after = comparison["runs"]
+    before, after = comparison.runs
     numbers = []
     for row in (before, after):
-        if row["median_ms"]:
-            numbers.append(
-                Number(f"{significant(row['median_ms'])} ms", f"a step of {row['name']}")
-            )
-    if after["ratio"]:
-        numbers.append(Number(as_fast(after["ratio"]), after["difference"]))
-    title = f"{after['name']} against {before['name']}"
+        if row.median_ms:
+            numbers.append(Number(f"{significant(row.median_ms)} ms", f"a step of {row.name}"))
+    if after.ratio:
+        numbers.append(Number(as_fast(after.ratio), after.difference))
+    title = f"{after.name} against {before.name}"
     return FirstScreen(title, comparison_headline(comparison), numbers=numbers)
 
 
-def trust_in(analysis: dict | None, summary: dict | None) -> str:
+def trust_in(own: OperatorAnalysis | None, summary: dict | None) -> str:
     """How far a page can be trusted, in a word: the trace and the run behind it."""
-    word = trust_text(analysis).partition(":")[0] if analysis else "complete"
+    word = trust_text(own).partition(":")[0] if own else "complete"
     if summary is None:
         return word
     if summary["audit"] and summary["audit"]["ok"] is False:
         return "NOT trustworthy"
-    if analysis is None and summary["disturbance"] and summary["disturbance"]["disturbed"]:
+    if own is None and summary["disturbance"] and summary["disturbance"]["disturbed"]:
         return "disturbed"
     if word == "complete" and summary["status"] != "completed":
         return "incomplete"

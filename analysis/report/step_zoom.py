@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.components import IDLE, OVERHEAD
+from analysis.attribution.components import IDLE, OVERHEAD, classes_of
 from analysis.attribution.intervals import innermost
-from analysis.attribution.ledger import cut_to, us_by
+from analysis.attribution.ledger.of_steps import cut_to, us_by
 from analysis.attribution.operators import shapes_text
+from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.timelines import window_of_step
 from analysis.limits.timeline import timeline_of
 from analysis.report.palette import GRAY, color_of, text_color
@@ -31,16 +32,15 @@ HOST, GPU, APART = "host", "GPU", "asynchronous"  # lanes
 CALL, UNKNOWN, NOTHING = "call of the runtime", "no component", "nothing recorded"
 
 
-def step_of_trace(path: Path, analysis: dict, reading: dict) -> dict:
-    """The step that the document of a trace shows, with its events, to be embedded in a page.
+def step_of_trace(path: Path, own: OperatorAnalysis, reading: dict) -> dict:
+    """The step that the answers of a trace show, with its events, to be embedded in a page.
     Raises UserError if the trace cannot be read.
 
-    analysis: its operator_analysis.json.  reading: how it was read, as read_trace() takes it."""
-    trust = analysis["integrity"]
-    rank = trust["rank"] if trust["ranks_in_file"] else None
+    reading: how it was read, as read_trace() takes it."""
+    rank = own.integrity.rank if own.integrity.ranks_in_file else None
     trace = read_trace(path, rank=rank, **reading)
     timeline = timeline_of(trace, summary_beside(path))
-    step = zoomed_step(timeline, analysis["step_timeline"]["step"])
+    step = zoomed_step(timeline, own.step_timeline.step)
     step["steps"] = [step["step"]]  # the only one to choose
     step["embedded"] = True
     return step
@@ -193,25 +193,25 @@ def all_events(timeline: Timeline) -> pd.DataFrame:
     by_host, gpu = events_of_host(timeline), events_of_gpu(timeline)
     tables = [table[columns] for table in (by_host, gpu) if len(table)]
     events = pd.concat(tables, ignore_index=True)
-    operators = timeline.trace.operators
-    signature = take_or(operators["signature"], np.minimum(events.index, len(operators)), -1)
-    texts = np.array(
-        [
-            " ".join([shapes_text(shapes), *map(str, types or [])])
-            for shapes, types, _ in timeline.trace.signatures
-        ],
-        dtype=object,
-    )
-    phase = events["phase"].astype(object).fillna("")
     category = events["category"].astype(object).fillna(OVERHEAD)
-    is_phase = phase.isin(("data", "optimizer")) & (category != "communication")
-    events = events.assign(
-        part=parts_of(events),
-        inputs=take_or(texts, signature, None),
-        **{"class": category.where(~is_phase, phase)},
-    )
+    events["part"] = parts_of(events)
+    events["class"] = classes_of(events["phase"], category).astype(object)
+    events["inputs"] = inputs_of_events(timeline, len(events))
     # Those of replayed graphs took no time.
-    return events.drop(index=range(timeline.first_replayed, len(operators)))
+    return events.drop(index=range(timeline.first_replayed, len(timeline.trace.operators)))
+
+
+def inputs_of_events(timeline: Timeline, n: int) -> np.ndarray:
+    """The text of the inputs of each of n events, of which the first are the operators [events,
+    object]; None: not recorded, or of no operator."""
+    texts = []
+    for shapes, types, _ in timeline.trace.signatures:
+        texts.append(" ".join([shapes_text(shapes), *map(str, types or [])]))
+    operators = timeline.trace.operators
+    inputs = np.full(n, None, dtype=object)
+    of_operators = take_or(np.array(texts, dtype=object), operators["signature"], None)
+    inputs[: len(operators)] = of_operators
+    return inputs
 
 
 def events_of_host(timeline: Timeline) -> pd.DataFrame:

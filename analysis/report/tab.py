@@ -18,11 +18,11 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.answers import analyze_all, answers, with_present_ranks
+from analysis.answers import analyze_all, answers
 from analysis.compare.document import compare_read
-from analysis.compare.runs import ComparedRun, summary_and_flops, summary_of_trace
+from analysis.compare.runs import ComparedRun, profile_of, summary_and_flops, summary_of_trace
 from analysis.compare.text import comparison_section, with_short_names
-from analysis.diagnosis.document import OperatorAnalysis
+from analysis.diagnosis.document import OperatorAnalysis, read_answers
 from analysis.limits.timeline import timeline_of
 from analysis.report.charts import STEP_TIMELINE, charts_of, step_of_document
 from analysis.report.figures.pictures import comparison_picture, figures_of
@@ -43,7 +43,6 @@ from analysis.trace.tables import read_trace
 from analysis.trace.timeline import Timeline
 from analysis.trust.beside import summary_beside
 from harness import PROJECT
-from harness.base.documents import read_or_leave_out
 from harness.base.errors import UserError
 from harness.ranks.failures import explain_error
 
@@ -110,17 +109,15 @@ def traces_in(folder: Path) -> list[Path]:
     return recordings([path for path in folder.iterdir() if is_trace(path)])
 
 
-def analyses_in(folder: Path, left_out: list[str]) -> dict[str, dict]:
-    """The documents of traces in a folder, by the name of the trace; left_out takes why others
-    cannot be read."""
-    documents: dict[str, dict] = {}
+def analyses_in(folder: Path, left_out: list[str]) -> dict[str, OperatorAnalysis]:
+    """The answers of traces in a folder that were written there, by the name of the trace; left_out
+    takes why others cannot be read."""
+    written: dict[str, OperatorAnalysis] = {}
     for file in sorted(folder.glob("operator_analysis*.json")):
-        document = read_or_leave_out(file, OperatorAnalysis, left_out)
-        if document:
-            documents.setdefault(
-                document["trace"], document
-            )  # of a file of several ranks, the first
-    return documents
+        own = read_answers(file, left_out)
+        if own:
+            written.setdefault(own.trace, own)  # of a file of several ranks, the first
+    return written
 
 
 # ---- Reading traces ------------------------------------------------------------------------------
@@ -151,22 +148,16 @@ def timeline_of_file(of: Stamp) -> Timeline:
 
 
 @lru_cache(maxsize=16)
-def device_in(of: Stamp) -> str:
-    """The name of the device that a trace tells."""
-    return timeline_of_file(of).context.device["name"]
-
-
-@lru_cache(maxsize=16)
-def analysis_of(of: Stamp, alone: bool) -> dict:
+def analysis_of(of: Stamp, alone: bool) -> OperatorAnalysis:
     """alone: no other trace lies beside it, which would be those of the other ranks."""
     timeline = timeline_of_file(of)
     present = {timeline.trace.rank} if alone else range(timeline.trace.world_size or 1)
-    return with_present_ranks(answers(timeline), present).as_json()
+    return answers(timeline, present)
 
 
 @lru_cache(maxsize=4)
-def analyses_of(of: tuple[Stamp, ...]) -> tuple[list[tuple[str, dict]], list[str]]:
-    """All ranks of a run: (trace, document with their comparison), and why others were not read."""
+def analyses_of(of: tuple[Stamp, ...]) -> tuple[list[tuple[str, OperatorAnalysis]], list[str]]:
+    """All ranks of a run: (trace, answers with their comparison), and why others were not read."""
     with reading():
         analyses, refused = analyze_all([path for path, _ in of], reading={"watch": note_progress})
     return [(path.name, analysis) for path, analysis in analyses], list(map(str, refused))
@@ -176,8 +167,7 @@ class Analysis(NamedTuple):
     """What is shown of a trace."""
 
     trace: str | None  # its name
-    document: dict | None  # operator_analysis.json
-    device: str = ""  # its name, where the trace itself was read
+    own: OperatorAnalysis | None  # what it says
 
 
 # ---- Answers -------------------------------------------------------------------------------------
@@ -205,8 +195,8 @@ class Tab:
         return folder
 
     def analysis(self, folder: Path, trace: str, left_out: list[str]) -> Analysis | None:
-        """A trace with its document, by default the first; a trace without one that can be read is
-        read itself.
+        """A trace with its answers, by default the first; one of which none that can be read were
+        written is read itself.
 
         left_out takes why documents cannot be read."""
         written = analyses_in(folder, left_out)
@@ -219,8 +209,7 @@ class Tab:
         if name not in files:
             raise UserError(f"{name}: no such trace in {folder}")
         with READING:
-            of = stamp(files[name])
-            return Analysis(name, analysis_of(of, alone=len(files) == 1), device_in(of))
+            return Analysis(name, analysis_of(stamp(files[name]), alone=len(files) == 1))
 
     def page(self, run: str, trace: str = "", ranks: str = "") -> dict:
         """The sections of a run for one of its traces.
@@ -237,7 +226,7 @@ class Tab:
         answer = page_of(shown, others, documents, has_trace=shown.trace in names)
         answer["not_read"] = left_out
         answer["traces"] = list(dict.fromkeys([*names, *analyses_in(folder, [])]))
-        answer["ranks_to_read"] = ranks_to_read(files, shown.document)
+        answer["ranks_to_read"] = ranks_to_read(files, shown.own)
         return answer
 
     def all_ranks(self, files: list[Path], trace: str, left_out: list[str]) -> list[Analysis]:
@@ -246,11 +235,8 @@ class Tab:
         with READING:
             analyses, refused = analyses_of(tuple(map(stamp, files)))
             left_out += refused
-            read = [Analysis(name, document) for name, document in analyses]
+            read = [Analysis(name, own) for name, own in analyses]
             read.sort(key=lambda analysis: analysis.trace != trace)
-            if read:
-                path = {file.name: file for file in files}[read[0].trace]
-                read[0] = read[0]._replace(device=device_in(stamp(path)))
         return read
 
     def progress(self) -> dict:
@@ -270,17 +256,18 @@ class Tab:
     def compared(self, run: str, trace: str = "") -> ComparedRun:
         """A run, or what is known of one by its trace alone."""
         folder, left_out = self.folder(run), []
-        _, analysis, _ = self.analysis(folder, trace, left_out) or Analysis(None, None)
+        shown = self.analysis(folder, trace, left_out)
         summary, flops = summary_and_flops(folder, left_out)
-        if summary is None and analysis is None:
+        if summary is None and shown is None:
             raise UserError("; ".join(left_out) or f"{run}: has neither a trace nor a run in it")
+        profile = profile_of(shown.own.as_json()) if shown else None
         return ComparedRun(
-            folder, run, summary or summary_of_trace(analysis), analysis, flops, left_out
+            folder, run, summary or summary_of_trace(profile), profile, flops, left_out
         )
 
     def compare(self, run: str, trace: str, other: str) -> dict:
         """Two runs side by side: which is faster, and what takes how long in each."""
-        comparison = compare_read([self.compared(run, trace), self.compared(other)]).as_json()
+        comparison = compare_read([self.compared(run, trace), self.compared(other)])
         html = fill_template(
             "body.html",
             first_of_comparison(comparison),
@@ -295,31 +282,31 @@ def page_of(
 ) -> dict:
     """The page of a run, what its script draws, and the parts of a step where there is no trace
     whose events the script could ask for."""
-    trace, analysis, device = shown
-    charts = charts_of(analysis)
+    trace, own = shown
+    charts = charts_of(own)
     step, findable = None, ALL_FINDABLE
-    if analysis and not has_trace:
-        step, findable = step_of_document(analysis["step_timeline"]), PARTS_FINDABLE
-    title = page_title(analysis, documents, device)
+    if own and not has_trace:
+        step, findable = step_of_document(own.step_timeline), PARTS_FINDABLE
+    title = page_title(own, documents)
     html = fill_template(
         "body.html",
-        first_screen(analysis, documents, device),
-        sections_of(analysis, [(other.trace, other.document) for other in others], documents),
-        figures=figures_of(analysis, documents, title),
-        charts=[*charts, STEP_TIMELINE] if analysis else [*charts],
+        first_screen(own, documents),
+        sections_of(own, [(other.trace, other.own) for other in others], documents),
+        figures=figures_of(own, documents, title),
+        charts=[*charts, STEP_TIMELINE] if own else [*charts],
         findable=findable,
     )
     return {"html": html, "charts": charts, "step": step, "trace": trace}
 
 
-def ranks_to_read(files: list[Path], analysis: dict | None) -> int:
+def ranks_to_read(files: list[Path], own: OperatorAnalysis | None) -> int:
     """How many ranks a comparison would read: 0 where the traces are not known to be
     those of one run."""
-    if not analysis or "ranks" in analysis:
+    if not own or own.ranks:
         return 0
-    trust = analysis["integrity"]
-    ranks = max(len(files), len(trust["ranks_in_file"]))
-    return ranks if 1 < ranks <= (trust["world_size"] or len(trust["ranks_in_file"])) else 0
+    trust = own.integrity
+    ranks = max(len(files), len(trust.ranks_in_file))
+    return ranks if 1 < ranks <= (trust.world_size or len(trust.ranks_in_file)) else 0
 
 
 def answer_request(tab: Tab, request: dict) -> dict:

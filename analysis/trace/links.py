@@ -53,6 +53,21 @@ class Links:
         return len(self.gpu) > 0
 
     @property
+    def launches_kernels(self) -> bool:
+        """Whether a call that launches a kernel, and captures none, was recorded."""
+        return bool(self.calls["starts_kernel"].any())
+
+    @property
+    def has_launches(self) -> bool:
+        """Whether a call that starts a kernel or a graph was recorded."""
+        return self.launches_kernels or bool(self.calls["starts_graph"].any())
+
+    @property
+    def ran_on_gpu(self) -> bool:
+        """Whether a GPU did work, or was given some of which the trace has nothing."""
+        return self.on_gpu or self.launches_kernels
+
+    @property
     def first_replayed(self) -> int:
         """The first row of the operators of replayed graphs that another trace, or another part of
         this one, tells."""
@@ -80,7 +95,7 @@ def link(trace: Trace) -> Links:
     )
     calls["starts_kernel"] &= ~captured(calls)
     gpu = link_gpu(trace, calls)
-    calls["waits"] |= held_up(calls, gpu)
+    calls["waits"] = calls["waits"] | held_up(calls, gpu)
     return Links(trace, host, gpu, calls, step_thread(trace, host))
 
 

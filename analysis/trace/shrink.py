@@ -11,7 +11,7 @@ import msgspec
 
 from analysis.trace.readers.chrome import ARROWS, ChromeTrace, Event
 from analysis.trace.readers.formats import CHROME, reader_of
-from analysis.trace.tables import read_trace
+from analysis.trace.tables import Trace, read_trace
 from analysis.vocabulary.annotations import MODULE_PREFIX, is_step_mark
 from analysis.vocabulary.events import FRAME, kind_of_category
 from harness.base.errors import UserError
@@ -54,13 +54,7 @@ def write_slim(source: Path, target: Path, shortest: float | None, reading: dict
     that they may connect does.  Returns how much of the trace that is, in a line."""
     within = None
     if reading.get("window"):
-        trace = read_trace(source, **reading)
-        tables = (trace.operators, trace.annotations, trace.launches, trace.gpu)
-        begin, end = (
-            trace.steps["start"].min(),
-            max(table["end"].max() for table in tables if len(table)),
-        )
-        within = trace.first_us + begin, trace.first_us + end
+        within = time_of_steps(read_trace(source, **reading))
     file, n, kept = ChromeTrace(source), 0, 0
     with ExitStack() as stack:
         out = stack.enter_context(written_whole(target))
@@ -78,6 +72,13 @@ def write_slim(source: Path, target: Path, shortest: float | None, reading: dict
         out.write(b"\n]" + (b", " if metadata else b"") + json.dumps(metadata)[1:].encode())
     sizes = (megabytes(path.stat().st_size) for path in (target, source))
     return f"For viewers: {target}, {kept:,} of {n:,} events, {' of '.join(sizes)}"
+
+
+def time_of_steps(trace: Trace) -> tuple[float, float]:
+    """From the first step to the end of the last event, in us of the file."""
+    tables = (trace.operators, trace.annotations, trace.launches, trace.gpu)
+    end = max(table["end"].max() for table in tables if len(table))
+    return trace.first_us + trace.steps["start"].min(), trace.first_us + end
 
 
 def stays(event: Event, within: tuple[float, float] | None, shortest: float) -> bool:

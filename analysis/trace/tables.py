@@ -96,7 +96,9 @@ class Trace:
         numbers = {"compute_units": "numSms", "memory_bytes": "totalGlobalMem"}
         version = [str(first[name]) for name in ("computeMajor", "computeMinor") if name in first]
         about = {"name": str(first.get("name", "")), "version": "".join(version)}
-        return about | {to: value_of(first, name, int) for to, name in numbers.items()}
+        for to, name in numbers.items():
+            about[to] = value_of(first, name, int)
+        return about
 
     @property
     def host(self) -> str | None:

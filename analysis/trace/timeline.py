@@ -51,7 +51,7 @@ class Timeline(Links):
     unflushed: int  # launches at the ends of the trace without a kernel, if few
     apart: list[StepApart]  # steps that are not judged, in order
     context: Context
-    # The columns of attribution.ledger.ledger(), and those of limits.slice_limits.with_bounds():
+    # The columns of attribution.ledger's ledger(), and those of limits.slice_limits.with_bounds():
     # decided last, from all other fields
     slices: pd.DataFrame = field(init=False)
     idle_left: float = 1.0  # of the GPU's idle time, what steps have without the profiler

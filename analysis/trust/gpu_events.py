@@ -8,14 +8,16 @@ import numpy as np
 import pandas as pd
 
 from analysis.attribution.components import NAMED_RANGES
-from analysis.attribution.ledger import idle_by_cause, left_out, of_steps
+from analysis.attribution.ledger.of_steps import idle_by_cause, left_out, of_steps
 from analysis.attribution.operators import KernelRow
 from analysis.trace.links import launched_before_trace
 from analysis.trace.tables import has_role
 from analysis.trace.timeline import Timeline
 from analysis.trust.findings import Findings
+from analysis.trust.steps import counts_of_steps
 from analysis.vocabulary import roles
 from harness.base.text import count_of, shortened
+from harness.machine.rocm import KERNELS_IN_TRACE, UNTRIED, Recorded, untried_text
 
 # A healthy trace has the kernel of every launch and the launch of every kernel that began in the
 # window.
@@ -157,6 +159,31 @@ def unclassified_text(unknown: list[KernelRow]) -> str:
 # ---- Whether the GPU was used --------------------------------------------------------------------
 
 
+def check_profiler(found: Findings, timeline: Timeline) -> None:
+    """What a run on ROCm found when it tried its profiler: of known kernels, some were lost."""
+    for warning in profiler_warnings(timeline):
+        if warning != UNTRIED:
+            found.problems.append(warning)
+
+
+def profiler_warnings(timeline: Timeline) -> list[str]:
+    """Those of the run's summary about kernels in a trace."""
+    summary = timeline.context.summary
+    warnings = summary["environment"].get("warnings", []) if summary else []
+    return [warning for warning in warnings if warning.startswith(KERNELS_IN_TRACE)]
+
+
+def untried_profiler(timeline: Timeline) -> str | None:
+    """Of a program on ROCm for which no known kernels were launched, what its trace tells of the
+    profiler; None of everything else.  Launches whose kernels the recording did not wait for are
+    no loss of the profiler."""
+    if UNTRIED not in profiler_warnings(timeline):
+        return None
+    counts = counts_of_steps(timeline)
+    n_launches = int((counts.launches - counts.unflushed).sum())
+    return untried_text(Recorded(n_launches, int(counts.answered.sum())))
+
+
 def check_gpu(found: Findings, timeline: Timeline) -> None:
     """No GPU events although the run used a GPU, by its summary or by what its operators and memory
     tell.  That the machine has one, which the trace names, does not say that the run used it."""
@@ -167,9 +194,7 @@ def check_gpu(found: Findings, timeline: Timeline) -> None:
         )
         lines = found.notes if n <= UNLINKED_KERNELS * len(timeline.gpu) else found.problems
         lines.append(what)
-    if (
-        timeline.on_gpu or timeline.calls["starts_kernel"].any()
-    ):  # of launches, check_operators() tells
+    if timeline.ran_on_gpu:  # of launches without events, check_operators() tells
         return
     name, summary = None, timeline.context.summary
     if summary is not None:
@@ -195,12 +220,7 @@ def used_gpu(timeline: Timeline) -> bool:
 
 def unused_gpu(timeline: Timeline) -> str:
     """The GPU that a trace of a run on the CPU names; "" if it names none, or the run used it."""
-    used = (
-        timeline.on_gpu
-        or timeline.context.summary is not None
-        or timeline.calls["starts_kernel"].any()
-        or used_gpu(timeline)
-    )
+    used = timeline.ran_on_gpu or timeline.context.summary is not None or used_gpu(timeline)
     return "" if used else timeline.trace.device["name"]
 
 

@@ -19,7 +19,9 @@ from analysis.trust.gpu_events import (
     check_gpu,
     check_idle,
     check_operators,
+    check_profiler,
     unclassified_text,
+    untried_profiler,
     unused_gpu,
     where_launched,
 )
@@ -38,6 +40,7 @@ from analysis.trust.times import (
     check_times,
     profile_disturbance,
     profiler_overhead,
+    sure_overhead,
 )
 from analysis.vocabulary.kernel_classes import UNKNOWN_CATEGORY
 from harness.schema import ABSENT, Document, field, known_or
@@ -83,6 +86,10 @@ class Integrity(Document):
     unused_gpu: NotRequired[str] = field(
         "the GPU of the machine, where nothing in the trace used it; absent: used, or none"
     )
+    profiler_untried: NotRequired[str] = field(
+        "of a program on ROCm: what its trace tells of kernels that the profiler lost, as no known"
+        " ones were launched; absent: of no such program"
+    )
     rank: int | None = field("of the process", null=NOT_IN_TRACE)
     ranks_in_file: list[int] = field("whose traces were merged into this file; empty: that of one")
     world_size: int | None = field("ranks", null=NOT_IN_TRACE)
@@ -115,15 +122,19 @@ def integrity(timeline: Timeline, kernels: list[KernelRow]) -> Integrity:
     check_host(found, timeline)
     check_operators(found, timeline, launched)
     check_clocks(found, timeline)
+    check_profiler(found, timeline)
     check_gpu(found, timeline)
     unused = unused_gpu(timeline)
     note_origin(found, timeline, unused)
+    untried = untried_profiler(timeline)
+    if untried:
+        found.notes.append(untried)
     unexplained_share = check_idle(found, timeline)
     missing = not_recorded(timeline)
     note_missing(found, missing)
     disturbance = profile_disturbance(timeline)
     overhead = profiler_overhead(timeline)
-    check_times(found, disturbance, overhead.ratio, timeline.idle_left < 1)
+    check_times(found, disturbance, sure_overhead(timeline), timeline.idle_left < 1)
     unclassified = [row for row in kernels if row.category == UNKNOWN_CATEGORY]
     if unclassified:
         found.notes.append(unclassified_text(unclassified))
@@ -153,6 +164,7 @@ def integrity(timeline: Timeline, kernels: list[KernelRow]) -> Integrity:
         unclassified_kernels=len(unclassified),
         unclassified_share=sum(row.share for row in unclassified),
         unused_gpu=unused or ABSENT,
+        profiler_untried=untried or ABSENT,
         rank=trace.rank,
         ranks_in_file=trace.ranks_in_file,
         world_size=trace.world_size,

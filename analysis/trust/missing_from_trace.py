@@ -198,22 +198,21 @@ def missing_line(row: MissingPart) -> str:
     return f"{row.part} not recorded: {row.cost}; recorded by {row.how}"
 
 
-def missing_text(rows: Iterable[dict]) -> str:
-    """The parts, short enough for the answer of a command.  rows: of the JSON document."""
-    parts = ", ".join(row["part"] for row in rows)
+def missing_text(missing: Iterable[MissingPart]) -> str:
+    """The parts, short enough for the answer of a command."""
+    parts = ", ".join(row.part for row in missing)
     return f"{parts}; --verbose: what that costs, and the lines that record it"
 
 
-def recording_section(trust: dict) -> Section:
+def recording_section(missing: list[MissingPart], recorded_by: str) -> Section:
     """Python that records what the trace lacks, of what slows a program only that; empty if it
     lacks nothing.
 
-    trust: `integrity` of operator_analysis.json."""
-    rows = trust["not_recorded"]
-    missing = {row["part"] for row in rows}
-    code = "\n".join(row["how"] for row in rows)
-    if missing and trust["recorded_by"] == "torch.profiler":
-        stacks = ", with_stack=True" if "parts of the model" in missing else ""
-        data = NAMED_DATA if "waiting for data" in missing else ""
+    recorded_by: the profiler that recorded the trace."""
+    parts = {row.part for row in missing}
+    code = "\n".join(row.how for row in missing)
+    if parts and recorded_by == "torch.profiler":
+        stacks = ", with_stack=True" if "parts of the model" in parts else ""
+        data = NAMED_DATA if "waiting for data" in parts else ""
         code = PYTHON.format(stacks=stacks, data=data)
     return Section("To record what is missing the next time", code=code)

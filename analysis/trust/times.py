@@ -125,19 +125,32 @@ def profiler_overhead(timeline: Timeline) -> ProfilerOverhead:
     )
 
 
+def sure_overhead(timeline: Timeline) -> float | None:
+    """How many times as long the fastest profiled step is as the slowest unprofiled one: what the
+    spread of both does not explain; None: not known."""
+    of_run = steps_of_run(timeline)
+    if of_run is None:
+        return None
+    profiled_ms = of_run.table[of_run.in_trace]["time_ms"]
+    free_ms = of_run.table[of_run.table["exclusion_reason"].isna()]["time_ms"]
+    if profiled_ms.empty or free_ms.empty:
+        return None
+    return float(profiled_ms.min() / free_ms.max())
+
+
 def check_times(
     found: Findings, disturbance: ProfileDisturbance, overhead: float | None, corrected: bool
 ) -> None:
     """What makes the times of these sections doubtful.
 
-    overhead: times as long as without the profiler.  corrected: idle time is as without it, so that
-    only the host's times in the table of operators are longer."""
+    overhead: times as long as without the profiler, at least.  corrected: idle time is as without
+    it, so that only the host's times in the table of operators are longer."""
     if overhead is not None and overhead > SLOWED:
         slowed = ("operators",) if corrected else SECTIONS_OF_TIMES
         for section in slowed:
             found.doubt_too(
-                f"the profiler made these steps {overhead:.1f} times as long, some operators more"
-                " than others",
+                f"the profiler made these steps at least {overhead:.1f} times as long, some"
+                " operators more than others",
                 section,
             )
     if disturbance.is_seen:
@@ -149,35 +162,29 @@ def check_times(
 # ---- For a reader --------------------------------------------------------------------------------
 
 
-def is_disturbed(trust: dict) -> bool:
-    """Whether the machine made the profiled steps longer; trust: `integrity` of the document."""
-    return trust["disturbance"]["text"] not in (None, UNDISTURBED)
-
-
 def disturbed_text(text: str, lost_share: float | None) -> str:
     return f"{text}, up to {lost_share:.0%} of their time" if lost_share else text
 
 
-def profile_disturbance_text(disturbance: dict) -> str:
-    if disturbance["text"] is None:
-        return f"unknown: {disturbance['text_reason']}"
-    return disturbed_text(disturbance["text"], disturbance["lost_share"])
+def profile_disturbance_text(disturbance: ProfileDisturbance) -> str:
+    if disturbance.text is None:
+        return f"unknown: {disturbance.reason_of('text')}"
+    return disturbed_text(disturbance.text, disturbance.lost_share)
 
 
-def overhead_text(overhead: dict) -> str:
-    if overhead["ratio"] is None:
-        return f"unknown: {overhead['ratio_reason']}"
-    if overhead["ratio"] < 1 - MEASURABLE:
+def overhead_text(overhead: ProfilerOverhead) -> str:
+    if overhead.ratio is None:
+        return f"unknown: {overhead.reason_of('ratio')}"
+    if overhead.ratio < 1 - MEASURABLE:
         return (
-            f"not measurable here: {overhead['ratio']:.2f}x, so that steps without the profiler"
+            f"not measurable here: {overhead.ratio:.2f}x, so that steps without the profiler"
             " were disturbed more"
         )
     text = (
-        f"{overhead['ratio']:.2f}x: {overhead['profiled_median_ms']:.2f} ms profiled,"
-        f" {overhead['unprofiled_median_ms']:.2f} ms unprofiled (medians of"
-        f" {overhead['profiled_steps']} and {overhead['unprofiled_steps']} steps)"
+        f"{overhead.ratio:.2f}x: {overhead.profiled_median_ms:.2f} ms profiled,"
+        f" {overhead.unprofiled_median_ms:.2f} ms unprofiled (medians of"
+        f" {overhead.profiled_steps} and {overhead.unprofiled_steps} steps)"
     )
-    idle_left = overhead.get("idle_left", 1.0)  # which older documents lack
-    if idle_left < 1:
-        text += f"; {idle_left:.0%} of the GPU's idle time counts, as without it"
+    if overhead.idle_left < 1:
+        text += f"; {overhead.idle_left:.0%} of the GPU's idle time counts, as without it"
     return text

@@ -18,6 +18,14 @@ class Work(Enum):
     UNKNOWN = "its name does not tell"
 
 
+class Writes(Enum):
+    """What an operator of a class writes, where no formula of its own tells."""
+
+    BROADCAST = "the shape to which its inputs are broadcast"
+    AS_LARGEST = "as much as its largest input"
+    NOT_TOLD = "its inputs do not tell"
+
+
 @dataclass(frozen=True, kw_only=True)
 class KernelClass:
     """A class of operators and kernels.  passes, realistic_share and plural: of one that
@@ -27,6 +35,7 @@ class KernelClass:
     pattern: str  # found in the name of an operator or kernel, upper or lower case; "": none is
     work: Work
     can_be_fused: bool  # by a compiler, with operators of its kind beside it
+    writes: Writes
     color: str
     # How often the time of a pass over its activations a kernel takes that arithmetic limits.
     # Limited by memory, a matmul reads and writes as much as a pass or two, attention and its
@@ -60,6 +69,7 @@ KERNEL_CLASSES = (
         ),
         work=Work.SENDS,
         can_be_fused=False,
+        writes=Writes.NOT_TOLD,
         color="#d81b7f",
     ),
     KernelClass(
@@ -67,6 +77,7 @@ KERNEL_CLASSES = (
         pattern=(r"optimizer\.|_foreach_|_fused_(adam|sgd|ada)|multi_tensor_apply|fusedadam|lamb_"),
         work=Work.CALCULATES,
         can_be_fused=False,
+        writes=Writes.NOT_TOLD,
         color="#b3261e",
     ),
     KernelClass(
@@ -81,6 +92,7 @@ KERNEL_CLASSES = (
         ),
         work=Work.MULTIPLIES,
         can_be_fused=False,
+        writes=Writes.NOT_TOLD,
         passes=4.0,
         realistic_share=0.5,
         plural="attention",
@@ -93,6 +105,7 @@ KERNEL_CLASSES = (
         ),
         work=Work.MULTIPLIES,
         can_be_fused=False,
+        writes=Writes.NOT_TOLD,
         passes=1.5,
         realistic_share=0.7,
         plural="convolutions",
@@ -110,6 +123,7 @@ KERNEL_CLASSES = (
         ),
         work=Work.MULTIPLIES,
         can_be_fused=False,
+        writes=Writes.NOT_TOLD,
         passes=1.5,
         realistic_share=0.7,
         plural="matmuls",
@@ -121,6 +135,7 @@ KERNEL_CLASSES = (
         pattern=(r"norm(?!al(_|$))|\bbn_[fb]w|subtensoropwith"),
         work=Work.CALCULATES,
         can_be_fused=True,
+        writes=Writes.AS_LARGEST,
         color="#4f9a54",
     ),
     KernelClass(
@@ -132,6 +147,7 @@ KERNEL_CLASSES = (
         ),
         work=Work.CALCULATES,
         can_be_fused=True,
+        writes=Writes.NOT_TOLD,
         color="#c8b3aa",
     ),
     KernelClass(
@@ -146,6 +162,7 @@ KERNEL_CLASSES = (
         ),
         work=Work.MOVES,
         can_be_fused=True,
+        writes=Writes.NOT_TOLD,
         color="#f9e27d",
     ),
     KernelClass(
@@ -163,9 +180,17 @@ KERNEL_CLASSES = (
         ),
         work=Work.CALCULATES,
         can_be_fused=True,
+        writes=Writes.BROADCAST,
         color="#8d6e63",
     ),
-    KernelClass(name="other", pattern="", work=Work.UNKNOWN, can_be_fused=False, color="#c8c8c8"),
+    KernelClass(
+        name="other",
+        pattern="",
+        work=Work.UNKNOWN,
+        can_be_fused=False,
+        writes=Writes.NOT_TOLD,
+        color="#c8c8c8",
+    ),
 )
 CLASS_OF_NAME = {record.name: record for record in KERNEL_CLASSES}
 CATEGORIES = tuple(CLASS_OF_NAME)

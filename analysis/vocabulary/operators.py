@@ -27,6 +27,9 @@ BYTES_OF_COLLECTIVE = {
 asks_for_memory = re.compile("Malloc|^aten::empty").search
 # Types of inputs that are tensors, or lists of them
 TENSORS = {*BYTES_OF, "TensorList", "GenericList"}
+# Copy the elements of a tensor.
+COPIES = {"aten::copy_", "aten::clone", "aten::contiguous", "aten::to", "aten::_to_copy"}
+READS_A_VALUE = {"aten::item", "aten::is_nonzero"}  # of a tensor, as a Python number
 PRECISION_OF = {
     "float": "fp32",  # or tf32
     "c10::BFloat16": "bf16",
@@ -55,6 +58,11 @@ def is_of_pytorch(name: str) -> bool:
     """Whether a compiler of PyTorch knows the operator: those of engines and extensions are what
     they are."""
     return name.startswith("aten::")
+
+
+def short_name(name: str) -> str:
+    """Without aten::, which all of PyTorch's have."""
+    return name.removeprefix("aten::")
 
 
 def may_compute(name: str) -> bool:

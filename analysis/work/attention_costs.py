@@ -86,14 +86,15 @@ def attention_cost(inputs: Inputs, heads_first: bool = False) -> Cost:
     is_packed = len(query) == 3
     if is_packed and "longest_keys" not in inputs.names:
         return Cost()
-    position = -2 if heads_first and not is_packed else -3
+    position = -3
+    if heads_first and not is_packed:
+        position = -2
     queries, length = query[position], key[position]
     window = window_of(inputs, heads_first)
     keys = min(longest_keys(inputs, length, is_packed), window.left + window.right + 1)
-    is_backward = "gradient" in inputs.names
-    per_key = query[-1] + value[-1]
-    if is_backward:
-        per_key = 3 * query[-1] + 2 * value[-1]
+    per_key, again = query[-1] + value[-1], 0  # again: of these, for scores that it had before
+    if "gradient" in inputs.names:
+        per_key, again = 3 * query[-1] + 2 * value[-1], query[-1]
     flops = 2 * math.prod(query[:-1]) * keys * per_key
     if inputs.shapes.get("pages", []):
         return Cost(most_flops=flops, keys=keys)
@@ -101,7 +102,7 @@ def attention_cost(inputs: Inputs, heads_first: bool = False) -> Cost:
         flops,
         attention_bytes(inputs, heads_first),
         keys=keys if keys < length else None,
-        recomputed_flops=flops * query[-1] // per_key if is_backward else 0,  # the scores
+        recomputed_flops=flops * again // per_key,
     )
     if not is_packed:
         per_query = 2 * math.prod(query[:-1]) // queries * per_key

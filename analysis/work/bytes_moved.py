@@ -13,15 +13,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from analysis.hardware.ceilings import Ceiling
+from analysis.hardware.nearer_roof import COMPUTE, MEMORY, is_beyond_ridge, ridge_of_rates
 from analysis.vocabulary.kernel_classes import CONVOLUTION, VECTOR_CLASSES, category
 from analysis.vocabulary.operators import operator_class
 from analysis.work.dispatched_costs import DispatchedCall, dispatched_call
 from analysis.work.fake_step import fake_step
 from harness.base.ranges import range_observers
-from harness.documents.flops import ComputationalIntensity
+from harness.documents.flops import ClassBytes, ComputationalIntensity, OperatorBytes, PhaseBytes
+from harness.instruments.memory_tracker import ASKS_FOR_DEVICE, device_of
 from harness.instruments.phases import PHASES
 from harness.model.workload import Workload
-from harness.schema import explained
 
 FLOP_CONVENTION = (
     "two per multiply-add, matmuls only, full S x S attention scores, recomputation counted"
@@ -122,6 +123,8 @@ class WorkCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if func is ASKS_FOR_DEVICE:
+            return device_of(args[0])
         out = func(*args, **kwargs)
         if self.segments[-1] != "data":
             call = dispatched_call(func, args, kwargs, out)
@@ -204,13 +207,11 @@ def step_work(workload: Workload, on_gpu: bool = False) -> WorkCounter:
     return fake_step(part, on_gpu, lambda *model: WorkCounter(repeats))
 
 
-def computational_intensity(profile: dict, workload: Workload) -> dict:
+def computational_intensity(profile: dict, workload: Workload) -> ComputationalIntensity:
     """computational_intensity.json of a workload, from its flops_profile.json.
     Recomputation is included."""
     work = step_work(workload, on_gpu=profile["environment"]["device"]["type"] == "cuda")
     table = work.table()
-    phases = table.groupby("phase", sort=False)[["flops", "bytes"]].sum()
-    phases["minimum_bytes"] = pd.Series(work.minimum_by_phase())
     moved, least = int(table["bytes"].sum()), work.minimum()
     counts, efficiency = profile["flops_analysis"], profile["efficiency_metrics"]
     seconds = profile["performance_metrics"]["avg_step_time_ms"] / 1e3
@@ -218,35 +219,35 @@ def computational_intensity(profile: dict, workload: Workload) -> dict:
     intensity = flops / moved
     peak, bandwidth_peaks = efficiency["device_peak_flops"], efficiency["bandwidth_peaks"]
     bandwidth = bandwidth_peaks[0]["rate"] if bandwidth_peaks else None
-    ridge = peak / bandwidth if peak and bandwidth else None
-    document = {
-        "convention": {
+    ridge = ridge_of_rates(peak, bandwidth) if peak and bandwidth else None
+    operators = table.sort_values("bytes", ascending=False).to_dict("records")
+    return ComputationalIntensity(
+        convention={
             "flops": FLOP_CONVENTION,
             "bytes": TRAFFIC,
             "minimum": MINIMUM,
             "elements": ELEMENTS,
         },
-        "step_flops": flops,
-        "step_bytes": moved,
-        "minimum_step_bytes": least,
-        "arithmetic_intensity_flops_per_byte": intensity,
-        "intensity_at_minimum_flops_per_byte": flops / least,
-        "memory_bandwidth_used_gb_per_sec": moved / seconds / 1e9,
-        "memory_bandwidth_peak_gb_per_sec": bandwidth and bandwidth / 1e9,
-        "memory_bandwidth_peak_source": (
+        step_flops=flops,
+        step_bytes=moved,
+        minimum_step_bytes=least,
+        arithmetic_intensity_flops_per_byte=intensity,
+        intensity_at_minimum_flops_per_byte=flops / least,
+        memory_bandwidth_used_gb_per_sec=moved / seconds / 1e9,
+        memory_bandwidth_peak_gb_per_sec=bandwidth and bandwidth / 1e9,
+        memory_bandwidth_peak_source=(
             Ceiling(**bandwidth_peaks[0]).label if bandwidth_peaks else None
         ),
-        "memory_bandwidth_utilization_percent": bandwidth and 100 * moved / seconds / bandwidth,
-        "memory_bound_vs_compute_bound": bound_by_thresholds(intensity),
-        "ridge_point_flops_per_byte": ridge,
-        "side_of_ridge_point": side_of(ridge, intensity),
-        "device_peak_flops": peak,
-        "peak_source": efficiency["peak_source"],
-        "classes": class_rows(table, ridge),
-        "phases": phases.reset_index().to_dict("records"),
-        "operators": table.sort_values("bytes", ascending=False).to_dict("records"),
-    }
-    return explained(document, ComputationalIntensity)
+        memory_bandwidth_utilization_percent=bandwidth and 100 * moved / seconds / bandwidth,
+        memory_bound_vs_compute_bound=bound_by_thresholds(intensity),
+        ridge_point_flops_per_byte=ridge,
+        side_of_ridge_point=side_of(ridge, intensity),
+        device_peak_flops=peak,
+        peak_source=efficiency["peak_source"],
+        classes=class_rows(table, ridge),
+        phases=phase_rows(table, work.minimum_by_phase()),
+        operators=[OperatorBytes(**row) for row in operators],
+    )
 
 
 def bound_by_thresholds(intensity: float) -> str:
@@ -259,20 +260,28 @@ def bound_by_thresholds(intensity: float) -> str:
 def side_of(ridge: float | None, intensity: float) -> str | None:
     if ridge is None:
         return None
-    return "memory" if intensity < ridge else "compute"
+    return COMPUTE if is_beyond_ridge(intensity, ridge) else MEMORY
 
 
-def class_rows(table: pd.DataFrame, ridge: float | None) -> list[dict]:
+def phase_rows(table: pd.DataFrame, minimum_bytes: dict[str, int]) -> list[PhaseBytes]:
+    """In the order of the step.  minimum_bytes: of each phase."""
+    rows = []
+    sums = table.groupby("phase", sort=False)[["flops", "bytes"]].sum().reset_index()
+    for row in sums.to_dict("records"):
+        rows.append(PhaseBytes(**row, minimum_bytes=minimum_bytes[row["phase"]]))
+    return rows
+
+
+def class_rows(table: pd.DataFrame, ridge: float | None) -> list[ClassBytes]:
     """Calls, operations and bytes per step of each class of operators, most bytes first."""
     columns = ["calls", "flops", "masked_flops", "elements", "bytes"]
     sums = table.groupby("class")[columns].sum().sort_values("bytes", ascending=False).astype(int)
     sums = sums.reset_index().rename(columns={"elements": "element_operations"})
-    rows = sums.to_dict("records")
-    for row in rows:
-        row["operations_per_byte"] = (row["flops"] + row["element_operations"]) / row["bytes"]
+    rows = []
+    for row in sums.to_dict("records"):
+        per_byte = (row["flops"] + row["element_operations"]) / row["bytes"]
         # The ridge is that of matmuls in the precision in use; other work is limited by the
         # bandwidth alone.
-        row["side_of_ridge_point"] = "memory"
-        if row["flops"]:
-            row["side_of_ridge_point"] = side_of(ridge, row["operations_per_byte"])
+        side = side_of(ridge, per_byte) if row["flops"] else MEMORY
+        rows.append(ClassBytes(**row, operations_per_byte=per_byte, side_of_ridge_point=side))
     return rows

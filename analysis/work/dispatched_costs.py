@@ -140,13 +140,10 @@ def accesses(func, given: dict, out: object) -> tuple[Accesses, Accesses]:
     if name in _ALLOCATES or not (made or mutated):
         return [], []
     written = accessed(made)
-    not_read = set()
     for argument in mutated:
         written += accessed(inputs[argument.name])
-        # An out= argument, which is keyword-only in the schema, is written without being read.
-        if argument.kwarg_only or name in _OVERWRITES:
-            not_read.add(argument.name)
     some, elements = _READS_SOME.get(name, (None, None))
+    not_read = only_written(name, mutated)
     read = []
     for key, tensors in inputs.items():
         if key == some:
@@ -154,6 +151,14 @@ def accesses(func, given: dict, out: object) -> tuple[Accesses, Accesses]:
         elif key not in not_read:
             read += accessed(tensors)
     return read, written
+
+
+def only_written(name: str, mutated: list) -> set[str]:
+    """Of the arguments that an operator changes, those that it does not read: out=, which is
+    keyword-only in the schema, and what some overwrite."""
+    if name in _OVERWRITES:
+        return {argument.name for argument in mutated}
+    return {argument.name for argument in mutated if argument.kwarg_only}
 
 
 def accessed(tensors: list[torch.Tensor]) -> Accesses:

@@ -243,32 +243,42 @@ def _fake_step(
     cpu, parallel = torch.device("cpu"), workload.parallel
     state = sharded_state(workload, cpu) if several else workload.build(cpu)
     model, optimizer = state.model, state.optimizer
-    for group in optimizer.param_groups:
-        if on_gpu and group.get("foreach", False) is None and not group.get("fused"):
-            group["foreach"] = True
+    groups = take_foreach(optimizer)
     workload.settle(state, NullMeter())
+    if not on_gpu:
+        # For the state of the optimizer it does not matter, and takes a tenth of the operators.
+        for group in groups:
+            group["foreach"] = None
     watcher = watch(model, optimizer)
     stream = workload.fake_batches()
-    sharded = (
-        several and parallel.parallel == "fsdp"
-    )  # then graphs end at hooks that a watcher would not see
-    called = (
-        compiled_model(workload, state, watcher, next(stream))
-        if workload.compiled and not sharded
-        else model
-    )
+    sharded = several and parallel.parallel == "fsdp"
+    called = model
+    # Where it is sharded, graphs end at hooks that a watcher would not see.
+    if workload.compiled and not sharded:
+        called = compiled_model(workload, state, watcher, next(stream))
     if several and not sharded:
         called = FakeDataParallel(called, model, parallel)
     # An enabled gradient scaler would read values.
     state = state._replace(model=called, scaler=torch.amp.GradScaler("cpu", enabled=False))
-    workload.train(
-        state,
-        stream,
-        1,
-        NullMeter(world_size=parallel.world_size if several else 1),
-        NullMeter(watcher),
-    )
+    world_size = parallel.world_size if several else 1
+    workload.train(state, stream, 1, NullMeter(world_size=world_size), NullMeter(watcher))
     return watcher
+
+
+def take_foreach(optimizer: torch.optim.Optimizer) -> list[dict]:
+    """What an optimizer on a GPU takes by default: one operator for many tensors.  The groups of
+    parameters that have it now."""
+    groups = []
+    for group in optimizer.param_groups:
+        is_free = group.get("foreach", False) is None and not group.get("fused")
+        # These are refused with lists.
+        needs_one_by_one = group.get("differentiable") or (
+            isinstance(group.get("lr"), torch.Tensor) and not group.get("capturable")
+        )
+        if is_free and not needs_one_by_one:
+            group["foreach"] = True
+            groups.append(group)
+    return groups
 
 
 class FakeDataParallel:

@@ -8,10 +8,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from analysis.work.dispatched_costs import FORMULAS_BESIDE_TORCH
 from analysis.work.fake_step import FakeRunError, fake_tensors
-from analysis.work.sections import COUNTS, counters_in
-from harness.documents.flops import NO_COUNT
+from harness.documents.flops import NO_COUNT, ComponentFlops, CounterRow, Reconciliation
 from harness.model.workload import Workload
-from harness.schema import because
+from harness.schema import known_or
 
 CONVENTION = (
     "two per multiply-add, matmuls only, full S x S attention scores, recomputation not counted"
@@ -68,7 +67,7 @@ def flops_of_step(workload: Workload) -> tuple[int, int]:
     return forward, forward + workload.micro_steps * counted["backward_flops"]
 
 
-def reconciliation(workload: Workload, deepspeed: dict | str) -> dict:
+def reconciliation(workload: Workload, deepspeed: dict | str) -> Reconciliation:
     """The three counts for one micro-batch side by side.  Unlike elsewhere, backward FLOPs include
     recomputation.
 
@@ -83,14 +82,14 @@ def reconciliation(workload: Workload, deepspeed: dict | str) -> dict:
         ),
         deepspeed_row(deepspeed),
     ]
-    return {
-        "batch_size": workload.batch_size,
-        "sequence_length": workload.seq_len,
-        "recomputed_flops": recomputed,
-        "rows": rows,
-        "agree": counts_agree(rows),
-        "forward_flops_by_module": by_torch["forward_flops_by_module"],
-    }
+    return Reconciliation(
+        batch_size=workload.batch_size,
+        sequence_length=workload.seq_len,
+        recomputed_flops=recomputed,
+        rows=rows,
+        agree=counts_agree(rows),
+        forward_flops_by_module=by_torch["forward_flops_by_module"],
+    )
 
 
 def counter_row(
@@ -98,19 +97,18 @@ def counter_row(
     forward: int | None,
     backward: int | None,
     beyond: int | None,
-    why_unknown: str = "",
-) -> dict:
+    why_unknown: str = NO_COUNT,
+) -> CounterRow:
     """beyond: FLOPs of other operators than matmuls."""
-    return {
-        "counter": counter,
-        "forward_flops": forward,
-        "backward_flops": backward,
-        "beyond_matmuls": beyond,
-        **because(why_unknown, *COUNTS),
-    }
+    return CounterRow(
+        counter=counter,
+        forward_flops=known_or(forward, why_unknown),
+        backward_flops=known_or(backward, why_unknown),
+        beyond_matmuls=known_or(beyond, why_unknown),
+    )
 
 
-def formula_row(workload: Workload, recomputed: int) -> dict:
+def formula_row(workload: Workload, recomputed: int) -> CounterRow:
     by_component = workload.formulas.forward_flops_by_component()
     if not by_component:
         return counter_row("formula", None, None, 0, "the workload has no formula")
@@ -119,36 +117,35 @@ def formula_row(workload: Workload, recomputed: int) -> dict:
     return counter_row("formula", forward, backward, 0, "the workload has no formula")
 
 
-def deepspeed_row(counts: dict | str) -> dict:
+def deepspeed_row(counts: dict | str) -> CounterRow:
     if isinstance(counts, str):
         return counter_row("DeepSpeed", None, None, None, counts)
     forward = 2 * counts["macs"]
-    return counter_row("DeepSpeed", forward, None, counts["flops"] - forward, NO_COUNT)
+    return counter_row("DeepSpeed", forward, None, counts["flops"] - forward)
 
 
-def counts_agree(rows: list[dict]) -> bool | None:
+def counts_agree(rows: list[CounterRow]) -> bool | None:
     """Whether the counters that counted say the same of matmuls; None: there is one alone."""
-    if len(counters_in(rows)) < 2:
+    forward = [row.forward_flops for row in rows if row.forward_flops is not None]
+    backward = [row.backward_flops for row in rows if row.backward_flops is not None]
+    if len(forward) < 2:
         return None
-    for name in ("forward_flops", "backward_flops"):
-        if len({row[name] for row in rows if row[name] is not None}) != 1:
-            return False
-    return True
+    return len(set(forward)) == len(set(backward)) == 1
 
 
-def by_component(workload: Workload) -> list[dict]:
+def by_component(workload: Workload) -> list[ComponentFlops]:
     """FLOPs of a step by component, over all layers and per layer,
     largest first; [] without a formula."""
     forward = workload.formulas.forward_flops_by_component() or {}
     per_layer = workload.formulas.forward_flops_per_layer()
     rows = []
     for name, flops in sorted(forward.items(), key=lambda item: -item[1]):
-        row = {
-            "component": name,
-            "forward_flops": flops,
-            "backward_flops": 2 * flops,
-            "forward_flops_per_layer": per_layer.get(name, flops),
-            "share": flops / sum(forward.values()),
-        }
+        row = ComponentFlops(
+            component=name,
+            forward_flops=flops,
+            backward_flops=2 * flops,
+            forward_flops_per_layer=per_layer.get(name, flops),
+            share=flops / sum(forward.values()),
+        )
         rows.append(row)
     return rows

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.vocabulary.annotations import BATCH
-from analysis.vocabulary.kernel_classes import category
+from analysis.vocabulary.kernel_classes import CLASS_OF_NAME, Writes, category
 from analysis.vocabulary.operators import BYTES_OF, is_view_or_metadata_op
 from analysis.work.attention_costs import (
     ATTENTION_INPUTS,
@@ -24,6 +24,9 @@ from analysis.work.attention_costs import (
     untold_attention_cost,
 )
 from analysis.work.cost import Cost, Inputs, named_inputs, parse_value
+
+# What formulas raise for inputs that no operator of this name takes, such as a stride of 0
+NO_SUCH_INPUTS = (LookupError, TypeError, ValueError, ZeroDivisionError)
 
 
 class Formula(NamedTuple):
@@ -49,9 +52,12 @@ def cost(
     try:
         if base in FORMULAS:
             return cost_by_formula(FORMULAS[base], shapes, types, values, batch)
-        if category(name) in ("element-wise", "normalization") or base in SAME_SHAPE:
-            return streaming_cost(base, shapes, types or [])
-    except (LookupError, TypeError, ValueError):  # shapes that no operator of this name takes
+        writes = Writes.AS_LARGEST
+        if base not in SAME_SHAPE:
+            writes = CLASS_OF_NAME[category(name)].writes
+        if writes != Writes.NOT_TOLD:
+            return streaming_cost(base, writes, shapes, types or [])
+    except NO_SUCH_INPUTS:
         pass
     return Cost()
 
@@ -93,7 +99,7 @@ def cost_of_called(name: str, shapes: list, types: list | None, values: list | N
     formula = FORMULAS_OF_CALLERS[name.removeprefix("aten::")]
     try:
         return cost_by_formula(formula, shapes, types, values, None)
-    except (LookupError, TypeError, ValueError):  # shapes that no operator of this name takes
+    except NO_SUCH_INPUTS:
         return Cost()
 
 
@@ -213,10 +219,10 @@ def convolution_cost(inputs: Inputs) -> Cost:
     if "dilation" in inputs.names:
         dilation = parse_value(inputs.values["dilation"])
     out = x[0] * weight[0]
-    for length, kernel, jump, pad, step in zip(
-        x[2:], weight[2:], stride, padding, dilation, strict=True
-    ):
-        out *= (length + 2 * pad - step * (kernel - 1) - 1) // jump + 1
+    places = zip(x[2:], weight[2:], stride, padding, dilation, strict=True)
+    for length, kernel, jump, pad, step in places:
+        reach = step * (kernel - 1) + 1  # of the kernel, from its first element to its last
+        out *= (length + 2 * pad - reach) // jump + 1
     moved = (math.prod(x) + math.prod(weight) + out) * size if size else None
     return Cost(2 * out * math.prod(weight[1:]), moved)
 
@@ -238,16 +244,15 @@ def transposed_convolution_cost(inputs: Inputs) -> Cost:
     """x [N, C, *size], weight [C, K / groups, *kernel] -> [N, K, *out size]: each element of x is
     multiplied with the kernels of its channel"""
     x, weight, size = inputs.shapes["x"], inputs.shapes["weight"], inputs.sizes["x"]
-    stride, padding, dilation, further = (
-        parse_value(inputs.values[name])
-        for name in ("stride", "padding", "dilation", "output_padding")
-    )
+    stride, padding = parse_value(inputs.values["stride"]), parse_value(inputs.values["padding"])
+    dilation = parse_value(inputs.values["dilation"])
+    further = parse_value(inputs.values["output_padding"])
     groups = parse_value(inputs.values["groups"]) if "groups" in inputs.names else 1
     out = x[0] * weight[1] * groups
-    for length, kernel, jump, pad, step, more in zip(
-        x[2:], weight[2:], stride, padding, dilation, further, strict=True
-    ):
-        out *= (length - 1) * jump - 2 * pad + step * (kernel - 1) + more + 1
+    places = zip(x[2:], weight[2:], stride, padding, dilation, further, strict=True)
+    for length, kernel, jump, pad, step, more in places:
+        reach = step * (kernel - 1) + 1
+        out *= (length - 1) * jump - 2 * pad + reach + more
     moved = (math.prod(x) + math.prod(weight) + out) * size if size else None
     return Cost(2 * math.prod(x) * math.prod(weight[1:]), moved)
 
@@ -323,12 +328,12 @@ class Tensor(NamedTuple):
         return math.prod(self.shape) * BYTES_OF[self.kind]
 
 
-def streaming_cost(base: str, shapes: list, types: list) -> Cost:
+def streaming_cost(base: str, writes: Writes, shapes: list, types: list) -> Cost:
     """Inputs read once, each output written once.
 
-    The output of an element-wise operator has the shape to which the inputs are broadcast and the
-    type to which PyTorch promotes them, all others those of the largest.  The first input of a copy
-    is its target: it is written, not read.
+    An output of the shape to which the inputs are broadcast has the type to which PyTorch promotes
+    them, all others that of the largest.  The first input of a copy is its target: it is written,
+    not read.
     """
     tensors = []
     for shape, kind in zip(shapes, types, strict=False):
@@ -341,12 +346,12 @@ def streaming_cost(base: str, shapes: list, types: list) -> Cost:
         read = []
     elif base == "copy":
         read = tensors[1:]
-    written = OUTPUTS.get(base, 1) * output_bytes(base, tensors)
+    written = OUTPUTS.get(base, 1) * output_bytes(base, writes, tensors)
     return Cost(bytes=sum(tensor.bytes for tensor in read) + written)
 
 
-def output_bytes(base: str, tensors: list[Tensor]) -> int:
-    if category(f"aten::{base}") == "element-wise":
+def output_bytes(base: str, writes: Writes, tensors: list[Tensor]) -> int:
+    if writes == Writes.BROADCAST:
         shape = np.broadcast_shapes(*(tensor.shape for tensor in tensors))
         size = 1 if OF_ONE_BYTE.match(base) else promoted_size(tensors)
         return math.prod(shape) * size

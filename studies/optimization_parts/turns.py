@@ -10,7 +10,7 @@ import torch
 
 from analysis.hardware import measuring
 from analysis.hardware.rate_limits import rate_limit
-from analysis.prove.audit import NUDGES, Apart, yardsticks_of
+from analysis.prove.audit import NUDGES, Apart, apart, yardsticks_of
 from harness.base.text import time_left
 from harness.instruments.audit import audit_document, audit_text
 from harness.instruments.timing import StepMeter, StepRecord
@@ -172,8 +172,8 @@ class Turns:
             nudged = []
             for kind, nudges in NUDGES.items():
                 nudged += [(kind, first_steps(nudge)) for nudge in nudges]
-            again = first_steps("")
-            self.yardsticks = yardsticks_of(self.variants[i].first_steps.told, again, nudged)
+            plain = self.variants[i].first_steps.told
+            self.yardsticks = yardsticks_of(apart(first_steps(""), plain), plain, nudged)
         gc.collect()
 
     def compare_first_steps(self, i: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from analysis.memory.snapshot.document import MemorySnapshot, SnapshotDevice, device_row, lost_text
+from analysis.memory.snapshot.document import MemorySnapshot, device_row, lost_text
 from analysis.memory.snapshot.headline import headline_of
 from analysis.memory.snapshot.reading import Snapshot
 from analysis.memory.snapshot.replay import Replay
@@ -17,17 +17,6 @@ class Analyzed(NamedTuple):
     replays: list[Replay]  # of its devices, as `document` has them
     document: MemorySnapshot
 
-    @property
-    def largest(self) -> int:
-        """The place of the device that holds most."""
-        peaks = [device.peak_bytes for device in self.document.devices]
-        return peaks.index(max(peaks))
-
-    @property
-    def device(self) -> SnapshotDevice:
-        """The device that holds most."""
-        return self.document.devices[self.largest]
-
 
 def analyze_snapshot(snapshot: Snapshot, card_bytes: int | None = None) -> Analyzed:
     """card_bytes: memory of the device, if it is known."""
@@ -37,12 +26,11 @@ def analyze_snapshot(snapshot: Snapshot, card_bytes: int | None = None) -> Analy
         snapshot=snapshot.path.name,
         devices=devices,
         headline="",
-        lost=lost_text(replays),
+        lost=lost_text(devices),
         card_bytes=card_bytes,
         compared_with=None,
         compared=None,
         predicted=None,
     )
-    analyzed = Analyzed(snapshot, replays, document)
-    document.headline = headline_of(analyzed.device, card_bytes)
-    return analyzed
+    document.headline = headline_of(document.fullest, card_bytes)
+    return Analyzed(snapshot, replays, document)

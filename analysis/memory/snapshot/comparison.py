@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from analysis.memory.snapshot.analyzed import Analyzed
-from analysis.memory.snapshot.document import ComparedLine, SnapshotDevice
-from analysis.memory.snapshot.headline import size_text
+from analysis.memory.snapshot.document import ComparedLine, MemorySnapshot, SnapshotDevice
+from analysis.memory.snapshot.headline import and_list, size_text
+from harness.base.errors import UserError
 
 
 class Place(NamedTuple):
@@ -18,9 +19,18 @@ class Place(NamedTuple):
 
 
 def compare_snapshots(analyzed: Analyzed, other: Analyzed) -> None:
-    """Fill `compared` of the first, of the devices that hold most."""
-    sums = sums_by_place(analyzed.device)
-    other_sums = sums_by_place(other.device)
+    """Fill `compared` of the first, of its device that holds most.  Raises UserError if the other
+    one does not have it."""
+    device = analyzed.document.fullest.device
+    others = {row.device: row for row in other.document.devices}
+    if device not in others:
+        raise UserError(
+            f"--compare {other.snapshot.path}: it has {device_names(others)} alone, and"
+            f" {analyzed.document.snapshot} has device {device}; a folder with both tells what one"
+            " rank holds beyond the others"
+        )
+    sums = sums_by_place(analyzed.document.fullest)
+    other_sums = sums_by_place(others[device])
     rows = []
     for place in dict.fromkeys([*sums, *other_sums]):
         size, other_size = sums.get(place, 0), other_sums.get(place, 0)
@@ -32,6 +42,12 @@ def compare_snapshots(analyzed: Analyzed, other: Analyzed) -> None:
     rows.sort(key=lambda row: -abs(row.bytes - row.other_bytes))
     analyzed.document.compared_with = other.document.snapshot
     analyzed.document.compared = rows
+
+
+def device_names(numbers: Iterable[int]) -> str:
+    """'device 1', 'devices 1 and 3'"""
+    texts = [str(number) for number in sorted(numbers)]
+    return f"{'device' if len(texts) == 1 else 'devices'} {and_list(texts)}"
 
 
 def sums_by_place(device: SnapshotDevice) -> dict[Place, int]:
@@ -51,23 +67,25 @@ def sums_by_place(device: SnapshotDevice) -> dict[Place, int]:
 
 def largest_first(snapshots: Sequence[Analyzed]) -> list[Analyzed]:
     """By what their fullest device holds at its peak."""
-    return sorted(snapshots, key=lambda analyzed: -analyzed.device.peak_bytes)
+    return sorted(snapshots, key=lambda analyzed: -analyzed.document.fullest.peak_bytes)
 
 
-def others_text(snapshots: Sequence[Analyzed]) -> str:
-    """What the first of several holds that none of the others does.  snapshots: largest first."""
-    first, *others = snapshots
-    named = f"{first.document.snapshot} holds most of {len(snapshots)} snapshots"
+def others_text(documents: Sequence[MemorySnapshot]) -> str:
+    """What the first of several holds that none of the others does.  documents: largest first."""
+    first, *others = documents
+    if first.fullest.peak_bytes == others[-1].fullest.peak_bytes:
+        return f"{len(documents)} snapshots, all of the same peak; of {first.snapshot}:"
+    named = f"{first.snapshot} holds most of {len(documents)} snapshots"
     most: dict[Place, int] = {}
     for other in others:
-        for place, size in sums_by_place(other.device).items():
+        for place, size in sums_by_place(other.fullest).items():
             most[place] = max(size, most.get(place, 0))
     more = {}
-    for place, size in sums_by_place(first.device).items():
+    for place, size in sums_by_place(first.fullest).items():
         more[place] = size - most.get(place, 0)
     place = max(more, key=more.get)
-    ahead = first.device.peak_bytes - others[0].device.peak_bytes
-    text = f"{named}, {size_text(ahead)} more than {others[0].document.snapshot}"
+    ahead = first.fullest.peak_bytes - others[0].fullest.peak_bytes
+    text = f"{named}, {size_text(ahead)} more than {others[0].snapshot}"
     if more[place] > 0:
         where = place.where or "no line of the program"
         category = place.category.replace("_", " ")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.memory.snapshot.lines import LineBytes, left_by_step, lines_at_peak
+from analysis.memory.snapshot.lines import LineBytes, left_by_step, lines_at_peak, modules_at_peak
 from analysis.memory.snapshot.reading import (
     NO_TIME,
     OUT_OF_MEMORY,
@@ -19,11 +19,21 @@ from analysis.memory.snapshot.replay import Replay
 from analysis.memory.snapshot.savings import savings_of
 from analysis.memory.snapshot.stacks import PHASE_NAMES, Line
 from harness.base.text import count_of
+from harness.base.units import megabytes
 from harness.schema import Document, field
 
 TWO_MOMENTS = "state is twice the gradients, as Adam's moments are"
+# What optimizer state is, by how many times the gradients it has.
+STATE_TIMES = {
+    1: "state is as large as the gradients, as one moment is",
+    2: TWO_MOMENTS,
+    4: "state is 4 times the gradients, as Adam's moments in fp32 are beside gradients in bf16",
+    6: "state is 6 times the gradients, as Adam's moments and weights in fp32 are beside gradients"
+    " in bf16",
+}
 NO_LINE = "no frame of the program in the stack: C++ alone, or none"
 NO_EVENTS = "the recording has no event that allocates more than was there before it"
+NOTHING_LOST = "nothing that can be seen"
 NO_CARD = "no snapshot tells the device; --device-name NAME does, or the summary of a run beside it"
 # What people give for max_entries; torch has no limit by default.
 RING_SIZES = (1_000, 10_000, 50_000, 65_536, 100_000, 200_000, 500_000, 1_000_000)
@@ -49,12 +59,23 @@ class SnapshotLine(Document):
     count: int = field("of allocations")
 
 
+class SnapshotModule(Document):
+    kind: str | None = field(
+        "attention, MLP, loss, embedding, normalization", null="no function that it calls tells"
+    )
+    where: str | None = field(
+        "line of forward() that calls it, model.py:382", null="outside of forward()"
+    )
+    bytes: int = field("at the peak, of what was made in it; the backward pass names no module")
+    count: int = field("of allocations")
+
+
 class LeftByStep(Document):
     where: str | None = field("file and line of the program", null=NO_LINE)
     function: str | None = field("that the line is in", null=NO_LINE)
     caller: str | None = field("that called it", null="none in the stack")
-    bytes_per_step: float = field("left by each step to the end of the recording, median")
-    steps: int = field("that are seen")
+    bytes_per_step: float = field("more at the end of a step than of the one before, median")
+    steps: int = field("that are compared with the one before")
 
 
 class WouldLower(Document):
@@ -81,6 +102,9 @@ class SnapshotDevice(Document):
     peak_reserved_bytes: int = field("the most within the recording")
     free_reserved_bytes: int = field("reserved and free at the end")
     largest_free_bytes: int = field("the largest block of these")
+    free_in_pools_bytes: int = field(
+        "of these, what is in pools of CUDA graphs or of torch.cuda.MemPool, for them alone"
+    )
     segments_taken: int = field(
         "from the driver within the recording; mapped parts of expandable ones"
     )
@@ -89,6 +113,7 @@ class SnapshotDevice(Document):
     ran_out: RanOut | None = field("the last time", null="memory did not run out")
     held: HeldBytes = field("bytes at the peak, which they add up to")
     lines: list[SnapshotLine] = field("largest first")
+    modules: list[SnapshotModule] = field("largest first; empty where no stack has a forward()")
     left_by_step: list[LeftByStep] = field(
         "what every step leaves; empty where fewer than two are seen"
     )
@@ -98,6 +123,7 @@ class SnapshotDevice(Document):
         "what gradients, state and what was there before say of each other",
         null="the recording made no gradients that fit them",
     )
+    lost: str | None = field("what its recording lacks", null=NOTHING_LOST)
     events: int = field("that the recording has")
     recorded_s: float | None = field(
         "seconds from the first event to the last", null="without times"
@@ -122,7 +148,7 @@ class MemorySnapshot(Document):
     snapshot: str = field("name of the file")
     devices: list[SnapshotDevice] = field("those with memory")
     headline: str = field("where the peak is, and what held it; of the device that holds most")
-    lost: str | None = field("what the recording lacks", null="nothing that can be seen")
+    lost: str | None = field("the same of all devices", null=NOTHING_LOST)
     card_bytes: int | None = field("memory of the device", null=NO_CARD)
     compared_with: str | None = field(
         "name of the other file", null="nothing was given with --compare"
@@ -133,6 +159,11 @@ class MemorySnapshot(Document):
     predicted: list[PredictedBytes] | None = field(
         "beside what was held", null="no --prediction was given, and none stands beside the file"
     )
+
+    @property
+    def fullest(self) -> SnapshotDevice:
+        """The device that holds most."""
+        return max(self.devices, key=lambda device: device.peak_bytes)
 
 
 def device_row(replay: Replay, expandable_segments: bool) -> SnapshotDevice:
@@ -149,12 +180,14 @@ def device_row(replay: Replay, expandable_segments: bool) -> SnapshotDevice:
         peak_reserved_bytes=replay.peak_reserved_bytes(),
         free_reserved_bytes=sum(free),
         largest_free_bytes=max(free, default=0),
+        free_in_pools_bytes=sum(replay.free_blocks(in_pools=True)),
         segments_taken=replay.count_of(SEGMENT_ALLOC, SEGMENT_MAP),
         segments_given_back=replay.count_of(SEGMENT_FREE, SEGMENT_UNMAP),
         out_of_memory=replay.count_of(OUT_OF_MEMORY),
         ran_out=last_time_ran_out(replay),
         held=HeldBytes(**replay.held),
         lines=[line_row(row) for row in lines_at_peak(replay)],
+        modules=[SnapshotModule(**row._asdict()) for row in modules_at_peak(replay)],
         left_by_step=left_rows(replay),
         steps=len(replay.phases.step_ends),
         would_lower=[
@@ -162,6 +195,7 @@ def device_row(replay: Replay, expandable_segments: bool) -> SnapshotDevice:
             for saving in savings_of(replay, expandable_segments)
         ],
         adds_up=sums_text(replay),
+        lost=lost_of(replay),
         events=len(replay.recording.action),
         recorded_s=recorded_s(replay),
     )
@@ -218,10 +252,9 @@ def sums_text(replay: Replay) -> str | None:
     state = most_of(replay, "optimizer_state")
     if not gradients:
         return None
-    if state and abs(state / gradients - 2) < CLOSE:
-        return TWO_MOMENTS
-    if state and abs(state / gradients - 1) < CLOSE:
-        return "state is as large as the gradients, as one moment is"
+    for times, text in STATE_TIMES.items():
+        if abs(state / gradients - times) < times * CLOSE / 2:
+            return text
     before = replay.before_bytes / gradients
     if abs(before - 3) < 3 * CLOSE_BEFORE:
         return "before it 3 times the gradients, as parameters and two moments are"
@@ -236,18 +269,17 @@ def most_of(replay: Replay, category: str) -> int:
     return int(totals.max()) if len(totals) else 0
 
 
-def lost_text(replays: Sequence[Replay]) -> str | None:
-    """Whether the ring of the allocator has lost its beginning, and what else is not recorded."""
+def lost_text(devices: Sequence[SnapshotDevice]) -> str | None:
     texts = []
-    for replay in replays:
-        text = lost_of(replay)
-        if text:
-            name = f"device {replay.recording.device}: " if len(replays) > 1 else ""
-            texts.append(f"{name}{text}")
+    for device in devices:
+        if device.lost:
+            name = f"device {device.device}: " if len(devices) > 1 else ""
+            texts.append(f"{name}{device.lost}")
     return "; ".join(texts) or None
 
 
 def lost_of(replay: Replay) -> str | None:
+    """Whether the ring of the allocator has lost its beginning, and what else is not recorded."""
     recording = replay.recording
     events = len(recording.action)
     if not replay.made_at.size:
@@ -263,7 +295,13 @@ def lost_of(replay: Replay) -> str | None:
     unseen = len(replay.unseen_at)
     if unseen:
         return (
-            f"perhaps: {count_of(unseen, 'free')} of what was not seen being allocated; it began"
-            " within the run, or lost its beginning"
+            f"perhaps: it began within the run, or lost its beginning, as it never saw the"
+            f" allocation of what {count_of(unseen, 'free')} gave back"
+        )
+    most_reserved = replay.peak_reserved_bytes()
+    if replay.peak_bytes > most_reserved:
+        return (
+            f"events and segments contradict each other: {megabytes(replay.peak_bytes)} allocated,"
+            f" but no more than {megabytes(most_reserved)} reserved; they are not of one recording"
         )
     return None

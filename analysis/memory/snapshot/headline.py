@@ -6,6 +6,7 @@ from analysis.memory.snapshot.document import TWO_MOMENTS, HeldBytes, SnapshotDe
 from harness.base.units import MB
 
 GB = 1024 * MB
+KB = MB // 1024
 WORDS = {
     "gradients": "gradients",
     "optimizer_state": "optimizer state",
@@ -20,12 +21,15 @@ PLACES = {
     "optimizer": "in the optimizer step",
     None: "at a time that no stack tells",
 }
+LEAST_MB = 0.05  # that is told as MB
 NAMED_SHARE = 0.02  # of the peak, below which a category is not named
 ONE_LINE = 0.5  # of the peak: such a line is named
 
 
 def size_text(size: float) -> str:
-    """'11.58 GB', '51.2 GB', '33.5 MB': of 2^30 and 2^20 bytes."""
+    """'11.58 GB', '51.2 GB', '33.5 MB', '4.0 KB': of 2^30, 2^20 and 2^10 bytes."""
+    if 0 < abs(size) < LEAST_MB * MB:
+        return f"{size / KB:,.1f} KB"
     if abs(size) < GB:
         return f"{size / MB:,.1f} MB"
     digits = 2 if abs(size) < 10 * GB else 1
@@ -42,16 +46,17 @@ def headline_of(device: SnapshotDevice, card_bytes: int | None) -> str:
     if card_bytes is not None and device.peak_reserved_bytes > card_bytes:
         return (
             f"{size_text(device.peak_reserved_bytes)} were reserved on a card of"
-            f" {size_text(card_bytes)}: what does not fit lies in the host's memory, and is slow;"
+            f" {size_text(card_bytes)}: what does not fit lies in the host's memory, and is slow."
             f" {peak_sentence(device)}"
         )
     if device.ran_out:
         where = f" by {device.ran_out.where}" if device.ran_out.where else ""
         return (
-            f"Memory ran out as {size_text(device.ran_out.asked_bytes)} were asked for{where}:"
-            f" {size_text(device.reserved_bytes)} were reserved,"
-            f" {size_text(device.free_reserved_bytes)} of it free in pieces of at most"
-            f" {size_text(device.largest_free_bytes)}; {peak_sentence(device)}"
+            f"Memory ran out as {size_text(device.ran_out.asked_bytes)} were asked for{where}: the"
+            f" driver had {size_text(device.ran_out.driver_free_bytes)}, and of"
+            f" {size_text(device.reserved_bytes)} that were reserved"
+            f" {size_text(device.free_reserved_bytes)} were free, in pieces of at most"
+            f" {size_text(device.largest_free_bytes)}. {peak_sentence(device)}"
         )
     return peak_sentence(device)
 
@@ -71,9 +76,20 @@ def peak_sentence(device: SnapshotDevice) -> str:
     before = device.held.before_the_recording
     if before >= least:
         parts.append(f"{size_text(before)} that were there before")
-    return f"The peak, {size_text(device.peak_bytes)}, is {PLACES[device.peak_phase]}: " + (
-        ", and ".join(parts)
+    return (
+        f"The peak, {size_text(device.peak_bytes)}, is {PLACES[device.peak_phase]}:"
+        f" {', and '.join(parts)}{growth_text(device)}"
     )
+
+
+def growth_text(device: SnapshotDevice) -> str:
+    """'; each step leaves 3.1 MB more, by append train.py:88'"""
+    growth = sum(row.bytes_per_step for row in device.left_by_step)
+    if growth < LEAST_MB * MB:
+        return ""
+    first = device.left_by_step[0]
+    by_line = f", by {first.function} {first.where}" if first.where else ""
+    return f"; each step leaves {size_text(growth)} more{by_line}"
 
 
 def word_for(category: str, device: SnapshotDevice) -> str:

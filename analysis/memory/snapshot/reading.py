@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import gzip
+import operator
 import pickle
 import re
 import zlib
@@ -69,6 +70,7 @@ class Block(NamedTuple):
     size_bytes: int  # as the allocator rounds it
     state: str  # active_allocated, active_awaiting_free, inactive
     stack: int  # place in Recording.stacks, or NO_STACK
+    in_own_pool: bool  # of a CUDA graph, or a torch.cuda.MemPool
 
 
 class Mark(NamedTuple):
@@ -159,7 +161,7 @@ def _load(path: Path, file: BinaryIO) -> Any:
             " data alone, and nothing of this file was executed"
         ) from refused
     except (*DAMAGED, zlib.error, gzip.BadGzipFile) as error:
-        why = str(error) or type(error).__name__
+        why = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{path}: truncated, damaged, or not a pickle: {why}") from error
     finally:
         if was_enabled:
@@ -173,7 +175,7 @@ def _snapshot_of(path: Path, value: dict) -> Snapshot:
     events_of: dict[int, list[dict]] = dict(enumerate(value.get("device_traces") or []))
     segments_of: dict[int, list[dict]] = {}
     for segment in value["segments"]:
-        segments_of.setdefault(segment.get("device", 0), []).append(segment)
+        segments_of.setdefault(operator.index(segment.get("device", 0)), []).append(segment)
     recordings = []
     for device in sorted(events_of.keys() | segments_of.keys()):
         events, segments = events_of.get(device, []), segments_of.get(device, [])
@@ -183,13 +185,19 @@ def _snapshot_of(path: Path, value: dict) -> Snapshot:
         raise UserError(
             f"{path}: a snapshot without a segment or an event: no memory of a GPU was in use"
         )
-    marks = []
-    for mark in value.get("external_annotations") or []:
-        marks.append(Mark(mark["name"], mark["stage"] == "START", int(mark["time_us"])))
     settings = value.get("allocator_settings") or {}
     is_expandable = any(segment.get("is_expandable") for segment in value["segments"])
     expandable_segments = is_expandable or bool(settings.get("expandable_segments"))
-    return Snapshot(path, recordings, marks, expandable_segments)
+    return Snapshot(path, recordings, _marks_of(value), expandable_segments)
+
+
+def _marks_of(value: dict) -> list[Mark]:
+    marks = []
+    for mark in value.get("external_annotations") or []:
+        marks.append(
+            Mark(str(mark["name"]), mark["stage"] == "START", operator.index(mark["time_us"]))
+        )
+    return marks
 
 
 def _recording_of(device: int, events: list[dict], segments: list[dict]) -> Recording:
@@ -199,16 +207,16 @@ def _recording_of(device: int, events: list[dict], segments: list[dict]) -> Reco
     for event in events:
         code = code_of.get(event["action"], OTHER)
         action.append(code)
-        address.append(event.get("addr", 0))
-        sizes.append(event["size"])
-        times.append(event.get("time_us", NO_TIME))
+        address.append(operator.index(event.get("addr", 0)))
+        sizes.append(operator.index(event["size"]))
+        times.append(operator.index(event.get("time_us", NO_TIME)))
         stack.append(stacks.number_of(event.get("frames")))
         if code == OUT_OF_MEMORY:
-            driver_free.append(event.get("device_free", event.get("addr", 0)))
+            driver_free.append(operator.index(event.get("device_free", event.get("addr", 0))))
     blocks = []
     reserved_bytes = 0
     for segment in segments:
-        reserved_bytes += segment["total_size"]
+        reserved_bytes += operator.index(segment["total_size"])
         blocks.extend(_blocks_of(segment, stacks))
     return Recording(
         device=device,
@@ -227,12 +235,14 @@ def _recording_of(device: int, events: list[dict], segments: list[dict]) -> Reco
 def _blocks_of(segment: dict, stacks: StackReader) -> list[Block]:
     """The blocks of a segment.  Until 2023 they have no addresses, and frames in a history."""
     blocks = []
-    address = segment["address"]
+    address = operator.index(segment["address"])
+    in_own_pool = any(segment.get("segment_pool_id") or ())  # (0, 0): that of all
     for block in segment["blocks"]:
         frames = block.get("frames")
         if not frames and block.get("history"):
             frames = block["history"][0].get("frames")
-        begin = block.get("address", address)
-        blocks.append(Block(begin, block["size"], block["state"], stacks.number_of(frames)))
-        address += block["size"]
+        begin, size = operator.index(block.get("address", address)), operator.index(block["size"])
+        stack = stacks.number_of(frames)
+        blocks.append(Block(begin, size, block["state"], stack, in_own_pool))
+        address += size
     return blocks

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from analysis.hardware.datasheets import LIBRARY_WORKSPACES
 from analysis.memory.snapshot.phases import Phases, phases_of
 from analysis.memory.snapshot.reading import (
     ALLOC,
@@ -55,6 +56,8 @@ def lifetimes_of(recording: Recording) -> Lifetimes:
     made_at, freed_at, unseen_at = [], [], []
     for event, (code, address) in enumerate(zip(action.tolist(), recording.address, strict=True)):
         if code == ALLOC:
+            if address in live:  # its end was not noted
+                freed_at[live[address]] = event
             live[address] = len(made_at)
             made_at.append(event)
             freed_at.append(NEVER)
@@ -118,8 +121,21 @@ class Replay:
         # A library takes a workspace in each thread, also in those of the backward pass, and keeps
         # it.
         of_library = np.array([stack.of_library for stack in self.recording.stacks] + [False])
-        category[of_library[self.stack] & is_left] = KEPT
+        is_workspace = of_library[self.stack] | self._are_workspaces(in_forward & is_left)
+        category[is_workspace & is_left] = KEPT
         return category
+
+    def _are_workspaces(self, kept_in_forward: np.ndarray) -> np.ndarray:
+        """Workspaces of the matmul libraries in threads of the backward pass, where no frame of C++
+        tells them [allocations, bool]: the first without any frame that has a size of PyTorch's
+        defaults and stays, if the forward pass took one of the same size in the recording."""
+        is_workspace = np.zeros(len(self.phase), dtype=bool)
+        stays = (self.phase == Phase.BACKWARD) & (self.stack < 0) & (self.freed_at == NEVER)
+        for size in LIBRARY_WORKSPACES:
+            of_size = self.size_bytes == size
+            if (kept_in_forward & of_size).any() and (stays & of_size).any():
+                is_workspace[(stays & of_size).argmax()] = True
+        return is_workspace
 
     def _ends_of_phases(self) -> np.ndarray:
         """The event by which the phase that made an allocation has ended, NEVER where it lasts to
@@ -152,7 +168,7 @@ class Replay:
         of_these = np.ones(len(self.made_at), dtype=bool) if chosen is None else chosen
         changes[self.made_at[of_these]] = self.size_bytes[of_these]
         ended = of_these & (self.freed_at != NEVER)
-        changes[self.freed_at[ended]] = -self.size_bytes[ended]
+        changes[self.freed_at[ended]] -= self.size_bytes[ended]
         if chosen is None:
             changes[self.unseen_at] = -self.recording.size_bytes[self.unseen_at]
         return changes
@@ -198,9 +214,15 @@ class Replay:
         """What torch.cuda.memory_allocated() would tell at the end."""
         return sum(b.size_bytes for b in self.recording.blocks if b.state == ALLOCATED)
 
-    def free_blocks(self) -> list[int]:
-        """Sizes of the blocks that are reserved and free at the end."""
-        return [b.size_bytes for b in self.recording.blocks if b.state == FREE]
+    def free_blocks(self, in_pools: bool = False) -> list[int]:
+        """Sizes of the blocks that are reserved and free at the end.
+
+        in_pools: of those alone that are in a pool of their own."""
+        sizes = []
+        for block in self.recording.blocks:
+            if block.state == FREE and (block.in_own_pool or not in_pools):
+                sizes.append(block.size_bytes)
+        return sizes
 
     def count_of(self, *actions: int) -> int:
         return int(np.isin(self.recording.action, actions).sum())

@@ -10,11 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.memory.snapshot.replay import ACTIVATIONS, GRADIENTS, STATE, TEMPORARIES, Replay
-from analysis.memory.snapshot.stacks import Phase
+from analysis.memory.snapshot.stacks import LOSS, Phase
 
 LEAST_SHARE = 0.01  # of the peak, below which a change is not worth a word
 # Functions of the program or of torch, from the innermost, as Stack.functions has them.
-LOSS = re.compile(r"cross_entropy|log_softmax|nll_loss|logsumexp|(^| )loss(_fn|_fun\w*)?( |$)")
 SOFTMAX = re.compile(r"(?<!log_)softmax")
 FUSED = "fused attention (F.scaled_dot_product_attention), which keeps no S x S tensor"
 CHECKPOINTING = "activation checkpointing, which repeats parts of the forward pass"
@@ -28,6 +27,11 @@ EXPANDABLE = "of what is reserved: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:T
 class Saving(NamedTuple):
     change: str
     at_most_bytes: int
+
+
+def lowers(change: str) -> str:
+    """What a change makes smaller."""
+    return "what is reserved" if change == EXPANDABLE else "the peak"
 
 
 def savings_of(replay: Replay, expandable_segments: bool) -> list[Saving]:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from analysis.memory.snapshot.analyzed import Analyzed
+import textwrap
+
 from analysis.memory.snapshot.document import MemorySnapshot, SnapshotDevice
 from analysis.memory.snapshot.headline import GB, WORDS, headline_of, held_of, size_text
+from analysis.memory.snapshot.savings import EXPANDABLE
 from harness.base.sections import Section
-from harness.base.tables import ANSWER_LINES, Column, answer, column
+from harness.base.tables import ANSWER_LINES, COLUMNS, Column, answer, column
 from harness.base.text import count_of, printable
 from harness.base.units import MB
 
 PAGE = "docs/memory.md"
 LINES = 5  # of the program in the answer
 CHANGES = 2  # in the answer
+MODULES = 2  # in the answer
+LARGE_MODULE = 0.05  # of the peak, from which on a module is told in the answer
 SHOWN = 0.005  # of the unit, below which a size is not told
 SMALL_LINE = 0.001  # of the peak, below which a line is not told
 COMPARED = 3  # lines in the answer
+DEVICES = 3  # lines in the answer
 FAST_CHURN = 20  # segments a second, above which the driver is a finding
+WHOLE = ("Headline", "Trust")  # texts of the answer that are not cut
+OPTIONAL = ("Other devices", "Predicted", "Other files")
+SHORTENED = ("Largest lines", "Would lower", "Other devices", "Compared")
 RECORD = "python3 profile_program.py --memory-snapshot -- COMMAND"
 
 LINE_COLUMNS = [
@@ -24,6 +32,12 @@ LINE_COLUMNS = [
     column("function", "function", left=True),
     column("called by", "caller", left=True),
     Column("category", lambda row: WORDS.get(row.get("category")), left=True),
+    column("MB", "bytes", ",.1f", MB),
+    column("allocations", "count", ","),
+]
+MODULE_COLUMNS = [
+    Column("module", lambda row: row["kind"] or "not told", left=True),
+    Column("called at", lambda row: called_at(row), left=True),
     column("MB", "bytes", ",.1f", MB),
     column("allocations", "count", ","),
 ]
@@ -63,51 +77,78 @@ CATEGORY_COLUMNS = [
 
 
 def snapshot_answer(
-    analyzed: Analyzed, read_on: str, others: str = "", limit: int = ANSWER_LINES
+    document: MemorySnapshot, read_on: str, others: str = "", limit: int = ANSWER_LINES
 ) -> list[str]:
     """What a command that reads a snapshot ends with: of the device that holds most.
 
     others: of further files, what they hold.  limit: of its lines."""
-    document = analyzed.document
-    device = analyzed.device
+    device = document.fullest
     rows: dict[str, str | list[str]] = {"Headline": document.headline}
     if document.compared is not None:
         rows["Compared"] = compared_texts(document)
     if others:
         rows["Other files"] = others
-    other_devices = other_device_texts(document, analyzed.largest)
+    other_devices = other_device_texts(document)
     if other_devices:
         rows["Other devices"] = other_devices
     rows["At the peak"] = held_text(device)
-    further = [rows.get("Compared", []), other_devices, ["others"] if others else []]
-    lines = line_texts(device, max(1, LINES - sum(map(len, further))))
+    lines = line_texts(device)
     rows["Largest lines"] = lines or ["none: no stack names a line of the program"]
     rows["Between steps"] = between_steps_text(device)
     rows["Driver"] = driver_text(device, document.card_bytes)
     if document.predicted:
         rows["Predicted"] = predicted_text(document)
     rows["Would lower"] = savings_text(device)
-    rows["Trust"] = trust_text(document, device)
+    rows["Trust"] = trust_text(device)
     rows["Read on"] = read_on
-    whole = ("Headline", "Trust")
-    optional = ("Other devices", "Other files", "Predicted")
-    return [printable(line) for line in answer(rows, limit, whole, optional)]
+    shorten(rows, limit)
+    return [printable(line) for line in answer(rows, limit, WHOLE, OPTIONAL)]
+
+
+def shorten(rows: dict[str, str | list[str]], limit: int) -> None:
+    """Leave out the last texts of lists, so that all labels have room."""
+    width = COLUMNS - max(map(len, rows)) - 2
+    excess = -limit
+    for label, row in rows.items():
+        texts = [row] if isinstance(row, str) else row
+        whole_lines = len(textwrap.wrap(texts[0], width)) if label in WHOLE else 0
+        excess += max(len(texts), whole_lines)
+    for label in SHORTENED:
+        texts = rows.get(label, [])
+        left_out = min(max(excess, 0), max(len(texts) - 1, 0))
+        if left_out:
+            rows[label] = texts[:-left_out]
+            excess -= left_out
 
 
 def held_text(device: SnapshotDevice) -> str:
-    """'activations 6.60, what was there before 4.75, temporaries 0.19, what is kept 0.04 GB'"""
+    """'activations 6.60, before the recording 4.75, kept 0.04 GB; in attention 3.30, MLP 2.81'"""
     unit, name = (GB, "GB") if device.peak_bytes >= GB else (MB, "MB")
     parts = []
     for category, size in held_of(device.held).items():
         if size >= SHOWN * unit:
             parts.append(f"{WORDS[category]} {size / unit:,.2f}")
-    return f"{', '.join(parts)} {name}" if parts else "nothing"
+    if not parts:
+        return "nothing"
+    modules = module_texts(device, unit)
+    by_module = f"; in {', '.join(modules)}" if modules else ""
+    return f"{', '.join(parts)} {name}{by_module}"
 
 
-def line_texts(device: SnapshotDevice, most: int) -> list[str]:
+def module_texts(device: SnapshotDevice, unit: int) -> list[str]:
+    """'attention 3.30', 'model.py:387 0.19'"""
+    texts = []
+    for row in device.modules[:MODULES]:
+        if row.bytes < LARGE_MODULE * device.peak_bytes:
+            break
+        texts.append(f"{row.kind or row.where} {row.bytes / unit:,.2f}")
+    return texts
+
+
+def line_texts(device: SnapshotDevice) -> list[str]:
     """The lines that hold most at the peak."""
     texts = []
-    for line in device.lines[:most]:
+    for line in device.lines[:LINES]:
         if line.bytes < SMALL_LINE * device.peak_bytes:
             break
         where = "no line of the program"
@@ -122,50 +163,65 @@ def line_texts(device: SnapshotDevice, most: int) -> list[str]:
 def between_steps_text(device: SnapshotDevice) -> str:
     """What is held as the recording begins and as it ends, and what each step leaves behind."""
     held = f"{size_text(device.before_bytes)} before, {size_text(device.end_bytes)} at the end"
+    if device.end_bytes > device.peak_bytes:  # which counts what was requested
+        held += " in blocks, which are rounded up"
     if device.left_by_step:
         total = sum(row.bytes_per_step for row in device.left_by_step)
         first = device.left_by_step[0]
         where = f"{first.function} {first.where}" if first.where else "no line of the program"
-        steps = count_of(device.steps, "step")
-        return f"+{size_text(total)} a step over {steps}, most by {where}; {held}"
+        share = "most by " if len(device.left_by_step) > 1 else ""
+        steps = count_of(first.steps, "step")
+        return f"+{size_text(total)} a step over {steps}, {share}{where}; {held}"
     if device.adds_up:
         return f"{held}; {device.adds_up}"
     return held
 
 
 def driver_text(device: SnapshotDevice, card_bytes: int | None) -> str:
-    """What was asked of the driver, what is reserved, in which pieces, and the card."""
+    """What is reserved, in which pieces, what was asked of the driver, and the card."""
     taken, given = device.segments_taken, device.segments_given_back
     churn = f"{count_of(taken, 'segment')} taken, {given:,} given back"
     seconds = device.recorded_s
     if seconds and given and (taken + given) / seconds > FAST_CHURN:
         churn += f" in {seconds:.1f} s: each costs a synchronization"
-    card = "card unknown: --device-name"
+    card = "card unknown (--device-name)"
     if card_bytes is not None:
         card = f"card {size_text(card_bytes)}"
     free, largest = size_text(device.free_reserved_bytes), size_text(device.largest_free_bytes)
-    reserved = f"{size_text(device.reserved_bytes)} reserved ({card})"
-    return f"{reserved}, {free} free in pieces up to {largest}; {churn}"
+    if device.free_in_pools_bytes:
+        largest += f", {size_text(device.free_in_pools_bytes)} of it in private pools"
+    reserved = f"{size_text(device.reserved_bytes)} reserved"
+    return f"{reserved}, {free} free in pieces up to {largest}; {churn}; {card}"
 
 
 def savings_text(device: SnapshotDevice) -> list[str]:
     texts = []
     for row in device.would_lower[:CHANGES]:
-        texts.append(f"by {size_text(row.at_most_bytes)} at most: {row.change}")
+        joined = " " if row.change == EXPANDABLE else ": "
+        texts.append(f"by {size_text(row.at_most_bytes)} at most{joined}{row.change}")
     return texts or ["nothing that the recording tells"]
 
 
-def other_device_texts(document: MemorySnapshot, largest: int) -> list[str]:
+def other_device_texts(document: MemorySnapshot) -> list[str]:
+    """A line for each, the fullest first; of many, one for all but the first."""
+    fullest = document.fullest
+    devices = [device for device in document.devices if device is not fullest]
+    devices.sort(key=lambda device: -device.peak_bytes)
+    told = devices if len(devices) <= DEVICES else devices[: DEVICES - 1]
     texts = []
-    for place, device in enumerate(document.devices):
-        if place != largest:
-            texts.append(f"device {device.device}: {headline_of(device, document.card_bytes)}")
+    for device in told:
+        texts.append(f"device {device.device}: {headline_of(device, document.card_bytes)}")
+    rest = devices[len(told) :]
+    if rest:
+        texts.append(
+            f"{len(rest)} more, of which each held {size_text(rest[0].peak_bytes)} at most"
+        )
     return texts
 
 
-def trust_text(document: MemorySnapshot, device: SnapshotDevice) -> str:
+def trust_text(device: SnapshotDevice) -> str:
     """What is not known, and how to record it."""
-    parts = [document.lost] if document.lost else ["nothing lost that can be seen"]
+    parts = [device.lost] if device.lost else ["nothing lost that can be seen"]
     if device.peak_event is None:
         parts.append(f"history from the start tells it: {RECORD}")
     elif device.peak_phase is None:
@@ -224,6 +280,13 @@ def snapshot_sections(document: MemorySnapshot) -> list[Section]:
     return sections
 
 
+def called_at(row: dict) -> str | None:
+    """The line that calls a module; None of the row that stands for several."""
+    if "where" not in row:
+        return None
+    return row["where"] or "outside of forward()"
+
+
 def device_section(document: MemorySnapshot, device: SnapshotDevice, row: dict) -> Section:
     categories = []
     for name, size in held_of(device.held).items():
@@ -233,7 +296,7 @@ def device_section(document: MemorySnapshot, device: SnapshotDevice, row: dict) 
         "Peak": headline_of(device, document.card_bytes),
         "Between steps": between_steps_text(device),
         "Driver": driver_text(device, document.card_bytes),
-        "Trust": trust_text(document, device),
+        "Trust": trust_text(device),
     }
     note = [
         "MB are 2^20 bytes, as requested; blocks, which the allocator rounds, of what was there"
@@ -242,6 +305,7 @@ def device_section(document: MemorySnapshot, device: SnapshotDevice, row: dict) 
     parts = [
         Section("By category", CATEGORY_COLUMNS, categories, note),
         Section("By line", LINE_COLUMNS, row["lines"], label="where", sums=("bytes", "count")),
+        Section("By module", MODULE_COLUMNS, row["modules"], label="kind", sums=("bytes", "count")),
         Section(
             "Left behind by each step",
             LEFT_COLUMNS,

@@ -7,6 +7,8 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.attribution.breakdown import mean_of
 from analysis.attribution.components import IDLE
+from analysis.attribution.gpu_time import Queue
+from analysis.diagnosis.document import OperatorAnalysis
 from analysis.report.figures.axes import beside, legend, new_axes, stacked_bars
 from analysis.report.palette import GRAY, PHASE_COLORS, color_of
 from harness.base.text import significant, told_apart
@@ -16,40 +18,38 @@ BARS = 24  # of a figure at most, as many as can be told apart
 CONTRAST = "#d55e00"  # steps that averages leave out; waiting for other ranks
 
 
-def draw_breakdown(analysis: dict, about: str) -> Figure:
+def draw_breakdown(own: OperatorAnalysis, about: str) -> Figure:
     """The parts of the step, most time first: forward, backward and other phases end to end."""
-    rows = [row for row in analysis["components"] if row["ms_per_step"] > 0][:BARS]
-    clock, step_ms = analysis["attribution"]["clock"], analysis["attribution"]["ms_per_step"]
-    mean = mean_of(analysis["attribution"]["steps"], analysis["steps"]["count"])
+    rows = [row for row in own.components if row.ms_per_step > 0][:BARS]
+    clock, step_ms = own.attribution.clock, own.attribution.ms_per_step
+    mean = mean_of(own.attribution.steps, own.steps.count)
     colors = {**PHASE_COLORS, IDLE: color_of(IDLE)}
     phases_ms = {}
-    for phase in analysis["phases"]:
-        name = phase["phase"]
-        if phase["ms_per_step"] > 0:
-            phases_ms[name] = [row["phases_ms"].get(name, 0.0) for row in rows]
-            colors.setdefault(name, GRAY)
+    for phase in own.phases:
+        if phase.ms_per_step > 0:
+            phases_ms[phase.phase] = [row.phases_ms.get(phase.phase, 0.0) for row in rows]
+            colors.setdefault(phase.phase, GRAY)
     title = f"A step by part and phase: {significant(step_ms)} ms of {clock} time"
     figure, axes = bar_axes(f"{title}, {mean}", len(rows), about)
-    names = told_apart([row["component"] for row in rows], NAME)
+    names = told_apart([row.component for row in rows], NAME)
     stacked_bars(axes, names, phases_ms, colors)
-    beside(axes, [f"{row['share']:.1%}" for row in rows])
+    beside(axes, [f"{row.share:.1%}" for row in rows])
     axes.set_xlabel(f"{clock} time per step (ms)")
     legend(axes)
     return figure
 
 
-def draw_ranks(analysis: dict, about: str) -> Figure:
+def draw_ranks(own: OperatorAnalysis, about: str) -> Figure:
     """The step of each rank: what communication exposed, as transfer and waiting where these are
     told apart, and the rest.  Of many ranks, those that cause most of the waiting."""
-    every = analysis["ranks"]["rows"]
-    by_waiting = sorted(every, key=lambda row: -row.get("caused_waiting_ms", 0.0))
-    rows = sorted(by_waiting[:BARS], key=lambda row: row["rank"])
-    step_ms, exposed_ms, waiting_ms = (
-        np.array([row[key] or 0.0 for row in rows])
-        for key in ("ms_per_step", "exposed_comm_ms", "waiting_ms")
-    )
+    every = own.ranks.rows
+    by_waiting = sorted(every, key=lambda row: -(row.caused_waiting_ms or 0.0))
+    rows = sorted(by_waiting[:BARS], key=lambda row: row.rank)
+    step_ms = np.array([row.ms_per_step for row in rows])
+    exposed_ms = np.array([row.exposed_comm_ms or 0.0 for row in rows])
+    waiting_ms = np.array([row.waiting_ms or 0.0 for row in rows])
     parts_ms = {"no exposed communication": step_ms - exposed_ms}
-    if any(row["waiting_ms"] is None for row in rows):
+    if any(row.waiting_ms is None for row in rows):
         parts_ms["exposed communication"] = exposed_ms
     else:
         parts_ms["transfer"] = exposed_ms - waiting_ms
@@ -64,8 +64,8 @@ def draw_ranks(analysis: dict, about: str) -> Figure:
     if len(every) > len(rows):
         title = f"A step of {len(rows)} of {len(every)} ranks, which cause most of the waiting"
     figure, axes = bar_axes(title, len(rows), about)
-    stacked_bars(axes, [f"rank {row['rank']}" for row in rows], parts_ms, colors)
-    axes.set_xlabel(f"{analysis['attribution']['clock']} time per step (ms)")
+    stacked_bars(axes, [f"rank {row.rank}" for row in rows], parts_ms, colors)
+    axes.set_xlabel(f"{own.attribution.clock} time per step (ms)")
     legend(axes)
     return figure
 
@@ -75,19 +75,18 @@ def bar_axes(title: str, bars: int, about: str):
     return new_axes(title, 1.5 + 0.24 * bars, about)
 
 
-def draw_queue(analysis: dict, about: str) -> Figure:
+def draw_queue(queue: Queue, about: str) -> Figure:
     """How far the host is ahead of the GPU over a step: events in the queue, and ms until the
     latest one starts."""
-    queue = analysis["gpu_timeline"]["queue_over_step"]
-    figure, axes = new_axes(f"Launch queue of the GPU over step {queue['step']}", 3.2, about)
-    axes.set(xlabel="time since the step began on the host (ms)", xlim=(0, queue["time_ms"][-1]))
+    figure, axes = new_axes(f"Launch queue of the GPU over step {queue.step}", 3.2, about)
+    axes.set(xlabel="time since the step began on the host (ms)", xlim=(0, queue.time_ms[-1]))
     lines = (
-        (axes, "queued", "events in the queue", PHASE_COLORS["forward"]),
-        (axes.twinx(), "ahead_ms", "launch ahead (ms)", PHASE_COLORS["optimizer"]),
+        (axes, queue.queued, "events in the queue", PHASE_COLORS["forward"]),
+        (axes.twinx(), queue.ahead_ms, "launch ahead (ms)", PHASE_COLORS["optimizer"]),
     )
-    for side, field, label, color in lines:
+    for side, values, label, color in lines:
         side.spines["top"].set_visible(False)
-        side.step(queue["time_ms"], queue[field], where="post", color=color, linewidth=1.2)
+        side.step(queue.time_ms, values, where="post", color=color, linewidth=1.2)
         side.set_ylabel(label, color=color)
         side.tick_params(axis="y", length=3.5, colors=color)
         side.set_ylim(bottom=0)

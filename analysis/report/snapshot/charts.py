@@ -44,15 +44,13 @@ def memory_chart(replay: Replay) -> dict:
         mb = sizes[events] / MB
         if mb.any():
             traces.append(area(name, x, mb))
-    if traces:
-        traces[-1]["customdata"] = largest_lines(replay, events)
-        traces[-1]["hovertemplate"] += "<br>%{customdata}"
+    traces.append(line_labels(replay, x, events))
     if replay.peak_event is not None:
         traces.append(peak_mark(x[events.index(replay.peak_event)], replay.peak_bytes))
     layout = {
         "height": 420,
         "hovermode": "x unified",
-        "xaxis": {"title": {"text": x_title}},
+        "xaxis": {"title": {"text": x_title}, "hoverformat": ",.2~f"},
         "yaxis": {"title": {"text": "allocated (MB)"}, "automargin": True, "rangemode": "tozero"},
         "legend": {"orientation": "h", "y": 1.12},
     }
@@ -99,6 +97,21 @@ def area(name: str, x: list[float], mb: np.ndarray) -> dict:
         "fillcolor": COLORS[name],
         "line": {"shape": "hv", "width": 0.5, "color": COLORS[name]},
         "hovertemplate": "%{y:,.1f} MB",
+    }
+
+
+def line_labels(replay: Replay, x: list[float], events: list[int]) -> dict:
+    """What the pointer shows beside the categories; nothing of it is drawn."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "largest lines",
+        "x": x,
+        "y": (replay.totals()[events] / MB).round(3).tolist(),
+        "line": {"width": 0, "color": "rgba(0, 0, 0, 0)"},
+        "showlegend": False,
+        "customdata": largest_lines(replay, events),
+        "hovertemplate": "<br>%{customdata}",
     }
 
 

@@ -7,26 +7,32 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.memory.snapshot.analyzed import Analyzed
-from analysis.memory.snapshot.headline import size_text
+from analysis.memory.snapshot.document import SnapshotDevice
+from analysis.memory.snapshot.headline import WORDS, held_of, size_text
+from analysis.memory.snapshot.savings import lowers
 from analysis.memory.snapshot.text import snapshot_sections
-from analysis.report.html import Further, packed, plotly, script
-from analysis.report.page import FirstScreen, fill_template
-from analysis.report.snapshot.charts import memory_charts
+from analysis.report.html import Further, packed, packed_plotly, script
+from analysis.report.page import FirstScreen, Share, fill_template
+from analysis.report.snapshot.charts import COLORS, memory_charts
 from harness.base.files import write_bytes
 
 
 def write_memory_report(folder: Path, analyzed: Analyzed) -> list[Path]:
     """Write report.html; returns the file."""
     charts = memory_charts(analyzed)
-    document, device = analyzed.document, analyzed.device
+    document = analyzed.document
+    device = document.fullest
     saves, next_step = "", ""
     if device.would_lower:
         saving = device.would_lower[0]
-        saves = f"It would lower the peak by {size_text(saving.at_most_bytes)} at most."
+        size = size_text(saving.at_most_bytes)
+        saves = f"It would lower {lowers(saving.change)} by {size} at most."
         next_step = saving.change
     first = FirstScreen(
         title=f"Memory of {document.snapshot}",
         sentence=document.headline,
+        shares=shares_of(device),
+        whole="peak",
         numbers=[
             (size_text(device.peak_bytes), "peak of allocated memory"),
             (size_text(device.end_bytes), "allocated at the end"),
@@ -35,19 +41,31 @@ def write_memory_report(folder: Path, analyzed: Analyzed) -> list[Path]:
         saves=saves,
         next=next_step,
     )
+    sections = snapshot_sections(document)
+    # Memory over time is what one opens this page for.
+    sections[document.devices.index(device)].unfolded = True
     text = fill_template(
         "page.html",
         first,
-        snapshot_sections(document),
+        sections,
         charts=list(charts),
         chart_data=charts,
         step=packed(b"null"),  # no timeline asks for it
-        plotly=packed(plotly().read_bytes()) if charts else "",
+        plotly=packed_plotly() if charts else "",
         script=script(),
     )
     target = folder / "report.html"
     write_bytes(target, text.encode(errors="backslashreplace"))
     return [target]
+
+
+def shares_of(device: SnapshotDevice) -> list[Share]:
+    """Of the categories at the peak, the largest first."""
+    shares = []
+    for category, size in held_of(device.held).items():
+        share = size / device.peak_bytes if device.peak_bytes else 0.0
+        shares.append(Share(WORDS[category], share, COLORS[category]))
+    return shares
 
 
 def beside_traces(snapshots: Sequence[Analyzed]) -> Further:

@@ -371,26 +371,25 @@ class ChromeTrace(Reader):
         for event in events:
             if event.ph == "X":
                 by_category[event.cat].append(event)
-            elif event.name == "[memory]" and event.args:
+            elif event.args and event.name == "[memory]":
                 memory.append(event)
-            elif event.ph == "M" and event.name == "process_name" and event.args:
+            elif event.args and (event.ph, event.name) == ("M", "process_name"):
                 self.processes[event.pid] = str(event.args.name)
         part = Part(size, rank=rank)
         for category, of_category in by_category.items():
             for kind, of_kind in by_kind(category, of_category).items():
-                if kind is None:
-                    self.add_unknown(part, category, of_kind)
-                else:
-                    self.add_events(part, category, kind, of_kind)
+                self.add_events(part, category, kind, of_kind)
         numbers = ("ts", "args.bytes", "args.total", "args.device_type")
         part.memory = np.stack([floats_of(memory, name) for name in numbers], axis=1)
         return part
 
-    def add_events(self, part: Part, category: str, kind: str, events: list[Event]) -> None:
+    def add_events(self, part: Part, category: str, kind: str | None, events: list[Event]) -> None:
+        """kind: None of a category that is not known here."""
+        if kind is None:
+            self.add_unknown(part, category, events)
+            return
         if kind in (OPERATOR, KERNEL):
-            for event in events:
-                if event.args and event.args.collective is not None:
-                    part.notes.append(note_of(event.args))
+            part.notes += notes_in(events)
         elif kind == FRAME:
             part.n_frames += len(events)
             events = [event for event in events if is_module_call(event)]
@@ -647,6 +646,15 @@ def stream_of(arguments: Arguments) -> int:
     except (ValueError, OverflowError):
         return -1
     return number if abs(number) < 2**63 else -1
+
+
+def notes_in(events: list[Event]) -> list[Note]:
+    """What events note of the collectives that they belong to."""
+    notes = []
+    for event in events:
+        if event.args and event.args.collective is not None:
+            notes.append(note_of(event.args))
+    return notes
 
 
 def note_of(arguments: Arguments) -> Note:

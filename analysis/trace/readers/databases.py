@@ -358,25 +358,32 @@ class Ranges(NamedTuple):
 
 
 def ranges_of(texts: Sequence[str | None]) -> Ranges:
-    n = len(texts)
-    name, is_operator, sequence, signature = zip(*map(range_of, texts), strict=True)
+    n, ranges = len(texts), [range_of(text) for text in texts]
     return Ranges(
-        column(name, n),
-        column(is_operator, n, bool),
-        column(sequence, n, np.int64),
-        column(signature, n),
+        name=column((told.name for told in ranges), n),
+        is_operator=column((told.is_operator for told in ranges), n, bool),
+        sequence=column((told.sequence for told in ranges), n, np.int64),
+        signature=column((told.signature for told in ranges), n),
     )
 
 
-def range_of(text: str | None) -> tuple[str | None, bool, int, bytes | None]:
-    """The name of a range, whether it is an operator, its sequence number and its signature."""
+class RangeText(NamedTuple):
+    """What the text of one range tells, as in Ranges."""
+
+    name: str | None
+    is_operator: bool
+    sequence: int
+    signature: bytes | None
+
+
+def range_of(text: str | None) -> RangeText:
     suffix = SUFFIX.search(text) if text else None
     if suffix is None:
-        return text, False, -1, None
+        return RangeText(text, False, -1, None)
     sequence, shapes = suffix.groups()
     name, signature = text[: suffix.start()], signature_of(shapes)
     is_operator = bool(sequence or signature or re.search(OPERATOR_NAME, name))
-    return name, is_operator, int(sequence or -1), signature
+    return RangeText(name, is_operator, int(sequence or -1), signature)
 
 
 @lru_cache(maxsize=10_000)
