@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-BATCH, LENGTH, VOCABULARY = 2, 256, 4096
+BATCH, LENGTH, VOCABULARY = 1, 1024, 4096
 WIDTH, HEADS, LAYERS = 128, 8, 4
 
 
@@ -72,11 +72,10 @@ def token_batches():
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Cross entropy with targets [B, S, V] that are 1 for the token that follows."""
     tokens, following = batch
     logits = model(tokens)  # [B, S, V]
-    target = torch.zeros_like(logits).scatter_(
-        -1, following.unsqueeze(-1), 1.0
-    )  # 1 for the token that follows
+    target = torch.zeros_like(logits).scatter_(-1, following.unsqueeze(-1), 1.0)
     return -(target * logits.log_softmax(-1)).sum(-1).mean()
 
 

@@ -4,7 +4,7 @@ page.
 `timings_ms.forward.median` leads into objects.  `rows['small', 'seq_len 128'].step_ms` is a field
 of the row with these values: text alone, others with their names; `*` stands for anything, and a
 set of values for any of them.  Of several rows it is a list, without those that are unknown.
-`#3.4` is the field of that number, as it stands on the sheet.
+`#3.4` is the field of that number.
 """
 
 import math

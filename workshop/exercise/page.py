@@ -16,6 +16,7 @@ MARK = re.compile(
     r"#\s*(needs an? (?:AMD |NVIDIA )?GPU|takes minutes(?: without a GPU)?|stays open)"
 )
 BLANK = "____"
+EXTRA = re.compile(r"^## Extra\n.*?(?=^## |\Z)", re.M | re.S)
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,19 @@ def shell_blocks(text: str) -> list[Block]:
 
 
 @dataclass(frozen=True)
+class Part:
+    """The core of an exercise, or its extra: what is run, filled in and asked together.
+
+    text: of the page, with blank lines in place of the other part's, so that each line keeps its
+    number."""
+
+    name: str  # core or extra
+    text: str
+    worksheet: str  # headings of its sections
+    questions: str
+
+
+@dataclass(frozen=True)
 class Exercise:
     number: int
     path: Path
@@ -73,6 +87,26 @@ class Exercise:
         if not match:
             raise UserError(f"{self.name}: no line begins with '**Question.**'")
         return match[1]
+
+    @property
+    def core(self) -> Part:
+        """What everybody does: the page without the section `## Extra`."""
+        text = EXTRA.sub(lambda match: "\n" * match[0].count("\n"), self.text)
+        return Part("core", text, "## Worksheet", "## Questions")
+
+    @property
+    def extra(self) -> Part | None:
+        """What is there for who wants more: the section `## Extra`; None if the page has none."""
+        match = EXTRA.search(self.text)
+        if not match:
+            return None
+        text = "\n" * self.text.count("\n", 0, match.start()) + match[0]
+        return Part("extra", text, "### Extra worksheet", "### Extra questions")
+
+    def parts(self, with_extra: bool) -> list[Part]:
+        """The core, and the extra if it is wanted and there is one."""
+        extra = self.extra if with_extra else None
+        return [self.core, extra] if extra else [self.core]
 
     def writer_of(self, folder: str) -> tuple[int, Block] | None:
         """The first line of a shell block that names the folder, or what follows `exerciseN_` in
@@ -192,8 +226,11 @@ def field_in(line: str, number: int, file: str) -> Field | None:
 
 
 def section(text: str, heading: str = "## Worksheet") -> str:
-    """A section of a page, without its heading.  Raises UserError if there is none."""
-    match = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    """A section of a page, without its heading, up to the next heading of its level or a higher
+    one.  Raises UserError if there is none."""
+    level = len(heading.partition(" ")[0])
+    after = rf"(?=^#{{2,{level}}} |\Z)"
+    match = re.search(rf"^{re.escape(heading)}\n(.*?){after}", text, re.M | re.S)
     if not match:
         raise UserError(f"no section {heading!r}")
     return match[1].strip() + "\n"

@@ -1,5 +1,6 @@
 """Result folders of an exercise, and the answers that the formulas of its page give from them."""
 
+import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +13,7 @@ from harness.base.text import count_of, significant
 from workshop.exercise.formulas import NoSuchPath, Record, Unknown, evaluate
 from workshop.exercise.page import Exercise, Field, exercises, shell_blocks
 
-MACHINE = "cpu-amd-epyc-2-threads"  # the one that the documentation quotes
-RESULTS = PROJECT / "benchmarks" / "results" / MACHINE
+RESULTS = PROJECT / "benchmarks" / "results"  # a folder for each machine
 TOLERANCE = 0.02  # relative, of a number that was read from a screen
 COMPARED = (  # settings of a run, which has to be the one that the page asks for
     "num_steps",
@@ -34,6 +34,9 @@ class Answer:
 
     value: float | int | str | bool | None
     evidence: str  # file and formula; the reason if there is no value
+    # Computed from other fields as they stand on the sheet, rounded.
+    from_sheet: float | int | str | bool | None = None
+    is_disturbed: bool = False  # a time, or what follows from one, of a run that was disturbed
 
     @property
     def shown(self) -> str:
@@ -48,20 +51,23 @@ class Answer:
 
     @property
     def as_shown(self) -> float | str | bool:
-        """The value, rounded to what stands on the sheet: another field is computed from that."""
+        """The value, rounded to what stands on the sheet."""
         return float(self.shown.replace(",", "")) if isinstance(self.value, float) else self.value
 
 
 # ---- Stored results ------------------------------------------------------------------------------
 
 
+def stored_file(name: str) -> Path | None:
+    """A file of results that the documentation quotes, which is stored of one CPU alone; None: not
+    stored."""
+    return next(RESULTS.glob(f"cpu-*/{name}"), None)
+
+
 def stored_answers(number: int) -> dict:
-    """answers_N.json of the machine whose results the documentation quotes."""
-    return read_document(stored_path(number)) or {}
-
-
-def stored_path(number: int) -> Path:
-    return RESULTS / f"exercise_{number}.json"
+    """answers_N.json of that CPU; {}: not stored."""
+    path = stored_file(f"exercise_{number}.json")
+    return read_document(path) if path else {}
 
 
 def stored_commands(number: int) -> list[dict]:
@@ -73,6 +79,21 @@ def stored_commands(number: int) -> list[dict]:
 
 
 # ---- Documents -----------------------------------------------------------------------------------
+
+# Units of what does not depend on how fast the run was.
+STEADY_UNITS = (
+    "MB",
+    "KB",
+    "FLOPs",
+    "FLOPs/byte",
+    "allocations",
+    "calls",
+    "kernels",
+    "nats",
+    "parameters",
+    "samples",
+    "tokens",
+)
 
 WRONG_FORMULA = (
     NoSuchPath,
@@ -94,31 +115,33 @@ class Results:
         self.environment: dict | None = None  # of the first document that has one
         self.documents: dict[str, Record] = {}
 
-    def answers(self, page: str, asked: list[Field]) -> dict[str, Answer]:
-        """The answer to each field of a page, by its formula.
+    def answers(self, page: str, asked: list[Field], on_page: list[Field]) -> dict[str, Answer]:
+        """The answer to each field that is asked for, by its formula, which may name any field
+        that is on the page.
 
         Raises UserError, which names page and line, if a formula or a path in it is wrong."""
-        by_id = {field.id: field for field in asked}
+        by_id = {field.id: field for field in on_page}
         known: dict[str, Answer] = {}
 
-        def value_of(name: str):
+        def needed(name: str) -> Answer:
             if name not in by_id:
                 raise NoSuchPath(f"there is no field {name}")
-            needed = answer(by_id[name])
-            if needed.value is None:
-                raise Unknown(needed.evidence)
-            return needed.as_shown
+            other = answer(by_id[name])
+            if other.value is None:
+                raise Unknown(other.evidence)
+            return other
 
         def answer(field: Field) -> Answer:
             if field.id not in known:
-                known[field.id] = self.answer(page, field, value_of)
+                known[field.id] = self.answer(page, field, needed)
             return known[field.id]
 
         return {field.id: answer(field) for field in asked}
 
-    def answer(self, page: str, field: Field, value_of: Callable[[str], object]) -> Answer:
-        """The answer to one field; value_of: of another field, as it stands on the sheet."""
-        files, fields_used = [], {}
+    def answer(self, page: str, field: Field, needed: Callable[[str], Answer]) -> Answer:
+        """The answer to one field.  needed: the answer to another one."""
+        files: list[str] = []
+        fields_used: dict[str, Answer] = {}
 
         def read(name: str):
             files[:] = [field.file]  # for the evidence, where one is read
@@ -126,12 +149,15 @@ class Results:
                 return self.newest(field.file).stat().st_size
             return getattr(self.document(field.file), name)
 
-        def noted(name: str):
-            fields_used[name] = value_of(name)
-            return fields_used[name]
+        def exact(name: str):
+            fields_used[name] = needed(name)
+            return fields_used[name].value
+
+        def rounded(name: str):
+            return needed(name).as_shown
 
         try:
-            value = evaluate(field.formula, read, noted)
+            value = evaluate(field.formula, read, exact)
         except Unknown as reason:
             return Answer(None, ": ".join([*files, str(reason)]))
         except WRONG_FORMULA as error:
@@ -139,12 +165,41 @@ class Results:
             raise UserError(
                 f"{page}:{field.line}: {field.id}, `{field.formula}`: {problem}"
             ) from error
+        from_sheet = None
+        if fields_used:
+            # Rounded, two numbers may be equal that are not.
+            with contextlib.suppress(Unknown, *WRONG_FORMULA):
+                from_sheet = evaluate(field.formula, read, rounded)
         evidence = re.sub(r"#((?:\d+|R)\.\d+)", r"\1", field.formula)
         evidence = ": ".join([*files, evidence])
-        values = [f"{name} = {Answer(used, '').shown}" for name, used in fields_used.items()]
+        values = [f"{name} = {used.shown}" for name, used in fields_used.items()]
         if values:
             evidence += f" ({', '.join(values)})"
-        return Answer(value, evidence)
+        is_disturbed = any(used.is_disturbed for used in fields_used.values())
+        if files and field.is_number and field.unit not in STEADY_UNITS:
+            is_disturbed = is_disturbed or self.was_disturbed(field.file)
+        return Answer(value, evidence, from_sheet, is_disturbed)
+
+    def machine_environment(self) -> dict | None:
+        """That of a document that was read or, if none has it, of a run in the folder; None if
+        there is no such run."""
+        if self.environment:
+            return self.environment
+        for path in sorted(self.folder.glob("*/performance_summary.json")):
+            environment = (read_document(path) or {}).get("environment")
+            if environment:
+                return environment
+        return None
+
+    def was_disturbed(self, file: str) -> bool:
+        """Whether a document says that what it measured, or a row or run of it, was disturbed."""
+        document = read_document(self.newest(file)) or {}
+        of_profile = (document.get("integrity") or {}).get("disturbance") or {}
+        if of_profile.get("lost_share"):
+            return True
+        disturbances = [document.get("disturbance"), *document.get("rows", ())]
+        disturbances += document.get("runs", ())
+        return any(isinstance(row, dict) and row.get("disturbed") is True for row in disturbances)
 
     def newest(self, file: str) -> Path:
         """Raises Unknown if the block that writes the file is not for every machine, and UserError,

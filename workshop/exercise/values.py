@@ -57,6 +57,20 @@ def choice(text: str) -> str:
     return plain(text).removesuffix("bound")
 
 
+def chosen(text: str, choices: list[str]) -> str | None:
+    """The choice that is meant: as it stands there, or by a part of it that no other choice has.
+    None if it is none of them, or could be several."""
+    written = choice(text)
+    by_name = {choice(one): one for one in choices}
+    if written in by_name:
+        return by_name[written]
+    matching = []
+    for name, one in by_name.items():
+        if written and written in name:
+            matching.append(one)
+    return matching[0] if len(matching) == 1 else None
+
+
 def plain(text: str) -> str:
     """A name without case, punctuation and the prefix aten::."""
     return re.sub(r"[\s`*_-]+", "", text.casefold()).removeprefix("aten::")

@@ -1,11 +1,13 @@
 """Run the commands of an exercise, and write or check its worksheet."""
 
+import operator
 import re
 import textwrap
 import time
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 from types import MappingProxyType
 
 from harness.base.console import file_lines, say
@@ -27,15 +29,29 @@ from harness.schema import because
 from workshop.exercise.page import (
     BLANK,
     HINTS,
+    YES_NO,
     Block,
     Exercise,
+    Field,
+    Part,
     exercises,
+    fields,
     predictions,
     shell_blocks,
 )
 from workshop.exercise.results import Answer, Results, machine, stored_commands
 from workshop.exercise.shell_blocks import run_blocks
-from workshop.worksheets.worksheet import answers, check, fields_of, fill, read_completed, sheet
+from workshop.worksheets.worksheet import (
+    DISTURBED,
+    answers,
+    check,
+    fields_of,
+    fill,
+    parts_in,
+    predictions_on,
+    read_completed,
+    sheet,
+)
 
 CHECK = (
     "`python3 run_exercise.py --check FILE --results FOLDER` checks this file, FILE, against the"
@@ -43,9 +59,10 @@ CHECK = (
 )
 
 
-def own_file(exercise: Exercise) -> str:
-    """The learner's worksheet, which is never written over."""
-    return f"worksheet_{exercise.number}.md"
+def own_file(exercise: Exercise, part: Part) -> str:
+    """The learner's worksheet of a part, which is never written over."""
+    end = "_extra" if part.name == "extra" else ""
+    return f"worksheet_{exercise.number}{end}.md"
 
 
 def sheet_file(exercise: Exercise) -> str:
@@ -57,35 +74,50 @@ def answers_file(exercise: Exercise) -> str:
     return f"answers_{exercise.number}.json"
 
 
-def run_one(exercise: Exercise, folder: Path | None, long: bool, stop: bool = False) -> Path:
-    """Run every block that can be run here, then fill in the worksheet.  stop: ask for predictions
-    before what they are about is measured.  Returns the folder."""
-    folder = new_folder(folder, f"exercise_{exercise.number}_results")
+def run_one(
+    exercise: Exercise, folder: Path | None, long: bool, extra: bool, stop: bool = False
+) -> Path:
+    """Run every block of the core that can be run here, then fill in the worksheet.  extra: the
+    blocks of the extra as well, or alone if the folder has results of the core.  stop: ask for
+    predictions before what they are about is measured.  Returns the folder."""
+    parts = exercise.parts(extra)
+    if extra and folder and (folder / answers_file(exercise)).is_file():
+        parts = parts[1:]
+    else:
+        folder = new_folder(folder, f"exercise_{exercise.number}_results")
     say(exercise.title, f"Folder: {folder}")
     known = {row["command"]: row["seconds"] for row in stored_commands(exercise.number)}
     predicted: dict[int, str] = {}
+    asked_lines = set()
+    blocks, asked = [], []
+    for part in parts:
+        blocks += shell_blocks(part.text)
+        asked += predictions(part.text)
 
     def ask(block: Block) -> None:
-        for prediction in predictions(exercise.text):
+        for prediction in asked:
             line = prediction.line
-            if line < block.line and line not in predicted:
+            if line < block.line and line not in asked_lines:
                 say("", *wrapped([f"Predict ({exercise.name}:{line}): {prediction.question}"]))
+                asked_lines.add(line)
                 try:
-                    predicted[line] = input("> ").strip()
+                    written = input("> ").strip()
                 except EOFError:  # left open
-                    predicted[line] = ""
+                    written = ""
+                if written:
+                    predicted[line] = written
 
     def go_on(block: Block) -> None:
         pass
 
-    blocks, log = shell_blocks(exercise.text), folder / "commands.log"
+    log = folder / "commands.log"
     before = ask if stop else go_on
     rows = run_blocks(blocks, exercise.name, folder, log, long, known, before)
-    fill_from(exercise, folder, rows, predicted)
+    fill_from(exercise, folder, extra, rows, predicted)
     return folder
 
 
-def run_all(folder: Path | None, long: bool) -> None:
+def run_all(folder: Path | None, long: bool, extra: bool) -> None:
     """Run the exercises in order, each in a folder exercise_N.
     Raises UserError at the end if one failed."""
     folder = new_folder(folder, "exercise_all_results")
@@ -94,7 +126,7 @@ def run_all(folder: Path | None, long: bool) -> None:
         started_s = time.monotonic()
         row = {"exercise": exercise.name, "status": "ok", "worksheet": None}
         try:
-            where = run_one(exercise, folder / f"exercise_{exercise.number}", long)
+            where = run_one(exercise, folder / f"exercise_{exercise.number}", long, extra)
             row["worksheet"] = where / sheet_file(exercise)
         except UserError as error:
             row["status"] = f"failed: {explain_error(error)[0]}"
@@ -109,35 +141,50 @@ def run_all(folder: Path | None, long: bool) -> None:
         raise UserError(f"{failed} of {len(rows)} exercises failed; see the table")
 
 
+def environment_here() -> dict:
+    """That of this machine: for answers that are all of stored files."""
+    from harness.machine.devices import choose_device  # PyTorch takes seconds to import
+    from harness.machine.environment import describe_environment
+
+    return describe_environment(choose_device("auto")).as_json()
+
+
 def fill_from(
     exercise: Exercise,
     folder: Path,
+    extra: bool,
     commands: list[dict] | None = None,
     predicted: Mapping[int, str] = MappingProxyType({}),
 ) -> None:
-    """Write answers_N.md and .json, and worksheet_N.md with what was measured, unless a learner has
-    one there.
+    """Write answers_N.md and .json, and of each part worksheet_N.md with what was measured, unless
+    a learner has one there.
 
-    commands: the rows of run_blocks(), or None if they were run by hand.  predicted: by line of the
-    page.  Raises UserError if results are missing or of another exercise.
+    extra: with that of the exercise.  commands: the rows of run_blocks(), or None if they were run
+    by hand.  predicted: by line of the page.  Raises UserError if results are missing or of another
+    exercise.
     """
+    parts = exercise.parts(extra)
     results = results_in(folder, exercise)
-    known = answers(results)
-    if results.environment is None:
-        raise UserError(f"--results {folder}: none of its documents names a device")
+    known = answers(results, parts)
     # The command line is that of only one of the commands.
-    environment = dict(results.environment)
+    environment = dict(results.machine_environment() or environment_here())
     environment.pop("command_line", None)
     about = [
         f"Measured on: {machine(environment)}.  ",
         f"Commands: the shell blocks of {exercise.name}, in order.{skipped_text(commands)}",
     ]
-    filled_in = sheet(exercise, about, known, predicted, complete=True)
+    all_predicted = predictions_written(exercise, parts, folder)
+    all_predicted.update(predicted)
+    filled_in = sheet(exercise, parts, about, known, all_predicted, complete=True)
     write_bytes(folder / sheet_file(exercise), filled_in.encode())
-    own = folder / own_file(exercise)
-    if not own.exists():
-        to_fill_in = sheet(exercise, [*about, "", CHECK], known, predicted, complete=False)
-        write_bytes(own, to_fill_in.encode())
+    own_files, new_parts = [], []
+    for part in parts:
+        own = folder / own_file(exercise, part)
+        own_files.append(own)
+        if not own.exists():
+            new_parts.append(part)
+            to_fill_in = sheet(exercise, [part], [*about, "", CHECK], known, predicted, False)
+            write_bytes(own, to_fill_in.encode())
     document = {
         "exercise": exercise.number,
         "text": exercise.name,
@@ -146,15 +193,81 @@ def fill_from(
         "commands": command_times(folder / answers_file(exercise), commands),
     }
     write_json(folder / answers_file(exercise), document)
-    files = [own, folder / sheet_file(exercise), folder / answers_file(exercise)]
-    say("", *file_lines(files, True), "")
+    files = [*own_files, folder / sheet_file(exercise), folder / answers_file(exercise)]
+    say("", *file_lines(files, True))
+    shown_parts = new_parts or parts  # the extra alone where the core was done before
+    for part in shown_parts:
+        say("", *table_to_decide_from(part, known))
     measured = sum(answer.value is not None for answer in known.values())
-    yours = sum(field.value is not None for field in fields_of(exercise).values())
+    yours = [field for field in fields_of(parts).values() if field.value is not None]
+    now = [field for field in fields_of(shown_parts).values() if field.value is not None]
+    to_check = [folder / own_file(exercise, part) for part in shown_parts]
     say(
-        f"Known: {measured} of {len(known)} fields; {yours} of them are yours to fill in, in"
-        f" {own.name}"
+        "",
+        f"Known: {measured} of {len(known)} fields; {len(yours)} of them are yours to fill in, in"
+        f" {' and '.join(path.name for path in own_files)}",
     )
     say(*what_is_left(known, commands))
+    say("", *wrapped(to_fill_in_lines(now, folder)), "", *next_steps(exercise, to_check, extra))
+
+
+def predictions_written(exercise: Exercise, parts: list[Part], folder: Path) -> dict[int, str]:
+    """What a learner has predicted on worksheets in the folder, such as that of the core where the
+    extra is run later; by line of the page."""
+    predicted = {}
+    for part in parts:
+        own = folder / own_file(exercise, part)
+        if own.exists():
+            predicted.update(predictions_on(own.read_text(errors="replace"), part))
+    return predicted
+
+
+def table_to_decide_from(part: Part, known: Mapping[str, Answer]) -> list[str]:
+    """What was measured for the learner of a part, without what its page hides; no line if that is
+    nothing."""
+    rows = []
+    for field in fields(HINTS.sub("", part.text)):
+        if field.value is None:
+            answer = known[field.id]
+            unit = field.unit if field.is_number and answer.value is not None else ""
+            note = DISTURBED if answer.is_disturbed else ""
+            rows.append([field.id, field.label, f"{answer.shown} {unit}".strip(), note])
+    if not rows:
+        return []
+    columns = []
+    for place, title in enumerate(["#", f"measured for you, {part.name}", "value", ""]):
+        columns.append(Column(title, operator.itemgetter(place), left=place != 2))
+    return narrow_table(columns, rows)
+
+
+def to_fill_in_lines(yours: list[Field], folder: Path) -> list[str]:
+    """The fields that are left to the learner, in order, each with where to look."""
+    log = folder / "commands.log"  # not where the commands were typed
+    printed = f" ({log} has what the commands printed)" if log.is_file() else ""
+    lines = [f"To fill in, in this order{printed}:"]
+    for field in yours:
+        if field.unit == YES_NO:
+            lines.append(f"  {field.id} yes or no: {field.label}")
+        else:
+            unit = field.unit.removeprefix("one of: ")
+            where = re.sub("[#`]", "", field.where)
+            lines.append(f"  {field.id} {field.label} ({unit}): {where}")
+    return lines
+
+
+def next_steps(exercise: Exercise, sheets: list[Path], extra: bool) -> list[str]:
+    """What to do now: check the worksheets, then the extra or the next exercise."""
+    lines = [f"Next: fill in {' and '.join(map(str, sheets))}, then"]
+    for own in sheets:
+        lines.append(f"  python3 run_exercise.py --check {quote(str(own))}")
+    if exercise.extra and not extra:
+        folder = quote(str(sheets[0].parent))
+        again = f"python3 run_exercise.py {exercise.number} --extra --output-dir {folder}"
+        lines.append(f"  {again}    # more of this exercise, if you want it")
+    following = re.search(r"^\*\*Next:\*\* \[[^]]+\]\(exercise_(\d+)_", exercise.text, re.M)
+    if following:
+        lines.append(f"  python3 run_exercise.py {following[1]}    # the exercise after it")
+    return lines
 
 
 def skipped_text(commands: list[dict] | None) -> str:
@@ -180,10 +293,16 @@ def command_times(path: Path, commands: list[dict] | None) -> list[dict] | None:
     to the file if it has run them here."""
     if commands is None:
         return (read_document(path) or {}).get("commands")
-    return [
-        {"command": row["command"], "seconds": row["seconds"], "seconds_reason": row["skipped"]}
-        for row in commands
-    ]
+    run_now = {row["command"] for row in commands}
+    times = []
+    for row in (read_document(path) or {}).get("commands") or []:  # of the core, before its extra
+        if row["command"] not in run_now:
+            times.append(row)
+    for row in commands:
+        time_row = {"command": row["command"], "seconds": row["seconds"]}
+        time_row["seconds_reason"] = row["skipped"]
+        times.append(time_row)
+    return times
 
 
 LEFT_SHOWN = 4  # fields or commands that are listed as open, of each kind
@@ -204,8 +323,8 @@ def what_is_left(known: Mapping[str, Answer], commands: list[dict] | None) -> li
         if answer.value is None:
             open_fields.append(f"{name}: {answer.evidence}")
     if not skipped and not open_fields:
-        ran = "every command was run, and " if commands else ""
-        return [f"Nothing is left: {ran}every field has a value."]
+        ran = "Every command was run, and the" if commands else "The"
+        return [f"{ran} results answer every field."]
     return [*first_few("Commands not run", skipped), *first_few("Fields still open", open_fields)]
 
 
@@ -228,8 +347,9 @@ def check_worksheet(path: Path, folder: Path | None) -> bool:
     if where is None:
         is_beside = (path.parent / answers_file(exercise)).is_file()
         where = path.parent if is_beside else Path(".")
-    right_answers = answers(results_in(where, exercise))
-    rows = check(completed, fields_of(exercise), right_answers, str(path))
+    parts = parts_in(exercise, completed)
+    right_answers = answers(results_in(where, exercise), parts)
+    rows = check(completed, fields_of(parts), right_answers, str(path))
     columns = (
         column("#", "id"),
         short_column("quantity", "label", 52, left=True),
@@ -241,6 +361,10 @@ def check_worksheet(path: Path, folder: Path | None) -> bool:
     problems = problems_of(rows)
     if problems:
         say("", *wrapped(problems))
+    disturbed = [row["id"] for row in rows if row.get("is_disturbed")]
+    if disturbed:
+        note = f"Of a disturbed run: {', '.join(disturbed)}. Do not quote them; run it again."
+        say("", *wrapped([note]))
     counted = [row for row in rows if row["verdict"] != "not checked"]
     right = sum(row["verdict"] == "right" for row in counted)
     unknown = len(rows) - len(counted)
@@ -265,19 +389,22 @@ def problems_of(rows: list[dict]) -> list[str]:
     return problems
 
 
-def write_blank(chosen: list[Exercise], folder: Path) -> None:
+def write_blank(chosen: list[Exercise], folder: Path, extra: bool) -> None:
     """Write worksheet_N.md of each exercise.  Raises UserError,
     before anything is written, if one exists."""
     make_folder(folder)
-    targets = {folder / own_file(exercise): exercise for exercise in chosen}
+    targets = {}
+    for exercise in chosen:
+        for part in exercise.parts(extra):
+            targets[folder / own_file(exercise, part)] = (exercise, part)
     for path in targets:
         if path.exists():
             raise UserError(
                 f"--blank {folder}: {path} exists and may be filled in; use another folder"
             )
-    for path, exercise in targets.items():
+    for path, (exercise, part) in targets.items():
         about = [f"Name: {BLANK}", "", f"Machine: {BLANK}", "", CHECK]
-        write_bytes(path, sheet(exercise, about, {}, {}, complete=False).encode())
+        write_bytes(path, sheet(exercise, [part], about, {}, {}, complete=False).encode())
     say(*file_lines(targets, True))
 
 
@@ -286,9 +413,17 @@ def show_hints(exercise: Exercise, folder: Path | None) -> None:
     hints = HINTS.findall(exercise.text)
     if not hints:
         raise UserError(f"--hints: {exercise.name} hides nothing")
-    found = answers(results_in(folder, exercise)) if folder else {}
-    for hint in hints:
-        say(*fill(re.sub(r"</?(details|summary)>", "", hint), found, complete=bool(folder)))
+    hidden = "\n".join(hints)
+    found = {}
+    if folder:
+        asked, on_page = [], fields(exercise.text)
+        in_hints = {field.id for field in fields(hidden)}
+        for field in on_page:
+            if field.id in in_hints:
+                asked.append(field)
+        found = results_in(folder, exercise).answers(exercise.name, asked, on_page)
+    shown = re.sub(r"</?(details|summary)>", "", hidden)
+    say(*fill(shown, found, complete=bool(folder)))
 
 
 def short_column(title: str, key: str, width: int, left: bool = False) -> Column:

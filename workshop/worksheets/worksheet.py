@@ -7,11 +7,12 @@ from pathlib import Path
 
 from harness.base.errors import UserError
 from workshop.exercise import page
-from workshop.exercise.page import Exercise, Field
+from workshop.exercise.page import Exercise, Field, Part
 from workshop.exercise.results import Answer, Results
-from workshop.exercise.values import choice, number_in
+from workshop.exercise.values import choice, chosen, number_in
 
 TEMPLATE_HEADING = "## Results template"
+DISTURBED = "the run was disturbed"
 TEMPLATE = re.compile(r"<!-- template: (.+) -->\n*")
 WIDER = {  # lines of a table of what is measured, and with a column for the value
     "| # | measured for you | unit | where |": "| # | measured for you | unit | value | where |",
@@ -19,10 +20,10 @@ WIDER = {  # lines of a table of what is measured, and with a column for the val
 }
 
 
-def template_of(exercise: Exercise) -> str:
-    """The results template of the reference page, with the folders of the exercise; empty if it
-    does not fill it in."""
-    match = TEMPLATE.search(exercise.text)
+def template_of(part: Part) -> str:
+    """The results template of the reference page, with the folders of the exercise; empty if this
+    part of it does not fill it in."""
+    match = TEMPLATE.search(part.text)
     if not match:
         return ""
     text = page.REFERENCE.read_text()
@@ -32,22 +33,27 @@ def template_of(exercise: Exercise) -> str:
     return page.section(text, TEMPLATE_HEADING)
 
 
-def fields_of(exercise: Exercise) -> dict[str, Field]:
-    """The fields of an exercise's page and of the template, by id."""
-    of_both = [*page.fields(template_of(exercise)), *page.fields(exercise.text)]
-    return {field.id: field for field in of_both}
+def fields_of(parts: list[Part]) -> dict[str, Field]:
+    """The fields of parts of an exercise's page and of the template, by id."""
+    by_id = {}
+    for part in parts:
+        for field in [*page.fields(template_of(part)), *page.fields(part.text)]:
+            by_id[field.id] = field
+    return by_id
 
 
-def answers(results: Results) -> dict[str, Answer]:
-    """The answer to every field of the exercise's page, and to the template's if the exercise fills
-    it in."""
-    template = page.fields(template_of(results.exercise))
+def answers(results: Results, parts: list[Part]) -> dict[str, Answer]:
+    """The answer to every field of these parts, and to the template's if one fills it in."""
     known = {}
-    if template:
-        known["R.13"] = Answer(None, "not measured in this exercise")
-        asked = [field for field in template if not field.file.startswith("FLOPS")]
-        known.update(results.answers(page.REFERENCE.name, asked))
-    known.update(results.answers(results.exercise.name, page.fields(results.exercise.text)))
+    on_page = page.fields(results.exercise.text)
+    for part in parts:
+        template = page.fields(template_of(part))
+        if template:
+            known["R.13"] = Answer(None, "not measured in this exercise")
+            asked = [field for field in template if not field.file.startswith("FLOPS")]
+            known.update(results.answers(page.REFERENCE.name, asked, template))
+        asked = page.fields(part.text)
+        known.update(results.answers(results.exercise.name, asked, on_page))
     return known
 
 
@@ -56,20 +62,51 @@ def answers(results: Results) -> dict[str, Answer]:
 
 def sheet(
     exercise: Exercise,
+    parts: list[Part],
     about: list[str],
     found: Mapping[str, Answer],
     predicted: Mapping[int, str],
     complete: bool,
 ) -> str:
-    """A worksheet: title, about, the results template, predictions, the fields, questions.
+    """A worksheet: title, about, and of each part the results template, predictions, the fields,
+    questions.
 
     found: answers, as far as there are any.  predicted: by line of the page.  complete: with what a
     learner fills in, and the hints."""
-    template, text = template_of(exercise), page.section(exercise.text)
     lines = [f"# {exercise.title}: worksheet", "", *about, ""]
+    for part in parts:
+        of_part = sheet_of(part, found, predicted, complete)
+        if part.name == "extra":
+            of_part = ["", "# Extra", "", *of_part]
+        lines += of_part
+    return without_links("\n".join(lines)) + "\n"
+
+
+def without_links(text: str) -> str:
+    """The text of a page, whose links are of use there only."""
+    return re.sub(r"\[([^]]+)\]\([^)\s]+\)", r"\1", text)
+
+
+def predictions_on(written: str, part: Part) -> dict[int, str]:
+    """What a learner has predicted on a worksheet, by the line of the page that asks for it."""
+    predicted = {}
+    for prediction in page.predictions(part.text):
+        question = re.escape(without_links(prediction.question))
+        line = re.search(rf"^- {question}\n  - (.+)$", written, re.M)
+        if line and line[1] != page.BLANK:
+            predicted[prediction.line] = line[1]
+    return predicted
+
+
+def sheet_of(
+    part: Part, found: Mapping[str, Answer], predicted: Mapping[int, str], complete: bool
+) -> list[str]:
+    """The lines of a worksheet that are about one part of an exercise."""
+    template, text = template_of(part), page.section(part.text, part.worksheet)
+    lines = []
     if template:
         lines += ["## Results", "", *fill(template, found, complete), ""]
-    asked = page.predictions(exercise.text)
+    asked = page.predictions(part.text)
     if asked:
         lines += ["## Predictions", ""]
         for prediction in asked:
@@ -79,11 +116,10 @@ def sheet(
     shown = text if complete else page.HINTS.sub("", text)
     lines += ["## Worksheet", "", *fill(TEMPLATE.sub("", shown), found, complete)]
     if not complete:
-        questions = page.section(page.HINTS.sub("", exercise.text), "## Questions")
+        questions = page.section(page.HINTS.sub("", part.text), part.questions)
         questions = re.sub(r"\n\[The answers\]\(.*", "", questions, flags=re.S).rstrip()
         lines += ["", "## Questions", "", questions]
-    # Links are of use on the page only.
-    return re.sub(r"\[([^]]+)\]\([^)\s]+\)", r"\1", "\n".join(lines)) + "\n"
+    return lines
 
 
 def fill(text: str, found: Mapping[str, Answer], complete: bool) -> list[str]:
@@ -110,6 +146,8 @@ def filled_row(row: re.Match, answer: Answer | None, complete: bool) -> str:
     where = page.HIDDEN.sub("", row["where"]).strip()
     if complete:
         where = answer.evidence.replace("|", "\\|")
+    if answer and answer.is_disturbed and (complete or is_measured):
+        where += f" ({DISTURBED})"
     cells = [row["id"].strip(), row["label"].strip(), row["unit"].strip(), shown, where]
     return f"| {' | '.join(cells)} |"
 
@@ -162,6 +200,16 @@ def exercise_of(number: int, name: str) -> Exercise:
     return known[number]
 
 
+def parts_in(exercise: Exercise, completed: list[Field]) -> list[Part]:
+    """The parts of the exercise of which the worksheet has a field; the core if it has none."""
+    present = {field.id for field in completed}
+    parts = []
+    for part in exercise.parts(with_extra=True):
+        if any(field.id in present for field in page.fields(part.text)):
+            parts.append(part)
+    return parts or [exercise.core]
+
+
 def check(
     found: list[Field], known: dict[str, Field], answers: dict[str, Answer], name: str
 ) -> list[dict]:
@@ -203,6 +251,7 @@ def checked_row(field: Field, known: Field, answer: Answer, place: str) -> dict:
     row = {"id": field.id, "label": known.label, "yours": field.shown, "verdict": verdict}
     if verdict in ("right", "wrong", "not checked"):  # not to one who has not tried
         row["results"] = answer.shown
+        row["is_disturbed"] = answer.is_disturbed
     if problem:
         problem = f"{place} {known.label.rstrip('.')}: {problem}"
     if verdict == "wrong":
@@ -212,22 +261,30 @@ def checked_row(field: Field, known: Field, answer: Answer, place: str) -> dict:
 
 
 def judge(field: Field, known: Field, answer: Answer) -> tuple[str, str | None]:
-    """The verdict, and what is wrong with the value: blank, of the wrong kind, or different."""
+    """The verdict, and what is wrong with the value: blank, of the wrong kind, or different.
+
+    It may be worked out from the files, or from the rounded numbers on the sheet."""
     right = answer.shown
     if answer.value is None:
         return "not checked", None
     if known.unit == page.YES_NO:
-        agrees = field.is_checked == answer.value
+        agrees = field.is_checked in (answer.value, answer.from_sheet)
     elif field.is_blank:
         return "blank", f"is blank; expected {known.expected}"
     elif known.is_number:
         right += f" {known.unit}"
         try:
-            agrees = number_in(field.value, known.unit).agrees_with(float(answer.value))
+            given = number_in(field.value, known.unit)
         except ValueError as error:
             return "not read", f"expected {known.expected}; {error}"
-    elif known.choices and choice(field.value) not in map(choice, known.choices):
-        return "not read", f"expected {known.expected}; given {field.value!r}"
+        agrees = given.agrees_with(float(answer.value))
+        if not agrees and answer.from_sheet is not None:
+            agrees = given.agrees_with(float(answer.from_sheet))
+    elif known.choices:
+        meant = chosen(field.value, known.choices)
+        if meant is None:
+            return "not read", f"expected {known.expected}; given {field.value!r}"
+        agrees = choice(meant) in (choice(answer.shown), choice(str(answer.from_sheet)))
     else:
         agrees = choice(field.value) == choice(answer.shown)
     return ("right", None) if agrees else ("wrong", f"expected {right}, given {field.shown}")
