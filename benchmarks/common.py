@@ -68,10 +68,10 @@ def stored_table(
     near: of the page, where benchmarks/ is.  machine_folder: whose results, where there are those
     of several machines.
     """
-    path = next((RESULTS.parent / machine_folder).rglob(f"{name}.json"), None)
+    path = next((RESULTS / machine_folder).rglob(f"{name}.json"), None)
     if path is None:
         return "Not recorded yet."
     document = read_document(path)
-    link = f"[All values]({near}{path.relative_to(RESULTS.parent.parent)})."
+    link = f"[All values]({near}{path.relative_to(RESULTS.parent)})."
     about = [f"{machine(document['environment'])}. {link}", ""] if "environment" in document else []
     return "\n".join([*about, *markdown_table(columns, rows_of(document))])

@@ -110,7 +110,7 @@ def main() -> None:
     parser = benchmark_parser(__doc__)
     parser.add_argument("traces", nargs="*", type=Path, help="(those in benchmarks/results)")
     args = parser.parse_args()
-    traces = args.traces or sorted(RESULTS.parent.glob("*/*.pt.trace.json.gz"))
+    traces = args.traces or sorted(RESULTS.glob("*/*.pt.trace.json.gz"))
     report(COLUMNS, [row for path in traces for row in rows_of(path)], args.output)
 
 

@@ -45,6 +45,7 @@ from harness.base.errors import UserError
 from harness.base.files import make_folder, write_bytes, write_json
 from harness.base.tables import column, text_columns, text_table
 from harness.base.text import count_of, read_ini
+from harness.machine.rocm import mode_by_units
 from harness.run.startup import hand_over, run_command
 from workshop.exercise.shell_blocks import duration, last_line, shell
 
@@ -55,6 +56,16 @@ WHEELHOUSE, SITE = (
 )
 PLAN = read_ini(Path(__file__).with_suffix(".ini"))
 COLUMNS = [*text_columns("command", "status"), column("seconds", "seconds", ",.0f")]
+
+
+def folder_name(device: dict) -> str:
+    """Of the results of a device, as in environment.json: its name, and the mode in which it is a
+    part of a card."""
+    name, arch = device["name"], device["arch"].partition(":")[0]
+    mode = mode_by_units(name, arch, device["compute_units"])
+    if mode not in (None, "SPX"):
+        name = f"{name} {mode}"
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower())
 
 
 def use_wheels() -> None:
@@ -162,7 +173,7 @@ def main() -> None:
     # In a process of its own: a context in this one would take memory from the commands.
     environment = run_in_subprocess_if_gpu(True, properties_of, "cuda").environment
     environment["command_line"] = environment["command_line"].replace(f"{PROJECT}/", "")
-    name, kind = re.sub(r"[^a-z0-9.]+", "-", environment["device"]["name"].lower()), "command"
+    name, kind = folder_name(environment["device"]), "command"
     folder, results = (
         Path(f"on_a_gpu_results_{name}").absolute(),
         PROJECT / "benchmarks" / "results" / name,

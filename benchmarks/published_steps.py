@@ -6,8 +6,8 @@ Do predictions agree with steps that others timed and published?  Rows of publis
     python3 benchmarks/published_steps.py --only torchtune
 
 Nothing is measured: published figures are compared with bound, expected time and reserved memory on
-fake tensors.  The corrected ratio divides by the median of the other sources, the steps of
-measured_steps.py among them, in which its own rows have no part.
+fake tensors.  The corrected ratio divides by the median of the other sources of devices of the same
+maker, the steps of measured_steps.py among them, in which its own rows have no part.
 """
 
 import sys
@@ -45,10 +45,14 @@ from workshop.exercise.results import RESULTS
 COLUMNS = [
     column("step", "name", left=True),
     column("published (ms)", "ms", ",.0f"),
+    column("bound", "bound_ms", ",.0f"),
     column("published / bound", "over_bound", ".2f"),
+    column("expected", "expected_ms", ",.0f"),
+    column("from", "low_ms", ",.0f"),
+    column("to", "high_ms", ",.0f"),
     column("expected / published", "ratio", ".2f"),
     column("corrected", "corrected", ".2f"),
-    column("inside 90%", "inside", left=True),
+    column("inside", "inside", left=True),
     column("memory (GB)", "memory_gb", ".1f"),
     column("of it", "memory", left=True),
     column("predicted / published", "memory_ratio", ".3f"),
@@ -80,25 +84,31 @@ def row_of(name: str, published: SectionProxy) -> dict:
         published.getfloat("network"),
     )
     link = Network(network, "published.ini") if network else links_inside_node(device.name, ranks)
-    told = expected_step_time(workload, about, link, measure="never")
-    expected = None if isinstance(told, Unknown) else told.as_json()
-    bound = time_bounds(workload, about, "auto", "never").compute_ms
+    expected = expected_step_time(workload, about, link, measure="never")
+    bound_ms = time_bounds(workload, about, "auto", "never").compute_ms
     ms = published.getfloat("ms")
-    row = {"name": name, "source": published["source"].split()[0], "device": device.name, "ms": ms}
-    row |= {
-        "over_bound": ms / bound,
-        "ratio": None,
-        "expected": expected,
-        "corrected": None,
-        "inside": None,
+    row = {
+        "name": name,
+        "source": published["source"].split()[0],
+        "doubtful": published.getboolean("doubtful", False),
+        "device": device.name,
+        "ms": ms,
+        "bound_ms": bound_ms,
+        "over_bound": ms / bound_ms,
+        **dict.fromkeys(("expected", "expected_ms", "low_ms", "high_ms")),
+        **dict.fromkeys(("ratio", "corrected", "inside")),
     }
-    if expected:
-        inside = expected["low"] <= ms <= expected["high"]
-        row |= {"ratio": expected["median"] / ms, "inside": "yes" if inside else "no"}
-    kind = next((one for one in ("reserved", "allocated") if f"{one}_gb" in published), None)
-    return row | (
-        memory_of(workload, device, kind, published.getfloat(f"{kind}_gb")) if kind else {}
-    )
+    if isinstance(expected, Unknown):
+        row["why_none"] = expected.reason
+    else:
+        row["expected"] = expected.as_json()
+        row["expected_ms"], row["low_ms"] = expected.median, expected.low
+        row["high_ms"], row["ratio"] = expected.high, expected.median / ms
+        row["inside"] = "yes" if expected.low <= ms <= expected.high else "no"
+    for kind in ("reserved", "allocated"):
+        if f"{kind}_gb" in published:
+            row.update(memory_of(workload, device, kind, published.getfloat(f"{kind}_gb")))
+    return row
 
 
 def memory_of(workload: Workload, device: Datasheet, kind: str, gb: float) -> dict:
@@ -117,28 +127,13 @@ def memory_of(workload: Workload, device: Datasheet, kind: str, gb: float) -> di
 
 def summary(rows: list[dict]) -> list[str]:
     """What the rows tell together; sets their corrected ratios, says which interval they give."""
-    timed, lines = [row for row in rows if row["ratio"]], []
-    stored = (read_document(path)["rows"] for path in RESULTS.parent.glob("*/measured_steps.json"))
-    measured = [row["ratio"] for rows in stored for row in rows if row["ratio"]]
-    for row in timed:
-        others = measured + [one["ratio"] for one in timed if one["source"] != row["source"]]
-        row["corrected"] = row["ratio"] / float(np.median(others)) if others else None
-    if timed:
-        ratios = np.array([row["ratio"] for row in timed])
-        corrected = np.array([row["corrected"] for row in timed if row["corrected"]])
-        low, high = np.percentile(1 / ratios, (5, 95))
-        near = [f"within 20% {np.mean(abs(ratios - 1) <= 0.2):.0%}"]
-        near += (
-            [f"within 15% once corrected {np.mean(abs(corrected - 1) <= 0.15):.0%}"]
-            if len(corrected)
-            else []
-        )
-        inside = np.mean([row["inside"] == "yes" for row in timed])
-        spread = f"{ratios.min():.2f} to {ratios.max():.2f}, standard deviation of the logarithm"
-        median = f"median {np.median(ratios):.3f}, {spread} {np.log(ratios).std():.3f}"
-        lines += [f"{len(timed)} steps, expected / published: {median}"]
-        lines += [f"Of these: {', '.join(near)}, inside the interval {inside:.0%}"]
-        lines += [f"90% of published / expected: {low:.2f} to {high:.2f}"]
+    lines = []
+    measured = measured_ratios()
+    for maker in ("NVIDIA", "AMD"):
+        timed = [row for row in rows if row["ratio"] and maker_of(row["device"]) == maker]
+        correct(timed, measured.get(maker, []))
+        if timed:
+            lines += summary_of_maker(maker, timed)
     for kind in ("reserved", "allocated"):
         if ratios := [row["memory_ratio"] for row in rows if row.get("memory") == kind]:
             lines += [
@@ -146,6 +141,51 @@ def summary(rows: list[dict]) -> list[str]:
                 f" to {max(ratios):.3f}"
             ]
     return lines
+
+
+def maker_of(device: str) -> str:
+    return "AMD" if device.startswith("AMD") else "NVIDIA"
+
+
+def measured_ratios() -> dict[str, list[float]]:
+    """Expected / measured of the steps that were measured here, by the maker of the device."""
+    ratios: dict[str, list[float]] = {}
+    for path in RESULTS.glob("*/measured_steps.json"):
+        document = read_document(path)
+        maker = maker_of(document["environment"]["device"]["name"])
+        known = [row["ratio"] for row in document["rows"] if row["ratio"]]
+        ratios.setdefault(maker, []).extend(known)
+    return ratios
+
+
+def correct(timed: list[dict], measured: list[float]) -> None:
+    """Divide each ratio by the median of the other sources that are not doubtful."""
+    for row in timed:
+        others = [*measured]
+        for other in timed:
+            if other["source"] != row["source"] and not other["doubtful"]:
+                others.append(other["ratio"])
+        row["corrected"] = row["ratio"] / float(np.median(others)) if others else None
+
+
+def summary_of_maker(maker: str, timed: list[dict]) -> list[str]:
+    """timed: the rows of its devices that have an expected time."""
+    ratios = np.array([row["ratio"] for row in timed])
+    low, high = np.percentile(1 / ratios, (5, 95))
+    inside = np.mean([row["inside"] == "yes" for row in timed])
+    near = [f"within 20% {np.mean(abs(ratios - 1) <= 0.2):.0%}"]
+    corrected = np.array([row["corrected"] for row in timed if row["corrected"]])
+    if len(corrected):
+        near.append(f"within 15% once corrected {np.mean(abs(corrected - 1) <= 0.15):.0%}")
+        error = np.sqrt(np.mean(np.log(corrected) ** 2))
+        near.append(f"root mean square of the logarithm with one source left out {error:.3f}")
+    spread = f"{ratios.min():.2f} to {ratios.max():.2f}, standard deviation of the logarithm"
+    median = f"median {np.median(ratios):.3f}, {spread} {np.log(ratios).std():.3f}"
+    return [
+        f"{maker}: {len(timed)} steps, expected / published: {median}",
+        f"Of these: {', '.join(near)}, inside the interval {inside:.0%}",
+        f"90% of published / expected: {low:.2f} to {high:.2f}",
+    ]
 
 
 def main() -> None:

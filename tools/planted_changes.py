@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 
 from analysis.prove.audit import apart, trains
-from analysis.prove.proof import NOTHING, Prover
+from analysis.prove.proof import NOTHING, Asked, Prover
 from analysis.prove.turns import gain
 from harness.model.changes import EXACT, ROUNDING
 from harness.program.trials import trials_of
@@ -204,10 +204,9 @@ def prover_of(source: str) -> Iterator[Prover]:
         os.chdir(folder)
         try:
             Path("train.py").write_text(source)
-            with trials_of(
-                [sys.executable, "train.py"], dict(os.environ), 600, keep=True
-            ) as trials:
-                yield Prover(trials, ["train.py"], [], 4, audit_only=True)
+            command = [sys.executable, "train.py"]
+            with trials_of(command, dict(os.environ), keep=True) as trials:
+                yield Prover(trials, ["train.py"], Asked([], 4, audit_only=True))
         finally:
             os.chdir(before)
 
@@ -235,5 +234,6 @@ def contests_of_nothing(program: str, contests: int = 10) -> list[str]:
     source = PROGRAMS[program].replace("SEED", "0").replace("range(20)", "range(5000)")
     names = [str(number) for number in range(contests)]
     with prover_of(source) as prover:
+        prover.audit_alike("the program as it is")
         intervals = prover.in_turn({name: [] for name in (NOTHING, *names)}).intervals
-    return [gain(intervals[name], intervals[NOTHING].ratio) for name in names]
+    return [gain(intervals[name], intervals[NOTHING]) for name in names]

@@ -2,9 +2,11 @@ __doc__ = """\
 Store the results of a machine that the documentation quotes: benchmarks/results/NAME, and \
 exercises/pictures.
 
-python3 run_exercise.py all --output-dir FOLDER
+python3 run_exercise.py all --extra --output-dir FOLDER
 (cd FOLDER && ../run_baseline.sh)
 python3 tools/record_results.py FOLDER NAME
+
+Of exercises that were run alone, `record_results.py FOLDER NAME N ...` stores the answers and logs.
 """
 
 import re
@@ -37,31 +39,64 @@ def main() -> None:
         "folder", type=Path, help="where `run_exercise.py all` and ./run_baseline.sh wrote"
     )
     parser.add_argument("name", help="of the machine, such as cpu-amd-epyc-2-threads")
-    args = parser.parse_args()
-    results, pictures = (
-        PROJECT / "benchmarks" / "results" / args.name,
-        PROJECT / "exercises" / "pictures",
+    parser.add_argument(
+        "numbers", nargs="*", type=int, metavar="N", help="exercises (all of them, and the rest)"
     )
-    targets = {
-        f"exercise_{number}/answers_{number}.json": results / f"exercise_{number}.json"
-        for number in exercises()
+    args = parser.parse_args()
+    names = {
+        f"exercise_{number}/answers_{number}.json": f"exercise_{number}.json"
+        for number in args.numbers or exercises()
     }
-    targets["baseline_results_*/performance_summary.json"] = results / "run_baseline.json"
-    targets["baseline_results_*/training_output.log"] = results / "run_baseline.log"
-    targets |= {name: pictures / Path(name).name for name in PICTURES}
-    found = {pattern: sorted(args.folder.glob(pattern)) for pattern in targets}
+    if not args.numbers:
+        names["baseline_results_*/performance_summary.json"] = "run_baseline.json"
+        names["baseline_results_*/training_output.log"] = "run_baseline.log"
+    pictures = () if args.numbers else PICTURES
+    found = {pattern: sorted(args.folder.glob(pattern)) for pattern in (*names, *pictures)}
     missing = [pattern for pattern, files in found.items() if not files]
     if missing:
         raise UserError(f"{args.folder}: has no {', '.join(missing)}")
-    results.mkdir(parents=True, exist_ok=True)
-    for pattern, target in targets.items():
-        shutil.copyfile(found[pattern][-1], target)
-        if target.suffix in (".json", ".log"):  # launchers call scripts by their whole path
-            target.write_text(target.read_text().replace(f"{PROJECT}/", ""))
+    for number in args.numbers or exercises():
+        refuse_disturbed(args.folder / f"exercise_{number}", exercises()[number])
+    for pattern, name in names.items():
+        target = place_for(args.name, name)
+        # Launchers call scripts by their whole path.
+        target.write_text(found[pattern][-1].read_text().replace(f"{PROJECT}/", ""))
         say(f"{found[pattern][-1]} -> {target.relative_to(PROJECT)}")
-    for number in exercises():
-        if (log := args.folder / f"exercise_{number}" / "commands.log").is_file():
-            store_log(log, results / f"exercise_{number}.log")
+    for name in pictures:
+        target = PROJECT / "exercises" / "pictures" / Path(name).name
+        shutil.copyfile(found[name][-1], target)
+        say(f"{found[name][-1]} -> {target.relative_to(PROJECT)}")
+    for number in args.numbers or exercises():
+        log = args.folder / f"exercise_{number}" / "commands.log"
+        if log.is_file():
+            store_log(log, place_for(args.name, f"exercise_{number}.log"))
+
+
+def refuse_disturbed(folder: Path, exercise) -> None:
+    """What is stored is quoted as proof.  exercise: an Exercise."""
+    from harness.base.errors import UserError
+    from workshop.exercise.results import Results
+    from workshop.worksheets.worksheet import answers
+
+    parts = [part for part in (exercise.core, exercise.extra) if part]
+    known = answers(Results(folder, exercise), parts)
+    disturbed = [name for name, answer in known.items() if answer.is_disturbed]
+    if disturbed:
+        raise UserError(
+            f"{folder}: other programs disturbed the runs of {', '.join(disturbed)}; run it again"
+        )
+
+
+def place_for(machine: str, name: str) -> Path:
+    """Where a file of a machine's results is stored.  Of CPUs the documentation quotes one: the
+    file of another one goes."""
+    from workshop.exercise.results import RESULTS, stored_file
+
+    place, quoted = RESULTS / machine / name, stored_file(name)
+    if machine.startswith("cpu-") and quoted is not None and quoted != place:
+        quoted.unlink()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return place
 
 
 def store_log(log: Path, target: Path) -> None:

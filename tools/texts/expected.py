@@ -41,7 +41,7 @@ from studies.engine.command_line import workload_of
 from studies.training import predicted_pass
 from tools.texts.numbers import table, text_block
 from workshop.exercise.page import exercises, fields
-from workshop.exercise.results import RESULTS, Answer, machine
+from workshop.exercise.results import RESULTS, Answer, machine, stored_file
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
 CARDS = {name: next(row for row in DATASHEETS if row.name == name) for name in (H100, A100)}
@@ -66,7 +66,7 @@ def sample(number: int, *commands: str, begins: str = "\nFiles:") -> str:
     that begins so.
 
     commands: as they begin on the page."""
-    path = RESULTS / f"exercise_{number}.log"
+    path = stored_file(f"exercise_{number}.log")
     blocks = path.read_text().split("\n$ ")
     lines = []
     for command in commands:
@@ -107,9 +107,7 @@ def seen(number: int, *ids: str, on_gpu: bool = False) -> str:
 
     on_gpu: of GPUs alone."""
     known = {}
-    for path in sorted(
-        RESULTS.parent.glob(f"*/exercise_{number}.json"), key=lambda path: path.parent != RESULTS
-    ):
+    for path in sorted(RESULTS.glob(f"*/exercise_{number}.json")):  # CPUs first
         document = read_document(path)
         found = {
             name: answer["value"] for name, answer in document["answers"].items() if name in ids
@@ -117,7 +115,7 @@ def seen(number: int, *ids: str, on_gpu: bool = False) -> str:
         is_gpu = document["environment"]["device"].get("type") == "cuda"
         if is_gpu == on_gpu and any(value is not None for value in found.values()):
             known[machine(document["environment"])] = (
-                Path("..") / path.relative_to(RESULTS.parents[2]),
+                Path("..") / path.relative_to(RESULTS.parents[1]),
                 found,
             )
     if not known:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
+from analysis.hardware.roofs import ridge_of_row
 from analysis.memory.predicted import persistent_bytes, predicted_memory
 from analysis.work.bytes_moved import WorkCounter, step_work
 from analysis.work.fake_step import fake_forward, fake_step
@@ -132,7 +133,7 @@ def kernel_costs() -> str:
 
 def ridge_point(device: Datasheet, precision: str) -> float:
     """FLOPs per byte."""
-    return 1e3 * getattr(device, precision) / device.bandwidth
+    return ridge_of_row(device, precision)
 
 
 def projection_worked_out() -> str:

@@ -49,14 +49,14 @@ from tiny_llama_v1 import (
     TrainingConfig,
     build_parser,
 )
-from workshop.exercise.page import exercises, fields, predictions, shell_blocks
+from workshop.exercise.page import Block, exercises, fields, predictions, shell_blocks
 from workshop.exercise.results import (
     RESULTS,
     Answer,
     machine,
     stored_answers,
     stored_commands,
-    stored_path,
+    stored_file,
 )
 from workshop.exercise.shell_blocks import duration
 
@@ -249,7 +249,7 @@ def modes() -> str:
     return table(["mode", "collectives", "W", *(f"{title}, MB" for title in titles)], rows, left=2)
 
 
-def _one_more_layer(*columns: str):
+def one_more_layer(*columns: str):
     """Operators that one more layer adds to a step,
     counted by PyTorch's dispatcher, without views."""
     workloads = (
@@ -264,7 +264,7 @@ def _one_more_layer(*columns: str):
 def layer_operators() -> str:
     """The operators of one more layer, by class and phase."""
     phases = ["forward", "backward", "optimizer"]
-    more = _one_more_layer("class", "phase").unstack(fill_value=0)[phases]
+    more = one_more_layer("class", "phase").unstack(fill_value=0)[phases]
     more["step"] = more.sum(axis=1)
     more = more[more["step"] > 0].sort_values("step", ascending=False, kind="stable")
     rows = [[name, *map(str, counts)] for name, *counts in more.itertuples()]
@@ -274,7 +274,7 @@ def layer_operators() -> str:
 
 def layer_forward_operators() -> str:
     """The names of the operators in the forward column."""
-    more = _one_more_layer("phase", "operator")["forward"]
+    more = one_more_layer("phase", "operator")["forward"]
     more = more[more > 0].sort_values(ascending=False, kind="stable")
     return ", ".join(f"{count} `{name}`" for name, count in more.items())
 
@@ -326,7 +326,7 @@ SHOWN_OF_STUDY = (
 
 def optimizations() -> str:
     """The ladder of optimizations, each alone and one on another, beside transformers' LLaMA."""
-    [path] = RESULTS.parent.glob("*/optimization_study.json")
+    path = stored_file("optimization_study.json")
     document = read_document(path)
     rows = [OptimizationStudyRow.from_json(row) for row in document["rows"] + document["reference"]]
     measured = optimization_table([row for row in rows if row.is_measured])
@@ -347,7 +347,7 @@ def optimizations() -> str:
 def measured(number: int) -> str:
     """Every field of an exercise's worksheet as filled in on the machine of the stored results,
     with the evidence."""
-    path, document, rows = stored_path(number), stored_answers(number), []
+    path, document, rows = stored_file(f"exercise_{number}.json"), stored_answers(number), []
     if not document:
         return f"Not recorded yet: `python3 run_exercise.py {number}` fills it in."
     for field in fields(exercises()[number].text):
@@ -381,24 +381,50 @@ def in_order() -> list[int]:
     return order
 
 
-def exercise_table(folder: str = "") -> str:
-    """What each exercise asks, and which it needs, in order; folder: where the page that shows it
-    finds them."""
+def exercise_link(number: int, folder: str = "") -> str:
+    """folder: where the page that shows it finds exercises."""
+    exercise = exercises()[number]
+    title = exercise.title.partition(": ")[2].capitalize()
+    return f"[{number}. {title}]({folder}{exercise.path.name})"
+
+
+def exercise_table() -> str:
+    """What each exercise asks, and which it needs, in order."""
     rows = []
     for number in in_order():
         exercise = exercises()[number]
-        title = exercise.title.partition(": ")[2].capitalize()
         needs = ", ".join(map(str, exercises_named("Prerequisites", exercise.text)))
-        minutes = sum(minutes_needed(number).values())
+        minutes, of_extra = sum(minutes_needed(number).values()), minutes_of_extra(number)
         rows.append(
             [
-                f"[{number}. {title}]({folder}{exercise.path.name})",
+                exercise_link(number),
                 exercise.question,
                 needs,
                 f"{minutes:.0f}",
+                f"{of_extra:.0f}" if of_extra else "",
             ]
         )
-    return table(["exercise", "question", "needs", "minutes"], rows, left=3)
+    return table(["exercise", "question", "needs", "minutes", "extra"], rows, left=3)
+
+
+GROUPS = {
+    "where time and memory go": (1, 9, 2, 3),
+    "faster, and by how much": (4, 5, 6, 7, 8),
+    "several GPUs": (10, 11),
+    "other people's programs and traces": (12, 13, 14),
+}
+
+
+def exercise_groups(folder: str = "") -> str:
+    """The exercises by subject, in order; folder: where the page that shows them finds them."""
+    missing = set(exercises()) - {number for numbers in GROUPS.values() for number in numbers}
+    if missing:
+        raise ValueError(f"no group has exercise {min(missing)}")
+    rows = []
+    for group, numbers in GROUPS.items():
+        links = [exercise_link(number, folder) for number in numbers]
+        rows.append([group, " · ".join(links)])
+    return table(["about", "exercises"], rows, left=2)
 
 
 def needs_map() -> str:
@@ -439,25 +465,39 @@ WORD, COMMAND, PREDICTION, FIELD, QUESTION = 1 / 150, 1.0, 1.5, 1.0, 2.0
 
 
 def minutes_needed(number: int) -> dict[str, float]:
-    """Minutes of each part of an exercise, for a person who types the commands that
+    """Minutes of each section of an exercise's core, for a person who types the commands that
     run without a GPU."""
-    text = exercises()[number].text
-    known = {row["command"]: row["seconds"] / 60 for row in stored_commands(number)}
     parts = {}
     for title, part in re.findall(
-        r"^(## (?:Step \d+|Worksheet|Questions)|# ).*?\n(.*?)(?=^## |\Z)", text, re.M | re.S
+        r"^(## (?:Step \d+|Worksheet|Questions)|# ).*?\n(.*?)(?=^## |\Z)",
+        exercises()[number].core.text,
+        re.M | re.S,
     ):
-        prose = re.sub(r"<!--.*?-->|^```.*?^```$|^\|.*?$", "", part, flags=re.S | re.M)
-        blocks = [block for block in shell_blocks(part) if not block.mark]
-        needed = len(prose.split()) * WORD + sum(
-            COMMAND + known.get(block.title, 0.0) for block in blocks
-        )
-        needed += PREDICTION * len(predictions(part)) + FIELD * sum(
-            field.value is not None for field in fields(part)
-        )
-        questions = len(re.findall(r"^\d+\. ", part, re.M)) if title == "## Questions" else 0
-        parts[title.strip("# ").lower() or "to begin with"] = needed + QUESTION * questions
+        name = title.strip("# ").lower() or "to begin with"
+        parts[name] = minutes_of(part, number, has_questions=title == "## Questions")
     return parts
+
+
+def minutes_of(text: str, number: int, has_questions: bool) -> float:
+    """Minutes of a section of an exercise.  has_questions: its numbered paragraphs are some."""
+    known = {row["command"]: row["seconds"] / 60 for row in stored_commands(number)}
+    prose = re.sub(r"<!--.*?-->|^```.*?^```$|^\|.*?$", "", text, flags=re.S | re.M)
+    minutes = len(prose.split()) * WORD + PREDICTION * len(predictions(text))
+    for block in shell_blocks(text):
+        if not block.mark:
+            minutes += COMMAND + known.get(block.title, 0.0)
+    for field in fields(text):
+        if field.value is not None:
+            minutes += FIELD
+    if has_questions:
+        minutes += QUESTION * len(re.findall(r"^\d+\. ", text, re.M))
+    return minutes
+
+
+def minutes_of_extra(number: int) -> float:
+    """Minutes of what an exercise has under Extra; 0 if it has nothing there."""
+    extra = exercises()[number].extra
+    return minutes_of(extra.text, number, has_questions=True) if extra else 0.0
 
 
 def class_plan(*days: str) -> str:
@@ -475,70 +515,83 @@ def class_plan(*days: str) -> str:
 
 
 def in_turn(learners: int, *chosen: int) -> str:
-    """How long the commands of an exercise took on the machine of the stored results, and how long
-    in turn."""
+    """How long the commands of an exercise's core took on the machine of the stored results, and
+    how long in turn."""
     rows = []
     for number in chosen:
-        endless = {
-            block.title
-            for block in shell_blocks(exercises()[number].text)
-            if block.mark == "stays open"
-        }
-        seconds = sum(
-            row["seconds"] for row in stored_commands(number) if row["command"] not in endless
-        )
-        rows.append([f"{number}", f"{seconds:,.0f}", f"{learners * seconds / 60:,.0f}"])
+        timed = [row["seconds"] for row in commands_of_core(number)]
+        cells = ["not recorded"] * 2
+        if timed:
+            cells = [f"{sum(timed):,.0f}", f"{learners * sum(timed) / 60:,.0f}"]
+        rows.append([f"{number}", *cells])
     return table(
         ["exercise", "its commands, s", f"{learners} learners in turn, minutes"], rows, left=0
     )
+
+
+def commands_of_core(number: int) -> list[dict]:
+    """The stored times of an exercise's commands, without those of its extra and those that stay
+    open."""
+    exercise = exercises()[number]
+    left_out = set()
+    for block in shell_blocks(exercise.extra.text) if exercise.extra else []:
+        left_out.add(block.title)
+    for block in shell_blocks(exercise.text):
+        if block.mark == "stays open":
+            left_out.add(block.title)
+    return [row for row in stored_commands(number) if row["command"] not in left_out]
 
 
 def time_needed(number: int) -> str:
     """What minutes_needed() says, in a sentence."""
     parts = minutes_needed(number)
     told = ", ".join(f"{name} {minutes:.0f}" for name, minutes in parts.items() if minutes >= 0.5)
+    extra = minutes_of_extra(number)
+    more = f" [Extra](#extra): {extra:.0f} more." if extra else ""
     return (
-        f"**Time.** About {sum(parts.values()):.0f} minutes: {told}. (Reckoned, not timed:"
+        f"**Time.** About {sum(parts.values()):.0f} minutes: {told}.{more} (Reckoned, not timed:"
         " [how](README.md#minutes).)"
     )
 
 
 def commands_take(number: int) -> str:
-    """How long the commands of an exercise took on the machine of the stored results, and which of
-    them longest."""
-    endless = {
-        block.title
-        for block in shell_blocks(exercises()[number].text)
-        if block.mark == "stays open"
-    }
-    rows = [row for row in stored_commands(number) if row["command"] not in endless]
+    """How long the commands of an exercise's core took on the machine of the stored results, and
+    which block of them longest; of commands that are no longer those of the page, the sum alone."""
+    rows = commands_of_core(number)
     if not rows:
         return "How long the commands take has not been recorded yet."
-    longest, total = (
-        max(rows, key=operator.itemgetter("seconds")),
-        sum(row["seconds"] for row in rows),
-    )
+    name = machine(stored_answers(number)["environment"])
+    blocks = {block.title: block for block in shell_blocks(exercises()[number].core.text)}
+    timed = {row["command"] for row in rows}
+    if any(title not in timed for title, block in blocks.items() if not block.mark):
+        total = duration(sum(row["seconds"] for row in rows))
+        return f"In an earlier version of this page, the commands took {total} on {name}."
+    on_page = [row for row in rows if row["command"] in blocks]
+    total = duration(sum(row["seconds"] for row in on_page))
+    longest = max(on_page, key=operator.itemgetter("seconds"))
+    command = first_of_ours(blocks[longest["command"]])
     return (
-        f"The commands take {duration(total)} on {machine(stored_answers(number)['environment'])};"
-        f" the longest is `{longest['command']}` with"
-        f" {duration(longest['seconds'])}.{missing_from(number)}"
+        f"The commands take {total} on {name}; longest is the block with `{command}`,"
+        f" {duration(longest['seconds'])}."
     )
 
 
-def missing_from(number: int) -> str:
-    """How many of an exercise's commands are newer than the stored times."""
-    known = {row["command"] for row in stored_commands(number)}
-    blocks = [block for block in shell_blocks(exercises()[number].text) if not block.mark]
-    newer = sum(block.title not in known for block in blocks)
-    return (
-        f" Of an earlier version of this page: {newer} of its {len(blocks)} commands were not"
-        " timed." * bool(newer)
-    )
+OURS = r"(?:python3 run_study\.py \w+|python3 \w[\w/]*\.py|\./\w+\.sh)(?= |$)"
+
+
+def first_of_ours(block: Block) -> str:
+    """The first command of a block that measures something, without its flags: that of a script or
+    launcher, else the first."""
+    lines = block.commands.replace("\\\n", " ").splitlines()
+    for line in lines:
+        if start := re.match(OURS, line):
+            return start[0]
+    return block.title
 
 
 # ---- Two tracks: measured on a CPU, and on a GPU or computed for it ------------------------------
 
-GPU_RESULTS = RESULTS.parent / "nvidia-h100-80gb-hbm3"
+GPU_RESULTS = RESULTS / "nvidia-h100-80gb-hbm3"
 CARDS = ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "AMD Instinct MI300X")
 
 
@@ -614,10 +667,19 @@ def ridge(flags: str, change: str, card: str) -> str:
     return f"{significant(1e3 * getattr(row, precision) / row.bandwidth)} FLOPs/byte"
 
 
+def measured_step(flags: str) -> dict | None:
+    """The step with these flags that was measured on the GPU, alone; None if it was not."""
+    document = read_document(GPU_RESULTS / "measured_steps.json") or {"rows": []}
+    for row in document["rows"]:
+        if row["flags"] == flags:
+            return row
+    return None
+
+
 def tracks(number: int, flags: str, *rows: str) -> str:
     """Fields of an exercise on both tracks, side by side: as measured on the machine of the stored
     results, and on a GPU.  As long as that has no results, what the tools compute takes their
-    place.
+    place, but for steps that were measured alone.
 
     flags: of the GPU track.  rows: the id of a field; which cell of computed_step(), or `ratio`, is
     computed for it, if any; and further flags for that."""
@@ -634,6 +696,9 @@ def tracks(number: int, flags: str, *rows: str) -> str:
         return f"{Answer(value, '').shown} {unit}".strip()
 
     def computed_cell(key: str, more: str) -> str:
+        step = measured_step(f"{flags} {more}".strip())
+        if step and key == "step":
+            return f"{significant(step['ms'])} ms, measured"
         if key in ("ratio", "intensity", "ridge"):
             return {"ratio": computed_ratio, "intensity": intensity, "ridge": ridge}[key](
                 flags, more, CARDS[0]
@@ -652,6 +717,8 @@ def tracks(number: int, flags: str, *rows: str) -> str:
         if gpu
         else f"computed for {CARDS[0]}, not measured yet."
     )
+    if not gpu and measured_step(flags):
+        about = about.removesuffix(".") + " but for what says so."
     about = textwrap.fill(about, COLUMNS, break_long_words=False, break_on_hyphens=False)
     title = "GPU track, measured" if gpu else "GPU track, computed"
     return f"{about}\n\n" + table(["quantity", "CPU track, measured", title], table_rows)
@@ -693,6 +760,11 @@ def sizes_compared() -> str:
                 step[name].split()[0] for name in ("samples", "memory", "median", "host", "limit")
             ]
             rows.append([*about, f"computed for {CARDS[0]}", *cells])
+        alone = measured_step("" if size == "tiny" else f"--size {size}")
+        if alone and not gpu:
+            speed = 1e3 * workload_of(size=size).batch_size / alone["ms"]
+            cells = [significant(value) for value in (speed, alone["peak_mb"], alone["ms"])]
+            rows.append([*about, f"measured on {CARDS[0]}", *cells, "", ""])
     titles = [
         "size",
         "parameters",
@@ -727,7 +799,12 @@ def steps_on_cards(flags: str, *launch_bound: str, cards: Sequence[str] = CARDS)
         "peak memory",
         "limit",
     ]
-    return "Computed on fake tensors, not measured:\n\n" + table(titles, rows, left=2)
+    return folded("Computed on fake tensors, not measured", table(titles, rows, left=2))
+
+
+def folded(title: str, text: str) -> str:
+    """What a page shows once its reader opens it; it hides no answer, as <details> alone would."""
+    return f'<details class="computed">\n<summary>{title}</summary>\n\n{text}\n\n</details>'
 
 
 def printed(number: int, *begins: str, after: str = "") -> str:
@@ -735,7 +812,7 @@ def printed(number: int, *begins: str, after: str = "") -> str:
     what continues it.
 
     after: what the line begins with from which on they are looked for, such as a command."""
-    log = (RESULTS / f"exercise_{number}.log").read_text().splitlines()
+    log = stored_file(f"exercise_{number}.log").read_text().splitlines()
     shown, place = [], next(i for i, line in enumerate(log) if line.startswith(after))
     for begin in begins:
         place = next(i for i in range(place, len(log)) if log[i].startswith(begin))
@@ -751,14 +828,14 @@ def printed(number: int, *begins: str, after: str = "") -> str:
 def run_provenance() -> str:
     """Machine, versions, date and command of run_output()."""
     return (
-        f"{machine(read_document(RESULTS / 'run_baseline.json')['environment'])},"
+        f"{machine(read_document(stored_file('run_baseline.json'))['environment'])},"
         " `./run_baseline.sh`."
     )
 
 
 def run_output() -> str:
     """What run_baseline.sh printed, without most steps."""
-    printed = (RESULTS / "run_baseline.log").read_text().splitlines()
+    printed = stored_file("run_baseline.log").read_text().splitlines()
     steps = [i for i, line in enumerate(printed) if line.startswith("Step ")]
     end = (
         printed.index("Files:") if "Files:" in printed else len(printed)
@@ -770,39 +847,11 @@ def run_output() -> str:
 
 def profile_answer() -> str:
     """The answer with which run_pytorch_profiler.sh ended, and where that was."""
-    environment = read_document(RESULTS / "run_pytorch_profiler.json")["environment"]
-    printed = (RESULTS / "run_pytorch_profiler.log").read_text().splitlines()
+    environment = read_document(stored_file("run_pytorch_profiler.json"))["environment"]
+    printed = stored_file("run_pytorch_profiler.log").read_text().splitlines()
     begin = next(i for i, line in enumerate(printed) if line.startswith("Headline:"))
     answer = [line for line in printed[begin:] if line]
     return f"{text_block(answer)}\n*{machine(environment)}, `./run_pytorch_profiler.sh`.*"
-
-
-def expected_beside() -> str:
-    """A few steps that were measured here or published, beside dry runs."""
-    rows = []
-    for row in read_document(GPU_RESULTS / "measured_steps.json")["rows"]:
-        if row["name"] in ("default", "medium, bf16, sdpa", "large, bf16, sdpa"):
-            memory = (
-                f"{row['reserved_mb'] / 1024:.1f} / {row['predicted_reserved_mb'] / 1024:.1f}"
-                " reserved"
-            )
-            cells = ["here", f"{row['ms']:,.1f}", f"{row['expected_ms']:,.1f}", memory]
-            rows.append([f"{row['name']}, H100", *cells])
-    for row in read_document(RESULTS.parent / "published_steps.json")["rows"]:
-        if row["name"] in ("Llama 3.1 8B, 8 x H100, eager", "Llama 3.2 3B, A100, eager"):
-            memory = f"{row['memory_gb']:.1f} / {row['predicted_gb']:.1f} {row['memory']}"
-            rows.append(
-                [
-                    row["name"],
-                    row["source"],
-                    f"{row['ms']:,.0f}",
-                    f"{row['ratio'] * row['ms']:,.0f}",
-                    memory,
-                ]
-            )
-    return table(
-        ["step", "from", "measured (ms)", "expected (ms)", "memory / predicted (GB)"], rows, left=2
-    )
 
 
 def profiled_h100() -> str:
@@ -829,7 +878,7 @@ def profiled_h100() -> str:
 def steps_on_a_second_card() -> str:
     """How the steps of an H200 compare with what was expected of them: those that its GPU limits,
     and those that its host does."""
-    rows = read_document(RESULTS.parent / "nvidia-h200" / "measured_steps.json")["rows"]
+    rows = read_document(RESULTS / "nvidia-h200" / "measured_steps.json")["rows"]
     of_gpu, of_host = [], []
     for row in rows:
         (of_host if row["bound"] == "launch" else of_gpu).append(row)
