@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Set up what is missing, check format and lint, and run the tests.
 #   ./run_tests.sh [flags of pytest]            every module and every command: about three minutes on two cores
-#   ./run_tests.sh --all [flags of pytest]      everything: about 14 minutes
+#   ./run_tests.sh --all [flags of pytest]      everything: about 18 minutes
 . "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/setup/launcher_common.sh" || exit 1
 
 MARKED=(-m "not slow")
+WORKERS=3 # on two cores: one waits while others work
 case ${1:-} in
-    --all) MARKED=() && shift ;;
+    --all) MARKED=() WORKERS=4 && shift ;; # more of its tests wait: for ranks, signals, a browser
     --fast) refuse "--fast: is gone; ./run_tests.sh runs the short set, ./run_tests.sh --all everything" ;;
 esac
 # shellcheck disable=SC2034 # read by use_python: without the GPU, its tests are skipped
@@ -19,4 +20,4 @@ fi
 cd "$HERE" || exit 1
 "$PYTHON" -m ruff check . && "$PYTHON" -m ruff format --check . || exit 1
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the workers share the cores
-exec "$PYTHON" -m pytest -n "${PYTEST_WORKERS:-3}" --dist worksteal ${MARKED[@]+"${MARKED[@]}"} "$@" # on two cores: one waits while others work
+exec "$PYTHON" -m pytest -n "${PYTEST_WORKERS:-$WORKERS}" --dist worksteal ${MARKED[@]+"${MARKED[@]}"} "$@"

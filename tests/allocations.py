@@ -26,7 +26,7 @@ class Allocator:
     """One device: its events, and at the end a segment for each block."""
 
     def __init__(self, device: int = 0):
-        self.device, self.events, self.live = device, [], {}
+        self.device, self.events, self.live, self.reserved = device, [], {}, []
         self.next_address, self.time_us = 2**40, 1_700_000_000_000_000
 
     def note(self, action: str, address: int, size: int, frames: list[dict]) -> None:
@@ -52,18 +52,33 @@ class Allocator:
         self.live[self.next_address] = size
         self.next_address += size + 512
 
+    def reserves(self, size: int, pool: tuple[int, int] = (0, 0)) -> None:
+        """A segment that is free at the end, in a pool of its own unless that is (0, 0)."""
+        self.reserved.append(self.segment(self.next_address, size, "inactive", pool))
+        self.next_address += size + 512
+
+    def segment(self, address: int, size: int, state: str, pool: tuple[int, int] = (0, 0)) -> dict:
+        block = {"address": address, "size": size, "requested_size": size, "frames": []}
+        segment = {"device": self.device, "address": address, "total_size": size}
+        blocks = [{**block, "state": state}]
+        return {**segment, "segment_pool_id": pool, "blocks": blocks}
+
     def segments(self) -> list[dict]:
-        segments = []
+        segments = list(self.reserved)
         for address, size in self.live.items():
-            block = {"address": address, "size": size, "requested_size": size, "frames": []}
-            block["state"] = "active_allocated"
-            segment = {"device": self.device, "address": address, "total_size": size}
-            segments.append({**segment, "blocks": [block]})
+            segments.append(self.segment(address, size, "active_allocated"))
         return segments
 
 
-def step(allocator: Allocator, first: bool = False, leaks: int = 0, activations: int = 8) -> None:
-    """A training step of 10 MB of parameters with Adam, in MB; `leaks` is left at train.py:88."""
+def step(
+    allocator: Allocator,
+    first: bool = False,
+    leaks: int = 0,
+    activations: int = 8,
+    optimizer: list = OPTIMIZER_STEP,
+) -> None:
+    """A training step of 10 MB of parameters with Adam, in MB; `leaks` is left at train.py:88.
+    optimizer: the frames of its step."""
     kept = [allocator.make(activations * MB, FORWARD)]
     if leaks:
         allocator.make(leaks, [frame("train.py:88", "append"), MAIN])
@@ -73,9 +88,9 @@ def step(allocator: Allocator, first: bool = False, leaks: int = 0, activations:
     for address in kept:
         allocator.free(address, BACKWARD)
     if first:
-        allocator.make(20 * MB, OPTIMIZER_STEP)
-    update = allocator.make(5 * MB, OPTIMIZER_STEP)
-    allocator.free(update, OPTIMIZER_STEP)
+        allocator.make(20 * MB, optimizer)
+    update = allocator.make(5 * MB, optimizer)
+    allocator.free(update, optimizer)
     allocator.free(gradient, [MAIN])
 
 

@@ -54,8 +54,8 @@ def checked(analyze_all):
     @functools.wraps(analyze_all)
     def analyze_and_check(*arguments, **options):
         analyses, refused = analyze_all(*arguments, **options)
-        for path, document in analyses:
-            assert contradictions(document) == [], path
+        for path, own in analyses:
+            assert contradictions(own.as_json()) == [], path
         return analyses, refused
 
     return analyze_and_check

@@ -2,17 +2,22 @@
 of its own."""
 
 import contextlib
+import fcntl
 import fnmatch
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+
+import pytest
 
 from harness.base.documents import SCHEMA_VERSION
 from harness.base.files import FILES, FOLDERS, kind_of
@@ -105,6 +110,24 @@ def read_until(process: subprocess.Popen, beginning: str) -> None:
     raise AssertionError(f"no line begins with {beginning!r}: {''.join(said)}")
 
 
+def made_once(
+    tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]
+) -> tuple[Path, object]:
+    """A folder that one of the workers fills for all of them, and what make(folder) returned, which
+    is kept as JSON."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder = shared / name
+    with (shared / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # others wait until it is there
+        answer = shared / f"{name}.json"
+        if not answer.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed
+            folder.mkdir()
+            answer.write_text(json.dumps(make(folder)))
+    return folder, json.loads(answer.read_text())
+
+
 def free_port() -> int:
     """A port where nobody listens, below those that the system gives to outgoing connections."""
     while True:
@@ -148,4 +171,4 @@ def unregistered(folder: Path) -> list[str]:
 def write_results(path: Path, document: dict) -> None:
     """A document of a command, in a folder that is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"schema_version": 2} | document))
+    path.write_text(json.dumps({"schema_version": SCHEMA_VERSION} | document))

@@ -34,23 +34,24 @@ def with_options(workload, **changes):
 def test_components_add_up_and_without_deepspeed_the_rest_stands():
     workload = resolved("--size", "small")
     rows = by_component(workload)
-    assert (
-        sum(row["forward_flops"] + row["backward_flops"] for row in rows) == workload.step_flops()
-    )
+    assert sum(row.forward_flops + row.backward_flops for row in rows) == workload.step_flops()
     assert flops_of_step(workload) == (workload.forward_flops(), workload.step_flops())
-    assert sum(row["share"] for row in rows) == pytest.approx(1)
-    found = reconciliation(workload, "DeepSpeed is missing")
+    assert sum(row.share for row in rows) == pytest.approx(1)
+    found = reconciliation(workload, "DeepSpeed is missing").as_json()
     assert found["agree"]
     assert found["rows"][2]["forward_flops"] is None
     assert "No count by DeepSpeed: DeepSpeed is missing" in counters_section(found).note
     off = {"macs": workload.forward_flops() // 2 - 1, "flops": workload.forward_flops()}
-    assert "The matmul counts DIFFER." in counters_section(reconciliation(workload, off)).note
+    assert (
+        "The matmul counts DIFFER."
+        in counters_section(reconciliation(workload, off).as_json()).note
+    )
     fused = by_component(with_options(workload, attention="sdpa"))
-    assert {row["component"] for row in rows} - {row["component"] for row in fused} == {
+    assert {row.component for row in rows} - {row.component for row in fused} == {
         "attention.scores",
         "attention.weighted_sum",
     }
-    assert sum(row["forward_flops"] for row in fused) == sum(row["forward_flops"] for row in rows)
+    assert sum(row.forward_flops for row in fused) == sum(row.forward_flops for row in rows)
 
 
 @pytest.mark.slow

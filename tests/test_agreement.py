@@ -18,6 +18,8 @@ from traces import (
     REAL,
     REDUCE,
     analysis_of,
+    analyze_documents,
+    answers_in,
     event,
     gpu_step,
     on_gpu,
@@ -29,8 +31,7 @@ from traces import (
     write_trace,
 )
 
-from analysis.answers import analyze_all
-from analysis.attribution.critical_path import critical_path, path_title
+from analysis.attribution.critical_path import CriticalPath, critical_path, path_title
 from analysis.diagnosis.sections import profile_lines
 from analysis.hardware.matching import described, rows_named
 from analysis.limits.timeline import timeline_of
@@ -62,20 +63,22 @@ def assert_agreement(documents) -> None:
     ],
 )
 def test_recorded_traces(path):
-    assert_agreement(document for _, document in analyze_all([path])[0])
+    assert_agreement(document for _, document in analyze_documents([path])[0])
 
 
 def test_a_trace_of_a_host_beside_the_rates_of_a_gpu():
     """What autograd does for a matmul is overhead, which no precision makes faster."""
     target = described(rows_named("H100")[0])
-    ((_, document),), _ = analyze_all([GOLDEN / "cpu.pt.trace.json.gz"], flags=DeviceFlags(target))
+    ((_, document),), _ = analyze_documents(
+        [GOLDEN / "cpu.pt.trace.json.gz"], flags=DeviceFlags(target)
+    )
     assert "mixed precision" in {row["name"] for row in document["opportunities"]}
     assert_agreement([document])
 
 
 @pytest.mark.slow
 def test_the_traces_of_eight_ranks():
-    found, refused = analyze_all(find_traces(real_path(EIGHT_RANKS)))
+    found, refused = analyze_documents(find_traces(real_path(EIGHT_RANKS)))
     assert len(found) == 8
     assert not refused
     assert_agreement(document for _, document in found)
@@ -137,7 +140,7 @@ def test_waiting_for_a_thread_that_communicates_needs_no_range_around_it(tmp_pat
     for rank in (0, 1):
         events, metadata = gloo_rank(rank, marked)
         write_trace(tmp_path / f"trace_rank{rank}.json", *events, **metadata)
-    documents = [document for _, document in analyze_all(find_traces(tmp_path))[0]]
+    documents = [document for _, document in analyze_documents(find_traces(tmp_path))[0]]
     assert_agreement(documents)
     assert documents[0]["verdict"]["shares"]["communication"] == pytest.approx(0.69)
     assert documents[0]["communication"]["exposed_ms"] == pytest.approx(0.69)
@@ -200,7 +203,7 @@ def test_a_long_call_that_returns_as_the_gpu_has_ended_waited_for_it(
     )
     links = timeline_of(trace_of(tmp_path, step(1, 0, 900), *matmul, *around, **H100_PROPERTIES))
     assert links.calls["waits"].tolist() == [False, waits]
-    on_gpu_ms = sum(row["ms"] for row in critical_path(links)["rows"] if row["where"] == "GPU")
+    on_gpu_ms = sum(row.ms for row in critical_path(links).rows if row.where == "GPU")
     assert on_gpu_ms == pytest.approx(0.8 * waits)
 
 
@@ -216,7 +219,7 @@ def test_a_path_on_the_host_beside_a_busy_gpu_says_what_makes_both_true():
     )
     assert path["gpu_idle_ms"] == pytest.approx(47.0197 - 43.0551, abs=1e-3)
     assert document["verdict"]["shares"]["launch"] == pytest.approx(0.068, abs=1e-3)
-    assert path_title(path).endswith(
+    assert path_title(answers_in(path, CriticalPath)).endswith(
         "a faster host alone saves at most the 3.965 ms in which the GPU is idle"
     )
 
@@ -259,7 +262,7 @@ def documents(tmp_path_factory) -> dict[str, dict]:
         write_trace(
             folder / f"t_rank{rank}.json", *events, distributedInfo={"rank": rank, "world_size": 2}
         )
-    found["ranks"] = analyze_all(sorted(folder.glob("t_rank*")))[0][0][1]
+    found["ranks"] = analyze_documents(sorted(folder.glob("t_rank*")))[0][0][1]
     return found
 
 
@@ -372,14 +375,14 @@ def check_run(folder, run) -> int:
     """Analyze the traces; the number of documents, none for traces that are refused with a
     reason."""
     try:
-        found, _ = analyze_all(write_run(folder, run))
+        found, _ = analyze_documents(write_run(folder, run))
     except UserError:
         return 0
     for _, document in found:
         assert contradictions(document) == []
         assert all(map(math.isfinite, numbers_in(document)))
         assert json.loads(json.dumps(document)) == document
-        profile_lines(document)
+        profile_lines(answers_in(document))
     return len(found)
 
 

@@ -15,7 +15,7 @@ from traces import SMALL, event, write_trace
 import analyze_trace
 import run_pytorch_profiler
 from analysis.commands.analyze_traces import missing_from
-from analysis.trust.missing_from_trace import OF_TORCH, recording_section
+from analysis.trust.missing_from_trace import OF_TORCH, MissingPart, recording_section
 from harness.base.sections import as_markdown
 
 # ---- The command ---------------------------------------------------------------------------------
@@ -93,13 +93,12 @@ def test_help_has_groups_and_commands_to_copy(command):
 ALL = [part.name for part in OF_TORCH]
 
 
-def without(*names) -> dict:
-    rows = [part.lacking().as_json() for part in OF_TORCH if part.name in names]
-    return {"not_recorded": rows, "recorded_by": "torch.profiler"}
+def without(*names) -> list[MissingPart]:
+    return [part.lacking() for part in OF_TORCH if part.name in names]
 
 
-def recording(trust: dict) -> list[str]:
-    return recording_section(trust).code.splitlines()
+def recording(missing: list[MissingPart]) -> list[str]:
+    return recording_section(missing, "torch.profiler").code.splitlines()
 
 
 def test_only_what_is_missing_and_slows_the_program_is_asked_for():
@@ -141,7 +140,7 @@ def test_terminal_and_report_show_the_lines_whole_and_the_answer_where_they_are(
     flags = ["--analyze-existing", "trace.json", "--generate-report", "--output-dir", "out"]
     code, out = profiler(*flags, "--verbose")
     assert code == 0, out
-    section = recording_section(without(*ALL))
+    section = recording_section(without(*ALL), "torch.profiler")
     page = html.unescape((tmp_path / "out" / "report.html").read_text())
     assert (
         section.code in out

@@ -304,6 +304,15 @@ def test_a_difference_beyond_rounding_is_another_training():
     assert "baseline fails" in training_check(summary(), summary(audit="x"), 0.0).not_the_same
 
 
+def test_a_program_that_trains_less_than_its_baseline_is_another_training():
+    whole, in_part = summary(), summary()
+    whole["config"]["model"] = {"program": "train.py", "parameters": 2000}
+    in_part["config"]["model"] = {"program": "train.py --lora", "parameters": 50}
+    check = training_check(in_part, whole, None)
+    assert check.not_the_same == "it trains 50 parameters, the baseline 2,000"
+    assert training_check(whole, whole, None).not_the_same is None
+
+
 class Reordered(TinyLlamaWorkload):
     """The same samples in another order within each batch: the same training, whose sums are
     rounded otherwise."""

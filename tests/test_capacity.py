@@ -6,12 +6,13 @@ import types
 import pytest
 import torch
 from test_prediction import TINY, read, workload_of
+from traces import answers_in
 
 import tiny_llama_v1 as tiny_llama
 from analysis.hardware.datasheets import DATASHEETS
 from analysis.memory.predicted import predicted_memory
 from analysis.prediction.capacity import CONTEXT, RESERVES, capacity_elsewhere, capacity_of
-from analysis.prediction.document import memory_prediction
+from analysis.prediction.document import Prediction, memory_prediction
 from analysis.prediction.text import prediction_lines, what_fits
 from harness.machine import host_limits
 from harness.machine.devices import memory_of_a_rank
@@ -135,7 +136,11 @@ def test_a_fit_that_may_be_spoiled_is_told():
         "communication": None,
         "would_fit": None,
     }
-    (line,) = (line for line in prediction_lines(document) if line.startswith("May come on top:"))
+    (line,) = (
+        line
+        for line in prediction_lines(answers_in(document, Prediction))
+        if line.startswith("May come on top:")
+    )
     assert "MAY NOT FIT, up to 604 MB: reserve up to 256 MB; context up to 612 MB" in line
 
 
@@ -181,15 +186,15 @@ def test_what_fits_by_prediction_is_not_told_to_be_too_large():
     document = memory_prediction(
         workload_of(TINY), torch.device("cpu"), capacity_elsewhere(64 * 2**30)
     ).as_json()
-    assert "other processes took the rest" in what_fits(document)
-    assert "--size" not in what_fits(document)
+    assert "other processes took the rest" in what_fits(answers_in(document, Prediction))
+    assert "--size" not in what_fits(answers_in(document, Prediction))
 
 
 def test_what_others_leave_no_room_for_is_not_told_to_be_too_large(monkeypatch):
     monkeypatch.setattr(
         "analysis.prediction.capacity.memory_of_a_rank", lambda device: (64 * 2**30, 64 * 2**30)
     )
-    line = what_fits(memory_prediction(workload_of(TINY), torch.device("cpu")).as_json())
+    line = what_fits(memory_prediction(workload_of(TINY), torch.device("cpu")))
     assert (
         "has 0 MB for it (65,536 MB are in use); it would fit without other processes: stop"
         " those, or" in line

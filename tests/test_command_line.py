@@ -26,7 +26,8 @@ FLAGS = {  # every flag that users rely on; a change here is a change of what wa
     " --flops-profile-step --peak --enable-all-profiling --output-dir --log-interval"
     " --validate-setup --dry-run --device-memory --force --target-device --parallel --bucket-mb"
     " --gradient-as-bucket-view --no-gradient-as-bucket-view --param-precision --fsdp-reshard"
-    " --no-fsdp-reshard --fsdp-wrap --reduce-precision --world-size --network --no-sync-steps"
+    " --no-fsdp-reshard --fsdp-wrap --reduce-precision --world-size --network --measured"
+    " --no-sync-steps"
     " --verbose --fused-projections --fused-norm --fused-rope --kernels --fused-loss"
     " --compile-mode --cuda-graphs --workload --grad-clip"
 }
@@ -263,7 +264,9 @@ def test_validate_setup_fails_when_training_does(train, monkeypatch):
 SIZES = [*tiny_llama.SIZES]
 
 
-@pytest.mark.parametrize(("text", "sizes"), [("README.md", SIZES[:5]), ("docs/sweeps.md", SIZES)])
+@pytest.mark.parametrize(
+    ("text", "sizes"), [("docs/commands.md", SIZES[:5]), ("docs/sweeps.md", SIZES)]
+)
 def test_sizes_in_the_texts_are_those_of_the_code(text, sizes):
     text = (PROJECT / text).read_text()
     for name in sizes:

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 from helpers import SMALL_MODEL, assert_answer, write_part
 from matplotlib.text import Text
-from traces import LARGE, analysis_of, event, gpu_step, write_trace
+from traces import LARGE, analysis_of, answers_in, event, gpu_step, write_trace
 
 import compare_runs
 import tiny_llama_v1 as tiny_llama
 from analysis.attribution.components import NAMED_RANGES, OPERATOR_KINDS
 from analysis.commands.run_ending import mfu_line
 from analysis.compare import document
+from analysis.compare import runs as runs_of_traces
+from analysis.compare.document import ComparedRow, Comparison
 from analysis.compare.noise import (
     AGAIN,
     BASELINE,
@@ -37,7 +39,7 @@ from analysis.compare.text import (
 )
 from analysis.report.figures.comparison import draw_comparison
 from analysis.trace.tables import read_trace
-from analysis.trust.times import overhead_text
+from analysis.trust.times import ProfilerOverhead, overhead_text
 from harness.base.documents import SCHEMA_VERSION
 from harness.base.errors import UserError
 from harness.base.sections import as_markdown, as_text
@@ -103,7 +105,7 @@ def started_on(day, folder):
 
 
 def lines_of(comparison):
-    return as_text(comparison_section(with_short_names(comparison)))[1:]
+    return as_text(comparison_section(with_short_names(answers_in(comparison, Comparison))))[1:]
 
 
 @pytest.mark.slow
@@ -191,7 +193,9 @@ def test_noise_is_called_noise(runs, tmp_path):
     less = copy_of(runs / "large_batch", tmp_path / "less", [90.0, 91, 89, 90, 92, 88])
     assert compare([base, slow, less])["runs"][2]["difference"] == NOISE
     # A repeat is no finding: it says how large the noise is, and nothing smaller counts.
-    text = "\n".join(comparison_answer(compare([base, slow]), "comparison.md"))
+    text = "\n".join(
+        comparison_answer(answers_in(compare([base, slow]), Comparison), "comparison.md")
+    )
     assert "c repeats a, 20.0% apart, which is noise: 120.0 ms against 100.0 ms\n" in text
     assert "a = c: 20.0% apart by noise; nothing smaller counts until it is repeated\n" in text
     assert "within noise" not in text and "x as fast" not in text
@@ -235,7 +239,7 @@ def test_a_difference_that_a_disturbance_explains_is_undecided(runs, tmp_path):
     text = "\n".join(lines_of(comparison))
     assert "Disturbance of slow: 30% of thread time waited for a core; times may be" in text
     assert comparison["runs"][3]["disturbed"] is None
-    last = "\n".join(comparison_answer(comparison, "comparison.md"))
+    last = "\n".join(comparison_answer(answers_in(comparison, Comparison), "comparison.md"))
     assert (
         f"  {AGAIN}; 30% of" in last
         and "slow is 0.50x as fast as base (95%: 0.48 to 0.52), undecided: disturbed: 200.0 ms"
@@ -300,7 +304,7 @@ def test_a_run_that_does_not_train_is_no_speedup(runs, tmp_path):
     row = comparison["runs"][1]
     assert row["difference"] == f"not the same training: {detail}"
     assert (row["audit_ok"], row["largest_loss_difference"]) == (False, 0)
-    told = " ".join(" ".join(comparison_answer(comparison, "here")).split())
+    told = " ".join(" ".join(comparison_answer(answers_in(comparison, Comparison), "here")).split())
     assert f"fast: no speedup, not the same training: {detail} (50.00 ms against 100.0 ms)" in told
     assert f"Not the same training: fast: {detail}" in " ".join(
         " ".join(lines_of(comparison)).split()
@@ -320,7 +324,7 @@ def test_of_many_runs_those_that_train_the_same_are_told_first(runs, tmp_path):
     ]
     others.append(copy_of(runs / "wide", tmp_path / "sound", [80.0, 81, 79, 80]))
     comparison = compare([base, *others])
-    told = comparison_answer(comparison, "here")
+    told = comparison_answer(answers_in(comparison, Comparison), "here")
     assert "sound is 1.25x as fast as base" in told[0]
     assert any(
         line.strip().startswith("a: no speedup, not the same training: too fast") for line in told
@@ -356,7 +360,9 @@ def test_unprofiled_and_failed_runs_are_compared_as_far_as_they_go(runs, tmp_pat
     assert "Not completed: failed failed" in text
     assert "Not compared by component" in text
     # What a run without a trace can be compared by is compared, and it is said what cannot.
-    headline = comparison_headline(compare([runs / "small_batch", runs / "wide"]))
+    quick = copy_of(runs / "small_batch", tmp_path / "quick", [10.0, 11, 9, 10])
+    wide = copy_of(runs / "wide", tmp_path / "wide", [20.0, 21, 19, 20])
+    headline = comparison_headline(answers_in(compare([quick, wide]), Comparison))
     assert "wide is 0." in headline and headline.endswith(
         "parts are not compared: there is no trace of wide"
     )
@@ -396,18 +402,39 @@ def profile_of(source, components, classes, step_ms=100.0):
 
     def rows(kind, parts):
         return [
-            {kind: name, "ms_per_step": ms, "std_ms": 0.1, "share": ms / step_ms}
+            {kind: name, "ms_per_step": ms, "std_ms": 0.1, "share": ms / step_ms, "phases_ms": {}}
             for name, ms in parts.items()
         ]
 
-    return {
-        "integrity": {},
-        "attribution": {"source": source, "steps": 4, "clock": "host"},
-        "steps": {"std_ms": 1.0, "mean_ms": step_ms, "count": 4},
-        "components": rows("component", components),
-        "classes": rows("class", classes),
-        "operators": [],
-    }
+    return runs_of_traces.profile_of(
+        {
+            "trace": "a.json",
+            "integrity": {"world_size": None, "profiler_overhead": {"ratio": None}},
+            "verdict": {"bound": "memory"},
+            "attribution": {
+                "source": source,
+                "steps": 4,
+                "clock": "host",
+                "ms_per_step": step_ms,
+                "unattributed_share": 0.0,
+            },
+            "steps": {
+                "std_ms": 1.0,
+                "mean_ms": step_ms,
+                "median_ms": step_ms,
+                "p95_ms": step_ms,
+                "min_ms": step_ms,
+                "max_ms": step_ms,
+                "count": 4,
+                "overlap_ms": 0.0,
+                "rows": [],
+            },
+            "components": rows("component", components),
+            "classes": rows("class", classes),
+            "operators": [],
+            "memory": {"peak_mb": None},
+        }
+    )
 
 
 EAGER = {"attention.scores": 20.0, "attention.softmax": 10.0, "mlp.up_proj": 65.0, "old": 5.0}
@@ -473,7 +500,7 @@ def test_what_another_profiler_adds_is_no_change_of_the_code(runs, tmp_path):
     assert comparison["runs"][1]["profiler_overhead"] == 1.5
     found = {row["difference"] for row in comparison["components"]}
     assert OTHER_PROFILER in found and found <= {OTHER_PROFILER, NOISE}
-    texts = (lines_of(comparison), comparison_answer(comparison, "read on"))
+    texts = (lines_of(comparison), comparison_answer(answers_in(comparison, Comparison), "read on"))
     text, answer = (" ".join(" ".join(lines).split()) for lines in texts)
     assert "By another profiler: a part may differ by what the profilers add" in text
     for told in (text, answer):
@@ -481,11 +508,13 @@ def test_what_another_profiler_adds_is_no_change_of_the_code(runs, tmp_path):
             r"Profiler overhead: torch\.profiler [\d.]+x \(small_batch\), nsys 1\.50x \(nsys\)",
             told,
         ), told
-    drawn = " ".join(one.get_text() for one in draw_comparison(comparison).findobj(Text))
+    drawn = " ".join(
+        one.get_text() for one in draw_comparison(answers_in(comparison, Comparison)).findobj(Text)
+    )
     assert "nsys 1.50x (nsys)" in drawn and OTHER_PROFILER in drawn
     comparison["runs"][1]["difference"] = "slower"  # with other settings
     assert "not known, recorded by another profiler than the baseline: nsys" in "".join(
-        comparison_answer(comparison, "")
+        comparison_answer(answers_in(comparison, Comparison), "")
     )
 
 
@@ -503,7 +532,7 @@ def test_the_answer_names_the_difference_and_its_largest_reason(runs, tmp_path):
     ]
     for day, folder in enumerate(others, 1):
         started_on(day, folder)
-    lines = comparison_answer(compare([base, *others]), "comparison.md")
+    lines = comparison_answer(answers_in(compare([base, *others]), Comparison), "comparison.md")
     assert_answer("\n\n" + "\n".join(lines))
     text = "\n".join(lines)
     assert "same is 1.00x as fast as a (95%: 0." in text
@@ -550,7 +579,8 @@ def test_names_of_launchers_cut_no_answer(runs, tmp_path, names):
     ]
     comparison = compare(copies)
     lines = comparison_answer(
-        comparison, f"comparison_20261122_082730/{'x' * 20}.md; docs/optimizations.md"
+        answers_in(comparison, Comparison),
+        f"comparison_20261122_082730/{'x' * 20}.md; docs/optimizations.md",
     )
     assert_answer("\n\n" + "\n".join(lines))
     text = "\n".join(lines)
@@ -566,7 +596,7 @@ def test_names_of_launchers_cut_no_answer(runs, tmp_path, names):
     screen = lines_of(comparison)
     assert max(map(len, screen)) <= COLUMNS
     assert "Components of small against tiny, ms per profiled step" in screen
-    found = as_markdown(comparison_section(comparison), level=1)
+    found = as_markdown(comparison_section(answers_in(comparison, Comparison)), level=1)
     assert any(line.startswith(f"{names[1]} is 0.83x as fast as {names[0]} ") for line in found)
 
 
@@ -647,7 +677,7 @@ def test_traces_of_other_programs_are_compared(tmp_path, command):
         document["repeats"] is None
     )  # nothing tells the settings of a trace, even if two have the same name
     bars = (
-        draw_comparison(document).axes[0].patches
+        draw_comparison(answers_in(document, Comparison)).axes[0].patches
     )  # of the entire step: a trace does not tell phases
     assert [bar.get_width() for bar in bars] == [
         row["mean_ms"] for row in document["runs"]
@@ -688,12 +718,12 @@ def test_traces_of_other_programs_are_compared(tmp_path, command):
     ],
 )
 def test_the_overhead_of_a_profiler_is_told_as_its_profile_does(ratio, text):
-    assert (
-        profilers_text([{"name": "a", "profiler": "torch.profiler", "profiler_overhead": ratio}])
-        == text
-    )
+    row = {"name": "a", "profiler": "torch.profiler", "profiler_overhead": ratio}
+    assert profilers_text([answers_in(row, ComparedRow)]) == text
     if ratio == 0.36:
-        assert overhead_text({"ratio": ratio}).startswith("not measurable")
+        assert overhead_text(ProfilerOverhead(ratio=ratio, idle_left=1.0)).startswith(
+            "not measurable"
+        )
 
 
 def test_the_peak_that_only_the_trace_tells_is_compared(runs, tmp_path):
@@ -715,7 +745,8 @@ def test_the_peak_that_only_the_trace_tells_is_compared(runs, tmp_path):
     rows = compare(copies)["runs"]
     assert [row["peak_ratio"] for row in rows] == [1.0, 2.0, None]
     assert rows[0]["memory_source"] == "memory of the host, by its trace"
-    assert memory_text(rows) == "40 MB a, 80 MB b, not known of c"
+    told = memory_text([answers_in(row, ComparedRow) for row in rows])
+    assert told == "40 MB a, 80 MB b, not known of c"
 
 
 def test_rounding_of_parameters_in_bf16_explains_nothing_that_is_known(runs, tmp_path):

@@ -11,9 +11,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from traces import analysis_of, real_path
+from traces import analysis_of, analyze_documents, real_path
 
-from analysis.answers import analyze_all
 from analysis.limits.timeline import timeline_of
 from analysis.trace.readers.databases import range_of
 from analysis.trace.readers.formats import find_traces
@@ -241,7 +240,7 @@ def test_old_databases_of_nsys(tmp_path):
 
 def test_several_processes_are_ranks(tmp_path):
     path = written(tmp_path / "a.sqlite", nsys, pids=(7, 9), kernels=3)
-    analyses, refused = analyze_all([path])
+    analyses, refused = analyze_documents([path])
     assert not refused
     assert [one["integrity"]["rank"] for _, one in analyses] == [0, 1]
     assert [sum(row["count"] for row in one["kernels"]) for _, one in analyses] == [5, 5]
@@ -547,7 +546,7 @@ def test_json_of_rocprofv3(tmp_path, zipped):
 def test_processes_in_json_are_ranks(tmp_path):
     path = tmp_path / "results.json"
     path.write_bytes(json_of(process_of_rocprofv3(90), process_of_rocprofv3(91)))
-    analyses, _ = analyze_all([path])
+    analyses, _ = analyze_documents([path])
     assert [(one["integrity"]["rank"], len(one["kernels"])) for _, one in analyses] == [
         (0, 2),
         (1, 2),
@@ -816,7 +815,7 @@ def sql_says(path, sql, more=()):
 
 def check_against(path, expected):
     """Kernels with their time, and busy time, of each process."""
-    analyses, refused = analyze_all([path])
+    analyses, refused = analyze_documents([path])
     assert not refused and len(analyses) == len(expected)
     for (_, analysis), rows in zip(analyses, expected.values(), strict=True):
         kernels = [row for row in analysis["kernels"] if row["kind"] == "kernel"]

@@ -154,7 +154,7 @@ def test_reasons_come_from_the_type_unless_they_are_told(monkeypatch):
     assert explained({"class": None}, Inner)["class_reason"] == "not known"
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [3, 4])
 def test_documents_of_this_version_and_the_one_before_are_read(tmp_path, version):
     path = tmp_path / "performance_summary.json"
     path.write_text(json.dumps({"schema_version": version, "status": "completed"}))
@@ -166,11 +166,11 @@ def test_stored_results_stay_readable():
     assert stored and all(read_document(path) for path in stored)
 
 
-@pytest.mark.parametrize("version", [1, 4])
+@pytest.mark.parametrize("version", [2, 5])
 def test_another_schema_version_is_refused_in_one_line(tmp_path, version):
     path = tmp_path / "performance_summary.json"
     path.write_text(json.dumps({"schema_version": version}))
-    text = rf"^{path}: has schema version {version}, but this workshop reads versions 2 and 3$"
+    text = rf"^{path}: has schema version {version}, but this workshop reads versions 3 and 4$"
     with pytest.raises(UserError, match=text):
         read_document(path)
     path.write_text('{"traceEvents": []}')
@@ -184,7 +184,7 @@ def test_another_schema_version_is_refused_in_one_line(tmp_path, version):
         ("operator_analysis.json", "analysis.report.html:write_report"),
         ("operator_analysis.json", "analysis.compare.document:compare"),
         ("performance_summary.json", "analysis.compare.document:compare"),
-        ("flops_profile.json", "analysis.work.flop_rates:read_flops_profile"),
+        ("flops_profile.json", "harness.documents.flops:read_flops_profile"),
     ],
 )
 def test_every_reader_refuses_an_older_document(tmp_path, file, command):

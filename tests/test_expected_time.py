@@ -8,21 +8,41 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers import PROJECT
+from traces import answers_in
 
 import tiny_llama_v1 as tiny_llama
-from analysis.hardware.achievable import OVERHEADS, Rates, achievable_rates, interval_of
+from analysis.hardware.achievable import (
+    OVERHEADS,
+    Rates,
+    achievable_rates,
+    convolutions_of_float32,
+    interval_of,
+    rates_by_measurement,
+)
+from analysis.hardware.carried import carried_rates
 from analysis.hardware.datasheets import DATASHEETS
-from analysis.hardware.matching import datasheet, described, given_row, rows_named
+from analysis.hardware.matching import datasheet, described, given_row, part_named, rows_named
+from analysis.prediction.document import Prediction, network_between
 from analysis.prediction.expected_time import (
     BOUNDS,
     Setting,
     expected_parts,
     expected_step_time,
+    interval_with,
     kernel_seconds,
+    multiplies_in,
+    reached,
     tile_share,
+    why_unlike_evidence,
 )
-from analysis.prediction.network import Network
+from analysis.prediction.network import Network, links_inside_node
 from analysis.prediction.operators import Operator, operators_of
+from analysis.prediction.text import expected_text
+from analysis.prediction.time_bounds import time_bounds
+from analysis.work.bytes_moved import step_work
+from analysis.work.sent_bytes import sent_bytes
+from benchmarks.published_steps import row_of
+from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.schema import Unknown
 
@@ -175,7 +195,7 @@ def test_a_rank_moves_its_shard_only():
 @pytest.mark.slow
 def test_a_dry_run_says_what_to_expect(train, tmp_path):
     flags = (
-        "--dry-run --size small --attention sdpa --precision bf16 --target-device H100"
+        "--dry-run --n-layers 1 --attention sdpa --precision bf16 --target-device H100"
         " --output-dir run"
     )
     code, out, _ = train(*flags.split(), small=False)
@@ -203,7 +223,23 @@ def test_a_dry_run_says_what_to_expect(train, tmp_path):
         (
             "AMD Instinct MI300A",
             "",
-            "no published or measured step time confirms what this device reaches",
+            "no published or measured step time confirms what this device reaches; the nearest that"
+            " is known is AMD Instinct MI300X; run_deepspeed_flops.py on this device, then"
+            " --measured with its flops_profile.json, makes it an estimate",
+        ),
+        (
+            "AMD Instinct MI300X",
+            "",
+            "of this device only steps in bf16 and fp16 were published; try --precision bf16, or"
+            " run_deepspeed_flops.py on this device, then --measured with its flops_profile.json,"
+            " makes it an estimate",
+        ),
+        (
+            "AMD Instinct MI250X",
+            "--precision bf16-true",
+            "launches limit this step, and no published step tells what they take the host of this"
+            " device; run_deepspeed_flops.py on this device, then --measured with its"
+            " flops_profile.json, makes it an estimate",
         ),
         ("NVIDIA H100 80GB HBM3", "--world-size 16 --parallel fsdp", "no --network was given"),
     ],
@@ -212,6 +248,231 @@ def test_an_expectation_without_evidence_is_none(device, flags, reason):
     row = next(one for one in DATASHEETS if one.name == device)
     found = expected_step_time(resolved(f"{SMALL} {flags}"), described(row), None)
     assert found == Unknown(reason)
+
+
+LARGE = (
+    "--dry-run --hidden-dim 4096 --n-heads 32 --n-layers 1 --batch-size 4 --seq-len 2048"
+    " --vocab-size 32000 --attention sdpa --precision bf16-true"
+)
+
+
+@pytest.mark.parametrize(("device", "low", "high"), [("MI300X", 0.75, 1.4), ("MI250X", 0.75, 1.35)])
+def test_a_provisional_expectation_says_so(device, low, high):
+    row = rows_named(device)[0]
+    expected = expected_step_time(resolved(LARGE), described(row), None)
+    assert (expected.provisional, expected.from_) == (True, "published")
+    assert expected.low == pytest.approx(low * expected.median)
+    assert expected.high == pytest.approx(high * expected.median)
+    text = expected_text(
+        answers_in(
+            {
+                "expected_step_time_ms": expected.as_json(),
+                "world_size": 1,
+                "training": {"seq_len": 9},
+            },
+            Prediction,
+        )
+    )
+    assert "provisional, of few published steps, width by judgement: " in text
+
+
+def test_convolutions_of_float32_are_not_in_tf32_on_amd():
+    convolution = operator("matmul", flops=10**12, dtype=torch.float32, convolves=True)
+    here = replace(RATES, convolutions=convolutions_of_float32("gfx942"))
+    assert kernel_seconds(convolution, here, False) == pytest.approx(0.1)
+    workload = resolved(f"--dry-run --workload {PROJECT}/tests/workloads/convolutional_network.py")
+    (row,) = (row for row in DATASHEETS if row.name == "AMD Instinct MI300A")
+    bounds = time_bounds(workload, described(row), "auto", "never")
+    in_fp32_ms = 1e3 * sum(step_work(workload).least_flops().values()) / (1e12 * row.fp32)
+    assert bounds.compute_ms == pytest.approx(in_fp32_ms)
+
+
+def test_rccl_by_the_size_of_a_message_and_the_number_of_ranks():
+    """8 MI300X: 131 GB/s at 8 MB, 313 to 317 from 1 GB on; two of them 48."""
+    name = "AMD Instinct MI300X"
+
+    def bus_gb_per_sec(size: int, ranks: int) -> float:
+        network = reached(links_inside_node(name, ranks), name, ranks)
+        sent = sent_bytes([{"kind": "all_reduce", "calls": 1, "bytes": size}], ranks)
+        call = operator("all_reduce", moved=size, name="allreduce_")
+        parts = expected_parts([call], Setting(RATES, network, ranks)).by_class_ms
+        return sent / 1e6 / parts["exposed_communication"]
+
+    assert bus_gb_per_sec(8 * 2**20, 8) == pytest.approx(131, rel=0.05)
+    assert bus_gb_per_sec(2**32, 8) == pytest.approx(315, rel=0.02)
+    assert bus_gb_per_sec(2**30, 2) == pytest.approx(48, rel=0.01)
+    of_a_card = links_inside_node("AMD Instinct MI250X", 2)
+    of_a_node = links_inside_node("AMD Instinct MI250X", 8)
+    assert (of_a_card.gb_per_sec, of_a_node.gb_per_sec) == (200, 350)
+
+
+# --- rates that were measured on a card, and carried here ---
+
+
+def profile_file(folder, name="AMD Instinct MI325X", precision="bf16", **changes):
+    metrics = {
+        "precision": precision,
+        "peaks": [
+            {"rate": 1307e12, "kind": "datasheet", "source": ""},
+            {"rate": 780e12, "kind": "measured", "source": ""},
+        ],
+        "bandwidth_peaks": [{"rate": 4.8e12, "kind": "measured", "source": ""}],
+    }
+    metrics.update(changes)
+    device = {"type": "cuda", "name": name, "arch": "gfx942:sramecc+:xnack-"}
+    file = folder / "flops_profile.json"
+    document = {"environment": {"device": device}, "efficiency_metrics": metrics}
+    file.write_text(json.dumps({"schema_version": 3, "flops_analysis": {}, **document}))
+    return file
+
+
+def test_a_measurement_on_the_card_makes_an_estimate(tmp_path):
+    (row,) = rows_named("MI325X")
+    workload = resolved(LARGE)
+    rates = carried_rates(profile_file(tmp_path), described(row), multiplies_in(workload))
+    assert rates.matmul["bf16"] == pytest.approx(0.68 * 780e12)
+    assert rates.bandwidth == pytest.approx(0.92 * 4.8e12)
+    expected = expected_step_time(workload, described(row), None, measured=rates)
+    assert (expected.provisional, expected.from_) == (False, "measured")
+    known = expected_step_time(workload, described(rows_named("MI300X")[0]), None)
+    assert expected.high / expected.low > known.high / known.low
+
+
+def test_a_measurement_replaces_what_it_measured_of_a_card_that_is_known(tmp_path):
+    """Of an H100 steps confirm all rates, so a matmul and a copy on it leave the others."""
+    (row,) = rows_named("NVIDIA H100 80GB HBM3")
+    own = achievable_rates(row)
+    for precision, kept in (("bf16", own.sustained), ("fp32", 1.0)):
+        file = profile_file(tmp_path, row.name, precision)
+        rates = carried_rates(file, described(row), precision)
+        assert rates.matmul == pytest.approx(own.matmul | {precision: kept * 780e12})
+        assert rates.bandwidth == pytest.approx(0.83 * 4.8e12)
+        assert (rates.attention, rates.units) == (own.attention, own.units)
+    half = described(rows_named(row.name)[0]) | {"compute_units": row.compute_units // 2}
+    of_part = profile_file(tmp_path, row.name)
+    of_part.write_text(of_part.read_text().replace('"arch"', '"compute_units": 66, "arch"'))
+    assert not carried_rates(of_part, half, "bf16").of_all_work  # no steps of a part are known
+
+
+def test_convolutions_of_a_card_that_is_known_stay_known_with_a_measurement(tmp_path):
+    workload = resolved(f"--dry-run --workload {PROJECT}/tests/workloads/convolutional_network.py")
+    (row,) = rows_named("NVIDIA H100 80GB HBM3")
+    published = expected_step_time(workload, described(row), None)
+    rates = carried_rates(profile_file(tmp_path, row.name, "fp32"), described(row), "fp32")
+    measured = expected_step_time(workload, described(row), None, measured=rates)
+    assert (published.from_, measured.from_) == ("published", "measured")
+    convolutions = measured.by_class["matmul"]
+    assert convolutions == pytest.approx(published.by_class["matmul"], rel=0.01)
+    assert measured.rates_source.endswith("the rest as that NVIDIA H100 80GB HBM3 reaches")
+    (unknown,) = rows_named("AMD Instinct MI325X")
+    of_amd = carried_rates(profile_file(tmp_path, precision="fp32"), described(unknown), "fp32")
+    why = expected_step_time(workload, described(unknown), None, measured=of_amd)
+    assert "convolutions" in str(why)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "changes", "words"),
+    [
+        (
+            "AMD Instinct MI300X",
+            "bf16",
+            {},
+            "was measured on AMD Instinct MI300X, but the prediction is of AMD Instinct MI325X",
+        ),
+        (
+            "AMD Instinct MI325X",
+            "fp32",
+            {},
+            "matmuls in fp32 were measured, but this step multiplies in bf16; measure again with"
+            " --precision bf16",
+        ),
+        ("AMD Instinct MI325X", "bf16", {"peaks": []}, "has no measurement of matmuls"),
+        ("AMD Instinct MI325X", "bf16", {"peaks": 3}, "efficiency_metrics.peaks"),
+    ],
+)
+def test_a_measurement_that_is_not_of_this_step(tmp_path, name, precision, changes, words):
+    file = profile_file(tmp_path, name, precision, **changes)
+    with pytest.raises(UserError, match=re.escape(words)) as raised:
+        carried_rates(file, described(rows_named("MI325X")[0]), "bf16")
+    assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
+
+
+def test_a_measurement_of_a_part_of_a_card(tmp_path):
+    file = profile_file(tmp_path, "AMD Instinct MI325X")
+    text = file.read_text().replace('"arch"', '"compute_units": 38, "arch"')
+    file.write_text(text)
+    words = "38 of the 304 compute units of AMD Instinct MI325X (CPX), but the prediction is of"
+    with pytest.raises(UserError, match=re.escape(words)):
+        carried_rates(file, described(rows_named("MI325X")[0]), "bf16")
+
+
+def test_a_measurement_of_a_part_is_of_that_part(tmp_path):
+    """PyTorch names it as the card, --target-device with its mode."""
+    file = profile_file(tmp_path, "AMD Instinct MI325X")
+    file.write_text(file.read_text().replace('"arch"', '"compute_units": 38, "arch"'))
+    rates = carried_rates(file, described(rows_named("MI325X:CPX")[0]), "bf16")
+    assert rates.matmul["bf16"] == pytest.approx(0.68 * 780e12)
+    words = "38 of the 304 compute units of AMD Instinct MI325X (CPX), but the prediction is of"
+    with pytest.raises(UserError, match=re.escape(words)):
+        carried_rates(file, described(rows_named("MI325X:QPX")[0]), "bf16")
+    part = {"name": "", "arch": "gfx942", "compute_units": 38, "memory_bytes": 192 * 2**30 // 8}
+    assert part_named(part) == "38 of the 304 compute units of AMD Instinct MI300X (CPX)"
+
+
+@pytest.mark.parametrize(("units", "gb_per_sec"), [(304, 448), (38, None)])
+def test_between_parts_of_a_card_no_links_are_known(units, gb_per_sec):
+    workload = resolved(f"{SMALL} --world-size 8 --parallel fsdp")
+    about = {**described(rows_named("MI300X")[0]), "compute_units": units}
+    network = network_between(workload, torch.device("cpu"), about, None, True)
+    assert (network and network.gb_per_sec) == gb_per_sec
+
+
+def test_a_disturbed_measurement_says_so(tmp_path):
+    disturbed = [{"rate": 4.8e12, "kind": "measured", "source": "", "disturbed": True}]
+    about = described(rows_named("MI325X")[0])
+    rates = carried_rates(profile_file(tmp_path, bandwidth_peaks=disturbed), about, "bf16")
+    assert rates.source.endswith(", which was DISTURBED")
+    assert "DISTURBED" not in carried_rates(profile_file(tmp_path), about, "bf16").source
+
+
+def test_a_measurement_in_fp16_is_a_share_of_the_peak_in_fp16():
+    (row,) = rows_named("V100-SXM2-16GB")
+    rates = rates_by_measurement(row, "fp16", 100e12, 8e11)
+    assert rates.matmul["fp32"] == pytest.approx(rates.matmul["bf16"] * 15.7 / 125)
+    (row,) = rows_named("MI100")  # twice as fast in fp16 as in bf16
+    rates = rates_by_measurement(row, "fp16", 100e12, 8e11)
+    assert rates.matmul["fp32"] == pytest.approx(rates.matmul["bf16"] * 46.1 / 184.6)
+
+
+def test_a_measurement_tells_nothing_of_what_was_not_measured():
+    (row,) = rows_named("MI325X")
+    in_bf16, in_fp32 = (rates_by_measurement(row, name, 1e14, 4e12) for name in ("bf16", "fp32"))
+
+    def why(rates, bound="compute", **more):
+        return why_unlike_evidence([operator("matmul", 10**9, **more)], bound, rates.measured)
+
+    assert why(in_bf16) is None and why(in_fp32, dtype=torch.float32) is None
+    assert why(in_bf16, dtype=torch.float32).endswith("some of this step multiply in fp32")
+    assert why(in_fp32).endswith("some of this step multiply in bf16 or fp16")
+    assert "convolutions" in why(in_bf16, convolves=True)
+    assert "convolutions" in why(in_fp32, convolves=True, dtype=torch.float32)
+    # Hosts differ as much as without a measurement, and the card by as much again.
+    assert why(in_bf16, bound="launch") is None
+    assert interval_with(in_bf16, "compute") == (0.65, 1.55)
+    assert interval_with(in_bf16, "launch") == (0.65, interval_of("launch").high)
+
+
+def test_a_measurement_that_is_no_file_or_damaged(tmp_path):
+    file = tmp_path / "flops_profile.json"
+    for text, words in (
+        (None, "there is no such file"),
+        ("{", "JSON"),
+        ("{}", "not a flops_profile"),
+    ):
+        if text is not None:
+            file.write_text(text)
+        with pytest.raises(UserError, match=words):
+            carried_rates(file, described(rows_named("MI325X")[0]), "bf16")
 
 
 def test_a_cpu_without_measured_rates_has_no_expectation(tmp_path, monkeypatch):
@@ -266,6 +527,7 @@ def test_a_given_card_has_the_rest_of_its_name():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("mi300x:xpx", "modes SPX, DPX, QPX, TPX and CPX, none of which is xpx"),
         ("h100:speed=3", "speed=3 is no figure; use memory, bandwidth"),
         ("h100:memory", "memory= is no figure"),
         ("h100:memory=0", "memory=0 is no figure"),
@@ -296,6 +558,30 @@ def test_every_device_with_rates_has_steps_published_or_measured():
         assert achievable_rates(row) is None or any(
             row.name.split("-")[0] in name for name in devices
         ), row.name
+
+
+STORED = {
+    row["name"]: row
+    for row in read_document(PROJECT / "benchmarks" / "results" / "published_steps.json")["rows"]
+}
+# Small ones: an expected time on cards of each kind, and one that is not known.
+CHEAP = ["2 x 128", "64 x 128", "8 x 512"]
+EXPECTED = [f"BERT layer of 1024, {size}, MI250X GCD" for size in CHEAP]
+LARGER = ["GPT-2 760M, 1 x MI300X, eager, batch 4", "GPT-2 124M, 8 x A100"]
+
+
+@pytest.mark.parametrize(
+    "name", [*EXPECTED, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGER)]
+)
+def test_the_stored_expected_times_of_published_steps_are_those_of_the_code(name):
+    """All of them take minutes, which benchmarks/published_steps.py takes; its ratios and intervals
+    in the documentation are read from these rows."""
+    now, stored = row_of(name, PUBLISHED[name]), STORED[name]
+    assert now.get("why_none") == stored.get("why_none")
+    assert (now["expected_ms"] is None) == (name == EXPECTED[0])
+    for figure in ("expected_ms", "low_ms", "high_ms", "ratio"):
+        assert now[figure] == (stored[figure] and pytest.approx(stored[figure], rel=0.01)), figure
+    assert now["inside"] == stored["inside"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from traces import (
     ADD,
     H100_PROPERTIES,
     analysis_of,
+    analyze_documents,
+    answers_in,
     event,
     gpu_step,
     on_gpu,
@@ -20,7 +22,6 @@ from traces import (
 )
 
 from analysis.advice.efficiency import counters
-from analysis.answers import analyze_all
 from analysis.compare.document import repeated
 from analysis.compare.runs import read_run, runs_below
 from analysis.diagnosis.sections import trace_sections
@@ -253,23 +254,24 @@ def ranks(tmp_path):
             *events,
             distributedInfo={"rank": rank, "world_size": 2},
         )
-    return analyze_all(sorted(tmp_path.glob("t_rank*.json")))[0]
+    return analyze_documents(sorted(tmp_path.glob("t_rank*.json")))[0]
 
 
 def test_the_page_shows_the_rank_that_is_judged(tmp_path):
-    analyses = judged_first(ranks(tmp_path))
-    assert [one["integrity"]["rank"] for _, one in analyses] == [1, 0]
+    read = [(path, answers_in(document)) for path, document in ranks(tmp_path)]
+    analyses = judged_first(read)
+    assert [own.integrity.rank for _, own in analyses] == [1, 0]
     name, share, _ = first_screen(analyses[0][1], NONE).shares[0]
     assert name == "memory" and share > 0.7  # and not the waiting of the other
     assert judged_first(analyses[1:] + analyses[:1])[0] == analyses[0]
 
 
 def test_ranks_have_their_figure_and_no_stray_word(tmp_path):
-    sections = {one.title: one for one in trace_sections(ranks(tmp_path)[0][1])}
+    sections = {one.title: one for one in trace_sections(answers_in(ranks(tmp_path)[0][1]))}
     assert sections["Ranks"].figure == "ranks" and not sections["Ranks"].code
     assert "ranks" not in [line.strip() for line in as_text(sections["Ranks"])]
     on_cpu = analysis_of(trace_of(tmp_path, step(1, 0, 100), event("aten::mm", 5, 50)))
-    assert "GPU kernels" not in [one.title for one in trace_sections(on_cpu)]
+    assert "GPU kernels" not in [one.title for one in trace_sections(answers_in(on_cpu))]
 
 
 def test_long_names_of_parts_have_a_bar_each(tmp_path):
@@ -279,7 +281,7 @@ def test_long_names_of_parts_have_a_bar_each(tmp_path):
     ]
     work = [event("aten::mm", 10 + 450 * i, 430) for i in range(2)]
     analysis = analysis_of(trace_of(tmp_path, step(1, 0, 1000), *parts, *work))
-    [axes] = draw_breakdown(analysis, "").axes
+    [axes] = draw_breakdown(answers_in(analysis), "").axes
     names = [label.get_text() for label in axes.get_yticklabels()]
     names = [name for name in names if name.startswith("layer")]
     assert len(names) == len({*names}) == 2 and max(map(len, names)) <= 44
@@ -291,13 +293,13 @@ def test_long_names_of_parts_have_a_bar_each(tmp_path):
 def test_trust_in_a_word_lacks_only_what_decides(tmp_path):
     analysis = analysis_of(trace_of(tmp_path, *gpu_step((ADD, 20, 900)), **H100_PROPERTIES))
     assert "memory" in [row["part"] for row in analysis["integrity"]["not_recorded"]]
-    assert trust_text(analysis) == trust_in(analysis, None) == "complete"
+    assert trust_text(answers_in(analysis)) == trust_in(answers_in(analysis), None) == "complete"
     analysis["integrity"]["not_recorded"] = [{"part": "shapes"}]
     assert (
-        trust_text(analysis) == trust_in(analysis, None) == "complete"
+        trust_text(answers_in(analysis)) == trust_in(answers_in(analysis), None) == "complete"
     )  # the verdict is sure without
     analysis["verdict"]["strength"] = "probably"
-    assert trust_text(analysis) == "incomplete: not recorded, and might decide: shapes"
+    assert trust_text(answers_in(analysis)) == "incomplete: not recorded, and might decide: shapes"
 
 
 # ---- Comparisons and stored results --------------------------------------------------------------

@@ -8,8 +8,11 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from traces import answers_in
 
 from analysis.attribution.components import IDLE, OVERHEAD, UNATTRIBUTED
+from analysis.attribution.gpu_time import Queue
+from analysis.compare.document import Comparison
 from analysis.compare.text import with_short_names
 from analysis.report.figures.axes import log_axis, plain_text
 from analysis.report.figures.comparison import draw_comparison
@@ -169,6 +172,9 @@ def steps_document(count: int) -> dict:
     return {"steps": steps}
 
 
+QUEUE = {"step": 7, "time_ms": [0.0, 10.0, 20.0], "queued": [0, 900, 3], "ahead_ms": [0, 9, 1]}
+
+
 def trace_document(*, ranks: int = 8, waiting_ms: float | None = 1.5) -> dict:
     """What the figures of a step show of a trace: our parts and one with a long name."""
     phases = ("data", "forward", "backward", "optimizer", "between phases", IDLE)
@@ -188,13 +194,11 @@ def trace_document(*, ranks: int = 8, waiting_ms: float | None = 1.5) -> dict:
         }
         for rank in range(ranks)
     ]  # fmt: skip
-    queue = {"step": 7, "time_ms": [0.0, 10.0, 20.0], "queued": [0, 900, 3], "ahead_ms": [0, 9, 1]}
     return {
         "attribution": {"clock": "GPU", "ms_per_step": 864.0, "steps": 4},
         "steps": {"count": 4},
         "phases": [{"phase": phase, "ms_per_step": 144.0} for phase in phases],
         "components": rows,
-        "gpu_timeline": {"queue_over_step": queue},
         "ranks": {"rows": rank_rows},
     }
 
@@ -355,26 +359,30 @@ FIT = memory.MemoryFit(
 )
 FIGURES = {
     "memory_timeline": lambda: draw_memory_timeline(memory_document(), ABOUT),
-    "step_breakdown": lambda: draw_breakdown(trace_document(), ABOUT),
-    "queue": lambda: draw_queue(trace_document(), ABOUT),
-    "ranks": lambda: draw_ranks(trace_document(), ABOUT),
-    "many_ranks": lambda: draw_ranks(trace_document(ranks=1000, waiting_ms=None), ABOUT),
+    "step_breakdown": lambda: draw_breakdown(answers_in(trace_document()), ABOUT),
+    "queue": lambda: draw_queue(answers_in(QUEUE, Queue), ABOUT),
+    "ranks": lambda: draw_ranks(answers_in(trace_document()), ABOUT),
+    "many_ranks": lambda: draw_ranks(
+        answers_in(trace_document(ranks=1000, waiting_ms=None)), ABOUT
+    ),
     "steps": lambda: draw_steps(steps_document(10), ABOUT),
     "many_steps": lambda: draw_steps(steps_document(3000), ABOUT),
     "one_step": lambda: draw_steps(steps_document(1), ABOUT),
     "roofline": lambda: draw_roofline(roofline_document(), ABOUT),
     "roofline_of_unknown_device": lambda: draw_roofline(roofline_document(roofs=False), ABOUT),
     "comparison": lambda: draw_comparison(
-        with_short_names(comparison_document(["baseline", "a_run"], [17e9] * 2))
+        with_short_names(
+            answers_in(comparison_document(["baseline", "a_run"], [17e9] * 2), Comparison)
+        )
     ),
     "comparison_of_sizes": lambda: draw_comparison(
-        with_short_names(comparison_document(LAUNCHED, [1.8e10, 2.8e11]))
+        with_short_names(answers_in(comparison_document(LAUNCHED, [1.8e10, 2.8e11]), Comparison))
     ),
     "comparison_of_long_names": lambda: draw_comparison(
-        comparison_document(LAUNCHED, [1.8e10, 2.8e11])
+        answers_in(comparison_document(LAUNCHED, [1.8e10, 2.8e11]), Comparison)
     ),
     "comparison_of_near_sizes": lambda: draw_comparison(
-        comparison_document(["a", "b", "c" * 60], [8e9, 1e10, 1.8e10])
+        answers_in(comparison_document(["a", "b", "c" * 60], [8e9, 1e10, 1.8e10]), Comparison)
     ),
     "training": lambda: training_figure(
         [phase_row() for _ in METHODS], [f"tiny {name}" for name in METHODS], ABOUT

@@ -23,6 +23,7 @@ DEVICE = torch.device("cuda", 0)
 GCD = {
     "name": "AMD Instinct MI250X",
     "gcnArchName": "gfx90a:sramecc+:xnack-",
+    "multi_processor_count": 110,
     "total_memory": 64 * GB,
 }
 SLICE = {
@@ -90,7 +91,7 @@ class Unusual:
         return space.result, space.fix
 
     def gpu(self, count: int, watts: tuple, hip="6.4.43", **properties) -> list:
-        gpu = SimpleNamespace(**properties)
+        gpu = SimpleNamespace(uuid="00" * 16, **properties)
         self.patch.setattr(torch.version, "hip", hip)
         self.patch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
         self.patch.setattr(torch.cuda, "mem_get_info", lambda device: (63 * GB, gpu.total_memory))

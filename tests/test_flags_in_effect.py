@@ -7,11 +7,12 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict, fields
+from pathlib import Path
 
 import pytest
 import torch
 from flags_in_effect import FOLDER, OF_A_FILE, OTHER, TABLE, WITH_A_FILE
-from helpers import PROJECT, exit_code, run_command
+from helpers import PROJECT, exit_code, made_once, run_command
 
 import run_study
 import tiny_llama_v1
@@ -52,16 +53,14 @@ def test_every_flag_that_trains_a_step_in_a_file_is_in_its_table():
 
 
 @pytest.fixture(scope="module")
-def filled_in():
-    done = subprocess.run(
-        [sys.executable, "flags_in_effect.py"],
-        cwd=FOLDER,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+def filled_in(tmp_path_factory):
+    def make(folder: Path) -> dict:
+        command = [sys.executable, "flags_in_effect.py"]
+        done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return made_once(tmp_path_factory, "flags_in_effect", make)[1]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from traces import (
     NANOGPT,
     REDUCE,
     analysis_of,
+    answers_in,
     event,
     gpu_step,
     on_gpu,
@@ -26,7 +27,7 @@ from traces import (
 from analysis.attribution.components import OVERHEAD
 from analysis.attribution.critical_path import critical_path, walk
 from analysis.attribution.gpu_time import kernel_durations, queue_over_step, split_of_events
-from analysis.attribution.ledger import cut_to, idle_by_cause, of_steps, us_by
+from analysis.attribution.ledger.of_steps import cut_to, idle_by_cause, of_steps, us_by
 from analysis.attribution.operators import operator_tables
 from analysis.diagnosis.sections import TRACE_COLUMNS
 from analysis.limits.shape_rates import shape_rates
@@ -163,7 +164,7 @@ def test_the_timeline_of_the_steps_leaves_out_what_came_before(tmp_path):
     assert (timeline["total_ms"], timeline["of_steps"]["total_ms"]) == pytest.approx(
         (0.09, 0.1)
     )  # events, and step
-    row = {"name": "a trace", "document": analysis}
+    row = {"name": "a trace", "own": answers_in(analysis)}
     shown = {column.title: column.text(row) for column in TRACE_COLUMNS}
     assert shown["GPU busy ms"] == "0.020"  # as in the comparison of ranks
 
@@ -180,7 +181,7 @@ def test_the_critical_path_of_a_step(tmp_path):
         event("aten::item", 600, 300),
     ]
     path = critical_path(timeline_of(trace_of(tmp_path, *events)))
-    rows = {(row["where"], row["component"]): 1e3 * row["ms"] for row in path["rows"]}
+    rows = {(row.where, row.component): 1e3 * row.ms for row in path.rows}
     assert rows == pytest.approx(
         {
             ("host", "matmul"): 3,  # from its start to the end of the launch
@@ -192,7 +193,7 @@ def test_the_critical_path_of_a_step(tmp_path):
             + 160,  # before the first operator, in the synchronization, around the last
         }
     )
-    assert path["length_ms"] == pytest.approx(1)
+    assert path.length_ms == pytest.approx(1)
 
 
 def test_the_critical_path_behind_a_blocking_copy(tmp_path):
@@ -208,10 +209,8 @@ def test_the_critical_path_behind_a_blocking_copy(tmp_path):
         call,
         copy,
     ]
-    rows = critical_path(timeline_of(trace_of(tmp_path, *events)))["rows"]
-    ms = {
-        where: sum(row["ms"] for row in rows if row["where"] == where) for where in ("GPU", "host")
-    }
+    rows = critical_path(timeline_of(trace_of(tmp_path, *events))).rows
+    ms = {where: sum(row.ms for row in rows if row.where == where) for where in ("GPU", "host")}
     assert ms == pytest.approx({"GPU": 0.78 + 0.08, "host": 0.013 + 0.11})
 
 
@@ -226,7 +225,7 @@ def test_the_critical_path_comes_to_no_event_twice(tmp_path):
         event("cudaGraphLaunch", 77, 1, "cuda_runtime", correlation=113),
         event("nvjet", 160, 1, "kernel", correlation=113, device=0, stream=20),
     ]
-    assert critical_path(timeline_of(trace_of(tmp_path, *events)))["length_ms"] == pytest.approx(
+    assert critical_path(timeline_of(trace_of(tmp_path, *events))).length_ms == pytest.approx(
         (161 - 66) / 1e3
     )
 
@@ -283,7 +282,7 @@ def test_an_operator_within_itself_is_one_call(tmp_path):
     assert (inner.calls, inner.flops, inner.cpu_us, inner.device_us) == (1, 2 * 64**3, 16, 40)
     assert (outer.calls, outer.self_device_us, outer.device_us) == (1, 0, 40)
     [rate] = shape_rates(links)
-    assert (rate["calls"], rate["tflops"]) == (1, pytest.approx(2 * 64**3 / 40e-6 / 1e12))
+    assert (rate.calls, rate.tflops) == (1, pytest.approx(2 * 64**3 / 40e-6 / 1e12))
 
 
 def test_rates_by_shape_and_their_roof(tmp_path):
@@ -293,17 +292,17 @@ def test_rates_by_shape_and_their_roof(tmp_path):
     fp8 = shaped("aten::_scaled_mm", 0, 4, [[64, 64], [64, 64]], ["c10::Float8_e4m3fn"] * 2)
     events = gpu_step((large, 100, 1000), (slim, 2000, 20), (fp8, 2100, 5), length=3000)
     first, second, third = shape_rates(timeline_of(trace_of(tmp_path, *events, **H100_PROPERTIES)))
-    assert (third["precision"], third["roof"]) == ("fp8", "compute")  # its bytes are not determined
-    assert (first["roof"], second["roof"], second["shapes"]) == (
+    assert (third.precision, third.roof) == ("fp8", "compute")  # its bytes are not determined
+    assert (first.roof, second.roof, second.shapes) == (
         "compute",
         "memory",
         "[1, 4096] [4096, 4096]",
     )
-    assert first["tflops"] == pytest.approx(2 * 4096**3 / 1e-3 / 1e12)
-    assert first["share_of_roof"] == pytest.approx(first["tflops"] / 989.4, rel=0.01)
-    assert second["tb_per_sec"] == pytest.approx(2 * (4096 + 4096**2 + 4096) / 20e-6 / 1e12)
-    assert second["share_of_roof"] == pytest.approx(second["tb_per_sec"] / 3.35, rel=0.01)
-    assert shape_rates(timeline_of(trace_of(tmp_path, *events)))[0]["roof"] is None
+    assert first.tflops == pytest.approx(2 * 4096**3 / 1e-3 / 1e12)
+    assert first.share_of_roof == pytest.approx(first.tflops / 989.4, rel=0.01)
+    assert second.tb_per_sec == pytest.approx(2 * (4096 + 4096**2 + 4096) / 20e-6 / 1e12)
+    assert second.share_of_roof == pytest.approx(second.tb_per_sec / 3.35, rel=0.01)
+    assert shape_rates(timeline_of(trace_of(tmp_path, *events)))[0].roof is None
 
 
 def test_a_graph_is_launched_once(tmp_path):

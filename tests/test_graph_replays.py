@@ -5,9 +5,8 @@ import gzip
 import time
 
 import pytest
-from traces import event, real_path, step, write_trace
+from traces import analyze_documents, answers_in, event, real_path, step, write_trace
 
-from analysis.answers import analyze_all
 from analysis.attribution import graph_replays
 from analysis.attribution.graph_replays import Launched, runs_of
 from analysis.commands.analyze_traces import analyze_existing
@@ -81,7 +80,7 @@ def replays(n=3, order=None, stream=lambda kernel: 7):
 
 
 def analyzed(folder, trace="trace_rank0.json"):
-    [(_, analysis)], refused = analyze_all([folder / trace])
+    [(_, analysis)], refused = analyze_documents([folder / trace])
     assert not refused
     assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
     return analysis
@@ -149,7 +148,7 @@ def test_replayed_kernels_have_the_operators_of_the_capture(tmp_path, place, eve
         row for row in analysis["shape_rates"] if "[512, 1024] [1024, 2048]" in row["shapes"]
     )
     assert rate["tflops"] == pytest.approx(2 * 512 * 1024 * 2048 / rate["ms"] * rate["calls"] / 1e9)
-    assert profile_lines(analysis)
+    assert profile_lines(answers_in(analysis))
 
 
 def test_streams_run_a_graph_in_another_order(tmp_path):
@@ -290,7 +289,7 @@ def test_a_capture_is_read_whole(tmp_path, reading):
     """It has no steps that a window could choose from."""
     write_trace(tmp_path / "trace_rank0.json", *replays())
     write_trace(tmp_path / "capture.json", *capture())
-    [(_, analysis)], refused = analyze_all([tmp_path / "trace_rank0.json"], reading=reading)
+    [(_, analysis)], refused = analyze_documents([tmp_path / "trace_rank0.json"], reading=reading)
     assert not refused and analysis["integrity"]["graphs_attributed_through"] == [
         "the capture trace capture.json"
     ]

@@ -1,14 +1,16 @@
 """What a device could do: datasheets, never borrowed, and measurements, kept for the machine."""
 
 import json
+import re
 
 import pytest
 import torch
 
 from analysis.hardware import cache, measuring
+from analysis.hardware.achievable import achievable_rates
 from analysis.hardware.ceilings import bandwidth_ceilings, compute_ceilings
 from analysis.hardware.datasheets import DATASHEETS
-from analysis.hardware.matching import datasheet, rows_named, with_arch
+from analysis.hardware.matching import datasheet, described, rows_named, with_arch
 from analysis.hardware.measuring import Measurement
 from harness.base.errors import UserError
 
@@ -408,3 +410,65 @@ def test_a_copy_moves_each_byte_twice(monkeypatch):
     monkeypatch.setitem(measuring.COPIED_BYTES, "cpu", 4096)
     monkeypatch.setattr(measuring, "durations", lambda *_: [0.5, 0.25])
     assert measuring.measured_bandwidth("cpu").rate == 2 * 4096 / 0.25
+
+
+# ---- Cards that are several devices --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("units", "memory_gb", "known"),
+    [
+        (38, 24, ("AMD Instinct MI300X", 1 / 8)),
+        (38, 32, ("AMD Instinct MI325X", 1 / 8)),
+        (76, 40, ("AMD Instinct MI300A", 1 / 3)),
+        (38, 192, None),
+    ],
+)
+def test_a_part_of_a_card_without_a_name_is_told_by_its_size(units, memory_gb, known):
+    device = NAMELESS | {"compute_units": units, "memory_bytes": memory_gb * 2**30}
+    found = datasheet(device)
+    assert (found and (found[0].name, found[1])) == known
+
+
+@pytest.mark.parametrize(
+    ("card", "units", "memory_gb"),
+    [
+        ("MI300X:SPX", 304, 192),
+        ("MI300X:DPX", 152, 96),
+        ("MI300X:QPX", 76, 48),
+        ("mi300x:cpx", 38, 24),
+        ("MI300A:TPX", 76, 39.7),
+        ("MI300A:CPX", 38, 19.9),
+        ("MI350X:DPX", 128, 144),
+    ],
+)
+def test_a_part_of_a_card_is_a_device(card, units, memory_gb):
+    (row,) = rows_named(card)
+    assert (row.compute_units, row.memory_mb / 1024) == (units, pytest.approx(memory_gb, rel=0.01))
+    whole = rows_named(card.partition(":")[0])[0]
+    assert row.bf16 / row.compute_units == pytest.approx(whole.bf16 / whole.compute_units)
+    assert datasheet(described(row)) == (row, 1.0)
+    assert (achievable_rates(row) is None) is (row.name != "AMD Instinct MI300X")
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("MI300A:QPX", "AMD Instinct MI300A has the modes SPX, TPX, CPX"),
+        ("H100:CPX", "NVIDIA H100 80GB HBM3 has no such modes"),
+        ("MI250X:CPX", "each of its two dies (GCDs) is a device of its own"),
+        ("MI250X:memory=128", "the device is one of its two dies (GCDs), with 64 GB"),
+    ],
+)
+def test_a_part_that_a_card_does_not_have(asked, words):
+    with pytest.raises(UserError, match=re.escape(words)) as raised:
+        rows_named(asked)
+    assert raised.value.exit_code == 2
+
+
+def test_a_rate_is_two_flops_for_each_product_by_the_time_of_the_best_matmul(monkeypatch):
+    """The clock is made up: the best call takes a millisecond."""
+    monkeypatch.setattr(measuring, "durations", lambda device_type, work, seconds: [2e-3, 1e-3])
+    largest = max(measuring.SQUARES["cpu"])
+    rate = measuring.measured_flops("cpu", "fp32", 1).rate
+    assert rate == pytest.approx(2 * largest**3 / 1e-3)

@@ -2,18 +2,17 @@
 nothing pays."""
 
 import pytest
-from traces import SMALL, event, on_gpu, step, write_trace
+from traces import SMALL, analyze_documents, answers_in, event, on_gpu, step, write_trace
 
-from analysis.advice.text import best_three
-from analysis.advice.who_reads import Reader
-from analysis.answers import analyze_all
-from analysis.diagnosis.headline import NEXT, headline, headline_lines
+from analysis.diagnosis.headline import headline, headline_lines
 from analysis.diagnosis.rules import LATE_HOST
-from analysis.diagnosis.text import profile_answer
+from analysis.diagnosis.text import best_three, profile_answer
+from analysis.vocabulary.bounds import NEXT
+from analysis.vocabulary.words import Reader
 
 
 def headline_of(analysis: dict) -> dict:
-    return headline(analysis).as_json()
+    return headline(answers_in(analysis).findings).as_json()
 
 
 def document(*proposals, reader=Reader.OWN_PROGRAM, **others):
@@ -77,6 +76,21 @@ def test_what_saves_most_is_the_headline(proposals, finding):
     assert found["next"] == ("ncu gemm" if found["saves_ms"] is None else f"do {finding[:-1]}")
 
 
+def test_wrong_training_comes_before_all_that_makes_it_faster():
+    """Of a disturbed recording that cannot be trusted, too."""
+    wrong = "24 of 26 parameters have no gradient"
+    trust = {"trustworthy": False, "problems": ["lost"], "disturbance": {"text": "another program"}}
+    for others in ({}, {"integrity": trust}):
+        found = headline_of(document(("compile", 5.0), failed_audit=wrong, **others))
+        assert found["finding"] == f"This does not train as it should: {wrong}"
+        assert found["next"].startswith("mend this before anything else")
+        assert found["saves_ms"] is None
+    ranks = "ranks train different models: gradients differ from step 1 on in all 6 parameters"
+    found = headline_of(document(("compile", 5.0), failed_audit=ranks))
+    assert found["finding"] == f"This does not train as it should: {ranks}"
+    assert "must reduce the gradients" in found["next"]
+
+
 @pytest.mark.parametrize(
     "kernels", ["mixed precision", "better matmul kernels", "fused norm", "channels-last layout"]
 )
@@ -136,6 +150,15 @@ def test_no_profiler_is_for_who_has_only_the_file_or_does_the_exercises(reader, 
         )
 
 
+def test_the_longest_kernel_is_where_to_look_in_a_file_of_others(tmp_path):
+    """No command of a profiler is for who has the file alone."""
+    events = [step(1, 0, 1000), *on_gpu("my_kernel", 2, 20, 980, 1)]
+    path = write_trace(tmp_path / "t.json", *events)
+    [(_, found)], _ = analyze_documents([path])
+    assert found["counters"] is None and "only the file" in found["counters_reason"]
+    assert "first of all my_kernel, 100%" in found["headline"]["next"]
+
+
 def test_a_whole_step_that_could_vanish_is_found_and_no_gain_is_forecast():
     about = document(("better matmul kernels", 10.0))
     about["opportunities"][0]["speedup_estimate"] = None
@@ -157,7 +180,7 @@ def test_a_bound_is_no_forecast_and_comes_after_one_of_similar_size():
     about["attribution"]["ms_per_step"] = 13_332.5
     about["headline"] = headline_of(about)
     assert about["headline"]["at_most"]
-    assert headline_lines(about)[1].startswith(
+    assert headline_lines(answers_in(about))[1].startswith(
         "Saves at most 6,450 of 13,332 ms per step. Next: do keep memory"
     )
 
@@ -167,6 +190,7 @@ STRAGGLER = {
     "straggler_saves_ms": 2.0,
     "straggler_why": "its host launches late",
     "straggler_next": "x",
+    "rows": [{"ms_per_step": 8.0}, {"ms_per_step": 12.0}],
 }
 
 
@@ -224,8 +248,8 @@ def test_the_headline_of_a_disturbed_trace_is_to_repeat_it():
     assert found["saves_ms"] is None and found["saves_ms_reason"] and not found["at_most"]
     assert "keep memory!" in found["next"] and "record it again" in found["next"]
     about["headline"] = found
-    assert headline_lines(about)[1].startswith("Next: close other programs")
-    assert best_three(about) == [
+    assert headline_lines(answers_in(about))[1].startswith("Next: close other programs")
+    assert best_three(answers_in(about)) == [
         "repeat it on a quiet machine, which tells what these gain: keep memory"
     ]
 
@@ -283,9 +307,9 @@ def test_what_the_verdict_lacks_is_recorded_first():
 
 
 def test_the_answer_begins_with_the_headline_word_for_word(tmp_path):
-    [(_, found)], _ = analyze_all([write_trace(tmp_path / "a_trace.json", *SMALL)])
-    lines = profile_answer(found, "a page")
-    assert lines[0].startswith("Headline: ") and headline_lines(found)[0].startswith(
+    [(_, found)], _ = analyze_documents([write_trace(tmp_path / "a_trace.json", *SMALL)])
+    lines = profile_answer(answers_in(found), "a page")
+    assert lines[0].startswith("Headline: ") and headline_lines(answers_in(found))[0].startswith(
         found["headline"]["finding"]
     )
     said = " ".join(" ".join(lines).split())
@@ -310,7 +334,7 @@ def test_all_ranks_have_the_verdict_of_the_one_that_waits_least(tmp_path):
             *events,
             distributedInfo={"rank": rank, "world_size": 2},
         )
-    documents = [one for _, one in analyze_all(sorted(tmp_path.iterdir()))[0]]
+    documents = [one for _, one in analyze_documents(sorted(tmp_path.iterdir()))[0]]
     assert [one["verdict"]["bound"] for one in documents] == ["memory", "memory"]
     assert [one["verdict"]["rank_judged"] for one in documents] == [1, 1]
     for part in ("because", "line"):
@@ -322,7 +346,11 @@ def test_all_ranks_have_the_verdict_of_the_one_that_waits_least(tmp_path):
     assert [row["bound"] for row in documents[0]["ranks"]["rows"]] == ["communication", "memory"]
     documents[1]["opportunities"][0]["name"] = "of rank 1"
     told = " ".join(
-        " ".join(profile_answer(documents[0], "a page", others=[("t_rank1", documents[1])])).split()
+        " ".join(
+            profile_answer(
+                answers_in(documents[0]), "a page", others=[("t_rank1", answers_in(documents[1]))]
+            )
+        ).split()
     )
     for words in (
         "Verdict: rank 1, which",
@@ -333,7 +361,7 @@ def test_all_ranks_have_the_verdict_of_the_one_that_waits_least(tmp_path):
     assert documents[0]["headline"] == documents[1]["headline"]
     assert documents[0]["headline"]["finding"] in told
     assert "Largest parts: rank 0: " in " ".join(
-        " ".join(profile_answer(documents[0], "a page")).split()
+        " ".join(profile_answer(answers_in(documents[0]), "a page")).split()
     )
 
 
@@ -360,7 +388,72 @@ def test_a_late_rank_comes_before_what_makes_it_late(tmp_path):
             )
         one = {"distributedInfo": {"rank": rank, "world_size": 2}, "hostInfo": {"boot_id": "a"}}
         paths.append(write_trace(tmp_path / f"rank{rank}.json", *events, **one))
-    found, _ = analyze_all(paths)
+    found, _ = analyze_documents(paths)
     for _, document in found:
         assert document["ranks"]["straggler"] == 1
         assert document["headline"]["finding"].startswith("Rank 1 holds up the others")
+
+
+# ---- Lines of the program ------------------------------------------------------------------------
+
+
+def line(where: str, waits_ms: float | None, beneath: str | None, **others) -> dict:
+    """Of a step of 20 ms without a profiler."""
+    ms = waits_ms or 5.0
+    row = {"where": where, "text": "mask[i, j] = 1.0", "function": "mask_of", "share": ms / 20}
+    row |= {"ms_per_step": ms, "waited_for_ms_per_step": waits_ms, "held_ms_per_step": 0.0}
+    row |= {"beneath": beneath, "calls_per_step": None, "thread": "main", "samples": 100}
+    return row | others
+
+
+@pytest.mark.parametrize(
+    ("lines", "finding"),
+    [
+        (
+            [line("train.py:77", 8.0, "aten::copy_", calls_per_step=6400.0)],
+            "6,400 calls of copy_ a step come from train.py:77, about 8.0 of 20.0 ms a step",
+        ),
+        (
+            [line("train.py:77", 8.0, "aten::select")],
+            "Small operators, most of them select, come from train.py:77, about 8.0 of 20.0 ms a"
+            " step",
+        ),
+        (
+            [line("train.py:77", 8.0, "aten::clone")],
+            "Copies come from train.py:77, about 8.0 of 20.0 ms a step: clone",
+        ),
+        (
+            [line("train.py:88", 8.0, ".item()")],
+            "The host waits for the GPU in .item(), train.py:88, about 8.0 of 20.0 ms a step",
+        ),
+        (
+            [line("train.py:9", 8.0, "sorted()", held_ms_per_step=7.0)],
+            "train.py:9 takes about 8.0 of 20.0 ms a step, in a call that holds the interpreter's"
+            " lock",
+        ),
+        (
+            [line("env.py:3", 4.0, None), line("env.py:4", 3.0, None)],
+            "env.py:3, env.py:4 take about 7.0 of 20.0 ms a step: code of the program, Python",
+        ),
+        # Of these the step waits for none, or no line of the program is the cause.
+        ([line("train.py:77", None, "aten::copy_")], "compile!"),
+        ([line("train.py:77", 8.0, "torch.nn.functional.linear")], "compile!"),
+        ([line("train.py:77", 8.0, "aten::copy_", thread="loader")], "compile!"),
+        ([line("train.py:77", 8.0, "aten::copy_", samples=3)], "compile!"),
+    ],
+)
+def test_a_line_for_which_the_step_waits(lines, finding):
+    proposed = [("compile", 3.0)]
+    if finding != "compile!":
+        proposed.append(("larger batch", 6.0))  # which is of the same time
+    told = headline_of(document(*proposed, lines=lines, verdict={"bound": "launch"}))
+    assert told["finding"] == finding
+    if finding != "compile!":
+        assert told["place"] == lines[0]["where"]
+        assert told["at_most"]
+        assert "mask[i, j] = 1.0" in told["next"]
+
+
+def test_a_busy_gpu_gains_little_from_a_line_of_the_host():
+    lines = [line("train.py:77", 1.0, "aten::copy_")]
+    assert headline_of(document(("compile", 0.4), lines=lines))["finding"] == "compile!"

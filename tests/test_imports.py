@@ -60,7 +60,8 @@ def test_imports_go_one_way(monkeypatch, capfd):
 @pytest.mark.slow
 def test_imports_are_absolute_so_that_they_can_be_found_by_searching():
     """But for what a program of somebody else's loads under another name."""
-    assert {file.parent.name for file in MODULES if imports_relatively(file)} == {"hooks"}
+    loaded = {file.parent.name for file in MODULES if imports_relatively(file)}
+    assert loaded == {"hooks", "observing", "whole_run"}
 
 
 @pytest.mark.parametrize("package", FOLDERS, ids=module_name)
@@ -297,7 +298,7 @@ def test_help_is_the_same_without_docstrings():
 # ---- Sizes ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "most"), [("tiny_llama_v1.py", 900), ("README.md", 150)])
+@pytest.mark.parametrize(("name", "most"), [("tiny_llama_v1.py", 900), ("README.md", 120)])
 def test_what_is_read_first_stays_short(name, most):
     assert len((PROJECT / name).read_text().splitlines()) <= most
 

@@ -12,6 +12,8 @@ from traces import (
     H100_PROPERTIES,
     MI300X,
     analysis_of,
+    analyze_documents,
+    answers_in,
     event,
     on_gpu,
     our_model,
@@ -23,7 +25,6 @@ from traces import (
     write_trace,
 )
 
-from analysis.answers import analyze_all
 from analysis.commands.analyze_traces import missing_from
 from analysis.diagnosis.sections import profile_lines, trace_sections
 from analysis.diagnosis.text import profile_answer, trust_text
@@ -92,7 +93,8 @@ def test_a_step_without_its_kernels_is_untrustworthy(tmp_path, mi300x, number, w
     assert analysis["verdict"]["bound"] == "undecided"
     assert analysis["opportunities"] == []
     assert any(
-        line.startswith("Trust") and "NOT trustworthy" in line for line in profile_lines(analysis)
+        line.startswith("Trust") and "NOT trustworthy" in line
+        for line in profile_lines(answers_in(analysis))
     )
 
 
@@ -175,7 +177,7 @@ def test_whole_traces_are_trusted():
         (H100, "launch", None),
         (MI300X, "communication", list(range(1, 8))),
     ):
-        [(_, analysis)], refused = analyze_all([real_path(name)])
+        [(_, analysis)], refused = analyze_documents([real_path(name)])
         assert refused == []
         assert analysis["integrity"]["trustworthy"], name
         assert analysis["integrity"]["steps_without_gpu_events"] == 0
@@ -271,17 +273,19 @@ def test_a_disturbed_profile_is_not_complete(tmp_path):
     assert waiting["verdict"]["line"].endswith("; repeat on an idle machine")
     # Only one step is in the trace.
     text = "30% of thread time waited for a core in 1 of 1 steps, up to 60% of their time"
-    facts = trace_sections(waiting)[0].facts
+    facts = trace_sections(answers_in(waiting))[0].facts
     assert facts["Disturbance"] == text
     assert facts["Trust"].startswith("disturbed: times NOT trustworthy")
-    assert trace_sections(quiet)[0].facts["Trust"].startswith("complete")
-    assert any(line == f"UNRELIABLE: disturbed: {text}" for line in profile_lines(waiting))
+    assert trace_sections(answers_in(quiet))[0].facts["Trust"].startswith("complete")
+    assert any(
+        line == f"UNRELIABLE: disturbed: {text}" for line in profile_lines(answers_in(waiting))
+    )
     page = page_of(waiting)
     assert f"<td>{text}</td>" in page
     assert f"<td>Disturbance</td><td>{text}</td>" in page
     assert any(
         line.split() == ["Disturbance:", *text.split()]
-        for line in profile_answer(waiting, "the report")
+        for line in profile_answer(answers_in(waiting), "the report")
     )
     assert other["integrity"]["disturbance"]["text"] == "2 threads on 1 core"
     unknown = analysis_of(read_trace(path))["integrity"]["disturbance"]
@@ -320,7 +324,7 @@ def test_launches_into_a_graph_need_no_kernels(tmp_path):
 def test_kernels_before_their_launch_mean_two_clocks(tmp_path):
     early = on_gpu("gemm", 50, 20, 5, 1, operator=event("aten::mm", 49, 4))
     analysis = analysis_of(trace_of(tmp_path, step(1, 0, 90), *early))
-    assert_two_clocks(analysis, profile_lines(analysis))
+    assert_two_clocks(analysis, profile_lines(answers_in(analysis)))
     assert not analysis["integrity"]["trustworthy"]
 
 
@@ -337,7 +341,7 @@ def test_a_few_kernels_before_their_launch_make_the_verdict_unreliable(tmp_path)
         )
     analysis = analysis_of(trace_of(tmp_path, step(1, 0, 700), *events))
     assert analysis["integrity"]["trustworthy"]
-    lines = profile_lines(analysis)
+    lines = profile_lines(answers_in(analysis))
     assert_two_clocks(analysis, lines)
     assert "unreliable: 1 of 31 kernels begin before" in analysis["verdict"]["line"]
     assert any(line.startswith("UNRELIABLE: 1 of 31 kernels begin before") for line in lines)
@@ -346,8 +350,8 @@ def test_a_few_kernels_before_their_launch_make_the_verdict_unreliable(tmp_path)
 def page_of(analysis: dict) -> str:
     """report.html without figures."""
     analysis |= {"integrity": analysis["integrity"] | {"ranks_missing": []}}
-    first = first_screen(analysis, dict.fromkeys(DOCUMENT_FILES))
-    return fill_template("body.html", first, trace_sections(analysis, []))
+    first = first_screen(answers_in(analysis), dict.fromkeys(DOCUMENT_FILES))
+    return fill_template("body.html", first, trace_sections(answers_in(analysis), []))
 
 
 def assert_two_clocks(analysis: dict, lines: list[str]) -> None:
@@ -424,7 +428,10 @@ def test_what_was_not_recorded_is_said(tmp_path):
     assert any("no ProfilerStep" in note for note in trust["notes"])
     missing = [row["part"] for row in trust["not_recorded"]]
     assert missing == ["steps", "shapes", "parts of the model", "waiting for data", "memory"]
-    assert any(line.startswith("Not recorded: ") for line in profile_answer(analysis, "the report"))
+    assert any(
+        line.startswith("Not recorded: ")
+        for line in profile_answer(answers_in(analysis), "the report")
+    )
     assert analysis["steps"]["mean_ms"] is None
     assert analysis["steps"]["mean_ms_reason"]
     assert analysis["operators"][0]["flops"] is None
@@ -462,9 +469,8 @@ def test_a_good_recording_lacks_nothing_and_each_missing_part_is_named(tmp_path)
         return [one for one in recording() if one["name"] not in names]
 
     assert missing(*recording()) == []
-    assert not any(line.startswith("Not recorded") for line in profile_answer(
-        analysis_of(trace_of(tmp_path, *recording())), "the report"
-    ))  # fmt: skip
+    whole = answers_in(analysis_of(trace_of(tmp_path, *recording())))
+    assert not any(line.startswith("Not recorded") for line in profile_answer(whole, "the report"))
     assert missing(*recording(first=400)) == [
         "a warm-up step not recorded: the first step, the longest by far, is judged with none of"
         " the others; recorded by schedule(warmup=1) or more"
@@ -521,6 +527,24 @@ def overhead_of(trace, summary):
     return profiler_overhead(timeline_of(trace, summary)).as_json()
 
 
+def test_overhead_is_that_of_the_steps_in_the_trace(tmp_path):
+    """By medians, to the steps without an instrument; others stand apart."""
+    trace = read_trace(
+        write_trace(
+            tmp_path / "trace_step_1_3.pt.trace.json",
+            step(2, 0, 20),
+            step(3, 30, 20),
+            event("aten::mm", 5, 9),
+        )
+    )
+    reasons = ["first", "profiled", "profiled", None, None, "memory recorded"]
+    steps = {"step": [1, 2, 3, 4, 5, 6], "time_ms": [90.0, 3.0, 5.0, 2.0, 2.0, 70.0]}
+    summary = run_on(H100_GPU) | {"steps": steps | {"exclusion_reason": reasons}}
+    overhead = overhead_of(trace, summary)
+    assert overhead["ratio"] == pytest.approx(4 / 2)
+    assert (overhead["profiled_steps"], overhead["unprofiled_steps"]) == (2, 2)
+
+
 @pytest.mark.slow
 def test_overhead_of_the_profiler(train, tmp_path):
     assert train("--enable-pytorch-profiler", "--profile-dir", "p", "--num-steps", "12")[0] == 0
@@ -551,7 +575,7 @@ def test_overhead_of_the_profiler(train, tmp_path):
     analysis = analysis_of(trace, disturbed)
     assert "5.0 times as long" in analysis["integrity"]["unreliable"]["verdict"]
     assert analysis["verdict"]["strength"] != "is"
-    assert any(line.startswith("UNRELIABLE: ") for line in profile_lines(analysis))
+    assert any(line.startswith("UNRELIABLE: ") for line in profile_lines(answers_in(analysis)))
 
 
 def extension_step(name, n=20, length=8000):
@@ -589,8 +613,8 @@ def test_kernels_that_an_extension_launched_are_kernels(tmp_path):
         if "an extension or the program itself launched them" in note
     ]
     assert "25.0% of the GPU events' time" in note and "my_ext::frobnicate" in note
-    assert "linked to operators" not in trust_text(analysis)
-    assert "kernels of unknown kind 25.0%" in trust_text(analysis)
+    assert "linked to operators" not in trust_text(answers_in(analysis))
+    assert "kernels of unknown kind 25.0%" in trust_text(answers_in(analysis))
 
 
 def test_kernels_of_an_accelerator_that_links_nothing_are_kernels(tmp_path):
@@ -673,7 +697,7 @@ def test_a_run_on_the_cpu_of_a_machine_with_a_gpu(tmp_path):
         "move model and batches to the GPU, which nothing in this trace used"
         in analysis["headline"]["next"]
     )
-    assert trust_text(analysis) == "complete: nothing in it used the GPU (Tesla T4)"
+    assert trust_text(answers_in(analysis)) == "complete: nothing in it used the GPU (Tesla T4)"
     for used in (
         event("aten::cudnn_convolution", 10, 20),
         event("nccl:all_reduce", 10, 20, "user_annotation"),

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from traces import H100_PROPERTIES, event, gpu_step, shaped, trace_of
 
-from analysis.attribution.ledger import of_steps
+from analysis.attribution.ledger.of_steps import of_steps
 from analysis.hardware.ceilings import Ceiling
 from analysis.hardware.matching import described, rows_named
 from analysis.hardware.roofs import Roofs
-from analysis.limits.kernel_limits import ridge_range
+from analysis.limits.kernel_limits import ridge_of
 from analysis.limits.shape_rates import shape_rates
 from analysis.limits.slice_limits import basis_shares
 from analysis.limits.timeline import timeline_of
@@ -161,9 +161,9 @@ def test_the_range_of_a_type():
     be it."""
     compute, bandwidth = [Ceiling(295e12, "given", "")], [Ceiling(1e12, "given", "")]
     roofs = Roofs(card(RIDGE), "bf16", compute, bandwidth, on_gpu=True)
-    assert ridge_range(roofs, "c10::BFloat16") == (295, 295)
-    assert ridge_range(roofs, "c10::Float8_e4m3fn") == (590, 590)
-    low, high = ridge_range(Roofs({"name": ""}, "fp32", [], [], on_gpu=True), "float")
+    assert ridge_of(roofs, "c10::BFloat16") == (295, 295)
+    assert ridge_of(roofs, "c10::Float8_e4m3fn") == (590, 590)
+    low, high = ridge_of(Roofs({"name": ""}, "fp32", [], [], on_gpu=True), "float")
     assert low == pytest.approx(19.5 / 2.039) and high == pytest.approx(91.6 / 0.864)
 
 
@@ -186,7 +186,7 @@ def test_how_near_kernels_are_to_their_roof(tmp_path):
     parts = gpu_step((large, 20, 1600), (other, 1620, 600), (small, 2220, 8), length=3000)
     rates = shape_rates(timeline_of(trace_of(tmp_path, *parts, **H100_PROPERTIES)))
     assert len(rates) == 3
-    assert [row["share_of_roof"] for row in rates[:2]] == pytest.approx([0.17, 0.46], abs=0.005)
+    assert [row.share_of_roof for row in rates[:2]] == pytest.approx([0.17, 0.46], abs=0.005)
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_memory_is_predicted_without_triton(settings):
 
 def test_flops_are_counted_as_before():
     assert WORKLOAD.step_flops() == WORKLOAD.with_settings(kernels="eager").step_flops()
-    assert reconciliation(WORKLOAD, "not asked")["agree"]
+    assert reconciliation(WORKLOAD, "not asked").agree
 
 
 @pytest.mark.slow

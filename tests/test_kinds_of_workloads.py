@@ -10,10 +10,11 @@ from test_user_workload import CPU, second_step, workload_of
 from torch import nn
 from torch._dynamo import config
 from torch._dynamo.utils import counters
+from traces import answers_in
 
 from analysis.memory.predicted import peak_bytes
 from analysis.prediction.capacity import capacity_elsewhere
-from analysis.prediction.document import memory_prediction, predict
+from analysis.prediction.document import Prediction, memory_prediction, predict
 from analysis.prediction.text import prediction_lines
 from analysis.prediction.time_bounds import time_bounds
 from analysis.work.flop_counts import flops_of_step
@@ -254,7 +255,7 @@ def test_a_step_that_takes_no_other_batch_has_no_largest_one(file):
         document["max_batch_size"] is None
         and "takes no other batch size" in document["max_batch_size_reason"]
     )
-    text = "\n".join(prediction_lines(document))
+    text = "\n".join(prediction_lines(answers_in(document, Prediction)))
     assert (
         "Largest batch:   not known: it takes no other batch size" in text
         and "batch of 6 in fp32" in text

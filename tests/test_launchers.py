@@ -657,7 +657,7 @@ def test_a_size_that_fits_in_no_machine(command):
 
 
 @pytest.mark.slow
-def test_performance_study(tmp_path):
+def test_performance_study(tmp_path, known_peaks):
     flags = ["--num-steps", "3", "--n-layers", "1", "--hidden-dim", "64", "--seq-len", "16"]
     flags += ["--enable-profilers"]
     code, out = launch("launch_performance_study.sh", "tiny", *flags, cwd=tmp_path)

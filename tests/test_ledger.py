@@ -16,8 +16,8 @@ from analysis.attribution.collectives import collective_rows, collectives_of
 from analysis.attribution.critical_path import critical_path
 from analysis.attribution.gpu_time import split_of_events
 from analysis.attribution.intervals import Slices, innermost
-from analysis.attribution.ledger import (
-    IDLE_CAUSES,
+from analysis.attribution.ledger.kinds import IDLE_CAUSES
+from analysis.attribution.ledger.of_steps import (
     capture_share,
     cut_at_arrivals,
     events_of_steps,
@@ -221,7 +221,7 @@ def test_waiting_for_ranks_is_cut_off_communication(tmp_path):
     assert cut["us"].sum() == exposed["us"].sum()
     assert cut.loc[cut["cause"] == "ranks", "us"].sum() == 40
     (row,) = collective_rows(collectives_of(links).events, cut, np.array([50.0]))
-    assert (row["exposed_ms"], row["waiting_ms"]) == pytest.approx((0.19, 0.04))
+    assert (row.exposed_ms, row.waiting_ms) == pytest.approx((0.19, 0.04))
     unknown = cut_at_arrivals(exposed, events, np.array([np.nan]))
     assert unknown["us"].sum() == exposed["us"].sum() and not (unknown["cause"] == "ranks").any()
     check_slices(links)
@@ -362,7 +362,7 @@ def test_memory_is_allocated_and_kernels_are_loaded_while_the_gpu_is_idle(tmp_pa
     us = us_by(of_steps(links), "cause")
     assert (us["allocation"], us["start_up"]) == (300, 5001)
     assert us["launch"] == 12 + 12_202 - 100 - 300 - 5001
-    assert critical_path(links)["gpu_idle_ms"] == pytest.approx(12.13)
+    assert critical_path(links).gpu_idle_ms == pytest.approx(12.13)
 
 
 @pytest.mark.parametrize("within", [None, "call", "operator", "collective"])
@@ -420,7 +420,7 @@ def test_what_the_gpu_did_before_the_recording_is_left_out(tmp_path):
     check_slices(links)
     assert left_out(links)["us"].sum() == 800 - 102
     assert us_by(of_steps(links), "state")["idle"] == 20 + 32
-    assert critical_path(links)["length_ms"] == pytest.approx((820 - (800 - 102)) / 1e3)
+    assert critical_path(links).length_ms == pytest.approx((820 - (800 - 102)) / 1e3)
     assert "0.698 ms are left out of the steps" in " ".join(
         analysis_of(links.trace)["integrity"]["notes"]
     )
@@ -452,7 +452,7 @@ def test_where_no_marks_tell_the_steps_the_host_alone_at_both_ends_is_none(tmp_p
         assert sum(us.values()) == 4000
     else:
         assert us == {"allocation": 400, "nothing": 80 + 50, "latency": 10}
-        assert critical_path(links)["length_ms"] == pytest.approx((3250 - 2000 - 8) / 1e3)
+        assert critical_path(links).length_ms == pytest.approx((3250 - 2000 - 8) / 1e3)
     assert ("3.460 ms are left out of the steps: the GPU had no work yet" in notes) != marked
     assert "record more" not in notes
 

@@ -3,13 +3,15 @@ stored of a real one."""
 
 import json
 import os
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from helpers import PROJECT
+import torch
+from helpers import PROJECT, finish, start
 
 from analysis.hardware.achievable import interval_of
+from benchmarks import measured_steps
 from benchmarks.measured_steps import beside
 from harness.base.documents import read_document
 from harness.base.text import read_ini
@@ -19,52 +21,42 @@ import sys
 from pathlib import Path
 from benchmarks import measured_steps as m
 m.N = 64
-m.read_ini = lambda path: {"steps": {"one": "--batch-size 1 --seq-len 8 --precision bf16-true"}}
-sys.argv = ["measured_steps.py", "--output", "out.json", *sys.argv[1:]]
+flags = "--n-layers 1 --batch-size 1 --seq-len 8 --precision bf16-true"
+m.read_ini = lambda path: {"steps": {"one": flags}}
+sys.argv = ["measured_steps.py", "--output", "out.json"]
 from harness.run.startup import run_command
 run_command(m.main)
 """
 
 
-def run(folder, *flags: str, **card: str) -> subprocess.CompletedProcess:
-    path = os.pathsep.join([str(PROJECT)] + [str(PROJECT / "tests/pretend_gpu")] * bool(card))
-    environment = (
-        os.environ
-        | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        | (card or {"CUDA_VISIBLE_DEVICES": ""})
-    )
-    (folder / "measured.py").write_text(CODE)
-    command = [sys.executable, str(folder / "measured.py"), *flags]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-
-
 @pytest.mark.slow
-def test_a_step_is_measured_and_predicted_again_on_another_machine(tmp_path):
-    done = run(tmp_path, PRETEND_GPU="h100")
-    assert done.returncode == 0, done.stderr
-    document = json.loads((tmp_path / "out.json").read_text())
+def test_a_step_is_measured_and_predicted_again_on_another_machine(command, scratch):
+    path = os.pathsep.join([str(PROJECT), str(PROJECT / "tests/pretend_gpu")])
+    card = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PRETEND_GPU": "h100"}
+    Path("measured.py").write_text(CODE)
+    code, out = finish(start(sys.executable, "measured.py", env=card))
+    assert code == 0, out
+    document = json.loads(Path("out.json").read_text())
     (row,) = document["rows"]
     assert len(row["times_ms"]) == 10 and min(row["times_ms"]) > 0
     assert 0 < row["peak_mb"] <= row["reserved_mb"]
     assert row["ratio"] == pytest.approx(row["expected_ms"] / row["ms"])
     assert all(value > 0 for value in document["environment"]["rates"].values())
-    again = run(tmp_path, "--again", "out.json")
-    assert again.returncode == 0, again.stderr
-    (anew,) = json.loads((tmp_path / "out.json").read_text())["rows"]
+    code, _, err = command(measured_steps, "--again", "out.json", "--output", "again.json")
+    assert code == 0, err
+    (anew,) = json.loads(Path("again.json").read_text())["rows"]
     assert anew["times_ms"] == row["times_ms"]
     for name in ("expected_ms", "predicted_mb", "predicted_reserved_mb", "least_ms"):
         assert anew[name] == pytest.approx(row[name], rel=0.01)
 
 
-def test_without_a_gpu_one_line_says_what_would_do(tmp_path):
-    done = run(tmp_path)
+def test_without_a_gpu_one_line_says_what_would_do(command, monkeypatch):
+    monkeypatch.setattr(measured_steps, "choose_device", lambda *asked: torch.device("cpu"))
+    code, _, err = command(measured_steps)
     said = "error: no GPU is here; --again predicts beside what was measured on one\n"
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and done.stderr.endswith(said)
-    done = run(tmp_path, "--again", "nowhere.json")
-    assert (done.returncode, done.stderr.count("\n")) == (
-        2,
-        1,
-    ) and "there is no such file" in done.stderr
+    assert code == 2 and err.endswith(said) and err.count("\n") == 1
+    code, _, err = command(measured_steps, "--again", "nowhere.json")
+    assert (code, err.count("\n")) == (2, 1) and "there is no such file" in err
 
 
 @pytest.mark.slow
@@ -74,11 +66,11 @@ def test_what_an_h100_took_is_as_expected():
     rows = read_document(path)["rows"]
     steps = read_ini(PROJECT / "benchmarks" / "measured.ini")["steps"]
     assert {row["name"]: row["flags"] for row in rows} == dict(steps)
-    for row in rows[:1] + rows[3:4]:  # `default` and `small`, predicted anew
-        anew = beside(row, "NVIDIA H100 80GB HBM3")
-        for name in ("expected_ms", "least_ms", "predicted_mb", "predicted_reserved_mb"):
-            assert anew[name] == pytest.approx(row[name], rel=0.01)
-        assert anew["bound"] == row["bound"] == "launch"
+    default = rows[0]
+    anew = beside(default, "NVIDIA H100 80GB HBM3")
+    for name in ("expected_ms", "least_ms", "predicted_mb", "predicted_reserved_mb"):
+        assert anew[name] == pytest.approx(default[name], rel=0.01)
+    assert anew["bound"] == default["bound"] == "launch"
     for row in rows:
         assert row["least_ms"] < row["ms"]
         assert 0.8 < row["ratio"] < 1.2

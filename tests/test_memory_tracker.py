@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from analysis.work.bytes_moved import WorkCounter
 from harness.instruments.memory_tracker import MemoryTracker
 
 
@@ -43,3 +45,25 @@ def test_resizing_is_afterwards_what_it_was_before(monkeypatch):
         torch.ones(2).untyped_storage().resize_(0)
     torch.ones(2).untyped_storage().resize_(4)
     assert seen == [0, 4]
+
+
+@pytest.mark.parametrize("watch", [tracker, WorkCounter])
+def test_no_operator_asks_for_the_device_of_a_fake_tensor(monkeypatch, watch):
+    """Autograd asks for that of each: by operators it would take a sixth of a predicted step."""
+    asked, dispatch = [], FakeTensorMode.dispatch
+
+    def counted(mode, func, *arguments):
+        asked.append(func)
+        return dispatch(mode, func, *arguments)
+
+    monkeypatch.setattr(FakeTensorMode, "dispatch", counted)
+    with FakeTensorMode():
+        weight = torch.ones(2, 3, requires_grad=True)
+        with watch():
+            asked.clear()
+            loss = (weight * 2).sum()
+            loss.backward()
+            assert weight.device.type == weight.grad.device.type == "cpu"
+            in_the_step = [*asked]
+    assert torch.ops.aten.sum.default in in_the_step
+    assert torch.ops.prim.device.default not in in_the_step

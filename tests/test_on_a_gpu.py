@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from helpers import PROJECT, finish, start
 
+from analysis.hardware.carried import carried_rates
+from analysis.hardware.matching import described, rows_named
 from benchmarks import on_a_gpu
 from benchmarks.on_a_gpu import MOST_BYTES, PLAN
 from harness.base.errors import UserError
@@ -185,12 +187,29 @@ def test_wheels_are_installed_where_they_are_missing(tmp_path, monkeypatch, capf
     assert capfd.readouterr().out == "another_tool-1.0-cp27-cp27m-win32.whl cannot be installed\n"
 
 
-@pytest.mark.slow
-def test_a_rehearsal_on_a_pretended_card(tmp_path):
+def test_a_rehearsal_needs_a_pretended_card(tmp_path):
     code, out = finish(start(sys.executable, str(SCRIPT), "--rehearse", cwd=tmp_path))
     assert (code, out.count("\n")) == (2, 1) and "--rehearse: needs a pretended card" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "units", "folder"),
+    [
+        ("AMD Instinct MI300X", "gfx942:sramecc+:xnack-", 304, "amd-instinct-mi300x"),
+        ("AMD Instinct MI300X", "gfx942:sramecc+:xnack-", 38, "amd-instinct-mi300x-cpx"),
+        ("AMD Instinct MI250X", "gfx90a", 110, "amd-instinct-mi250x"),
+        ("NVIDIA H100 80GB HBM3", "sm_90", 132, "nvidia-h100-80gb-hbm3"),
+    ],
+)
+def test_results_of_a_part_of_a_card_have_a_folder_of_their_own(name, arch, units, folder):
+    device = {"name": name, "arch": arch, "compute_units": units}
+    assert on_a_gpu.folder_name(device) == folder
+
+
+@pytest.mark.slow
+def test_a_rehearsal_on_a_pretended_card(tmp_path):
     environment = {
-        "PRETEND_GPU": "mi300x",
+        "PRETEND_GPU": "mi250x",
         "PYTHONPATH": str(PROJECT / "tests/pretend_gpu"),
         "OMP_NUM_THREADS": "1",
     }
@@ -198,17 +217,37 @@ def test_a_rehearsal_on_a_pretended_card(tmp_path):
         start(sys.executable, str(SCRIPT), "--rehearse", cwd=tmp_path, env=environment)
     )
     assert code == 0, out
-    results = tmp_path / "on_a_gpu_results_amd-instinct-mi300x" / "results"
+    results = tmp_path / "on_a_gpu_results_amd-instinct-mi250x" / "results"
     names = {
+        "validate_setup.log",
         "on_a_gpu.json",
         "gpu_tests.log",
         "profile_default.json",
         "default_trace_step_3_6.pt.trace.json.gz",
+        "flops_profile_bf16.json",
     }
     assert {path.name for path in results.iterdir()} == names
     document = (results / "on_a_gpu.json").read_text()
     assert (
-        "AMD Instinct MI300X" in document
-        and document.count('"status": "ok"') == 2
+        "AMD Instinct MI250X" in document
+        and document.count('"status": "ok"') == 4
         and f"{PROJECT}" not in document
     )
+    row = rows_named("MI250X")[0]
+    rates = carried_rates(results / "flops_profile_bf16.json", described(row), "bf16")
+    assert rates.measured == "bf16"  # as --measured reads it on any machine
+
+
+@pytest.mark.slow
+def test_a_measurement_rehearsed_on_another_card_is_carried(tmp_path, monkeypatch):
+    """The one command whose result a dry run takes on, as it runs on a whole MI300X."""
+    monkeypatch.setenv("PRETEND_GPU", "mi300x")
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT / "tests" / "pretend_gpu"))
+    command = " ".join(PLAN["peaks_bf16"]["rehearsal"].format(project=PROJECT).split())
+    results = tmp_path / "results"
+    results.mkdir()
+    done = on_a_gpu.run_one("peaks_bf16", command, 120, tmp_path / "work", results)
+    assert done["status"] == "ok", done
+    (row,) = rows_named("MI300X")
+    rates = carried_rates(results / "flops_profile_bf16.json", described(row), "bf16")
+    assert (rates.measured, rates.of_all_work) == ("bf16", False)

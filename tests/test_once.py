@@ -2,7 +2,7 @@
 without it."""
 
 import pytest
-from traces import H100_PROPERTIES, analysis_of, event, on_gpu, shaped, step, trace_of
+from traces import H100_PROPERTIES, analysis_of, answers_in, event, on_gpu, shaped, step, trace_of
 
 from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.text import profile_answer
@@ -64,7 +64,7 @@ def test_an_outlying_first_step_is_in_no_mean(tmp_path, marked):
     assert first["ms_per_step"] == pytest.approx(first["ms"] / 5)
     assert any(
         line.startswith("Once:") and "first step" in line
-        for line in profile_answer(analysis, "the report")
+        for line in profile_answer(answers_in(analysis), "the report")
     )
     assert any("stands apart, 4 steps judged" in note for note in analysis["integrity"]["notes"])
 
@@ -108,7 +108,7 @@ def test_a_save_in_one_of_eight_steps_stands_apart(tmp_path):
         assert analysis["verdict"]["shares"]["host_code"] == pytest.approx(0.4, abs=0.04)
         section = next(
             one
-            for one in trace_sections(analysis)[1].parts
+            for one in trace_sections(answers_in(analysis))[1].parts
             if one.title == "Once, or in a few steps"
         )
         assert [shown.as_json() for shown in section.rows] == [row]

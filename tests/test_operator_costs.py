@@ -525,6 +525,12 @@ def test_a_convolution_whose_stride_is_not_recorded_has_limits(tmp_path):
     )
 
 
+def test_a_stride_that_no_convolution_has_tells_no_flops():
+    inputs = [[1, 1, 8, 8], [1, 1, 3, 3], [], [], [], []], ["float", "float", "", "", "", ""]
+    values = ["", "", "", "[1, 1]", "[0, 0]", "[1, 1]"]  # padding, stride, dilation
+    assert cost("aten::mkldnn_convolution", *inputs, values) == Cost()
+
+
 TRANSPOSED = {
     "1d": (F.conv_transpose1d, [2, 6, 30], [6, 4, 5], {"stride": 2}),
     "2d, fewer channels": (F.conv_transpose2d, [4, 64, 16, 16], [64, 32, 2, 2], {"stride": 2}),

@@ -12,6 +12,7 @@ from traces import (
     REDUCE,
     TORCH_1_8,
     analysis_of,
+    answers_in,
     event,
     gpu_step,
     on_gpu,
@@ -22,12 +23,13 @@ from traces import (
 )
 
 from analysis.advice.evidence import Evidence
+from analysis.advice.opportunities import Opportunity
 from analysis.advice.program_wide import fused_optimizer
-from analysis.advice.text import best_three, gain_text
+from analysis.advice.text import gain_text
+from analysis.diagnosis.text import best_three
 from analysis.hardware import measuring
 from analysis.hardware.measuring import Measurement
 from analysis.limits.timeline import timeline_of
-from analysis.trust.times import is_disturbed
 from analysis.work.update_bytes import adam_bytes, adam_bytes_held
 from harness.base.command_line import compiler_problem
 from harness.base.units import MB
@@ -78,7 +80,9 @@ def test_opportunities_of_the_default_model(train, tmp_path):
         assert estimate is None or 1 < estimate <= bound * (1 + 1e-9)
         estimate, bound = (speedup and f"{speedup:.2f}x" for speedup in (estimate, bound))
         told = {None: f"at most {bound} as fast", bound: f"about {bound} as fast"}
-        assert gain_text(row) == told.get(estimate, f"about {estimate} as fast, at most {bound}")
+        assert gain_text(answers_in(row, Opportunity)) == told.get(
+            estimate, f"about {estimate} as fast, at most {bound}"
+        )
     assert gains == sorted(gains, reverse=True)
     assert found["fused attention"]["speedup_estimate"]
     assert "the highest rate of any matmul in this trace" in found["fused attention"]["basis"]
@@ -86,13 +90,13 @@ def test_opportunities_of_the_default_model(train, tmp_path):
     first = next(
         (name for name, row in found.items() if told.startswith(row["finding"])), next(iter(found))
     )
-    if is_disturbed(analysis["integrity"]):
+    if answers_in(analysis).integrity.disturbance.is_seen:
         assert (
             told.startswith("Repeat this on a quiet machine")
-            and "repeat it" in best_three(analysis)[0]
+            and "repeat it" in best_three(answers_in(analysis))[0]
         )
     else:
-        assert best_three(analysis)[0].startswith(f"{first}: ")
+        assert best_three(answers_in(analysis))[0].startswith(f"{first}: ")
 
 
 def test_nothing_is_proposed_that_the_trace_does_not_show(tmp_path):

@@ -199,13 +199,13 @@ def test_flops_are_the_same_by_formula_and_by_counter(options):
     workload = WORKLOAD.with_settings(**options)
     assert workload.step_flops() == WORKLOAD.step_flops()
     counted = reconciliation(workload, "not asked")
-    assert counted["agree"], counted["rows"]
+    assert counted.agree, counted.as_json()
     again = (
         workload.formulas.forward_flops_by_component()["lm_head"]
         if workload.training.fused_loss
         else 0
     )
-    assert counted["recomputed_flops"] >= again
+    assert counted.recomputed_flops >= again
     parts = set(workload.formulas.forward_flops_by_component())
     assert ("attention.qkv_proj" in parts) == bool(options.get("fused_projections"))
 
@@ -376,7 +376,9 @@ def test_compiling(train, tmp_path, monkeypatch):
     assert any("cpp_fused" in name for name in names_in(trace))
     assert any("CompiledFunctionBackward" in name for name in names_in(trace))
     analysis = json.loads((tmp_path / "compiled" / "operator_analysis.json").read_text())
-    assert "compile" not in {row["name"] for row in analysis["opportunities"]}
+    # One stray wait of a busy machine is a tenth of so small a step.
+    proposed = [row for row in analysis["opportunities"] if row["name"] == "compile"]
+    assert all("Outside of what is compiled" in row["finding"] for row in proposed)
 
     workload, _ = resolve(build_parser().parse_args([*SMALL_MODEL, *flags]))
     predicted, uncompiled = (

@@ -16,6 +16,7 @@ from traces import (
     MI300X,
     SMALL,
     analysis_of,
+    answers_in,
     event,
     real_path,
     trace_of,
@@ -66,7 +67,7 @@ def html_of(*sections, **shown):
 
 def test_the_first_screen_of_a_trace(tmp_path):
     analysis = analysis_of(trace_of(tmp_path, *SMALL))
-    first = first_screen(analysis, NOTHING)
+    first = first_screen(answers_in(analysis), NOTHING)
     assert (first.sentence, first.next) == (
         analysis["headline"]["finding"],
         analysis["headline"]["next"],
@@ -86,8 +87,12 @@ def test_the_first_screen_of_a_trace(tmp_path):
         "thread": "process 0, stream 7",
         "event": "gemm",
     }
-    analysis["headline"]["place"] = place
-    text = fill_template("body.html", first_screen(analysis, NOTHING), trace_sections(analysis))
+    analysis["headline"]["in_perfetto"] = place
+    text = fill_template(
+        "body.html",
+        first_screen(answers_in(analysis), NOTHING),
+        trace_sections(answers_in(analysis)),
+    )
     told = "a.json: 1.500 ms, process 0, stream 7, for 0.250 ms: gemm"
     assert (
         f">In Perfetto: {told}<" in text and f'"soft">{told}' not in text
@@ -116,10 +121,10 @@ def test_the_next_command_of_a_run_has_its_flags():
 def test_a_trace_without_steps_is_told_whole(tmp_path):
     """The section that is folded says the same as the line `Largest parts`."""
     analysis = analysis_of(trace_of(tmp_path, event("aten::mm", 0, 60), event("aten::add", 60, 40)))
-    assert first_screen(analysis, NOTHING).numbers[0][1] == "the whole trace, host time"
+    assert first_screen(answers_in(analysis), NOTHING).numbers[0][1] == "the whole trace, host time"
     answers = OperatorAnalysis.from_json(analysis)
     section = breakdown_section(answers.breakdown, answers.steps.count)
-    assert lead(section) in " ".join(profile_answer(analysis, "a page"))
+    assert lead(section) in " ".join(profile_answer(answers_in(analysis), "a page"))
     assert lead(section).endswith("(host time, the whole trace)")
 
 

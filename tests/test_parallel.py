@@ -7,14 +7,17 @@ import sys
 import types
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from helpers import PROJECT, SMALL_MODEL, finish, free_port, start
+from traces import answers_in
 
 import tiny_llama_v1 as tiny_llama
 from analysis.memory.allocator import needed_bytes
 from analysis.memory.predicted import predicted_memory
 from analysis.prediction.communication import communication
+from analysis.prediction.document import Prediction
 from analysis.prediction.network import Network, links_inside_node
 from analysis.prediction.search import (
     Room,
@@ -33,10 +36,14 @@ from harness.ranks.parallel import ParallelConfig, mode_text, reshards_models
 from harness.schema import Unknown
 
 BATCH = 8  # of all ranks
+# A bucket's copy in bf16 lives until its sum is there: where that takes long, the next one's is
+# made before.
+COPIES = "--parallel ddp --reduce-precision bf16 --bucket-mb 0.02"
+BYTES_OF_COPY = 10_000  # at most
 MODES = (
     "--parallel ddp",
     "--parallel ddp --gradient-accumulation-steps 2",
-    "--parallel ddp --reduce-precision bf16 --bucket-mb 0.02",
+    COPIES,
     "--parallel ddp --no-gradient-as-bucket-view",
     "--parallel zero1 --no-gradient-as-bucket-view --gradient-accumulation-steps 2",
     "--parallel zero1",
@@ -120,7 +127,10 @@ def test_every_mode_trains_alike_and_as_predicted(world_size, modes):
         workload = predicted(f"{mode} --batch-size {BATCH // world_size}", world_size)
         document = predicted_memory(workload, False).document()
         assert document["peak"]["bytes_by_category"] == found["peak"], mode
-        assert [phase["peak_bytes"] for phase in document["phases"]] == found["peak_by_phase"], mode
+        beyond = np.subtract(
+            found["peak_by_phase"], [phase["peak_bytes"] for phase in document["phases"]]
+        )
+        assert all((beyond >= 0) & (beyond <= BYTES_OF_COPY * (mode == COPIES))), (mode, beyond)
         assert document["collectives"] == found["collectives"], mode
     for (
         mode
@@ -446,7 +456,7 @@ def test_all_remedies_on_more_ranks_are_told_where_neither_is_enough():
         "context_mb": None,
     }
     sizes = {"device_memory_mb": 1, "peak_memory_mb": 2}
-    assert how_to_fit(facts | sizes | {"would_fit": rows}) == f"use {flags}"
+    assert how_to_fit(answers_in(facts | sizes | {"would_fit": rows}, Prediction)) == f"use {flags}"
 
 
 @pytest.mark.slow

@@ -6,9 +6,20 @@ import json
 import numpy as np
 import pytest
 from helpers import assert_answer, documents
-from traces import SMALL, analysis_of, event, on_gpu, rows_of, shaped, step, trace_of, write_trace
+from traces import (
+    SMALL,
+    analysis_of,
+    analyze_documents,
+    answers_in,
+    event,
+    on_gpu,
+    rows_of,
+    shaped,
+    step,
+    trace_of,
+    write_trace,
+)
 
-from analysis.answers import analyze_all
 from analysis.attribution.breakdown import breakdown_section
 from analysis.attribution.operators import OPERATOR_SUMS
 from analysis.diagnosis.document import OperatorAnalysis
@@ -56,7 +67,7 @@ def test_a_file_merged_from_ranks_is_those_of_the_ranks(tmp_path):
             one["pid"] += 1000 * rank
         ranks.append(analysis_of(trace_of(tmp_path, *events)))
         merged += [one | {"args": one["args"] | {"rank": rank}} for one in events]
-    analyses, refused = analyze_all([write_trace(tmp_path / "merged.json", *merged)])
+    analyses, refused = analyze_documents([write_trace(tmp_path / "merged.json", *merged)])
     assert not refused
     for rank, ((_, found), alone) in enumerate(zip(analyses, ranks, strict=True)):
         assert found["integrity"]["rank"] == rank
@@ -70,7 +81,7 @@ def test_a_file_merged_from_ranks_is_those_of_the_ranks(tmp_path):
     for one in merged:
         del one["args"]["rank"]  # which is whose is not told
     write_trace(tmp_path / "merged.json", *merged)
-    [(_, found)], _ = analyze_all([tmp_path / "merged.json"])
+    [(_, found)], _ = analyze_documents([tmp_path / "merged.json"])
     assert "traces were merged into one whose events tell no rank" in " ".join(
         found["integrity"]["problems"]
     )
@@ -112,7 +123,7 @@ def test_odd_metadata_and_shapes_do_no_harm(tmp_path):
     metadata = {"deviceProperties": {"name": "x"}, "baseTimeNanoseconds": "y"}
     metadata["distributedInfo"] = {"rank": 0, "world_size": 5_000_000}
     path = write_trace(tmp_path / "t.json", step(1, 0, 100), huge, *odd, **metadata)
-    [(_, analysis)], refused = analyze_all([path])
+    [(_, analysis)], refused = analyze_documents([path])
     assert refused == []
     assert (
         next(
@@ -138,7 +149,7 @@ def test_endless_events_are_malformed(tmp_path):
 
 def test_control_characters_do_not_reach_the_terminal(tmp_path):
     trace = trace_of(tmp_path, event("aten::a\n\x1b[31mred\u202e", 0, 5))
-    lines = profile_lines(analysis_of(trace))
+    lines = profile_lines(answers_in(analysis_of(trace)))
     assert all(line.isprintable() for line in lines)
     assert any("aten::a??[31mred?" in line for line in lines)
 
@@ -168,7 +179,7 @@ def test_ten_thousand_kernels(tmp_path):
     assert len(analysis["kernels"]) == 10_000
     assert analysis["kernels"][0]["p95_us"] == 4
     assert analysis["integrity"]["trustworthy"]
-    assert len(profile_lines(analysis, top=5)) < 200  # not a row for each
+    assert len(profile_lines(answers_in(analysis), top=5)) < 200  # not a row for each
 
 
 @pytest.mark.slow
@@ -213,13 +224,13 @@ def test_the_printed_rows_add_up_to_the_step(train, tmp_path):
 def test_the_answer_is_fourteen_lines_at_most_and_tables_are_no_wider_than_the_screen(tmp_path):
     long = event("aten::" + "x" * 300, 10, 50)
     analysis = analysis_of(trace_of(tmp_path, step(1, 0, 100), long))
-    lines = profile_answer(analysis, "the report")
+    lines = profile_answer(answers_in(analysis), "the report")
     assert_answer("\n\n" + "\n".join(lines))
     assert [line.partition(":")[0] for line in lines if not line.startswith(" ")] == [
         "Headline", "Verdict", "Trust", "Disturbance", "Largest parts", "Try first",
         "Not recorded", "Read on",
     ]  # fmt: skip
-    assert max(map(len, profile_lines(analysis))) <= COLUMNS
+    assert max(map(len, profile_lines(answers_in(analysis)))) <= COLUMNS
 
 
 def test_one_range_around_everything_tells_less_than_the_classes(tmp_path):
@@ -228,10 +239,14 @@ def test_one_range_around_everything_tells_less_than_the_classes(tmp_path):
     analysis = analysis_of(trace_of(tmp_path, step(1, 0, 100), around, *parts))
     assert {row["component"] for row in analysis["components"]} >= {"generate"}
     shown = next(
-        line for line in profile_answer(analysis, "the report") if line.startswith("Largest parts")
+        line
+        for line in profile_answer(answers_in(analysis), "the report")
+        if line.startswith("Largest parts")
     )
     assert "generate" not in shown and "matmul 60.0%, " in shown
-    assert any(line.split() == ["matmul", "0.060", "60.0%"] for line in profile_lines(analysis))
+    assert any(
+        line.split() == ["matmul", "0.060", "60.0%"] for line in profile_lines(answers_in(analysis))
+    )
 
 
 def test_the_same_percentiles_as_numpy(tmp_path):

@@ -295,24 +295,44 @@ def test_data_of_a_function_and_every_second_step(profiled):
 @pytest.mark.usefixtures("warm_programs")
 @pytest.mark.slow
 def test_data_of_a_function_that_others_have_imported(profiled):
-    Path("loading.py").write_text("def load(batches):\n    return next(batches)\n")
+    Path("loading.py").write_text(
+        "def load(batches):\n    return next(batches)\n\n\ndef nobody_calls():\n    pass\n"
+    )
     source = (
         MODEL + TRAIN + LOOP.replace("batches(STEPS)", "(load(batches(1)) for _ in range(STEPS))")
     )
     (process,) = profiled(
-        "from loading import load\n" + source, data=["loading:load", "os:getcwd"]
+        "from loading import load\n" + source, data=["loading:load", "loading:nobody_calls"]
     ).recorded
     assert process["seen"]["data"] == 2
-    assert process["data_not_called"] == ["os:getcwd"]
+    assert process["data_not_called"] == ["loading:nobody_calls"]
 
 
 @pytest.mark.usefixtures("warm_programs")
 @pytest.mark.slow
-def test_a_function_that_is_not_there_leaves_the_program_alone(profiled, capfd):
-    ended = profiled(PLAIN, data=["nothing.load"])
+@pytest.mark.parametrize(
+    "before, data, error",
+    [
+        (
+            "",
+            ["nothing.load"],
+            "LookupError: --data nothing.load: the program has no such function",
+        ),
+        # After the trace is written.
+        (
+            "hooks = sys.modules['_hooks_of_profile_program.watch']\n"
+            "hooks.what_holds_memory = lambda watch: 1 / 0\n",
+            [],
+            "ZeroDivisionError: division by zero",
+        ),
+    ],
+)
+def test_what_fails_in_the_hooks_leaves_the_program_alone(profiled, capfd, before, data, error):
+    ended = profiled(PLAIN.replace("for step,", f"{before}for step,", 1), data=data)
     (process,) = ended.processes
     assert process["state"] == "failed"
-    assert process["error"] == "LookupError: --data nothing.load: the program has no such function"
+    assert process["error"] == error
+    assert not ended.recorded
     assert ended.exit_code == 0
     out, err = capfd.readouterr()
     assert out.splitlines()[-1].startswith("random")
@@ -329,6 +349,49 @@ CHECKS = {
     "skipped steps": check_that_a_skipped_step_is_not_audited,
     "objects that are put aside": check_that_logs_are_flushed,
 }
+
+
+TARGET = """
+import copy
+target = copy.deepcopy(model)
+holder = nn.ModuleDict({"policy": model, "target": target})
+for step, (x, y) in enumerate(batches(STEPS)):
+    with torch.no_grad():
+        goal = target(x)
+    F.mse_loss(model(x), goal).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+COPIES = """
+copies = [nn.Parameter(p.detach().double()) for p in model.parameters()]
+optimizer = torch.optim.AdamW(copies)
+for step, (x, y) in enumerate(batches(STEPS)):
+    F.cross_entropy(model(x), y).backward()
+    for copied, p in zip(copies, model.parameters()):
+        copied.grad, p.grad = p.grad.double(), None
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        for copied, p in zip(copies, model.parameters()):
+            p.copy_(copied)
+"""
+
+
+@pytest.mark.usefixtures("warm_programs")
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", [TARGET, COPIES], ids=["a target network", "trained by copies"])
+def test_parameters_that_are_in_no_optimizer_by_design(profiled, loop):
+    (process,) = profiled(MODEL + TRAIN + loop).recorded
+    audit = process["audit"]
+    assert len(audit["by_design"]) == 14
+    assert audit["unowned"] == audit["missing"] == audit["unmoved"] == []
+
+
+@pytest.mark.usefixtures("warm_programs")
+@pytest.mark.slow
+def test_each_pass_of_an_optimizer_that_takes_many_is_a_step(profiled):
+    (process,) = profiled(SHAPES["a closure"], steps="backward").recorded
+    assert process["seen"]["backward"] == process["recorded_steps"]
 
 
 # ---- The program as it is without us -------------------------------------------------------------
@@ -463,11 +526,13 @@ STARTERS = {
     "spawned processes": (
         """
 import torch.multiprocessing as mp
-def train(n):
+def train(together):
+    together.wait()
     %s
 if __name__ == "__main__":
     context = mp.get_context("spawn")
-    processes = [context.Process(target=train, args=(n,)) for n in range(2)]
+    together = context.Barrier(2)
+    processes = [context.Process(target=train, args=(together,)) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:
@@ -494,7 +559,7 @@ if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         while os.getppid() != 1 and not os.path.exists("over"):
-            pass
+            time.sleep(0.01)
         time.sleep(1)
         open("checkpoint.pt", "w").write("written by what had escaped")
     os._exit(0)
@@ -548,10 +613,8 @@ def test_steps_that_were_recorded_before_the_program_ended_are_kept(
     marks = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert sum(name.startswith("ProfilerStep#") for name in marks) == 3
     summary = json.loads(Path("found", "performance_summary.json").read_text())
-    assert [r for r in summary["steps"]["exclusion_reason"] if r] == [
-        "profiler warm-up",
-        *["profiled"] * 3,
-    ]
+    # A timed step, before these, may be left out: Python collected garbage in it.
+    assert summary["steps"]["exclusion_reason"][-4:] == ["profiler warm-up", *["profiled"] * 3]
 
 
 @pytest.mark.usefixtures("warm_programs")

@@ -4,6 +4,7 @@ behind."""
 import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,9 @@ import torch
 from helpers import PROJECT, free_port, start, time_limit
 from programs import LOOP, MODEL, PLAIN, RANKS, SHAPES, TRAIN, TRAINERS
 
+from analysis.commands.proof import rows_of_answer
+from analysis.commands.run_ending import as_typed_again
+from analysis.prove.applied import APPLIED, effects_together
 from analysis.prove.audit import (
     DIFFERS,
     EXACT,
@@ -27,9 +31,11 @@ from analysis.prove.audit import (
     distances,
     trains,
 )
-from analysis.prove.proof import check_plain
-from analysis.prove.turns import gain, intervals
+from analysis.prove.proof import Asked, Prover, check_plain, gain_of
+from analysis.prove.text import proof_section
+from analysis.prove.turns import NO_VERDICT, Interval, gain, intervals
 from harness.base.errors import UserError
+from harness.model.changes import change_of
 from harness.program.hooks.trial import sketch
 from harness.program.trials import TrialResult, trials_of
 from tools.planted_changes import audits
@@ -51,8 +57,8 @@ def one_run(
     source: str, *changes: str, launcher=(sys.executable,), plan=(), audit=True
 ) -> TrialResult:
     Path("train.py").write_text(source)
-    with trials_of([*launcher, "train.py"], dict(os.environ), 100, keep=True) as trials:
-        return trials.run(changes, plan, audit)
+    with trials_of([*launcher, "train.py"], dict(os.environ), keep=True) as trials:
+        return trials.run(changes, plan, audit, 100)
 
 
 # ---- The judgement -------------------------------------------------------------------------------
@@ -64,8 +70,22 @@ def test_nothing_never_helps_in_thirty_contests():
     for _ in range(30):
         ratios = {name: np.exp(chance.normal(0, 0.05, 4)) for name in ("nothing", "one", "other")}
         found = intervals(ratios)
-        words += [gain(found[name], found["nothing"][1]) for name in ("one", "other")]
+        words += [gain(found[name], found["nothing"]) for name in ("one", "other")]
     assert "faster" not in words
+
+
+def test_a_gain_within_what_nothing_gains_is_none():
+    """Turns without a change were 4% faster than the others: a change that gains 4.5% shows no
+    more."""
+    found = intervals(
+        {
+            "nothing": [0.96, 0.961, 0.959, 0.96],
+            "one": [0.955, 0.956, 0.954, 0.955],
+            "other": [0.9, 0.901, 0.899, 0.9],
+        }
+    )
+    words = [gain(found[name], found["nothing"]) for name in ("one", "other")]
+    assert words == ["no difference", "faster"]
 
 
 def test_a_gain_beyond_the_noise_is_seen():
@@ -76,7 +96,7 @@ def test_a_gain_beyond_the_noise_is_seen():
             "other": [1.2, 1.21, 1.2, 1.19],
         }
     )
-    assert [gain(found[name], found["nothing"][1]) for name in found] == [
+    assert [gain(found[name], found["nothing"]) for name in found] == [
         "no difference",
         "faster",
         "slower",
@@ -84,6 +104,33 @@ def test_a_gain_beyond_the_noise_is_seen():
     low, ratio, high = found["one"]
     assert low < 0.805 < high
     assert ratio == pytest.approx(0.805, abs=1e-3)
+
+
+def test_turns_with_nothing_changed_that_vary_more_than_a_gain_refuse_a_verdict():
+    wild = Interval(0.22, 0.92, 3.8)
+    assert gain(Interval(0.6, 0.8, 0.95), wild) == NO_VERDICT
+    assert gain(Interval(1.1, 1.4, 1.8), wild) == NO_VERDICT
+    assert gain(Interval(0.1, 0.31, 1.2), wild) == NO_VERDICT
+    assert gain(Interval(0.95, 1.0, 1.05), Interval(0.97, 1.0, 1.03)) == "no difference"
+    assert gain(Interval(0.7, 0.8, 0.9), Interval(0.97, 1.0, 1.03)) == "faster"
+    told = gain_of(Interval(0.6, 0.8, 0.95), wild)
+    assert told.verdict == "passes"
+    assert told.smallest > 0.75  # of what it could have told
+
+
+def test_of_a_planted_gain_two_rounds_tell_and_one_does_not():
+    chance = np.random.default_rng(0)
+    words = {1: [], 2: []}
+    for rounds, said in words.items():
+        for _ in range(20):
+            ratios = {}
+            for name, middle in (("nothing", 1.0), ("gains", 0.7), ("same", 1.0)):
+                ratios[name] = middle * np.exp(chance.normal(0, 0.02, 2 * rounds))
+            found = intervals(ratios)
+            said.append([gain(found[name], found["nothing"]) for name in ("gains", "same")])
+    assert [said[0] for said in words[2]].count("faster") >= 18
+    assert "faster" not in [said[1] for said in words[2]]
+    assert "faster" not in [said[0] for said in words[1]]
 
 
 def of_a_run(first_loss: float, gradient: float, later_loss: float, move: float, **more) -> Apart:
@@ -121,6 +168,18 @@ def test_a_parameter_is_judged_by_itself():
     assert Apart(1e-7, 1e-6, right, right | {"head": 0.3}).beyond(ROUNDING, yardstick) == ["head"]
 
 
+def test_moves_are_measured_by_what_rounding_made_of_the_gradient():
+    """Convolutions in another format round further than a nudge, and Adam makes more of that; where
+    the gradient is the same, the optimizer is another."""
+    noise = Apart(1e-7, 1e-6, {"weight": 1e-7}, {"weight": 2e-5})
+    rounds = Apart(1e-7, 2e-5, {"weight": 2e-6}, {"weight": 4e-4})
+    assert rounds.beyond(ROUNDING, noise) == []
+    another = Apart(1e-7, 1e-6, {"weight": 0.0}, {"weight": 4e-4})
+    assert another.beyond(ROUNDING, noise) == ["weight"]
+    much = Apart(1e-7, 2e-5, {"weight": 2e-6}, {"weight": 4e-2})
+    assert much.beyond(ROUNDING, noise) == ["weight"]
+
+
 def test_a_lower_precision_is_judged_by_most_parameters():
     """Its noise is all there is of a gradient that should be zero, and Adam moves it as far as
     others."""
@@ -139,16 +198,16 @@ def test_a_lower_precision_is_judged_by_most_parameters():
 @pytest.mark.slow
 def test_a_contest_that_varies_more_than_others_hides_and_wins_nothing():
     chance, words = np.random.default_rng(0), []
-    for _ in range(100):
+    for _ in range(40):
         spreads = {"nothing": 0.01, "gains": 0.01, "same": 0.01, "other": 0.01, "wild": 0.2}
         ratios = {
             name: np.exp(chance.normal(-0.16 * (name == "gains"), of, 4))
             for name, of in spreads.items()
         }
         found = intervals(ratios)
-        words.append({name for name in found if gain(found[name], found["nothing"][1]) == "faster"})
-    assert sum("gains" in won for won in words) > 95
-    assert sum("wild" in won for won in words) < 4
+        words.append({name for name in found if gain(found[name], found["nothing"]) == "faster"})
+    assert sum("gains" in won for won in words) > 37
+    assert sum("wild" in won for won in words) < 3
 
 
 def test_a_sketch_tells_of_every_element():
@@ -169,22 +228,16 @@ def test_a_sketch_tells_of_every_element():
 def test_two_changes_of_the_same_module_hold_together(scratch):
     pair = ("bf16", "channels-last")
     source = (PROJECT / "examples" / "train_convnet.py").read_text()
-    both, *each = (one_run(source, *of).found for of in (pair, *([one] for one in pair)))
-    assert all(apart(both, one).any for one in each)
+    both, plain = (one_run(source, *of).found["signs"] for of in (pair, ()))
+    effect = effects_together([change_of(change)[0] for change in pair], both, plain)
+    assert effect.verdict == APPLIED, effect.text
 
 
 @pytest.mark.slow
 def test_planted_changes_are_told_from_right_ones():
     """A few of each: benchmarks/planted_changes.py has the others, and other programs."""
-    wrong = (
-        "another beta or momentum",
-        "gradients too large",
-        "half a gradient lost",
-        "evaluation mode",
-    )
-    said = audits(
-        "attention, AdamW", 1, (*wrong, "fused", "a sum, divided", "a graph of operators")
-    )
+    wrong = ("another beta or momentum", "half a gradient lost", "evaluation mode")
+    said = audits("attention, AdamW", 1, (*wrong, "fused", "a sum, divided"))
     assert {name for name, word in said.items() if word == DIFFERS} == {*wrong}
     assert {*said.values()} <= {DIFFERS, ROUNDING, "bit-equal"}
 
@@ -211,7 +264,9 @@ def test_changes_are_timed_and_the_files_of_the_program_are_kept(scratch):
     assert rows["checkpoint"]["audit"] == "bit-equal"
     assert rows["fused"]["audit"] in ("bit-equal", "rounding")
     for name in ("fused", "checkpoint"):
-        assert rows[name]["verdict"] in ("faster", "slower", "no difference")
+        # Passes: on a busy machine its times allow no verdict.
+        assert rows[name]["verdict"] in ("faster", "slower", "no difference", "passes")
+        assert rows[name]["ratio"] > 0
         assert rows[name]["where"].startswith("train.py:")
     assert rows["fused"]["line"] == "torch.optim.AdamW(..., fused=True)"
     assert (rows["sdpa"]["verdict"], rows["sdpa"]["ratio"]) == ("does not apply", None)
@@ -221,8 +276,8 @@ def test_changes_are_timed_and_the_files_of_the_program_are_kept(scratch):
     assert "The lines of code" in Path("found", "proof.md").read_text()
 
 
-# Half of a gradient is lost where the network is compiled, as in examples/train_convnet.py, whose
-# network takes the compiler longer.
+# A gradient is lost where the network is compiled, in a graph for which the compiler generates no
+# code: examples/train_convnet.py, where half of one is lost, takes it longer.
 FAULTY = """
 import torch
 import torch.nn.functional as F
@@ -232,12 +287,13 @@ from torch import nn
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv, self.classes = nn.Conv2d(1, 4, 3), nn.Linear(4 * 6 * 6, 10)
+        self.conv = nn.Conv2d(1, 4, 3, bias=False)
+        self.classes = nn.Linear(4 * 6 * 6, 10, bias=False)
 
     def forward(self, images):
         x = self.conv(images).flatten(1)
         if torch.compiler.is_compiling():
-            x = 0.5 * x + 0.5 * x.detach()
+            x = x.detach()
         return self.classes(x)
 
 
@@ -264,8 +320,9 @@ def test_a_fault_of_a_compiled_network_is_found(scratch):
     assert "conv.weight" in rows["compile"]["departs"]
     assert "Differs: compile" in ended.stdout
     minifier = "TORCHDYNAMO_REPRO_AFTER=aot TORCHDYNAMO_REPRO_LEVEL=4"
-    printed = " ".join(ended.stdout.split())  # lines are wrapped where the path is long
-    assert minifier in printed and "train.py" in printed
+    (line,) = (line for line in ended.stdout.splitlines() if line.startswith(minifier))
+    python, program = shlex.split(line)[2:]
+    assert (os.path.isfile(python), program) == (True, "train.py")
     assert minifier in Path("found", "proof.md").read_text()
 
 
@@ -274,7 +331,7 @@ def test_what_a_program_recomputes_is_stored_in_turn(scratch):
     ended = tool("--rounds", "4", "--try", "no-checkpoint", "--keep-files", "--", "train.py")
     assert ended.returncode == 2
     Path("train.py").write_text(SHAPES["checkpointing"].replace("else 14", "else 220"))
-    ended = tool("--rounds", "4", "--try", "no-checkpoint", "--", "train.py")
+    ended = tool("--quick", "--try", "no-checkpoint", "--", "train.py")
     assert ended.returncode == 0, ended.stderr
     (row,) = proof()["rows"]
     assert row["audit"] == "bit-equal"
@@ -293,24 +350,94 @@ def test_the_line_is_that_of_the_trainer(scratch, package):
     assert [note["change"] for note in trial.found["notes"]] == ["fused"]
 
 
+INSIDE = f"""
+{MODEL}
+model = Net().bfloat16()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+@torch.compile(backend="eager")
+def loss_of(x, y):
+    return F.cross_entropy(model(x).float(), y)
+
+
+for x, y in batches(8):
+    loss_of(x.bfloat16(), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_a_model_in_bf16_that_a_compiled_function_calls_is_moved(scratch):
+    plain, moved = one_run(INSIDE), one_run(INSIDE, "nudge=6e-8:1")
+    assert not plain.error and not moved.error
+    assert apart(moved.found, plain.found).any
+
+
 @pytest.mark.slow
 def test_ranks_are_audited(scratch):
     shape = next(name for name in RANKS if "DDP" in name)
     trial = one_run(RANKS[shape], "bf16", launcher=[*TORCHRUN, str(free_port())])
     assert (trial.error, trial.found["rank"], trial.found["world_size"]) == ("", 0, 2)
-    assert trial.found["gradients"]
+    names = {"module.head.bias", "module.head.bias of rank 1"}
+    assert names <= {*trial.found["gradients"]}
 
 
 @pytest.mark.slow
 def test_without_an_overlay_the_folder_is_copied(scratch, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     Path("train.py").write_text("open('new.txt', 'w').write('x')\n" + PLAIN)
-    with trials_of([sys.executable, "train.py"], dict(os.environ), 100, keep=False) as trials:
+    with trials_of([sys.executable, "train.py"], dict(os.environ), keep=False) as trials:
         assert not trials.run(audit=True).error
     assert os.listdir() == ["train.py"]
     monkeypatch.setattr("harness.program.trials.MOST_TO_COPY", 10)
-    with pytest.raises(UserError, match="too much to copy"), trials_of([], {}, 1, keep=False):
+    with pytest.raises(UserError, match="too much to copy"), trials_of([], {}, keep=False):
         pass
+
+
+# ---- What is told, and when it ends -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [("--rounds", "5"), ("--audit-only",)])
+def test_quick_is_two_rounds_after_an_audit(scratch, flags):
+    Path("train.py").write_text(PLAIN)
+    ended = tool("--quick", *flags, "--", "train.py")
+    assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) == 1
+    assert "--quick" in ended.stderr and flags[0] in ended.stderr
+    assert os.listdir() == ["train.py"]
+
+
+def test_quick_leaves_out_what_helps_together_and_says_so():
+    from test_applied import LastingTrials  # which needs this module
+
+    trials = LastingTrials({})
+    proof = Prover(trials, [], Asked(["bf16", "fused"], 2, quick=True)).prove()
+    assert [row.verdict for row in proof.rows] == ["faster", "faster"]
+    assert "bf16fused" not in trials.limits
+    assert proof.together is None
+    assert proof.reason_of("together").startswith("--quick leaves out what helps together")
+    assert rows_of_answer(proof)["Together"].startswith("not tried: --quick leaves out")
+    assert "Together" in proof_section(proof).facts
+
+
+def test_a_printed_command_runs_where_it_is_pasted(scratch, monkeypatch):
+    """In a folder of its own, with a program whose path has a space, by a shell that finds another
+    Python first."""
+    Path("my programs").mkdir()
+    Path("my programs", "train.py").write_text(PLAIN)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    program = shlex.quote("my programs/train.py")
+    for flags, code, said in (
+        (["--try", "fuse"], 2, "fuse: there is no such change; there is fused"),
+        (["--quick", "--audit-only"], 2, "--quick is an audit and two rounds"),
+    ):
+        line = as_typed_again("prove_changes.py", flags, program)
+        assert "\n" not in line
+        ended = subprocess.run(line, shell=True, capture_output=True, text=True)
+        assert ended.returncode == code
+        assert said in ended.stderr
 
 
 # ---- What cannot be proven -----------------------------------------------------------------------
@@ -377,7 +504,8 @@ def test_a_program_that_refuses_to_run_twice(scratch):
     assert ended.returncode == 1
     assert "it runs once, but not twice: exit code 1: FileExistsError" in ended.stderr
     os.rmdir("run")
-    assert tool("--audit-only", "--try", "fused", "--", "train.py").returncode == 0
+    with trials_of([sys.executable, "train.py"], dict(os.environ), keep=False) as trials:
+        assert not any(trials.run(audit=True).error for _ in range(2))
 
 
 @pytest.mark.slow
@@ -394,7 +522,7 @@ def test_a_program_that_does_not_repeat_itself(scratch):
 @pytest.mark.slow
 def test_audits_are_kept_where_there_are_no_times(scratch):
     Path("train.py").write_text(PLAIN)  # of 14 steps
-    ended = tool("--try", "fused", "--", "train.py")
+    ended = tool("--quick", "--try", "fused", "--", "train.py")
     assert ended.returncode == 1
     assert "a round takes" in proof()["not_timed"]
     assert [row["verdict"] for row in proof()["rows"]] == ["passes"]
@@ -405,7 +533,7 @@ def test_a_folder_that_holds_temporary_files(scratch, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", os.getcwd())
     with (
         pytest.raises(UserError, match="run it from a folder of its own"),
-        trials_of([], {}, 1, keep=False),
+        trials_of([], {}, keep=False),
     ):
         pass
 
@@ -423,10 +551,33 @@ def test_a_signal_ends_all(scratch, tmp_path_factory):
         "--",
         "train.py",
     ]
-    process = start(*command, env={"WARM_PYTHON": "no"})
+    process = start(*command)
     with time_limit(process):
         while process.poll() is None and not begun.exists():
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
+
+
+ZERO = """
+import torch
+import torch.distributed as dist
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+dist.init_process_group("gloo", store=dist.FileStore("store", 1), rank=0, world_size=1)
+model = torch.nn.Linear(8, 4)
+optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+for step in range(20):
+    model(torch.randn(16, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_the_optimizer_within_that_of_zero_is_fused(scratch):
+    trial = one_run(ZERO, "fused")
+    assert not trial.error
+    assert trial.found["signs"]["fused optimizer"] > 0
+    assert {note["name"] for note in trial.found["notes"]} == {"AdamW"}

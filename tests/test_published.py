@@ -2,7 +2,7 @@
 faster than it."""
 
 import configparser
-import functools
+from typing import NamedTuple
 
 import pytest
 from helpers import PROJECT
@@ -19,9 +19,13 @@ PUBLISHED = configparser.ConfigParser(interpolation=None)
 PUBLISHED.read(PROJECT / "benchmarks" / "published.ini", encoding="utf-8")
 
 
-@functools.cache
-def least_ms(device_name: str, flags: str) -> float:
-    """The bound of a dry run with these flags, without what it searches for."""
+class Bounds(NamedTuple):
+    longest_ms: float  # by arithmetic, memory traffic or network
+    compute_ms: float
+
+
+def bounds_of(device_name: str, flags: str) -> Bounds:
+    """Of a dry run with these flags, without what it searches for."""
     workload, _ = tiny_llama.resolve(
         tiny_llama.build_parser().parse_args([*flags.split(), "--dry-run"])
     )
@@ -36,35 +40,36 @@ def least_ms(device_name: str, flags: str) -> float:
         for row in (row for row in collectives if row["kind"] == "all_gather"):
             row["bytes"] *= workload.micro_steps
         known.append(communication(collectives, ranks, bounds.longest_ms(), network).network_ms)
-    return max(known)
+    return Bounds(max(known), bounds.compute_ms)
 
 
-# One of each source and device: all of them take minutes, which benchmarks/published_steps.py
-# takes.
-FIRST = {
-    (PUBLISHED[name]["source"].split()[0], PUBLISHED[name]["device"]): name
-    for name in PUBLISHED.sections()[::-1]
-}
-
-
-# But for two whose predictions take as long as those of all others; benchmarks/published_steps.py
-# has their bounds.
-NOT_TOO_LONG = [name for name in FIRST.values() if "32768" not in name and "8B, 8 x" not in name]
+TABLE = read_document(PROJECT / "benchmarks" / "results" / "published_steps.json")["rows"]
+# Small models on devices of each kind, shared in each way; all rows take minutes, which
+# benchmarks/published_steps.py takes.
+SMALL = (
+    "BERT layer of 1024, 2 x 128, MI250X GCD",
+    "GPT 6 layers of 384, batch 32, MI350X",
+    "GPT-2 760M, 1 x MI300X, eager, batch 4",
+    "16 layers of 1024, 2 x MI300A, fp32",
+    "Tiny LLaMA 8 x 512, MI325X, fp32 eager",
+    "GPT-2 124M, 8 x A100",
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NOT_TOO_LONG)
+@pytest.mark.parametrize("name", SMALL)
 def test_no_published_step_is_faster_than_its_bound(name):
-    row = PUBLISHED[name]
-    least = least_ms(
-        row["device"], row["flags"].replace(" --compile", "")
-    )  # compiled steps have the same bound
-    assert 0 < least <= row.getfloat("ms") < 20 * least
+    published = PUBLISHED[name]
+    # Compiled steps have the same bound.
+    bounds = bounds_of(published["device"], published["flags"].replace(" --compile", ""))
+    assert 0 < bounds.longest_ms <= published.getfloat("ms") < 20 * bounds.longest_ms
+    (row,) = (row for row in TABLE if row["name"] == name)
+    assert bounds.compute_ms == pytest.approx(row["bound_ms"], rel=0.01)
 
 
 def test_no_row_of_the_table_is_faster_than_its_bound():
-    rows = read_document(PROJECT / "benchmarks" / "results" / "published_steps.json")["rows"]
-    assert {row["name"] for row in rows} <= {*PUBLISHED.sections()}
-    assert len(rows) > 25 and all(1 < row["over_bound"] < 20 for row in rows)
-    for row in rows:
+    assert {row["name"] for row in TABLE} <= {*PUBLISHED.sections()}
+    # The slowest are convolutions in bf16 of MIOpen.
+    assert len(TABLE) > 25 and all(1 < row["over_bound"] < 25 for row in TABLE)
+    for row in TABLE:
         assert row["ms"] == PUBLISHED[row["name"]].getfloat("ms")

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from test_figures_stay import GOLDEN
-
-from analysis.answers import analyze_all
+from traces import analyze_documents
 
 ON_GPU = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "mtia_ccp_events"}
 
@@ -45,7 +44,7 @@ def recomputed(path: Path) -> dict:
 @pytest.mark.parametrize("name", ["cpu", "gpu"])
 def test_figures_are_those_of_the_raw_events(name):
     path = GOLDEN / f"{name}.pt.trace.json.gz"
-    [(_, analysis)], _ = analyze_all([path])
+    [(_, analysis)], _ = analyze_documents([path])
     found = {
         "gpu_events": analysis["integrity"]["gpu_events"],
         "busy_ms": analysis["gpu_timeline"]["busy_ms"] or 0.0,

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.profiler import profile, record_function
 from traces import H100, NANOGPT, TORCH_1_8, event, real, shaped, step, trace_of
 
-from analysis.attribution.ledger import events_of_steps
+from analysis.attribution.ledger.of_steps import events_of_steps
 from analysis.attribution.regions import (
     ATTENTION,
     FUSED,

@@ -5,6 +5,7 @@ import html.parser
 import json
 import os
 import time
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from helpers import SMALL_MODEL, assert_answer
 from traces import H100, HOSTILE, MI300X, SMALL, event, on_gpu, real_path, step, write_trace
 
 from analysis.commands.analyze_traces import analyze_existing
-from analysis.report.html import write_report
+from analysis.report.html import packed_plotly, plotly, write_report
 from harness.base.errors import UserError
 from harness.base.text import tensorboard_command
 from harness.base.units import MB
@@ -263,3 +264,9 @@ def test_ten_thousand_kernels_in_a_report(tmp_path):
     assert time.process_time() - started < 60
     assert (tmp_path / "out" / "report.html").stat().st_size < 3 * 2**20
     assert "9,800 more" in page(tmp_path / "out").text
+
+
+def test_the_script_that_draws_is_packed_once():
+    """It takes a third of a second, and each page of a process has the same."""
+    assert gzip.decompress(b64decode(packed_plotly())) == plotly().read_bytes()
+    assert packed_plotly() is packed_plotly()

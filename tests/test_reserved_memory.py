@@ -5,12 +5,13 @@ import random
 
 import pytest
 import torch
+from traces import answers_in
 
 import tiny_llama_v1 as tiny_llama
 from analysis.memory.allocator import CachingAllocator, reserved_bytes
 from analysis.memory.predicted import predicted_memory
 from analysis.prediction.capacity import capacity_elsewhere
-from analysis.prediction.document import memory_prediction
+from analysis.prediction.document import Prediction, memory_prediction
 from analysis.prediction.text import fit_facts, how_to_fit
 from harness.base.units import MB
 from harness.instruments.memory_timeline import Allocation, Phase, StepMemory
@@ -151,10 +152,10 @@ def test_what_fits_is_judged_by_what_is_reserved(short_mb):
     assert document["fits"] is (short_mb < 0)
     assert document["margin_mb"] == pytest.approx(-short_mb)
     assert (document["max_batch_size"] >= 4) is (short_mb < 0)
-    line = fit_facts(document)["Fits"]
+    line = fit_facts(answers_in(document, Prediction))["Fits"]
     assert f"{reserved:,.1f} MB of {reserved - short_mb:,.1f} MB reserved, 1 MB" in line
     if short_mb > 0 and document["reserved_memory_expandable_mb"] < reserved - 1:
-        assert "expandable_segments:True" in how_to_fit(document)
+        assert "expandable_segments:True" in how_to_fit(answers_in(document, Prediction))
 
 
 @pytest.mark.slow

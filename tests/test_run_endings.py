@@ -22,6 +22,7 @@ from harness.base.errors import (
     Interrupted,
     deferred_signals,
     ending_despite_signals,
+    raise_if_signaled,
     signals_as_errors,
 )
 from harness.run.run_report import RunReport
@@ -185,7 +186,7 @@ def test_a_signal_that_a_finalizer_swallows_still_stops_the_run(train, tmp_path,
 def test_a_signal_during_the_reports_leaves_the_summary(train, tmp_path, monkeypatch):
     from analysis import answers
 
-    monkeypatch.setattr(answers, "answers", lambda *args: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(answers, "ask", lambda *args: os.kill(os.getpid(), signal.SIGTERM))
     code, out, _ = train("--enable-pytorch-profiler", "--output-dir", "run")
     assert code == 143
     assert "Performance Summary:" in out
@@ -340,6 +341,26 @@ def test_a_signal_while_a_failed_run_ends_changes_nothing():
             send(signal.SIGTERM)
             done.append("deferred")
     assert done == ["summary", "files", "after", "deferred"]
+
+
+def test_a_signal_of_torchrun_does_not_replace_the_error_that_is_handled(monkeypatch):
+    """It may arrive before the block that writes what is known begins."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job")
+    with signals_as_errors():
+        try:
+            raise RuntimeError("a rank is gone")
+        except RuntimeError:
+            send(signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            raise_if_signaled()
+
+
+def test_a_sweep_that_handles_the_error_of_a_row_is_ended_by_a_signal():
+    with signals_as_errors(), pytest.raises(Interrupted):
+        try:
+            raise RuntimeError("a row that does not fit")
+        except RuntimeError:
+            send(signal.SIGTERM)
 
 
 def test_a_second_ctrl_c_ends_what_a_failed_run_still_does(capfd):

@@ -10,9 +10,10 @@ import pytest
 from helpers import ENVIRONMENT, PROJECT, finish, read_until, start
 
 import run_exercise
+from harness.base.documents import SCHEMA_VERSION
 from harness.base.errors import UserError
 from harness.base.tables import COLUMNS
-from workshop.exercise.page import Exercise, exercises, shell_blocks
+from workshop.exercise.page import Block, Exercise, exercises, shell_blocks
 from workshop.exercise.results import Answer
 from workshop.worksheets.runner import what_is_left
 
@@ -93,9 +94,9 @@ def test_what_is_left_after_an_exercise():
 
     known, unknown = Answer(1.0, "a.json: x"), Answer(None, "no kernels without a GPU")
     ran, long_one = command(3, "one"), command(9, "two" + " --flag" * 40, "needs a GPU")
-    everything = "Nothing is left: every command was run, and every field has a value."
+    everything = "Every command was run, and the results answer every field."
     assert what_is_left({"1.1": known}, [ran]) == [everything]
-    assert what_is_left({"1.1": known}, None) == ["Nothing is left: every field has a value."]
+    assert what_is_left({"1.1": known}, None) == ["The results answer every field."]
     title, line, *fields = what_is_left({"1.1": known, "1.2": unknown}, [ran, long_one])
     assert (title, len(line) <= COLUMNS) == ("Commands not run: 1", True)
     assert line.startswith("  line 9, two --flag") and line.endswith(" ...: needs a GPU")
@@ -111,22 +112,32 @@ def test_what_commands_took_is_in_the_text(monkeypatch):
         "commands": [{"command": "a", "seconds": 65.2}, {"command": "b", "seconds": 2}]
     }
     monkeypatch.setattr("workshop.exercise.results.stored_answers", lambda number: document)
-    told = numbers.commands_take(1)
-    assert re.match(
-        r"The commands take 1 min 7 s on .+; the longest is `a` with 1 min 5 s\. Of an earlier",
-        told,
-    )
-    blocks = [block for block in shell_blocks(exercises()[1].text) if not block.mark]
-    assert told.endswith(f": {len(blocks)} of its {len(blocks)} commands were not timed.")
+    earlier = numbers.commands_take(1)  # neither is on the page
+    assert re.match(r"In an earlier version of this page, the commands took 1 min 7 s on ", earlier)
+    blocks = [block for block in shell_blocks(exercises()[1].core.text) if not block.mark]
     document["commands"] = [{"command": block.title, "seconds": 1} for block in blocks]
-    assert numbers.commands_take(1).endswith(" with 1 s.")
+    assert numbers.commands_take(1).endswith(", 1 s.")
+    assert numbers.in_turn(20, 1).endswith(f"| 1 | {len(blocks)} | {len(blocks) / 3:.0f} |")
     monkeypatch.setattr("workshop.exercise.results.stored_answers", lambda number: {})
     monkeypatch.setattr(numbers, "stored_answers", lambda number: {})
     assert numbers.measured(1).startswith("Not recorded yet")
     assert numbers.commands_take(1) == "How long the commands take has not been recorded yet."
+    assert numbers.in_turn(20, 1).endswith("| 1 | not recorded | not recorded |")
+
+
+def test_a_block_is_named_by_its_first_command_that_measures():
+    from tools.texts.numbers import first_of_ours
+
+    measuring = "mkdir -p a && echo b > a/b\n./launch.sh tiny --num-steps 5\n./launch.sh small"
+    assert first_of_ours(Block(1, measuring, None)) == "./launch.sh"
+    study = "export A=b\npython3 run_study.py timing \\\n    --verbose"
+    assert first_of_ours(Block(1, study, None)) == "python3 run_study.py timing"
+    assert first_of_ours(Block(1, "mkdir a", None)) == "mkdir a"
 
 
 # ---- Predictions and hints -----------------------------------------------------------------------
+
+DOCUMENT = json.dumps({"schema_version": SCHEMA_VERSION, "n": 4, "environment": ENVIRONMENT})
 
 
 def test_a_prediction_is_asked_for_before_its_measurement(tmp_path, monkeypatch, capsys):
@@ -137,8 +148,7 @@ def test_a_prediction_is_asked_for_before_its_measurement(tmp_path, monkeypatch,
     page.write_text(
         "# Exercise 1: a page\n\n**Question.** What?\n\n"
         "```bash\nmkdir folder\n```\n\n**Predict.** How many\nare there?\n\n"
-        """```bash\necho '{"schema_version": 3, "n": 4, "environment": ENV}'"""
-        """ > folder/a.json\n```\n\n""".replace("ENV", json.dumps(ENVIRONMENT))
+        f"```bash\necho '{DOCUMENT}' > folder/a.json\n```\n\n"
         + "## Worksheet\n\n| # | measured for you | unit | where |\n| --- | --- | --- | --- |\n|"
         " 1.1 | all | rows | `folder/a.json: n` |\n\n| # | quantity | unit | your value | where"
         " |\n| --- | --- | --- | --- | --- |\n| 1.2 | half | rows | ____ | 1.1 <!-- #1.1 / 2 -->"
@@ -153,7 +163,7 @@ def test_a_prediction_is_asked_for_before_its_measurement(tmp_path, monkeypatch,
     monkeypatch.setattr(
         "builtins.input", lambda prompt: asked.append([one.exists() for one in state]) or "about 5"
     )
-    folder = runner.run_one(exercise, tmp_path / "run", long=False, stop=True)
+    folder = runner.run_one(exercise, tmp_path / "run", long=False, extra=False, stop=True)
     assert asked == [[True, False]] and state[1].exists()
     assert "Predict (exercise_1_page.md:9): How many are there?" in capsys.readouterr().out
     own = (folder / "worksheet_1.md").read_text()
@@ -164,13 +174,47 @@ def test_a_prediction_is_asked_for_before_its_measurement(tmp_path, monkeypatch,
         "twice" not in own and "| 1.3 | twice | rows | 8 |" in (folder / "answers_1.md").read_text()
     )
     (folder / "worksheet_1.md").write_text("mine")
-    runner.fill_from(exercise, folder)
+    runner.fill_from(exercise, folder, extra=False)
     assert (folder / "worksheet_1.md").read_text() == "mine"
     runner.show_hints(exercise, folder)
     assert "| 1.3 | twice | rows | 8 |" in capsys.readouterr().out
     asked.clear()
-    runner.run_one(exercise, tmp_path / "again", long=False, stop=False)
+    runner.run_one(exercise, tmp_path / "again", long=False, extra=False, stop=False)
     assert not asked
+
+
+def test_the_extra_runs_after_the_core_or_with_it(tmp_path, monkeypatch, capsys):
+    """In the core's folder it runs alone, and what was predicted there stays; in a new one, both
+    run."""
+    from workshop.worksheets import runner
+
+    page = tmp_path / "exercise_1_page.md"
+    commands = f"mkdir -p NAME; echo '{DOCUMENT}' > NAME/a.json; echo NAME >> order"
+    block = f"```bash\n{commands}\n```\n\n"
+    row = "| 1.{} | all | rows | ____ | here <!-- {}/a.json: n --> |\n\n"
+    text = "# Exercise 1: a page\n\n**Question.** What?\n\n**Predict.** [How many](there)?\n\n"
+    text += block.replace("NAME", "core")
+    text += "## Worksheet\n\n" + row.format(1, "core") + "## Questions\n\n1. Why?\n\n## Extra\n\n"
+    text += block.replace("NAME", "extra") + "### Extra worksheet\n\n" + row.format(2, "extra")
+    page.write_text(text + "### Extra questions\n\n2. Why?\n")
+    exercise = Exercise(1, page)
+    monkeypatch.setattr(Exercise, "name", page.name)
+    monkeypatch.setattr("builtins.input", lambda prompt: "about 5")
+    place = tmp_path / "my run"
+    folder = runner.run_one(exercise, place, long=False, extra=False, stop=True)
+    assert (folder / "order").read_text() == "core\n"
+    assert f"--extra --output-dir '{place}'    #" in capsys.readouterr().out
+    runner.run_one(exercise, place, long=False, extra=True)
+    assert (folder / "order").read_text() == "core\nextra\n"
+    assert "- How many?\n  - about 5\n" in (folder / "answers_1.md").read_text()
+    assert f"--check '{place}/worksheet_1_extra.md'\n" in capsys.readouterr().out
+    times = json.loads((folder / "answers_1.json").read_text())["commands"]
+    assert len(times) == 2 and all(row["seconds"] is not None for row in times)
+    both = runner.run_one(exercise, tmp_path / "both", long=False, extra=True)
+    assert (both / "order").read_text() == "core\nextra\n"
+    next_steps = capsys.readouterr().out.partition("Next: ")[2]
+    assert f"--check {both}/worksheet_1.md\n" in next_steps
+    assert f"--check {both}/worksheet_1_extra.md\n" in next_steps
 
 
 def test_hints_of_a_page_that_hides_nothing(command):

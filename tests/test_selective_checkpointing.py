@@ -20,7 +20,7 @@ CHOICES = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "flags", ["", "--attention sdpa --fused-projections", "--attention sdpa --precision bf16-true"]
+    "flags", ["", "--attention sdpa --fused-projections --precision bf16-true"]
 )
 def test_each_choice_trains_alike_and_recomputes_what_the_formula_says(flags):
     """Losses to the digit; FLOPs as counted; memory between that of all blocks and that of none."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 from test_profile_program import profiled  # noqa: F401 - a fixture
 
+from harness.program.hooks.observing.step_disturbance import StepDisturbance
 from harness.program.hooks.watch import Watch
 
 PRETENDED = os.path.join(os.path.dirname(__file__), "pretend_gpu")
@@ -60,7 +61,7 @@ class Device:
 @pytest.fixture
 def timed(monkeypatch, tmp_path):
     """The timed steps of a program: timed(host_s, device_s of each step in turn, **how)."""
-    monkeypatch.setattr(Watch, "measure_disturbance", lambda self: None)
+    monkeypatch.setattr(StepDisturbance, "restart", lambda self: None)
     monkeypatch.setattr(Watch, "record", lambda self: setattr(self, "left", -1))
 
     def times(host_s: float, device_s: list[float], events_see: bool = True) -> list[float]:

@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from traces import SMALL, event, on_gpu, real_path, step, write_trace
+from traces import SMALL, analyze_documents, answers_in, event, on_gpu, real_path, step, write_trace
 
-from analysis.answers import analyze_all
 from analysis.diagnosis.sections import profile_lines
-from analysis.diagnosis.stragglers import straggler_text
+from analysis.diagnosis.stragglers import Ranks, straggler_text
 from analysis.trace.readers.formats import find_traces
 
 
@@ -32,7 +31,7 @@ def write_ranks(folder, clocks, late_rank, ranks=(0, 1, 2)):
 @pytest.mark.slow_cases
 @pytest.mark.parametrize("late_rank", [2, 0, None])
 def test_the_straggler_is_the_last_to_arrive_whatever_the_clocks_say(tmp_path, late_rank):
-    analyses, _ = analyze_all(write_ranks(tmp_path, (1e6, 5e9, 3e3), late_rank))
+    analyses, _ = analyze_documents(write_ranks(tmp_path, (1e6, 5e9, 3e3), late_rank))
     ranks = analyses[0][1]["ranks"]
     assert ranks["straggler"] == late_rank
     assert ranks["collectives_compared"] == 4
@@ -41,7 +40,7 @@ def test_the_straggler_is_the_last_to_arrive_whatever_the_clocks_say(tmp_path, l
     for row in ranks["rows"]:
         expected = 0 if late_rank is None or row["rank"] != late_rank else 100
         assert row["mean_lateness_us"] == pytest.approx(expected, abs=1e-2)
-    assert any("straggler" in line for line in profile_lines(analyses[0][1]))
+    assert any("straggler" in line for line in profile_lines(answers_in(analyses[0][1])))
     assert analyses[0][1]["integrity"]["ranks_missing"] == []
 
 
@@ -66,12 +65,16 @@ def test_only_steps_that_all_ranks_recorded_are_compared(tmp_path):
     found = ranks_of(tmp_path)
     assert found["ranks"]["collectives_compared"] == 2
     assert [row["caused_waiting_ms"] for row in found["ranks"]["rows"]] == [0, 0]
-    assert "only 2 steps compared, which all ranks recorded" in straggler_text(found["ranks"])
+    assert "only 2 steps compared, which all ranks recorded" in straggler_text(
+        answers_in(found["ranks"], Ranks)
+    )
 
 
 def test_ranks_whose_steps_have_no_numbers_are_compared(tmp_path):
     write_steps(tmp_path, [(1, 2, 3, 4), (1, 2, 3, 4)])
-    [(_, analysis), _], _ = analyze_all(find_traces(tmp_path), reading={"steps_from": "aten::mm"})
+    [(_, analysis), _], _ = analyze_documents(
+        find_traces(tmp_path), reading={"steps_from": "aten::mm"}
+    )
     assert analysis["ranks"]["collectives_compared"] == 3
 
 
@@ -83,7 +86,7 @@ def test_ranks_without_a_common_step_are_not_compared(tmp_path):
 
 
 def ranks_of(folder):
-    [(_, analysis), *_], _ = analyze_all(find_traces(folder))
+    [(_, analysis), *_], _ = analyze_documents(find_traces(folder))
     return analysis
 
 
@@ -96,7 +99,6 @@ def write_collectives(folder, begins, ends, **metadata):
         write_trace(folder / f"t_rank{rank}.json", *events, **metadata)
 
 
-@pytest.mark.slow
 def test_the_straggler_is_the_rank_that_others_wait_for(tmp_path):
     """Rank 1 is last in 2 of 6 collectives, but by far; rank 0 is last in the others, by
     microseconds."""
@@ -155,9 +157,9 @@ def test_ranks_of_one_host_that_leave_apart_waited_for_cores(tmp_path):
     assert ranks["excess_waiting_ms"] == pytest.approx(6 * 2)
     assert analysis["communication"]["waiting_ms"] is not None
     assert "last in 6 of 6 that ranks reach apart, of 6 collectives in 1 step; " in straggler_text(
-        ranks
+        answers_in(ranks, Ranks)
     )
-    assert straggler_text(ranks).endswith(f"; {ranks['caution']}")
+    assert straggler_text(answers_in(ranks, Ranks)).endswith(f"; {ranks['caution']}")
     write_gloo(tmp_path, begins, ends, "xy")
     assert (
         "the clocks do not meet, or ranks waited" in ranks_of(tmp_path)["ranks"]["straggler_reason"]
@@ -233,7 +235,7 @@ def test_ranks_of_one_run_are_printed_once(tmp_path, profiler):
 
 
 def test_missing_ranks_are_named(tmp_path):
-    analyses, _ = analyze_all(write_ranks(tmp_path, (0, 0, 0), None, ranks=(0, 2)))
+    analyses, _ = analyze_documents(write_ranks(tmp_path, (0, 0, 0), None, ranks=(0, 2)))
     assert analyses[1][1]["integrity"]["ranks_missing"] == [1]
     assert any("no traces of 1 of 3 ranks" in note for note in analyses[0][1]["integrity"]["notes"])
 
@@ -241,7 +243,7 @@ def test_missing_ranks_are_named(tmp_path):
 def test_traces_of_different_runs_are_not_compared(tmp_path):
     (tmp_path / "a_trace.json").write_text(json.dumps({"traceEvents": SMALL}))
     (tmp_path / "b_trace.json").write_text(json.dumps({"traceEvents": SMALL}))
-    analyses, _ = analyze_all(find_traces(tmp_path))
+    analyses, _ = analyze_documents(find_traces(tmp_path))
     assert all("ranks" not in analysis for _, analysis in analyses)
     why = (
         "the 2 traces are not compared: some tell no rank, by distributedInfo or by the name of the"

@@ -17,9 +17,21 @@ import numpy as np
 import pytest
 from helpers import PROJECT
 from test_databases import nsys, written
-from traces import HOSTILE, SMALL, event, on_gpu, shaped, step, trace_of, write_trace
+from traces import (
+    H100_PROPERTIES,
+    HOSTILE,
+    SMALL,
+    analysis_of,
+    analyze_documents,
+    event,
+    on_gpu,
+    shaped,
+    step,
+    trace_of,
+    write_trace,
+)
 
-from analysis.answers import analyze_all, answers
+from analysis.answers import answers
 from analysis.limits.timeline import timeline_of
 from analysis.report import step_zoom
 from analysis.report import tab as tab_module
@@ -210,9 +222,40 @@ def test_a_file_of_several_ranks_offers_them_all_and_a_recording_is_one_trace(tm
     page = tab.page(".")
     assert (page["trace"], page["traces"], page["ranks_to_read"]) == ("a.sqlite", ["a.sqlite"], 2)
     assert tab.page(".", ranks="1")["not_read"] == []
-    for i, (path, analysis) in enumerate(analyze_all([tmp_path / "a.sqlite"])[0]):
+    for i, (path, analysis) in enumerate(analyze_documents([tmp_path / "a.sqlite"])[0]):
         write_json(tmp_path / f"operator_analysis{'_1' * i}.json", analysis | {"trace": path.name})
-    assert tab.analysis(tmp_path, "", []).document["integrity"]["rank"] == 0
+    assert tab.analysis(tmp_path, "", []).own.integrity.rank == 0
+
+
+def test_a_stored_analysis_names_device_and_rank(tmp_path):
+    about = {"distributedInfo": {"rank": 1, "world_size": 2}, **H100_PROPERTIES}
+    trace = write_trace(tmp_path / "trace_rank1.json", *SMALL, **about)
+    (tmp_path / "run").mkdir()
+    write_json(tmp_path / "run" / "operator_analysis.json", analysis_of(read_trace(trace)))
+    page = Tab(tmp_path).page("run")["html"]
+    assert "on NVIDIA H100 80GB HBM3, rank 1 of 2, from trace_rank1.json" in page
+
+
+def test_a_stored_analysis_of_the_version_before_is_shown(tmp_path):
+    document = analysis_of(trace_of(tmp_path, *SMALL))
+    for name in ("device", "device_reason", "lines", "lines_reason"):
+        document.pop(name, None)
+    headline = document["headline"]
+    headline["place"] = {
+        "trace": "trace.json",
+        "began_ms": 1.5,
+        "duration_ms": 0.25,
+        "thread": "process 0, stream 7",
+        "event": "gemm",
+    }
+    for name in ("place_reason", "in_perfetto", "in_perfetto_reason"):
+        headline.pop(name, None)
+    (tmp_path / "run").mkdir()
+    text = json.dumps({"schema_version": 3, **document})
+    (tmp_path / "run" / "operator_analysis.json").write_text(text)
+    page = Tab(tmp_path).page("run")
+    assert page["not_read"] == []
+    assert "trace.json: 1.500 ms, process 0, stream 7, for 0.250 ms: gemm" in page["html"]
 
 
 @pytest.mark.slow
@@ -353,7 +396,7 @@ def test_a_finding_tells_where_perfetto_shows_it_as_the_timeline_does(name):
     links = timeline_of(read_trace(PROJECT / "tests/golden" / name))
     document = answers(links).as_json()
     places = [row["place"] for row in document["opportunities"] if row["place"]]
-    assert document["headline"]["place"] in places and len(places) > 2
+    assert document["headline"]["in_perfetto"] in places and len(places) > 2
     shown = set()
     for number in links.steps["number"]:
         found = zoomed_step(links, number)

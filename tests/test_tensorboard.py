@@ -13,11 +13,12 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from pathlib import Path
 
 import pytest
 from browser import CHARTS, CHROMIUM, Browser, Proxy
 from conforming import mismatches
-from helpers import PROJECT, SMALL_MODEL, finish, free_port, start
+from helpers import PROJECT, SMALL_MODEL, finish, free_port, made_once, start
 from traces import EIGHT_RANKS, H100, HOSTILE, REAL, event, write_trace
 
 from analysis.attribution.collectives import MeasuredCollectiveRow, StepCommunication
@@ -39,11 +40,9 @@ def fetch(url: str) -> bytes:
     )  # some routes compress unasked
 
 
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
+def write_logs(folder: Path) -> None:
     """run: one process, with stacks and memory; ranks: two; gpu, eight_ranks: traces of GPUs, where
     at hand; markup."""
-    folder = tmp_path_factory.mktemp("logs")
     flags = [*SMALL_MODEL, "--num-steps", "9", "--profile-steps", "2"]
     command = [sys.executable, str(PROJECT / "run_pytorch_profiler.py"), *flags]
     code, out = finish(
@@ -70,7 +69,11 @@ def logs(tmp_path_factory):
     (folder / MARKUP).mkdir()
     long = event(LONG, 26, 60)
     write_trace(folder / MARKUP / "trace<b>.json", *HOSTILE, long)
-    return folder
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    return made_once(tmp_path_factory, "logs", write_logs)[0]
 
 
 @pytest.fixture(scope="module")

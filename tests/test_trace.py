@@ -22,6 +22,8 @@ from traces import (
     SMALL,
     TORCH_1_8,
     analysis_of,
+    analyze_documents,
+    answers_in,
     event,
     on_gpu,
     real,
@@ -33,7 +35,6 @@ from traces import (
 )
 
 import tiny_llama_v1 as tiny_llama
-from analysis.answers import analyze_all
 from analysis.attribution.gpu_time import split_of_events
 from analysis.attribution.operators import KernelRow, kernel_rows, kernel_section
 from analysis.diagnosis.text import trust_text
@@ -585,7 +586,7 @@ def test_a_slim_trace_is_analyzed_as_the_whole_one(tmp_path, name):
     write_slim(whole, slim, None, {})
     documents = []
     for path in (whole, slim):
-        ((_, document),), _ = analyze_all([path])
+        ((_, document),), _ = analyze_documents([path])
         document["integrity"].pop("stacks_recorded")  # frames are left out of the slim one
         documents.append(json.loads(json.dumps(document).replace(path.name, "the trace")))
     documents[1]["trace"] = documents[0]["trace"]
@@ -1137,7 +1138,7 @@ def test_an_impossible_time_is_skipped_as_damage(tmp_path, kind):
     assert (trace.n_malformed, len(trace.gpu)) == (1, 199)
     assert analysis["gpu_timeline"]["busy_ms"] == pytest.approx(199 * 0.009)
     assert analysis["steps"]["mean_ms"] == pytest.approx(3)
-    assert "1 event skipped as damaged" in trust_text(analysis)
+    assert "1 event skipped as damaged" in trust_text(answers_in(analysis))
 
 
 def test_long_work_in_a_long_recording_is_no_damage(tmp_path):

@@ -7,13 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 from test_figures_stay import GOLDEN
-from traces import SMALL, event, on_gpu, shaped, step, write_trace
+from traces import SMALL, analyze_documents, answers_in, event, on_gpu, shaped, step, write_trace
 
-from analysis.advice.text import best_three
-from analysis.answers import analyze_all, with_prediction
-from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.sections import profile_lines, trace_sections
-from analysis.diagnosis.text import profile_answer
+from analysis.diagnosis.text import best_three, profile_answer
 from harness.base.sections import Section, as_markdown
 from harness.base.tables import ANSWER_LINES, COLUMNS
 
@@ -32,18 +29,17 @@ def documents(name: str, folder) -> list[dict]:
     """Of a trace of golden/, of the smallest one, or of the ranks of a run, with what was predicted
     of it."""
     if name.endswith(".gz"):
-        return [analyze_all([GOLDEN / name])[0][0][1]]
+        return [analyze_documents([GOLDEN / name])[0][0][1]]
     if name == "small":
-        return [analyze_all([write_trace(folder / "t.json", *SMALL)])[0][0][1]]
+        return [analyze_documents([write_trace(folder / "t.json", *SMALL)])[0][0][1]]
     about = [{"rank": rank, "world_size": 2} for rank in range(2)]
     paths = [
         write_trace(folder / f"t_rank{i}.json", *rank_of_two(i), distributedInfo=about[i])
         for i in range(2)
     ]
-    found = [one for _, one in analyze_all(paths)[0]]
     predicted = [{"kind": "all_reduce", "group_size": 2, "calls": 1, "bytes": 8}]
-    first = with_prediction(OperatorAnalysis.from_json(found[0]), predicted).as_json()
-    return [first, *found[1:]]
+    analyses, _ = analyze_documents(paths, predicted={paths[0]: predicted})
+    return [document for _, document in analyses]
 
 
 def walk(sections: list[Section]) -> Iterator[Section]:
@@ -60,8 +56,8 @@ def as_written(row) -> str:
 @pytest.mark.parametrize("name", ["cpu.pt.trace.json.gz", "gpu.pt.trace.json.gz", "small", "ranks"])
 def test_each_table_of_a_trace_is_shown_once(tmp_path, name):
     analysis, *others = documents(name, tmp_path)
-    named = [(one["trace"], one) for one in others]
-    sections = [*walk(trace_sections(analysis, named))]
+    named = [(one["trace"], answers_in(one)) for one in others]
+    sections = [*walk(trace_sections(answers_in(analysis), named))]
     timeline, about = analysis["gpu_timeline"], analysis["communication"] or {}
     tables = {
         key: analysis[key]
@@ -81,14 +77,14 @@ def test_each_table_of_a_trace_is_shown_once(tmp_path, name):
     }
     tables |= {"idle": [row for row in timeline["idle_by_cause"] or [] if row["ms"]]}
     tables |= {"predicted": about.get("predicted"), "ranks": analysis.get("ranks", {}).get("rows")}
-    of_tables = [section.rows for section in sections if section.title != "GPU"]
+    of_tables = [section.rows for section in sections if section.title not in ("GPU", "Traces")]
     shown = Counter(as_written(row) for rows in of_tables for row in rows)
     for key, rows in tables.items():
         assert [shown[as_written(row)] for row in rows or []] == [1] * len(rows or []), key
     streams = sum(1 + len(device["streams"]) for device in timeline["devices"])
     assert sum(len(one.rows) for one in sections if one.title == "GPU") == streams
     apart = {key: value for key, value in analysis.items() if key != "ranks"}
-    shown = [one for one in trace_sections(apart, named) if one.title == "Traces"]
+    shown = [one for one in trace_sections(answers_in(apart), named) if one.title == "Traces"]
     assert [len(one.rows) for one in shown] == [1 + len(others)] * bool(others)
     rows = [text for one in sections for text in (*one.note, *map(str, one.facts.values()))]
     rows += next(one.warning for one in sections if one.title == "Trust").split("; ")
@@ -112,10 +108,10 @@ def test_each_table_of_a_trace_is_shown_once(tmp_path, name):
 def test_every_section_can_be_shown(tmp_path, name):
     """On a screen with any number of rows, and in markdown."""
     analysis, *others = documents(name, tmp_path)
-    named = [(one["trace"], one) for one in others]
+    named = [(one["trace"], answers_in(one)) for one in others]
     for top in (1, 3, 15):
-        assert max(map(len, profile_lines(analysis, top, None, named))) <= COLUMNS
-    for section in trace_sections(analysis, named, "cpu"):
+        assert max(map(len, profile_lines(answers_in(analysis), top, None, named))) <= COLUMNS
+    for section in trace_sections(answers_in(analysis), named, "cpu"):
         assert as_markdown(section, 2)[1] == f"## {section.title}"
 
 
@@ -125,7 +121,9 @@ def test_nothing_that_says_what_to_do_is_cut(tmp_path, name):
     """Nor the verdict; and no fact stands in two of the rows."""
     analysis, *others = documents(name, tmp_path)
     where = "runs/report.html; python3 -m tensorboard.main --logdir runs; docs/reading_a_profile.md"
-    lines = profile_answer(analysis, where, others=[(one["trace"], one) for one in others])
+    lines = profile_answer(
+        answers_in(analysis), where, others=[(one["trace"], answers_in(one)) for one in others]
+    )
     assert len(lines) <= ANSWER_LINES and max(map(len, lines)) <= COLUMNS
     told = " ".join(" ".join(lines).split())
     judged = analysis["verdict"].get("rank_judged", 0)
@@ -142,4 +140,4 @@ def test_nothing_that_says_what_to_do_is_cut(tmp_path, name):
     ):
         assert text in told
         assert told.count(text) == 1
-    assert all(text in told for text in best_three(shown))
+    assert all(text in told for text in best_three(answers_in(shown)))

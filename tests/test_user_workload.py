@@ -14,13 +14,14 @@ from helpers import PROJECT, documents, finish, start
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
+from traces import answers_in
 
 import run_pytorch_profiler
 import run_study
 import tiny_llama_v1 as tiny_llama
 from analysis.commands.flops_command import by_module
 from analysis.memory.predicted import peak_bytes, predicted_memory
-from analysis.prediction.document import predict
+from analysis.prediction.document import Prediction, predict
 from analysis.prediction.text import prediction_lines
 from analysis.work.flop_counts import flops_of_step
 from harness.base.errors import UserError
@@ -358,13 +359,13 @@ def test_the_largest_batch_that_fits_is_predicted_and_the_length_is_the_files(fi
     workload = workload_of(file)
     document = predict(workload, CPU, peak=0.5, device_memory=2**30).as_json()
     assert not mismatches(
-        json.loads(json.dumps(document)) | {"schema_version": 2}, documents.Prediction, "prediction"
+        json.loads(json.dumps(document)) | {"schema_version": 3}, documents.Prediction, "prediction"
     )
     assert document["max_seq_len"] is None and document["max_seq_len_reason"]
     eight, nine = (peak_bytes(workload.with_settings(batch_size=n), False) for n in (8, 9))
     sixteen = peak_bytes(workload.with_settings(batch_size=16), False)
     assert 0 < nine - eight == (sixteen - eight) / 8
-    assert "Longest sequence" not in "\n".join(prediction_lines(document))
+    assert "Longest sequence" not in "\n".join(prediction_lines(answers_in(document, Prediction)))
 
 
 def test_repeated_blocks_are_folded():

@@ -10,6 +10,8 @@ from traces import (
     LARGE,
     REDUCE,
     analysis_of,
+    analyze_documents,
+    answers_in,
     event,
     gpu_step,
     on_gpu,
@@ -20,14 +22,14 @@ from traces import (
     write_trace,
 )
 
-from analysis.answers import analyze_all
 from analysis.attribution.gpu_time import IDLE_COLUMNS, IdleRow
 from analysis.diagnosis.text import trust_text
 from analysis.diagnosis.verdict import bound_text
 from analysis.hardware.datasheets import DATASHEETS
 from analysis.hardware.matching import described, rows_named
-from analysis.limits.peaks import ran_here
+from analysis.limits.peaks import context_of, ran_here
 from analysis.limits.timeline import timeline_of
+from analysis.trace.links import link
 from analysis.trace.timeline import DeviceFlags
 from harness.machine.environment import describe_environment
 
@@ -95,14 +97,14 @@ def test_a_kernel_that_starts_late_for_no_recorded_reason_is_unexplained(tmp_pat
     assert analysis["integrity"]["unexplained_share"] == pytest.approx((990 - 12 - 100) / 1000)
     assert analysis["verdict"]["shares"]["unexplained"] == pytest.approx(0.878)
     assert "unexplained 87.8%" in analysis["verdict"]["line"]
-    assert trust_text(analysis).startswith(
+    assert trust_text(answers_in(analysis)).startswith(
         "incomplete: 87.8% of the steps' time unexplained (idle, no event says why"
     )
     assert max(row["speedup_bound"] for row in analysis["opportunities"]) == pytest.approx(
         1 / (1 - 0.112)
     )
     analysis["integrity"] |= {"trustworthy": False, "problems": ["events are missing"]}
-    assert trust_text(analysis).startswith(
+    assert trust_text(answers_in(analysis)).startswith(
         "NOT trustworthy: events are missing; 87.8% of the steps' time unexplained"
     )
 
@@ -225,10 +227,10 @@ def run_of(precision, device):
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 def test_the_ridge_of_every_row_in_every_precision(tmp_path, precision):
-    trace = trace_of(tmp_path, *VERDICTS["compute-bound"])
+    links = link(trace_of(tmp_path, *VERDICTS["compute-bound"]))
     for row in DATASHEETS:
         device = {"type": "cuda", "name": row.name, "compute_units": row.compute_units}
-        roofs = timeline_of(trace, run_of(precision, device)).context.roofs
+        roofs = context_of(links, run_of(precision, device), DeviceFlags()).roofs
         rate = getattr(row, precision)
         if rate is None:
             # Multiplied as a wider type; figures of fp32 on which sources disagree lie between
@@ -269,11 +271,11 @@ def test_without_peaks_of_the_gpu_shapes_tell_what_all_devices_have_in_common(
     without_fp32 = tuple(replace(row, fp32=None) for row in DATASHEETS)
     with monkeypatch.context() as patched:
         patched.setattr("analysis.hardware.matching.DATASHEETS", without_fp32)
-        [(_, analysis)], _ = analyze_all(
+        [(_, analysis)], _ = analyze_documents(
             [path], flags=DeviceFlags(described(rows_named("B200")[0]))
         )
     assert "has no fp32" in analysis["verdict"]["thresholds"]["ridge_source"]
-    [(_, analysis)], _ = analyze_all(
+    [(_, analysis)], _ = analyze_documents(
         [path], flags=DeviceFlags(described(rows_named("H100 PCIe")[0]))
     )
     assert analysis["verdict"]["bound"] == "compute"
@@ -311,7 +313,7 @@ def test_a_kernel_that_no_rule_knows_is_unclassified(tmp_path):
         == verdict["unknown_kind_share"]
         == pytest.approx(4000 / 4100, rel=0.01)
     )
-    assert "kernels of unknown kind" in trust_text(analysis)
+    assert "kernels of unknown kind" in trust_text(answers_in(analysis))
     on_cpu = analysis_of(trace_of(tmp_path, step(1, 0, 1000), event("mylib::frobnicate", 10, 980)))
     assert (on_cpu["verdict"]["bound"], on_cpu["verdict"]["shares"]["memory"]) == ("undecided", 0)
-    assert "operators of unknown kind" in trust_text(on_cpu)
+    assert "operators of unknown kind" in trust_text(answers_in(on_cpu))

@@ -12,6 +12,8 @@ from traces import (
     REAL,
     REDUCE,
     analysis_of,
+    analyze_documents,
+    answers_in,
     event,
     gpu_step,
     on_gpu,
@@ -19,7 +21,7 @@ from traces import (
     trace_of,
 )
 
-from analysis.answers import analyze_all
+from analysis.attribution.collectives import StepCommunication
 from analysis.diagnosis.rules import RULES, Facts, ask
 from analysis.diagnosis.verdict import Verdict, rule_section, with_communication
 from analysis.trace.readers.formats import find_traces
@@ -173,7 +175,7 @@ def test_the_rules_of_a_made_up_step_are_told_in_order(tmp_path, capsys, monkeyp
     )
     main()
     shown = " ".join(capsys.readouterr().out.split())
-    for line in as_text(rule_section(analyze_all([path])[0][0][1])):
+    for line in as_text(rule_section(answers_in(analyze_documents([path])[0][0][1]).verdict)):
         assert " ".join(line.split()) in shown
     number = 1 + verdict["rules"].index(first)
     assert f"Rule {number} decides: {first['rule']} Its figures: {first['figures']}" in shown
@@ -216,14 +218,15 @@ def test_communication_is_told_by_what_it_is(tmp_path):
         "85% of the step is communication that nothing hides; the traces of the other"
     )
     own, about = Verdict.from_json(found), {"time_ms": 4.0, "hidden_ms": 1.0, "exposed_ms": 3.0}
-    late, wire = (with_communication(own, about | {"waiting_ms": ms}).because for ms in (2.0, 1.0))
+    waiting = [answers_in(about | {"waiting_ms": ms}, StepCommunication) for ms in (2.0, 1.0)]
+    late, wire = (with_communication(own, communication).because for communication in waiting)
     assert (
         "mostly waiting for late ranks: 2.00 of 3.00 ms are waiting; 25% of all communication is"
         " hidden" in late
     )
     assert "mostly transfer, by bandwidth: 1.00 of 3.00 ms" in wire
     of_memory = own.replaced(bound="memory")
-    assert with_communication(of_memory, about | {"waiting_ms": 2.0}).because == own.because
+    assert with_communication(of_memory, waiting[0]).because == own.because
 
 
 # What an expert reads off the raw events of each trace: all bounds that may be said, and the
@@ -270,7 +273,7 @@ def test_real_traces_are_called_what_an_expert_calls_them():
     between = []
     for name, (bounds, evidence) in EXPERT.items():
         [path] = REAL.glob(f"{name}*")
-        for _, document in analyze_all(find_traces(path) if path.is_dir() else [path])[0]:
+        for _, document in analyze_documents(find_traces(path) if path.is_dir() else [path])[0]:
             found = document["verdict"]
             assert found["bound"] in bounds.split(), f"{name}: {found['line']}; {evidence}"
             assert found["runner_up"] is None or found["runner_up"] in bounds.split(), (

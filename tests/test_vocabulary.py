@@ -4,6 +4,7 @@ name of theirs is asked for anywhere else."""
 import ast
 import json
 import re
+from dataclasses import MISSING, fields, replace
 
 import pytest
 from helpers import PROJECT
@@ -20,6 +21,8 @@ from analysis.vocabulary import (
     operators,
     roles,
 )
+from analysis.vocabulary.bounds import BOUNDS, Bound
+from analysis.vocabulary.kernel_classes import KERNEL_CLASSES, KernelClass
 from analysis.vocabulary.roles import Meaning
 from harness.base.errors import UserError
 from harness.instruments.phases import PHASES
@@ -70,7 +73,13 @@ def test_ranges(name, meaning):
         ("cudaLaunchKernel", roles.LAUNCH),
         ("hipExtModuleLaunchKernel", roles.LAUNCH),
         ("cuLaunchKernelEx", roles.LAUNCH),
+        ("hipLaunchKernel_spt", roles.LAUNCH),
+        ("hipExtLaunchMultiKernelMultiDevice", roles.LAUNCH),
         ("hipGraphLaunch", roles.GRAPH_LAUNCH),
+        ("hipGraphLaunch_spt", roles.GRAPH_LAUNCH),
+        ("hipMemcpy_spt", roles.BLOCKING_COPY),
+        ("hipMemcpyAsync_spt", roles.COPY),
+        ("hipStreamSynchronize_spt", roles.WAIT),
         ("cudaMemcpyAsync", roles.COPY),
         ("cudaMemcpy", roles.BLOCKING_COPY),
         ("hipMemcpyWithStream", roles.BLOCKING_COPY),
@@ -417,3 +426,20 @@ def test_what_comes_after_reading_knows_canonical_kinds_alone():
         for name in ("annotations", "calls", "events", "operators")
     )
     assert all(map(foreign_names, seen)), "where they are, they are found"
+
+
+@pytest.mark.parametrize(("known", "kind"), [(BOUNDS[0], Bound), (KERNEL_CLASSES[0], KernelClass)])
+def test_a_record_without_one_of_its_fields_is_an_error(known, kind):
+    """Nothing that stands nowhere is taken for something else."""
+    given = {field.name: getattr(known, field.name) for field in fields(kind)}
+    for field in fields(kind):
+        if field.default is MISSING:
+            others = {name: value for name, value in given.items() if name != field.name}
+            with pytest.raises(TypeError, match=field.name):
+                kind(**others)
+
+
+def test_a_class_that_multiplies_says_what_is_realistic():
+    (known, *_) = (known for known in KERNEL_CLASSES if known.passes is not None)
+    with pytest.raises(ValueError, match=known.name):
+        replace(known, passes=None)

@@ -9,11 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from traces import answers_in
 
 from analysis.memory.allocator import needed_bytes
 from analysis.memory.predicted import peak_bytes, predicted_memory
 from analysis.prediction.capacity import CONTEXT, RESERVES, capacity_elsewhere
-from analysis.prediction.document import memory_prediction, predict
+from analysis.prediction.document import Prediction, memory_prediction, predict
 from analysis.prediction.text import prediction_lines
 from analysis.work.bytes_moved import computational_intensity, step_work
 from analysis.work.fake_step import FakeRunError, fake_step
@@ -189,7 +190,7 @@ def test_flops_are_those_counted_by_hand(workload):
     # Each layer costs two of its size backward, but for the first, whose input needs no gradient.
     assert workload.micro_steps * counted["backward_flops"] == 2 * sum(layers) - layers[0]
     assert flops_of_step(workload) == (sum(layers), 3 * sum(layers) - layers[0])
-    found = reconciliation(workload, "DeepSpeed is missing")
+    found = reconciliation(workload, "DeepSpeed is missing").as_json()
     assert found["rows"][0]["forward_flops_reason"] == "the workload has no formula"
     # A count that is the only one agrees with nothing.
     assert found["agree"] is None
@@ -225,7 +226,10 @@ def test_prediction(workload):
     assert document["fits"]
     rows = document["kept_for_backward"]
     assert all(row["quadratic_mb"] is None and row["quadratic_mb_reason"] for row in rows)
-    assert any(line.startswith("Peak memory:") for line in prediction_lines(document))
+    assert any(
+        line.startswith("Peak memory:")
+        for line in prediction_lines(answers_in(document, Prediction))
+    )
 
 
 def test_the_largest_batch_is_the_largest_that_fits():
@@ -254,12 +258,12 @@ def test_rates_and_intensity_of_a_run():
         "environment": {"device": {"type": "cpu", "name": "a CPU"}},
         "config": {"profiling": {"peak": 0.5}},
     }
-    profile = flops_profile(workload, summary, "DeepSpeed is missing")
+    profile = flops_profile(workload, summary, "DeepSpeed is missing").as_json()
     rate = profile["flops_analysis"]["step_flops"] / 2e-3
     assert profile["performance_metrics"]["flops_per_sec"] == pytest.approx(rate)
     assert profile["efficiency_metrics"]["mfu_percent"] == pytest.approx(100 * rate / 0.5e12)
     assert "Model FLOPS Utilization" in flops_section(profile).facts
-    intensity = computational_intensity(profile, workload)
+    intensity = computational_intensity(profile, workload).as_json()
     assert intensity["step_flops"] == profile["flops_analysis"]["step_flops"]
     assert math.isclose(
         intensity["arithmetic_intensity_flops_per_byte"] * intensity["step_bytes"], 2e-3 * rate

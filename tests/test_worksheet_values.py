@@ -60,6 +60,8 @@ def test_numbers_that_cannot_be_read_say_why(text, unit, problem):
         ("0.23", 0.234, True),
         ("0.2", 0.23, False),
         ("25", 24.0, False),
+        ("1.52", 1.6, False),
+        ("24.4", 29.0, False),
         ("0", 1.0, False),
         ("0", 0.01438, False),
         ("0.0", 0.01438, False),

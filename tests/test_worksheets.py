@@ -8,11 +8,21 @@ import pytest
 from helpers import ENVIRONMENT, run_command, write_results
 
 import run_exercise
+from harness.base.errors import UserError
 from harness.base.tables import COLUMNS
 from tools import record_results
-from workshop.exercise.page import HINTS, YES_NO, exercises, fields, predictions, section
+from workshop.exercise.page import (
+    HINTS,
+    YES_NO,
+    Exercise,
+    Part,
+    exercises,
+    fields,
+    predictions,
+    section,
+)
 
-SHEET = section(exercises()[9].text)
+SHEET = exercises()[9].text
 METHODS = (
     "right",
     "no synchronization",
@@ -86,7 +96,7 @@ def known_ids(number: int) -> list[str]:
 
 
 def answered(number: int, command) -> dict:
-    assert command(run_exercise, str(number), "--results", ".")[::2] == (0, "")
+    assert command(run_exercise, str(number), "--results", ".", "--extra")[::2] == (0, "")
     return json.loads(Path(f"answers_{number}.json").read_text())["answers"]
 
 
@@ -106,6 +116,15 @@ def test_recorded_results_give_the_recorded_answers(number, command):
     assert (code, err) == (0, "")
     assert re.search(r"^([1-9]\d*) of \1 right", out, re.M)
     assert max(map(len, out.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("number", exercises())
+def test_the_core_alone_is_filled_in(number, command):
+    recorded(number)
+    assert command(run_exercise, str(number), "--results", ".")[::2] == (0, "")
+    code, out, _ = command(run_exercise, "--check", f"answers_{number}.md")
+    assert code == 0 and re.search(r"^([1-9]\d*) of \1 right", out, re.M)
+    assert not Path(f"worksheet_{number}_extra.md").exists()
 
 
 def on_gpu(documents: dict, name: str) -> None:
@@ -352,7 +371,7 @@ def test_without_a_compiler_the_others_are_compared(scratch, command):
     write_results(Path(name), documents[name])
     found = answered(4, command)
     unknown = {nr for nr in known_ids(4) if found[nr]["value"] is None}
-    on_no_cpu = set("4.51 4.56 4.57 4.59".split())
+    on_no_cpu = set("4.21 4.51 4.52 4.56 4.57 4.59".split())
     assert unknown == on_no_cpu | set(
         "4.6 4.9 4.10 4.11 4.12 4.18 4.22 4.23 4.24 4.28 4.38 4.41 4.44".split()
     )
@@ -364,7 +383,7 @@ def test_without_a_compiler_the_others_are_compared(scratch, command):
 @pytest.fixture
 def filled(results, command):
     """The worksheet as the command fills it from those results."""
-    code, _, err = command(run_exercise, "9", "--results", ".")
+    code, _, err = command(run_exercise, "9", "--results", ".", "--extra")
     assert (code, err) == (0, "")
     return results / "answers_9.md"
 
@@ -431,6 +450,91 @@ def test_what_is_wrong_is_named_with_its_line(filled, command, old, new, expecte
     assert err == ""
     assert "error" not in out
     assert out.rstrip().endswith(("14 of 15 right", "14 of 16 right"))
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict"),
+    [
+        ("0.32", "right"),  # from the files
+        ("0.4", "right"),  # from the medians as the sheet shows them, 100.0 and 100.4
+        ("0.5", "wrong"),
+    ],
+)
+def test_a_number_may_follow_from_the_files_or_from_the_sheet(scratch, command, given, verdict):
+    """The medians of two runs are shown rounded, and so is what follows from their difference."""
+    _, documents = recorded(1)
+    name = "exercise1_comparison/comparison.json"
+    medians = {"exercise1_baseline": 100.04, "exercise1_profiles": 100.36}
+    rows = []
+    for row in documents[name]["runs"]:
+        rows.append(row | {"median_ms": medians[row["name"]]})
+    write_results(Path(name), documents[name] | {"runs": rows})
+    assert command(run_exercise, "1", "--results", ".", "--extra")[0] == 0
+    sheet = Path("answers_1.md")
+    sheet.write_text(re.sub(r"(\| 1\.10 .*\| % \|) [\d.]+", rf"\1 {given}", sheet.read_text()))
+    _, out, _ = command(run_exercise, "--check", "answers_1.md")
+    assert re.search(rf"^ *1\.10 .* {verdict}$", out, re.M)
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict"),
+    [("comp", "right"), ("Compute-bound", "right"), ("memory", "wrong"), ("m", "not read")],
+)
+def test_a_choice_may_be_a_part_of_it_that_no_other_has(scratch, command, given, verdict):
+    recorded(2)
+    assert command(run_exercise, "2", "--results", ".", "--extra")[0] == 0
+    sheet = Path("answers_2.md")
+    sheet.write_text(re.sub(r"(\| 2\.35 .*\|) compute \|", rf"\1 {given} |", sheet.read_text()))
+    _, out, _ = command(run_exercise, "--check", "answers_2.md")
+    assert re.search(rf"^ *2\.35 .* {verdict}$", out, re.M)
+
+
+def test_a_figure_of_a_disturbed_run_says_so(scratch, command):
+    """A time and what follows from it, and neither memory nor a loss."""
+    _, documents = recorded(1)
+    name = "exercise1_baseline/performance_summary.json"
+    write_results(Path(name), documents[name] | {"disturbance": {"disturbed": True}})
+    code, out, _ = command(run_exercise, "1", "--results", ".", "--extra")
+    assert code == 0
+    disturbed = re.findall(r"^ *(1\.\d+) .*  the run was disturbed$", out, re.M)
+    assert {"1.2", "1.5"} <= set(disturbed) and not {"1.6", "1.7", "1.38"} & set(disturbed)
+    assert "| 1.2 | mean step time | ms |" in Path("worksheet_1.md").read_text()
+    _, out, _ = command(run_exercise, "--check", "answers_1.md")
+    (line,) = re.findall(r"^Of a disturbed run: (.*)\. Do not quote", out, re.M)
+    with pytest.raises(UserError, match="other programs disturbed"):
+        record_results.refuse_disturbed(Path(), exercises()[1])
+    assert {"1.3", "1.8"} <= set(line.split(", ")) and "1.14" not in line
+
+
+def test_the_core_needs_no_results_of_the_extra(scratch, command, monkeypatch):
+    """Each has a worksheet of its own, and is checked on its own."""
+    page = Path("exercise_9_page.md").absolute()
+    row = "| 9.{} | a quantity | ms | ____ | there <!-- {}/a.json: n --> |"
+    text = "# Exercise 9: a page\n\n**Question.** What?\n\n## Worksheet\n\n"
+    text += row.format(1, "core") + "\n\n## Questions\n\n1. Why?\n\n## Extra\n\n"
+    text += "### Extra worksheet\n\n" + row.format(2, "extra") + "\n\n### Extra questions\n\n"
+    page.write_text(text + "2. Why else?\n\n## Key takeaways\n\nNone.\n")
+    exercise = Exercise(9, page)
+    monkeypatch.setattr(Exercise, "name", page.name)
+    monkeypatch.setattr("workshop.exercise.page.exercises", lambda: {9: exercise})
+    document = {"n": 4, "environment": ENVIRONMENT}
+    write_results(scratch / "core" / "a.json", document)
+    code, out, _ = command(run_exercise, "9", "--results", ".")
+    assert code == 0
+    assert "  9.1 a quantity (ms): there\n" in out
+    assert "\n  python3 run_exercise.py 9 --extra --output-dir ." in out
+    core = Path("worksheet_9.md").read_text()
+    assert "1. Why?" in core and "9.2" not in core and "Why else?" not in core
+    assert "1 of 1 right" in command(run_exercise, "--check", "answers_9.md")[1]
+    code, _, err = command(run_exercise, "9", "--results", ".", "--extra")
+    assert code == 1 and "extra/a.json is missing" in err
+    write_results(scratch / "extra" / "a.json", document)
+    code, out, _ = command(run_exercise, "9", "--results", ".", "--extra")
+    assert code == 0 and "  9.2 a quantity" in out and "  9.1 a quantity" not in out
+    extra = Path("worksheet_9_extra.md").read_text()
+    assert "2. Why else?" in extra and "9.1" not in extra
+    assert "2 of 2 right" in command(run_exercise, "--check", "answers_9.md")[1]
+    assert "0 of 1 right" in command(run_exercise, "--check", "worksheet_9_extra.md")[1]
 
 
 def test_a_row_may_lack_its_last_column(filled, command):
@@ -538,7 +642,7 @@ def test_results_with_other_settings_are_refused(scratch, command, change, expec
 )
 def test_a_document_that_lacks_something_is_named(results, command, file, document, expected):
     write_results(results / file, document)
-    code, _, err = command(run_exercise, "9", "--results", ".")
+    code, _, err = command(run_exercise, "9", "--results", ".", "--extra")
     assert code == 1
     assert expected in err
     assert err.count("\n") == 1
@@ -553,9 +657,10 @@ def test_every_blank_of_the_text_itself_is_named(results, command):
 
 @pytest.mark.parametrize("number", exercises())
 def test_fields_stand_on_the_worksheet_alone(number):
-    """A copy of the whole text can be filled and checked."""
-    text = exercises()[number].text
-    assert [field.id for field in fields(text)] == [field.id for field in fields(section(text))]
+    """A copy of the whole text can be filled and checked, and each part of it."""
+    for part in exercises()[number].parts(with_extra=True):
+        on_sheet = fields(section(part.text, part.worksheet))
+        assert [field.id for field in fields(part.text)] == [field.id for field in on_sheet]
 
 
 def test_recording_takes_what_the_texts_quote(scratch, monkeypatch):
@@ -567,6 +672,8 @@ def test_recording_takes_what_the_texts_quote(scratch, monkeypatch):
     project = scratch / "project"
     (project / "exercises" / "pictures").mkdir(parents=True)
     monkeypatch.setattr("harness.PROJECT", project)
+    monkeypatch.setattr("workshop.exercise.results.RESULTS", project / "benchmarks" / "results")
+    monkeypatch.setattr(record_results, "refuse_disturbed", lambda folder, exercise: None)
     assert run_command(record_results, str(made), "laptop") == 1
     assert not (project / "benchmarks").exists()
     for name in (
@@ -588,19 +695,30 @@ def test_recording_takes_what_the_texts_quote(scratch, monkeypatch):
     assert stored.read_text() == "$ a\nStep: median\n$ b\nc.py\n"
 
 
+def parts() -> list[tuple[int, Part]]:
+    """The core of each exercise, and its extra."""
+    of_all = []
+    for number, exercise in exercises().items():
+        for part in exercise.parts(with_extra=True):
+            of_all.append((number, part))
+    return of_all
+
+
 # ---- Handouts, and a class of them ---------------------------------------------------------------
 
 
 def test_handouts_have_what_is_to_fill_in_and_no_answer(scratch, command):
-    assert command(run_exercise, "all", "--blank", "handouts")[::2] == (0, "")
-    for number, exercise in exercises().items():
-        text = Path(f"handouts/worksheet_{number}.md").read_text()
+    assert command(run_exercise, "all", "--blank", "handouts", "--extra")[::2] == (0, "")
+    for number, part in parts():
+        end = "_extra" if part.name == "extra" else ""
+        text = Path(f"handouts/worksheet_{number}{end}.md").read_text()
         found = [field for field in fields(text) if not field.id.startswith("R.")]
-        shown = fields(HINTS.sub("", exercise.text))
+        shown = fields(HINTS.sub("", part.text))
         assert [(f.id, f.unit) for f in found] == [(f.id, f.unit) for f in shown]
         assert all(not f.is_checked if f.unit == YES_NO else f.is_blank for f in fields(text))
         assert "## Questions" in text
-        assert text.count("\n  - ____\n") == len(predictions(exercise.text)) > 0
+        assert text.count("\n  - ____\n") == len(predictions(part.text))
+        assert part.name == "extra" or predictions(part.text)
         assert not re.search(r"answers/|\]\(|\[\[\[cog|<!--", text)
 
 

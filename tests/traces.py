@@ -1,14 +1,17 @@
 """Made-up traces with known answers, and the real ones where they are at hand."""
 
 import json
+from typing import get_args
 
 import pytest
 from helpers import PROJECT
 
-from analysis.answers import answers
+from analysis.answers import analyze_all, answers
+from analysis.diagnosis.document import OperatorAnalysis
 from analysis.limits.timeline import timeline_of
 from analysis.trace.tables import read_trace
 from analysis.trace.timeline import DeviceFlags
+from harness.schema import ABSENT, Unknown, fields_of, is_document, known
 
 REAL = PROJECT.parent / "shared" / "traces"
 H100, MI300X = "h100_bert_small_inference.json.gz", "mi300_resnet_training_rank0.json.gz"
@@ -29,6 +32,31 @@ def real(name: str):
 def analysis_of(trace, summary=None, **flags):
     """flags: of DeviceFlags."""
     return answers(timeline_of(trace, summary, DeviceFlags(**flags))).as_json()
+
+
+def analyze_documents(paths, *arguments, **options):
+    """As analyze_all(), with the operator_analysis.json of each trace."""
+    analyses, refused = analyze_all(paths, *arguments, **options)
+    return [(path, own.as_json()) for path, own in analyses], refused
+
+
+def answers_in(document, kind=OperatorAnalysis):
+    """The answers of an operator_analysis.json, or a part of them, as far as it has them: what a
+    test does not need may be absent."""
+    kind = known(kind)
+    if is_document(kind) and isinstance(document, dict):
+        own = object.__new__(kind)
+        for name, declared in fields_of(kind).items():
+            value = ABSENT
+            if name in document:
+                value = answers_in(document[name], declared.type)
+            if value is None and f"{name}_reason" in document:
+                value = Unknown(document[f"{name}_reason"])
+            setattr(own, name, value)
+        return own
+    if isinstance(document, list) and get_args(kind):
+        return [answers_in(item, get_args(kind)[-1]) for item in document]
+    return document
 
 
 def own_program(command="python3 train.py", cores=None, threads=None, **device):

@@ -40,6 +40,7 @@ MODULES = (
     " analysis.report.html analysis.prediction.document analysis.commands.run_explanations"
     " analysis.commands.analyze_traces analysis.commands.flops_command"
     " analysis.report.figures.comparison harness.model.decoder.memory analysis.hardware.rate_limits"
+    " analysis.hardware.measuring"
 ).split()
 MOST_FILES = 250  # that one message may carry
 PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -200,6 +201,26 @@ def become(asked: dict) -> None:
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
 
 
+def measure_briefly(measuring: types.ModuleType) -> None:
+    """The rates of this machine, as the tests themselves do: beside them they are disturbed, and so
+    measured anew by each command that asks, for ten seconds of a core."""
+    measuring.SECONDS = 0.02
+
+
+def prepare_pages() -> None:
+    """What takes a second of the first page of a process, once for all: plotly's script is packed,
+    and matplotlib looks for fonts."""
+    from matplotlib.figure import Figure
+
+    from analysis.report.html import packed_plotly
+    from harness.base.files import png
+
+    packed_plotly()
+    figure = Figure(layout="constrained")
+    figure.subplots().set_title("0.5")
+    png(figure)
+
+
 def pretend_a_card() -> None:
     """What tests/pretend_gpu/sitecustomize.py does once torch is imported.  By its path: that of a
     watched program may come first."""
@@ -334,6 +355,8 @@ def main() -> None:
         if project:
             for name in MODULES:
                 importlib.import_module(name)
+            measure_briefly(sys.modules["analysis.hardware.measuring"])
+            prepare_pages()
     server = Server(of_project if project else of_programs, session)
     gc.collect()
     gc.freeze()  # a collection in a fork would copy all that it looks at
