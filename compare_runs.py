@@ -92,22 +92,21 @@ def main() -> None:
         comparison = compare_with_gate(*args.folders, args.fail_if_slower)
     else:
         comparison = compare(args.folders)
-    document = comparison.as_json()
-    short = text.with_short_names(document)
+    short = text.with_short_names(comparison)
     if args.verbose:
         say(*as_text(text.comparison_section(short), args.top_n)[1:])
     folder = args.output_dir or Path(f"comparison_{datetime.now():%Y%m%d_%H%M%S}")
     make_folder(folder)
     json_file, md_file, png_file = (folder / f"comparison.{kind}" for kind in ("json", "md", "png"))
     write_json(json_file, comparison)
-    markdown = as_markdown(text.comparison_section(document), ROWS_OF_FILE, level=1)[1:]
+    markdown = as_markdown(text.comparison_section(comparison), ROWS_OF_FILE, level=1)[1:]
     write_bytes(md_file, "\n".join([*markdown, ""]).encode())
     write_bytes(png_file, comparison_picture(short))
-    if document["not_read"]:
-        say("", "Not read:", *(f"  {line}" for line in document["not_read"]))
-    lines = text.comparison_answer(document, read_on(md_file, "docs/optimizations.md"))
+    if comparison.not_read:
+        say("", "Not read:", *(f"  {line}" for line in comparison.not_read))
+    lines = text.comparison_answer(comparison, read_on(md_file, "docs/optimizations.md"))
     say("", *file_lines([json_file, md_file, png_file], args.verbose), "", *lines)
-    if args.fail_if_slower and document["gate"]["failed"]:
+    if args.fail_if_slower and comparison.gate.failed:
         sys.exit(EXIT_SLOWER)
 
 

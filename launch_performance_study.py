@@ -64,6 +64,7 @@ def turn_profilers_on(args: argparse.Namespace, folder: Path) -> None:
 def report_results(size: str, folder: Path, runtime_s: float) -> None:
     """The result, and what to run next."""
     from analysis.commands.run_ending import ending, script
+    from analysis.diagnosis.document import read_answers
     from harness.base.console import say
     from harness.base.documents import read_document
     from harness.base.text import tensorboard_command
@@ -77,14 +78,14 @@ def report_results(size: str, folder: Path, runtime_s: float) -> None:
         f"Peak Memory: {summary['memory']['peak_mb']:.0f} MB ({summary['memory']['source']})",
         f"Results: {folder}/",
     )
-    analysis = read_document(folder / "operator_analysis.json")
-    if analysis is None:
+    own = read_answers(folder / "operator_analysis.json", [])
+    if own is None:
         say(*trust_lines(summary))
     other = "tiny" if size == "small" else "small"
     study = f"{script('launch_performance_study.sh')} {other}"
     compare = f"python3 {script('compare_runs.py')} {folder} performance_results_{other}_*"
     to_open = f"{folder / 'report.html'}; {tensorboard_command(folder)}"
-    say(*ending(analysis, to_open, f"{study}; {compare}"))
+    say(*ending(own, to_open, f"{study}; {compare}"))
 
 
 if __name__ == "__main__":

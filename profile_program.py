@@ -11,15 +11,21 @@ is ended.  Nothing in it changes.  Examples:
   python3 profile_program.py -- train.py --epochs 1         report.html in program_<timestamp>/
   python3 profile_program.py --then continue -- train.py    lets it run to its end
   python3 profile_program.py --output-dir program_before -- torchrun --nproc-per-node 2 train.py
+  python3 profile_program.py --watch -- train.py            all steps: rare slow ones, what grows
 """
 
 import argparse
 import os
+import signal
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from harness.run.startup import HANDED_OVER, run_command
+from harness.run.startup import HANDED_OVER, IMPORTED_BY_ALL, run_command
+
+if TYPE_CHECKING:
+    from harness.base.command_line import OneLineParser
 
 ENVIRONMENT = dict(os.environ)  # the program's: our commands add to it
 STEPS = (
@@ -43,10 +49,20 @@ WHAT_FOLLOWS = {
 }
 
 
+# Flags that say what is recorded, by what they set.
+OF_RECORDING = {
+    "warmup": "--warmup-steps",
+    "timed": "--timed-steps",
+    "profile": "--profile-steps",
+    "compiled_kernels": "--compiled-kernels",
+    "stacks": "--profile-stacks",
+    "memory_snapshot": "--memory-snapshot",
+}
+WATCH_PARTS = "watch_parts"  # in the folder: what each run of the program wrote
 PACKAGES = ["msgspec", "pandas", "torch", "jinja2", "matplotlib", "plotly", "tensorboard"]
 
 
-def parser_of_flags() -> argparse.ArgumentParser:
+def parser_of_flags() -> "OneLineParser":
     from harness.base.command_line import OneLineParser, number_of, verbose_flag
 
     raw = argparse.RawDescriptionHelpFormatter
@@ -114,6 +130,24 @@ def parser_of_flags() -> argparse.ArgumentParser:
         help="who holds the GPU's memory, by line, also when it runs out: history of the allocator"
         " from the start, which slows steps",
     )
+    add(
+        "--watch",
+        action="store_true",
+        help="nothing is recorded; every step of the whole run is timed: which are slow, and why;"
+        " what grows.  SIGUSR1 to this command: the answer so far",
+    )
+    add(
+        "--watch-steps",
+        type=number_of(int, 1),
+        metavar="N",
+        help="of --watch: after so many steps, go on as --then says",
+    )
+    add(
+        "--minutes",
+        type=number_of(float, 0),
+        metavar="M",
+        help="of --watch: after so many minutes, go on as --then says",
+    )
     verbose_flag(parser)
     add(
         "command",
@@ -124,13 +158,28 @@ def parser_of_flags() -> argparse.ArgumentParser:
     return parser
 
 
+def check_flags(parser: "OneLineParser", args: argparse.Namespace) -> None:
+    """Ends the command with 2 if flags of a watch and of a recording stand together."""
+    if not args.watch:
+        for name in ("watch_steps", "minutes"):
+            if getattr(args, name) is not None:
+                parser.error(f"--{name.replace('_', '-')}: is of --watch; add that")
+        return
+    for name, flag in OF_RECORDING.items():
+        if getattr(args, name) != parser.get_default(name):
+            parser.error(f"{flag}: --watch records nothing; leave out one of the two")
+
+
 def main() -> None:
     from harness.base.command_line import require
     from harness.base.console import say
     from harness.base.files import prepare_folder
     from harness.program.command import command_of, run
 
-    settings = vars(parser_of_flags().parse_args())  # what is left of them is for the hooks
+    parser = parser_of_flags()
+    args = parser.parse_args()
+    check_flags(parser, args)
+    settings = vars(args)  # what is left of them is for the hooks
     folder = settings.pop("output_dir") or Path(f"program_{datetime.now():%Y%m%d_%H%M%S}")
     names_kernels, verbose = settings.pop("compiled_kernels"), settings.pop("verbose")
     typed = settings.pop("command")
@@ -138,6 +187,9 @@ def main() -> None:
         del typed[0]
     command = command_of(typed, ENVIRONMENT.pop(HANDED_OVER, sys.executable))
     require("the analysis", PACKAGES)
+    settings["out"] = str(folder.resolve())
+    if settings["watch"]:
+        sys.exit(watch(command, typed, settings, folder, verbose))
     prepare_folder(folder)
     environment = dict(ENVIRONMENT)
     # Else the profiler warns about tensors that were there before it, and says when it starts and
@@ -150,7 +202,6 @@ def main() -> None:
     last = first + settings["profile"] - 1
     say(f"Steps {first} to {last} are recorded; {WHAT_FOLLOWS[settings['then']]}.")
     settings["first"] = first
-    settings["out"] = str(folder.resolve())
     ended = run(command, settings, environment)
     from analysis.commands.profiled_program import (
         explain_program,
@@ -159,5 +210,34 @@ def main() -> None:
     sys.exit(explain_program(ended, typed, settings, folder, verbose))
 
 
+def watch(command: list[str], typed: list[str], settings: dict, folder: Path, verbose: bool) -> int:
+    """The exit code, after the program has ended and the answer was printed."""
+    from harness.base.console import say
+    from harness.base.files import new_part
+    from harness.program.command import run
+
+    settings["part"] = str(new_part(folder, WATCH_PARTS).resolve())
+    until = "until it ends"
+    if settings["watch_steps"] is not None:
+        until = f"{settings['watch_steps']:,} of them"
+    if settings["minutes"] is not None:
+        until = f"for {settings['minutes']:g} minutes"
+    if until != "until it ends":
+        until += f"; {WHAT_FOLLOWS[settings['then']]}"
+    # Before anybody knows where to send it, and after the program has ended: run() has it between.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    say(f"Every step is timed, {until}. The answer so far: kill -USR1 {os.getpid()}")
+
+    def so_far() -> None:
+        from analysis.commands.watched_program import explain_so_far
+
+        explain_so_far(typed, folder)
+
+    ended = run(command, settings, dict(ENVIRONMENT), so_far=so_far)
+    from analysis.commands.watched_program import explain_watch
+
+    return explain_watch(ended, typed, settings, folder, verbose)
+
+
 if __name__ == "__main__":
-    run_command(main)
+    run_command(main, [*IMPORTED_BY_ALL, *PACKAGES])

@@ -9,6 +9,7 @@ first steps beside those of the program as it is.  Then it is timed, in turn wit
 within one run.  Examples:
 
   python3 prove_changes.py -- train.py --epochs 1                   proof.json in proof_<timestamp>/
+  python3 prove_changes.py --quick -- train.py                      what a profile proposes: minutes
   python3 prove_changes.py --try bf16,threads=2 -- train.py
   python3 prove_changes.py --audit-only --try compile -- train.py   is my compile right?  Ends
                                                                     with 3 if not
@@ -24,9 +25,7 @@ from pathlib import Path
 from harness.run.startup import HANDED_OVER, run_command
 
 ENVIRONMENT = dict(os.environ)  # the program's: our commands add to it
-RUN_S = 900.0  # of one run, by default
-
-
+ROUNDS = 4
 PACKAGES = ["msgspec", "pandas", "torch", "jinja2", "matplotlib", "plotly", "tensorboard"]
 
 
@@ -63,14 +62,21 @@ def parser_of_flags() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    what = f"of {', '.join(CHANGES)} ({','.join(default)}); threads=N"
-    add("--try", dest="changes", type=changes_in, default=default, metavar="CHANGE,...", help=what)
+    what = (
+        f"of {', '.join(CHANGES)} (those that a profile in --output-dir proposes, else"
+        f" {','.join(default)}); threads=N"
+    )
+    add("--try", dest="changes", type=changes_in, metavar="CHANGE,...", help=what)
     add(
         "--rounds",
         type=number_of(int, 4),
-        default=4,
         metavar="N",
         help="of turns with and without each change (4)",
+    )
+    add(
+        "--quick",
+        action="store_true",
+        help="two rounds of what a profile proposes, after the least audit; not with --rounds",
     )
     add(
         "--audit-only",
@@ -85,9 +91,9 @@ def parser_of_flags() -> argparse.ArgumentParser:
     add(
         "--limit",
         type=number_of(float, 1),
-        default=RUN_S,
         metavar="S",
-        help="seconds of one run (900)",
+        help="seconds of one run (audits: 5 times as long as the program's, 30 at least, 300 with"
+        " compile; first audit and times: 900)",
     )
     add(
         "--output-dir",
@@ -105,15 +111,44 @@ def parser_of_flags() -> argparse.ArgumentParser:
     return parser
 
 
+def check_flags(settings: argparse.Namespace) -> None:
+    """Raises UserError, exit code 2."""
+    from harness.base.errors import UserError
+
+    for flag, is_set in (("--rounds", settings.rounds), ("--audit-only", settings.audit_only)):
+        if settings.quick and is_set:
+            raise UserError(f"--quick is an audit and two rounds: leave out {flag}, or --quick", 2)
+    if settings.changes == []:
+        raise UserError("--try: name a change", 2)
+
+
+def changes_to_try(settings: argparse.Namespace, folder: Path) -> list[str]:
+    """Those named, else those that the profile in this folder proposes, else those that any program
+    may have."""
+    from analysis.prove.fitting import proposed_in
+    from harness.model.changes import CHANGES
+
+    if settings.changes:
+        return settings.changes
+    proposed = proposed_in(folder)
+    if proposed:
+        return proposed
+    changes = []
+    for name, change in CHANGES.items():
+        if change.by_default and (change.answers or not settings.quick):
+            changes.append(name)
+    return changes
+
+
 def main() -> None:
     from harness.base.command_line import require
     from harness.base.console import say
-    from harness.base.errors import UserError
     from harness.base.files import make_folder
     from harness.program.command import command_of
     from harness.program.trials import trials_of
 
     settings = parser_of_flags().parse_args()
+    check_flags(settings)
     typed = settings.command
     if typed and typed[0] == "--":
         del typed[0]
@@ -122,12 +157,19 @@ def main() -> None:
     folder = (settings.output_dir or Path(f"proof_{datetime.now():%Y%m%d_%H%M%S}")).absolute()
     make_folder(folder)
     from analysis.commands.proof import keep_in, tell  # PyTorch takes seconds to import
-    from analysis.prove.proof import Prover
+    from analysis.prove.proof import QUICK_ROUNDS, Asked, Prover
 
-    if not settings.changes:
-        raise UserError("--try: name a change", 2)
-    with trials_of(command, ENVIRONMENT, settings.limit, settings.keep_files) as trials:
-        runs = f"{6 + len(settings.changes)} times for audits of a few steps"
+    asked = Asked(
+        changes_to_try(settings, folder),
+        QUICK_ROUNDS if settings.quick else settings.rounds or ROUNDS,
+        settings.audit_only,
+        settings.quick,
+        settings.limit,
+        named=bool(settings.changes),
+    )
+    with trials_of(command, ENVIRONMENT, settings.keep_files) as trials:
+        prover = Prover(trials, typed, asked, keep_in(folder))
+        runs = f"{prover.left} times for audits of a few steps"
         times = "" if settings.audit_only else ", then once or more for times"
         say(f"{typed[0]} is run {runs}{times}; the first run tells how long that takes.")
         if settings.keep_files:
@@ -137,10 +179,8 @@ def main() -> None:
                 f"What it writes to {Path.cwd()} goes to a temporary {trials.kept}; elsewhere, it"
                 " stays."
             )
-        flags = (settings.changes, settings.rounds, settings.audit_only)
-        prover = Prover(trials, typed, *flags, keep_in(folder))
         proof = prover.prove()
-    code = tell(proof, typed, folder, settings.audit_only, settings.verbose)
+    code = tell(proof, command, folder, settings.audit_only, settings.verbose)
     sys.exit(prover.exit_code or code)
 
 

@@ -52,10 +52,11 @@ def asked_for(args: argparse.Namespace, told: bool = False) -> dict[str, bool]:
 def train_and_explain(args: argparse.Namespace) -> None:
     from analysis.commands.flops_command import explain_limits
     from analysis.report.html import write_report
-    from analysis.work.flop_rates import flops_profile, measure_peaks, read_flops_profile
+    from analysis.work.flop_rates import flops_profile, measure_peaks
     from harness.base.console import is_first_rank, say
     from harness.base.documents import read_document
     from harness.base.files import write_json
+    from harness.documents.flops import read_flops_profile
     from harness.instruments.recorder import deepspeed_problem
     from harness.machine.devices import choose_device
     from tiny_llama_v1 import resolve, run_from_arguments
@@ -90,8 +91,8 @@ def explain_file(args: argparse.Namespace) -> None:
     """Explain an earlier flops_profile.json, and draw its roofline if it had one or
     --generate-roofline is given."""
     from analysis.commands.flops_command import explain_limits
-    from analysis.work.flop_rates import read_flops_profile
     from harness.base.errors import UserError
+    from harness.documents.flops import read_flops_profile
     from tiny_llama_v1 import TinyLlamaWorkload, TrainingConfig
 
     file, folder = args.analyze_results, args.analyze_results.parent

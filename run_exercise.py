@@ -2,20 +2,22 @@
 __doc__ = """\
 Run the commands of an exercise and fill in its worksheet, or check a worksheet that you filled in.
 
-python3 run_exercise.py N|all [--long] [--output-dir DIR]    run it, in
-                                                             exercise_N_results_<timestamp>/:
-                                                             worksheet_N.md for you, answers_N.md
-                                                             with everything filled in.  On a
-                                                             terminal it asks for your predictions
-                                                             (--no-stop does not)
-python3 run_exercise.py N --results FOLDER                   fill in the worksheet from results
-                                                             that exist already
-python3 run_exercise.py --check FILE [--results FOLDER]      compare a worksheet with results (in
-                                                             this folder)
-python3 run_exercise.py N --hints [--results FOLDER]         what the page hides until you have
-                                                             decided
-python3 run_exercise.py N|all --blank DIR                    write the worksheet to be filled in,
-                                                             worksheet_N.md
+python3 run_exercise.py N|all [--extra] [--long] [--output-dir DIR]
+        run the core of it in exercise_N_results_<timestamp>/: worksheet_N.md for you, answers_N.md
+        with everything filled in.  On a terminal it asks for your predictions (--no-stop does not).
+        --extra runs the rest of the page as well; with --output-dir and the folder of the core, the
+        rest alone
+python3 run_exercise.py N --results FOLDER [--extra]
+        fill in the worksheet from results that exist already
+python3 run_exercise.py --check FILE [--results FOLDER]
+        compare a worksheet with results (in its folder, or in this one)
+python3 run_exercise.py N --check FILE.py
+        run code that you wrote for exercise N (`Make it` on its page), in a process of its own with
+        a time limit, and say what is right
+python3 run_exercise.py N --hints [--results FOLDER]
+        what the page hides until you have decided
+python3 run_exercise.py N|all --blank DIR [--extra]
+        write the worksheet to be filled in, worksheet_N.md
 """
 
 import sys
@@ -37,10 +39,11 @@ def main() -> None:
         "--check",
         metavar="FILE",
         type=Path,
-        help="a worksheet that you filled in, or the exercise's text itself",
+        help="a worksheet that you filled in, or code that an exercise asks for",
     )
     add("--results", metavar="FOLDER", type=Path, help="where the exercise's commands were run")
     add("--blank", metavar="DIR", type=Path, help="write worksheets without answers, to hand out")
+    add("--extra", action="store_true", help="with what the page has under Extra")
     add("--long", action="store_true", help="also run blocks marked `takes minutes`")
     add(
         "--no-stop",
@@ -62,29 +65,34 @@ def main() -> None:
         chosen = list(exercises().values())
     elif args.exercise:
         chosen = [exercise_of(int(args.exercise), f"exercise {args.exercise}")]
-    if args.check:
+    if args.check and args.check.suffix == ".py":
+        from workshop.own_code.runner import check_code
+
+        sys.exit(not check_code(args.check, int(args.exercise)))
+    elif args.check:
         sys.exit(not runner.check_worksheet(args.check, args.results))
     elif args.blank:
-        runner.write_blank(chosen, args.blank)
+        runner.write_blank(chosen, args.blank, args.extra)
     elif args.exercise == "all":
-        runner.run_all(args.output_dir, args.long)
+        runner.run_all(args.output_dir, args.long, args.extra)
     elif args.hints:
         runner.show_hints(chosen[0], args.results)
     elif args.results:
-        runner.fill_from(chosen[0], args.results)
+        runner.fill_from(chosen[0], args.results, args.extra)
     else:
         stop = sys.stdin.isatty() and not args.no_stop
-        runner.run_one(chosen[0], args.output_dir, args.long, stop)
+        runner.run_one(chosen[0], args.output_dir, args.long, args.extra, stop)
 
 
 GOES_WITH = {  # which flags may follow another one, in this order
     "check": {"results"},
-    "blank": set(),
+    "blank": {"extra"},
     "hints": {"results"},
-    "results": set(),
-    "long": {"output_dir", "no_stop"},
-    "no_stop": {"output_dir"},
-    "output_dir": set(),
+    "results": {"extra"},
+    "long": {"output_dir", "no_stop", "extra"},
+    "no_stop": {"output_dir", "extra"},
+    "output_dir": {"extra"},
+    "extra": set(),
 }
 
 
@@ -108,12 +116,23 @@ def check_exercise(parser: ArgumentParser, args: Namespace) -> None:
     """Refuse what is no exercise, and one where its number is not needed."""
     if args.exercise is None and args.check is None:
         parser.error("give the number of an exercise, `all`, or --check FILE")
-    if args.exercise and args.check:
+    if args.check:
+        check_number(parser, args)
+    if args.exercise and args.exercise != "all" and not args.exercise.isdecimal():
+        parser.error(f"{args.exercise}: is not the number of an exercise; give 1, or all")
+
+
+def check_number(parser: ArgumentParser, args: Namespace) -> None:
+    """Refuse the number of an exercise beside a worksheet, and code without one."""
+    is_code = args.check.suffix == ".py"
+    if args.exercise and not is_code:
         parser.error(
             f"{args.exercise}: not with --check, which reads the number from the worksheet"
         )
-    if args.exercise and args.exercise != "all" and not args.exercise.isdecimal():
-        parser.error(f"{args.exercise}: is not the number of an exercise; give 1, or all")
+    if is_code and args.exercise in (None, "all"):
+        parser.error(f"--check {args.check}: needs the number of its exercise before it")
+    if is_code and args.results:
+        parser.error(f"--results: does not go with --check {args.check}, which reads none")
 
 
 if __name__ == "__main__":

@@ -88,11 +88,16 @@ def check_no_reading_flags(args: argparse.Namespace) -> None:
 
 def train_and_explain(args: argparse.Namespace, report: bool) -> None:
     from analysis.commands.analyze_traces import PAGE, report_in
-    from analysis.commands.memory_snapshots import before_read_on, headline_lines, snapshots_of_run
+    from analysis.commands.memory_snapshots import (
+        before_read_on,
+        documents_of_run,
+        headline_lines,
+        snapshots_of_run,
+    )
+    from analysis.diagnosis.document import read_answers
     from analysis.diagnosis.sections import profile_lines
     from analysis.diagnosis.text import profile_answer
     from harness.base.console import file_lines, is_first_rank, say
-    from harness.base.documents import read_document
     from harness.base.tables import ANSWER_LINES
     from harness.base.text import read_on
     from tiny_llama_v1 import run_from_arguments
@@ -105,19 +110,18 @@ def train_and_explain(args: argparse.Namespace, report: bool) -> None:
     run_from_arguments(args)
     if args.dry_run or not is_first_rank():
         return
-    analysis, files = read_document(folder / "operator_analysis.json"), []
-    snapshots = snapshots_of_run(folder)
+    own, files = read_answers(folder / "operator_analysis.json", []), []
     if args.verbose:
-        say("", *profile_lines(analysis, args.top_n, args.sort_by))
+        say("", *profile_lines(own, args.top_n, args.sort_by))
     if report:
         from analysis.report.html import write_report
         from analysis.report.snapshot.page import beside_traces
 
-        files = write_report(folder, further=beside_traces(snapshots))
+        files = write_report(folder, further=beside_traces(snapshots_of_run(folder)))
         say(*(["", *file_lines(files, True)] if args.verbose else []))
-    memory = headline_lines(snapshots)
+    memory = headline_lines(documents_of_run(folder))
     where = read_on(report_in(files), PAGE)
-    say("", *before_read_on(profile_answer(analysis, where, ANSWER_LINES - len(memory)), memory))
+    say("", *before_read_on(profile_answer(own, where, ANSWER_LINES - len(memory)), memory))
 
 
 if __name__ == "__main__":

@@ -18,9 +18,8 @@ baseline that every optimization is compared with.
     srun -n 16 --gpus-per-task=1 python3 tiny_llama_v1.py          the same in a Slurm job
 
 From the parts to the whole: configuration, model, data, training loop, one run, flags; execution
-begins in main(), at the end.  The measurement
-code (clocks, profilers, files, reports) is in harness/, the analysis of what was measured in
-analysis/.
+begins in main(), at the end.  The measurement code (clocks, profilers, files, reports) is in
+harness/, the analysis of what was measured in analysis/.
 
 Tensor shapes in comments: B batch, S sequence, D hidden, H heads, K key/value heads, E = D / H head
 dimension, D_ff feed-forward width, V vocabulary.  MB is 2^20 bytes.
@@ -244,7 +243,7 @@ class TrainingConfig(OptimizationConfig, ParallelConfig):
 
 
 # Other flags override a row of --size.  The feed-forward widths are chosen to match the parameter
-# counts in README.md.
+# counts in docs/commands.md.
 # fmt: off
 SHAPE = (
     "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "intermediate_dim",
@@ -779,7 +778,7 @@ def train_and_measure(
     suffix = suffix_of_rank(report.rank, report.world_size)
     preparation = Preparation(tell=say, records_generated_code=profiling.records_trace)
     with Session(workload, device, (report.rank, report.world_size), preparation) as session:
-        measurements.compilation = session.compilation
+        measurements.begin(session)
         instruments = Instruments(
             schedule, profiling, session.unwrapped, session.audit, device, folder, traces, suffix
         )
@@ -787,9 +786,10 @@ def train_and_measure(
         with measurements.sampler, instruments.run():
             workload.train(session.state, session.stream, num_steps, meter, instruments)
         meter.read_finished(wait=True)
+        measurements.numbers.look_at_the_end(num_steps)
         measurements.no_sync = session.no_sync(profiling.no_sync_steps)
     # Waits for all: rank 0 reads the traces of all ranks.
-    measurements.ranks = facts_of_ranks(facts_of_rank(measurements))
+    measurements.hear_of_ranks(facts_of_ranks(facts_of_rank(measurements)))
 
 
 def check_can_be_trained(
