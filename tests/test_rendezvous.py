@@ -14,7 +14,7 @@ from helpers import PROJECT, SMALL_MODEL, finish, free_port, start
 from harness.base import errors
 from harness.base.errors import Interrupted, UserError
 from harness.ranks import distributed, failure_watch, failures, rendezvous
-from harness.ranks.failure_watch import Failure, WatchOfRank0, WatchOfWorker, wait_until
+from harness.ranks.failure_watch import Connection, Failure, WatchOfRank0, WatchOfWorker, wait_until
 from harness.ranks.failures import RankFailure
 from harness.ranks.rendezvous import Meeting, first_problem, open_store
 
@@ -186,6 +186,18 @@ def test_rank_0_dies(monkeypatch):
         rank_0.accept()[0].close()
     assert watch.failure_of_another(60)[2:] == (0, "a")
     assert watch.rank_0_is_lost
+
+
+def test_rank_0_prints_the_failure_that_it_has_told_before_it_ends(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as rank_0:
+        watch = WatchOfWorker(1, rank_0.getsockname()[1], "token", "a")
+        connection = Connection(rank_0.accept()[0])
+    connection.send(Failure("interrupted by SIGTERM", 143, 0, "a"))
+    connection.socket.shutdown(socket.SHUT_RDWR)
+    assert watch.failure_of_another(60).line == "interrupted by SIGTERM"
+    assert wait_until(lambda: not watch._connections, time.monotonic() + 60)
+    assert not watch.rank_0_is_lost
 
 
 def test_a_rank_that_is_late_hears_of_a_failure_before(watches):

@@ -100,7 +100,7 @@ class FailureWatch:
         """hosts: of this rank and of those that it is connected to."""
         self.rank, self.hosts = rank, hosts
         self.failure: Failure | None = None  # the first that this rank has heard of, or its own
-        self.rank_0_is_lost = False
+        self.rank_0_is_lost = False  # it ended, and prints nothing
         # Ends a process whose main thread does not.
         self.when_stuck: Callable[[Failure], None] | None = None
         self._connections: dict[int, Connection] = {}
@@ -112,16 +112,18 @@ class FailureWatch:
 
     def _follow(self, rank: int, messages: Iterator) -> None:
         """What another rank says, until its connection ends."""
+        has_failed = False
         for message in messages:
             if message is None:
                 self._finished.add(rank)
             else:
+                has_failed = True
                 self._hear(Failure(*message))
+        if rank == 0 and rank not in self._finished and not has_failed:
+            self.rank_0_is_lost = True  # else it prints the failure that it has told
         with self._lock:
             self._connections.pop(rank, None)
         if rank not in self._finished:
-            if rank == 0:
-                self.rank_0_is_lost = True
             line = "ended without a message: it was killed or crashed, or its node was lost"
             self._hear(Failure(line, 1, rank, self.hosts[rank]))
 
