@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from helpers import PROJECT
 from programs import MODEL, TRAIN
 from slow_programs import SLOW, cured
 from test_profile_program import profiled, tool  # noqa: F401
@@ -353,3 +354,73 @@ def test_the_cures_of_planted_slownesses_pay(scratch, name):
     """Together: each alone may gain less than the CPU time of a busy machine varies."""
     gain = cpu_s_of_step(SLOW[name][0]) / cpu_s_of_step(cured(name))
     assert gain > 1.4
+
+
+LOOKED_AT = '''
+import gc, os, random, sys, sysconfig, time
+from types import SimpleNamespace
+from harness.program.hooks.observing import stack_sampler
+
+LIBRARY = os.path.join(sysconfig.get_paths()["purelib"], "library", "functions.py")
+
+
+class Cycle:
+    """Garbage whose finalizer takes long enough to lose the interpreter's lock."""
+
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        for _ in range(30):
+            pass
+
+
+def source(number):
+    """A function with its own number of local variables, which calls another one."""
+    variables = "; ".join(f"local_{i} = [{i}]" for i in range(3 * number + 1))
+    return f"""
+def function_{number}(depth):
+    {variables}; Cycle()
+    return functions[random.randrange(12)](depth - 1) if depth else 0
+"""
+
+
+looks_at_frames = stack_sampler.StackSampler.site_of.__code__
+collections = []
+
+
+def collected(phase, _):
+    code = sys._getframe(1).f_code
+    collections.append(code is looks_at_frames)
+
+
+for number in range(12):
+    exec(compile(source(number), LIBRARY, "exec"))
+functions = [globals()[f"function_{number}"] for number in range(12)]
+gc.set_threshold(20)
+gc.callbacks.append(collected)
+stack_sampler.PERIOD_S = 2e-5
+sampler = stack_sampler.StackSampler(SimpleNamespace(depth={"backward": 0}))
+sampler.start()
+end = time.monotonic() + 1.5
+while time.monotonic() < end:
+    functions[random.randrange(12)](random.randrange(20))
+sampler.stop()
+print(sampler.n_samples, len(collections), sum(collections), gc.isenabled(), sampler.error)
+'''
+
+
+def test_no_garbage_is_collected_while_frames_are_looked_at(scratch):
+    Path("looked_at.py").write_text(LOOKED_AT)
+    ended = subprocess.run(
+        [sys.executable, "looked_at.py"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(PROJECT), "WARM_PYTHON": "no"},
+    )
+    assert ended.returncode == 0, ended.stderr
+    samples, collections, while_looking, *others = ended.stdout.split()
+    assert int(samples) > 100
+    assert int(collections) > 100
+    assert int(while_looking) == 0
+    assert others == ["True", "None"]

@@ -3,6 +3,7 @@ trains, each millisecond, in some of the timed steps and while steps are recorde
 
 import _thread
 import ctypes
+import gc
 import os
 import sys
 import threading
@@ -26,6 +27,10 @@ MOST_WAIT_S = 0.1  # for a thread to begin
 SET_TIMER_SLACK = 29  # as linux/prctl.h numbers it
 # Of a PyDLL, whose calls keep the interpreter's lock.  None: not on Linux.
 PRCTL = getattr(ctypes.PyDLL(None), "prctl", None)
+# A frame object is made when another thread asks for it.  Before Python 3.12 that may start a
+# collection, during which the thread of the frame runs on: what is got then is no frame, and the
+# process crashes.
+COLLECTS_AS_IT_ALLOCATES = sys.version_info < (3, 12)
 HELD_S = 5e-3  # beyond the period and the switch: a call held the lock, or the sampler had no core
 OTHERS_EVERY = 8  # looks at the stack that trains, for one at those of other threads
 MOST_SITES = 4096  # places in the program, of a window
@@ -80,6 +85,22 @@ class CoreWaits:
     def close(self) -> None:
         if self.file is not None:
             os.close(self.file)
+
+
+class WithoutCollections:
+    """No garbage is collected in the block, where frames of other threads are looked at."""
+
+    def __init__(self):
+        self.ends_them = False
+
+    def __enter__(self) -> None:
+        self.ends_them = COLLECTS_AS_IT_ALLOCATES and gc.isenabled()
+        if self.ends_them:
+            gc.disable()
+
+    def __exit__(self, *error: object) -> None:
+        if self.ends_them:
+            gc.enable()
 
 
 class Trains(NamedTuple):
@@ -190,6 +211,7 @@ class StackSampler:
         clock, ends, frames_of_all = time.perf_counter, trains.ends.acquire, sys._current_frames
         late_s, main = sys.getswitchinterval() + HELD_S, trains.ident
         own, of_main = waits
+        without_collections = WithoutCollections()
         own_ns, main_ns = own.ns(), of_main.ns()
         before_s = others_before_s = clock()
         trains.goes_on.release()
@@ -197,15 +219,16 @@ class StackSampler:
             period_s = self.period_s * (0.5 + self.looks * GOLDEN % 1)
             if ends(timeout=period_s):
                 return
-            frames = frames_of_all()
-            # Before all that may give the interpreter's lock back: then the program runs on.
-            site = self.site_of(TRAINS, frames[main]) if main in frames else None
-            now_s = clock()
-            self.looks += 1
-            looks_at_others = self.looks % OTHERS_EVERY == 0
-            if looks_at_others:
-                self.count_others(frames, main, now_s - others_before_s)
-                others_before_s = now_s
+            with without_collections:
+                frames = frames_of_all()
+                # Before all that may give the interpreter's lock back: then the program runs on.
+                site = self.site_of(TRAINS, frames[main]) if main in frames else None
+                now_s = clock()
+                self.looks += 1
+                looks_at_others = self.looks % OTHERS_EVERY == 0
+                if looks_at_others:
+                    self.count_others(frames, main, now_s - others_before_s)
+                    others_before_s = now_s
             # They keep the program's frames alive, with their tensors, while this thread sleeps.
             frames = None
             beyond_s = now_s - before_s - period_s
