@@ -126,6 +126,14 @@ LONG_TESTS = (
 WARM_PYTHON = pytest.StashKey[tuple[str, Callable[[], None]]]()
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--alone",
+        choices=("without", "only"),
+        help="the tests that need the machine for themselves: all but these, or only these",
+    )
+
+
 def pytest_configure(config):
     """A runner in the background ignores SIGINT, and what it starts would inherit that.
 
@@ -170,8 +178,19 @@ def pytest_configure_node(node):
         node.workerinput["warm_python"] = node.config.stash[WARM_PYTHON][0]
 
 
-def pytest_collection_modifyitems(items):
+def choose_by_need_of_the_machine(config, items: list[pytest.Item]) -> None:
+    """--alone: tests of times run after the others, which would take the cores from them."""
+    chosen = config.getoption("alone")
+    if chosen is None:
+        return
+    left_out = [item for item in items if ("alone" in item.keywords) != (chosen == "only")]
+    items[:] = [item for item in items if ("alone" in item.keywords) == (chosen == "only")]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_modifyitems(config, items):
     mark_slow_cases(items)
+    choose_by_need_of_the_machine(config, items)
     # What takes long begins first: else one worker would run the last of it while the others have
     # nothing left.
     items.sort(key=lambda item: item.name.split("[")[0] not in LONG_TESTS)

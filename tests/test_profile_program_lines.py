@@ -79,6 +79,7 @@ def document(name: str) -> dict:
     return json.loads(Path("found", name).read_text())
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_planted_lines_are_named_with_what_ran_beneath(scratch, known_peaks):
     Path("train.py").write_text(PLANTED)
@@ -121,6 +122,7 @@ for step, (x, y) in enumerate(batches(STEPS)):
 )
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_save_in_one_of_the_steps_stands_apart(scratch, known_peaks):
     Path("train.py").write_text(SAVES)
@@ -164,6 +166,7 @@ for step, (x, y) in enumerate(batches(STEPS)):
 )
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_what_happens_in_few_steps_is_noted(profiled):  # noqa: F811
     (process,) = profiled(SELDOM, timed=5).recorded
@@ -195,6 +198,7 @@ for episode in range(4):
 )
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("updates", [1, 12])
 def test_rollouts_are_told_in_the_steps_and_between_them(profiled, updates):  # noqa: F811
@@ -310,6 +314,7 @@ def place_in(source: str, words: str) -> str:
     return f"train.py:{line_of(source, words.strip('{}'))}" if words.startswith("{") else words
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 def test_the_first_screen_leads_to_each_of_two_planted_slownesses(scratch, known_peaks, name):
@@ -348,6 +353,7 @@ def cpu_s_of_step(source: str) -> float:
     return float(told)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 def test_the_cures_of_planted_slownesses_pay(scratch, name):
