@@ -138,6 +138,7 @@ HIDDEN = textwrap.dedent("""
 """)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("source", (QUEUED, HIDDEN), ids=("queued", "hidden"))
 def test_a_program_that_is_far_ahead_of_its_gpu(profiled, monkeypatch, source):  # noqa: F811 - the fixture

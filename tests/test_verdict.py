@@ -22,7 +22,9 @@ from traces import (
     write_trace,
 )
 
+from analysis.attribution.breakdown import largest_text
 from analysis.attribution.gpu_time import IDLE_COLUMNS, IdleRow
+from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.text import trust_text
 from analysis.diagnosis.verdict import bound_text
 from analysis.hardware.datasheets import DATASHEETS
@@ -170,6 +172,10 @@ def test_a_hole_in_a_real_trace_is_left_out():
     assert analysis["attribution"]["ms_per_step"] == pytest.approx(
         473.831 - 463.252 - 0.081, abs=1e-3
     )
+    assert analysis["attribution"]["left_out_ms"] == pytest.approx(463.252 + 0.081, abs=1e-3)
+    breakdown = OperatorAnalysis.from_json(analysis).breakdown
+    of_what = "10.5 ms (GPU time, the trace but for 463 ms without a GPU event)"
+    assert largest_text(breakdown, 0).endswith(of_what)
     assert analysis["integrity"]["unexplained_share"] == 0
 
 

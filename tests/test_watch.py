@@ -82,6 +82,7 @@ SAVES = program(
 )
 
 
+@pytest.mark.alone
 def test_a_save_is_named_with_its_line_and_its_cost(watched, capfd):
     document = watched(SAVES)
     saved = numbers_after("saved", capfd.readouterr().out)
@@ -103,6 +104,7 @@ if step % 50 == 49:
 )
 
 
+@pytest.mark.alone
 def test_a_collection_that_a_line_asks_for_has_that_line(watched):
     row = row_of(watched(COLLECTIONS), "garbage collection")
     assert row.where == f"train.py:{line_of(COLLECTIONS, 'gc.collect()')}"
@@ -115,6 +117,7 @@ AUTOMATIC = program(
 )
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_collections_that_no_line_asks_for_have_none(watched):
     document = watched(AUTOMATIC)
@@ -134,6 +137,7 @@ if step % 50 == 20:
 )
 
 
+@pytest.mark.alone
 def test_a_call_that_holds_the_lock_and_one_that_sleeps(watched):
     document = watched(SORTS)
     sleeps = row_of(document, "call of the program")
@@ -160,6 +164,7 @@ for epoch in range(4):
 """
 
 
+@pytest.mark.alone
 def test_workers_that_start_with_each_epoch(watched):
     document = watched(LOADS)
     row = row_of(document, "loader start")
@@ -190,6 +195,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_late_rank_makes_the_other_wait(watched):
     document = watched(LATE, launcher=[*TORCHRUN, str(free_port())])
@@ -246,6 +252,7 @@ for step in range(80):
 """
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_stall_of_the_host_counts_as_far_as_the_gpu_starves(watched, monkeypatch):
     monkeypatch.setenv("PRETEND_GPU", "h100")
@@ -309,6 +316,7 @@ def test_a_cache_that_levels_off_is_no_growth(watched):
     assert document.not_yet_known == []
 
 
+@pytest.mark.alone
 def test_nothing_planted_names_nothing(watched):
     document = watched(PLAIN, "400")
     named = [row for row in document.slow if row.cause != "unknown"]

@@ -16,7 +16,7 @@ from analysis.attribution.components import (
     OVERHEAD,
     UNATTRIBUTED,
 )
-from analysis.attribution.ledger.of_steps import of_steps, us_by
+from analysis.attribution.ledger.of_steps import left_out, of_steps, us_by
 from analysis.trace.timeline import Timeline
 from harness.base.sections import Section
 from harness.base.tables import Column, added_up, column, text_columns
@@ -25,6 +25,7 @@ from harness.instruments.phases import PHASES
 from harness.run.run_summary import ONE_STEP
 from harness.schema import Document, field
 
+LEFT_OUT_FROM = 0.01  # of the step: as every recording has at its ends
 TOLD_FROM = 0.0005  # of the step: less is 0.0%
 
 
@@ -34,6 +35,7 @@ class Attribution(Document):
     steps: int = field("of which the mean is taken")
     ms_per_step: float = field("on this clock")
     unattributed_share: float = field("of it, that no component has")
+    left_out_ms: float = field("of the trace, without a GPU event: no part of the steps")
 
     @staticmethod
     def contradiction(value: dict) -> str | None:
@@ -82,6 +84,7 @@ def step_breakdown(timeline: Timeline) -> Breakdown:
         steps=steps,
         ms_per_step=step_ms,
         unattributed_share=share_of(ms.loc[UNATTRIBUTED].sum(), step_ms),
+        left_out_ms=float(left_out(timeline)["us"].sum() / 1e3) if timeline.on_gpu else 0.0,
     )
     phases = []
     for phase, phase_ms in ms.sum().items():
@@ -196,16 +199,18 @@ def largest_text(breakdown: Breakdown, marked_steps: int) -> str:
         shares = {row.class_: row.share for row in breakdown.classes}
     largest = sorted(shares.items(), key=lambda item: -item[1])[:3]
     parts = [f"{shortened(name)} {share:.1%}" for name, share in largest if share >= TOLD_FROM]
-    mean = mean_of(about.steps, marked_steps)
+    mean = mean_of(about, marked_steps)
     step = f"{significant(about.ms_per_step, 3)} ms ({about.clock} time, {mean})"
     return f"{', '.join(parts)} of {step}"
 
 
-def mean_of(steps: int, marked_steps: int) -> str:
+def mean_of(about: Attribution, marked_steps: int) -> str:
     """What the time of the step is of: 'mean of 4 steps'."""
-    if marked_steps == 0:
+    if marked_steps:
+        return f"mean of {about.steps} steps" if about.steps > 1 else "one step"
+    if about.left_out_ms < LEFT_OUT_FROM * about.ms_per_step:
         return "the whole trace"
-    return f"mean of {steps} steps" if steps > 1 else "one step"
+    return f"the trace but for {significant(about.left_out_ms, 3)} ms without a GPU event"
 
 
 def breakdown_section(breakdown: Breakdown, marked_steps: int, unreliable: str = "") -> Section:
@@ -232,7 +237,7 @@ def breakdown_section(breakdown: Breakdown, marked_steps: int, unreliable: str =
         rows_with_sums(breakdown),
         [f"Times are ms per step, by {about.source}; they add up to the step{behind}"],
         {
-            "Step": f"{step_ms} ms of {about.clock} time, {mean_of(about.steps, marked_steps)}",
+            "Step": f"{step_ms} ms of {about.clock} time, {mean_of(about, marked_steps)}",
             "Phases": ", ".join(phases),
         },
         figure="step_breakdown",

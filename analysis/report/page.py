@@ -332,7 +332,7 @@ def mfu_of(documents: Documents) -> float | None:
 def trace_numbers(own: OperatorAnalysis) -> dict[str, Number]:
     """The same of a trace: how busy the device is, how close its matmuls come to their roofs."""
     about, timeline = own.attribution, own.gpu_timeline.of_steps
-    mean = mean_of(about.steps, own.steps.count).replace("mean", "a step, mean")
+    mean = mean_of(about, own.steps.count).replace("mean", "a step, mean")
     step = Number(f"{significant(about.ms_per_step)} ms", f"{mean}, {about.clock} time")
     numbers = {"step": step}
     if timeline.busy_ms:

@@ -22,7 +22,7 @@ def draw_breakdown(own: OperatorAnalysis, about: str) -> Figure:
     """The parts of the step, most time first: forward, backward and other phases end to end."""
     rows = [row for row in own.components if row.ms_per_step > 0][:BARS]
     clock, step_ms = own.attribution.clock, own.attribution.ms_per_step
-    mean = mean_of(own.attribution.steps, own.steps.count)
+    mean = mean_of(own.attribution, own.steps.count)
     colors = {**PHASE_COLORS, IDLE: color_of(IDLE)}
     phases_ms = {}
     for phase in own.phases:
