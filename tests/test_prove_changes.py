@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ import torch
 from helpers import PROJECT, free_port, start, time_limit
 from programs import LOOP, MODEL, PLAIN, RANKS, SHAPES, TRAIN, TRAINERS
 
+from analysis.advice.fusions import FUSED_ATTENTION, OF_TRANSFORMERS
+from analysis.commands.profiled_program import lines_to_prove
 from analysis.commands.proof import rows_of_answer
 from analysis.commands.run_ending import as_typed_again
 from analysis.prove.applied import APPLIED, effects_together
@@ -441,6 +444,21 @@ def test_a_printed_command_runs_where_it_is_pasted(scratch, monkeypatch):
 
 
 # ---- What cannot be proven -----------------------------------------------------------------------
+
+
+def test_attention_is_to_be_proven_only_where_a_switch_chooses_it():
+    def proving(next_step: str) -> list[str]:
+        rows = [
+            SimpleNamespace(name="fused attention", next=next_step),
+            SimpleNamespace(name="fused optimizer", next="AdamW(..., fused=True)"),
+        ]
+        analysis = SimpleNamespace(opportunities=rows)
+        (_, command) = lines_to_prove({"command": "python train.py"}, analysis, Path("found"))
+        words = shlex.split(command)
+        return words[words.index("--try") + 1].split(",")
+
+    assert proving(FUSED_ATTENTION) == ["fused"]
+    assert proving(OF_TRANSFORMERS) == ["sdpa", "fused"]
 
 
 def test_a_change_that_does_not_exist_names_the_nearest(scratch):
