@@ -18,6 +18,7 @@ from harness.base.command_line import byte_count
 from harness.base.errors import UserError
 from harness.base.sections import Section
 from harness.base.tables import column, grouped
+from harness.base.units import KB
 from harness.instruments.phases import summary_stats
 from harness.machine.clock import time_synced
 from harness.machine.devices import synchronize
@@ -295,7 +296,7 @@ def finding(fit: CollectiveFit | None, backend: str) -> list[str]:
             f" {fit.beta_gb_per_sec:,.3g} GB/s of bus bandwidth ({backend}; all kinds but"
             f" broadcast, off by {fit.residual:.0%}, root mean square)."
         ),
-        f"Below {fit.half_bytes / 1e3:,.3g} KB sent, latency is more than half of the time.",
+        f"Below {fit.half_bytes / KB:,.3g} KB sent, latency is more than half of the time.",
         "Kept for tiny_llama_v1.py --dry-run --world-size W --network measured.",
     ]
 
@@ -309,7 +310,7 @@ def fit_section(fits: list[CollectiveFit]) -> Section:
         column("ranks", "world_size"),
         column("alpha (us)", "alpha_us", ",.1f"),
         column("beta (GB/s)", "beta_gb_per_sec", ",.3g"),
-        column("half of the time is latency at (KB sent)", "half_bytes", ",.1f", 1e3),
+        column("half of the time is latency at (KB sent)", "half_bytes", ",.1f", KB),
         column("error of the fit", "residual", ".0%"),
     )
     text = [

@@ -19,7 +19,7 @@ from harness.base.errors import UserError
 from harness.base.sections import Section
 from harness.base.tables import Column, column
 from harness.base.text import batch_text, flag_of
-from harness.base.units import MB, megabytes
+from harness.base.units import KB, MB, megabytes
 from harness.instruments.schedule import ProfilerConfig
 from harness.schema import Document, field
 from studies.engine.columns import factor_column, optional, predicted_peak, status_column
@@ -346,7 +346,7 @@ def table(rows: list[MemoryStudyRow], fit: MemoryFit) -> Section:
         column("measured (MB)", "peak_bytes", ",.1f", MB),
         column("predicted (MB)", "predicted_bytes", ",.1f", MB),
         column("error", "error", "+.2%"),
-        column(f"KB/{unit}", "bytes_per_token", ",.1f", 1024),
+        column(f"KB/{unit}", "bytes_per_token", ",.1f", KB),
         column(f"{unit}s/s", "tokens_per_sec", ",.0f"),
         *optional(*map(share_column, TERMS)),
         status_column(),
@@ -358,7 +358,7 @@ def table(rows: list[MemoryStudyRow], fit: MemoryFit) -> Section:
 def fit_section(fit: MemoryFit, rows: list[MemoryStudyRow]) -> Section:
     if fit.rows is None:
         return Section("Fit", note=[f"No fit: {fit.reason_of('rows')}"])
-    constant_mb, linear_kb = fit.constant_bytes / MB, fit.linear_bytes / 1024
+    constant_mb, linear_kb = fit.constant_bytes / MB, fit.linear_bytes / KB
     left_out = ", ".join(row.label() for row in rows if row.peaks_in_optimizer)
     why = ""
     if left_out:

@@ -144,7 +144,7 @@ def test_findings_give_their_evidence():
     assert more == Finding("more-data", "rank 1 has more data, 12 samples, others 8")
     (small,) = findings(row(measured_collectives=collectives(32)), row())
     assert small.text.startswith(
-        "all-reduces are too small, 32 of 262 KB, not 3 of 2,796 KB: too small buckets"
+        "all-reduces are too small, 32 of 256 KB, not 3 of 2,731 KB: too small buckets"
     )
 
 

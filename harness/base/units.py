@@ -1,6 +1,7 @@
-"""Units: MB is 2^20 bytes everywhere, as in torch.cuda.memory_summary;
+"""Units: KB is 2^10 and MB 2^20 bytes everywhere, as in torch.cuda.memory_summary;
 GB/s are 10^9 bytes per second."""
 
+KB = 2**10
 MB = 2**20
 
 

@@ -14,6 +14,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from harness.base.sections import Section
 from harness.base.tables import Column, column
+from harness.base.units import KB
 from harness.instruments.memory_timeline import CollectiveRow
 from harness.model.workload import TrainingState
 from harness.schema import Document, field
@@ -184,8 +185,8 @@ def small_messages(
 
 
 def size_text(calls: CollectiveRow) -> str:
-    """'32 of 262 KB'"""
-    return f"{calls.calls:,} of {calls.bytes / calls.calls / 1e3:,.0f} KB"
+    """'32 of 256 KB'"""
+    return f"{calls.calls:,} of {calls.bytes / calls.calls / KB:,.0f} KB"
 
 
 def unhidden(overlapped_share: float | None, exposed_ms: float | None) -> Finding | None:

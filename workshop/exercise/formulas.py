@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 
-from harness.base.units import MB
+from harness.base.units import KB, MB
 
 
 class Unknown(Exception):
@@ -148,7 +148,7 @@ FUNCTIONS: dict[str, Callable | int] = {
     "sqrt": math.sqrt,
     "unknown": unknown,
     "MB": MB,
-    "KB": 2**10,
+    "KB": KB,
 }
 
 

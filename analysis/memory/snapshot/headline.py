@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from analysis.memory.snapshot.document import TWO_MOMENTS, HeldBytes, SnapshotDevice
-from harness.base.units import MB
+from harness.base.units import KB, MB
 
 GB = 1024 * MB
-KB = MB // 1024
 WORDS = {
     "gradients": "gradients",
     "optimizer_state": "optimizer state",
