@@ -395,7 +395,7 @@ def table(rows: list[ScalingStudyRow]) -> Section:
         column("scaling", "scaling", left=True),
         column("mode", "parallel", left=True),
         column("ranks", "world_size"),
-        column("bucket MB", "bucket_mb", "g"),
+        *optional(column("bucket MB", "bucket_mb", "g")),
         column("fault", "fault", left=True),
         column("tokens/s", "tokens_per_sec", ",.0f"),
         Column("efficiency", efficiency_text),
