@@ -241,12 +241,18 @@ def norms_text(of_kind: list[Split], first: Split, sketches: dict[int, dict]) ->
 
 
 def cause_text(sketches: dict[int, dict]) -> str:
-    """Where DDP's last backward pass of a step does not reduce, and an earlier one does."""
+    """Where DDP's last backward pass of a step does not reduce and an earlier one does, or no
+    forward pass is one of DDP."""
     for model in next(iter(sketches.values()))["models"]:
         if model["times"] and not model["ends_reduced"]:
             return (
                 "; the last backward pass of a step does not reduce: no_sync() belongs around all"
                 f" micro-steps but the last, {model['where']}"
+            )
+        if model["micro_steps"] == 0:
+            return (
+                "; DDP reduces what its own forward passes lead to, and there are none: call the"
+                " wrapper, not its .module"
             )
     return ""
 
@@ -291,7 +297,10 @@ def reductions_found(sketches: dict[int, dict]) -> list[AuditFinding]:
 
 
 def step_ms_of(processes: list[dict]) -> float | None:
-    """The shortest of the timed steps' medians; None where none was timed."""
+    """The shortest of the timed steps' medians; None where none was timed, or a rank waited for
+    cores: the others then wait for it, in whatever they call."""
+    if any(one.get("disturbance", {}).get("disturbed") for one in processes):
+        return None
     medians = [statistics.median(one["times_ms"]) for one in processes if one.get("times_ms")]
     return min(medians, default=None)
 

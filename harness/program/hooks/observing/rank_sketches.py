@@ -123,6 +123,7 @@ class RankSketches:
         self.models: list[Reductions] = []
         self.hooks: list[Callable[[], None]] = []  # what takes them away
         self.gradient_hooks: list[Callable[[], None]] = []  # the same
+        self.sees_forward = False  # passes of DDP
         self.is_counting = False  # reductions and inputs, in the step before the recorded ones
         self.kinds = CodeKinds()
         self.folder = watch.settings.get("folder", "")  # in which the command was started
@@ -190,7 +191,8 @@ class RankSketches:
             for module in model.modules():
                 if isinstance(module, nn.parallel.DistributedDataParallel):
                     self.count_model(module)
-        if self.models and not is_compiled_whole():
+        self.sees_forward = bool(self.models) and not is_compiled_whole()
+        if self.sees_forward:
             self.wrap_forward()
             self.wrap_buffers()
 
@@ -330,7 +332,7 @@ class RankSketches:
         for counted in self.models:
             model = counted.model()
             if model is not None and not counted.parameters:
-                reductions.append(reductions_of(counted, model))
+                reductions.append(reductions_of(counted, model, self.sees_forward))
         return {
             "parameters": parameters,
             "steps": whole,
@@ -341,12 +343,14 @@ class RankSketches:
         }
 
 
-def reductions_of(counted: Reductions, model: nn.parallel.DistributedDataParallel) -> dict:
+def reductions_of(
+    counted: Reductions, model: nn.parallel.DistributedDataParallel, sees_forward: bool
+) -> dict:
     return {
         "ranks": torch.distributed.get_process_group_ranks(model.process_group),
         "times": counted.times,
         "bytes": counted.bytes,
-        "micro_steps": len(counted.inputs),
+        "micro_steps": len(counted.inputs) if sees_forward else None,
         "forgets_forward": counted.forgets_forward,
         "ends_reduced": counted.ends_reduced,
         "where": counted.where,
