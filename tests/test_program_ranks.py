@@ -685,7 +685,8 @@ def test_ranks_at_other_steps_leave_nothing_concluded(ranks):
     assert {"check": "ranks_differ", "reason": reason} in audit.not_checked
 
 
-# Runs of ours, of two steps each; in the last one, the second rank's optimizer goes twice as far.
+# Runs of ours, of two steps each; in the last but one, both ranks have the batches of the first; in
+# the last one, the second rank's optimizer goes twice as far.
 OWN_RUNS = """
 import json, os, sys
 sys.path.insert(0, {project!r})
@@ -723,6 +724,10 @@ def rank_main(rank):
     told = {{}}
     for mode in ("ddp", "zero1", "fsdp"):
         told[mode] = compared(f"--parallel {{mode}}{{SMALL}}", rank)
+    own_batches = tiny_llama.batches
+    tiny_llama.batches = lambda *arguments: own_batches(*arguments[:3])  # of rank 0
+    told["same data"] = compared(f"--parallel ddp{{SMALL}}", rank)
+    tiny_llama.batches = own_batches
     build = tiny_llama.build
 
     def wrong(*arguments):
@@ -759,6 +764,13 @@ def own_runs(tmp_path_factory):
 @pytest.mark.parametrize(("mode", "kind"), [("ddp", "DDP"), ("zero1", "DDP"), ("fsdp", "shard")])
 def test_ranks_of_our_own_runs_are_compared(own_runs, mode, kind):
     assert own_runs[mode] == [[], [], [], [kind]]
+
+
+def test_batches_of_our_own_ranks_are_compared(own_runs):
+    (finding,), notes, not_checked, _ = own_runs["same data"]
+    assert finding["check"] == "same_data"
+    assert finding["detail"].startswith("2 ranks train on the same data, the batch of a step, ")
+    assert (notes, not_checked) == ([], [])
 
 
 def test_ranks_of_our_own_that_differ_fail_the_audit(own_runs):

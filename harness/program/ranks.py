@@ -336,21 +336,21 @@ def broadcasts_found(sketches: dict[int, dict], step_ms: float | None) -> list[A
 
 
 def compare_data(sketches: dict[int, dict], comparison: RankComparison) -> None:
-    """Of DDP's models, over the ranks of each: whether all get the same batches."""
-    models = [
-        (tuple(model["ranks"]), place, model)
+    """Over the ranks that train one model, as those of DDP: whether all get the same batches."""
+    data = [
+        (tuple(row["ranks"]), place, row)
         for of_rank in sketches.values()
-        for place, model in enumerate(of_rank["models"])
+        for place, row in enumerate(of_rank["data"])
     ]
-    for (ranks, _), rows in grouped(models, lambda row: row[:2]).items():
-        same = [model for _, _, model in rows]
+    for (ranks, _), rows in grouped(data, lambda row: row[:2]).items():
+        same = [row for _, _, row in rows]
         inputs = same[0]["inputs"]
         has_others = len(ranks) > 1 and any(inputs)
-        if not has_others or any(model["inputs"] != inputs for model in same):
+        if not has_others or any(row["inputs"] != inputs for row in same):
             continue
         batches = f"{len(inputs)} batches" if len(inputs) > 1 else "the batch"
         repeats = len(inputs) > 1 and all(batch == inputs[0] for batch in inputs)
-        if repeats or all(model["is_constant"] for model in same):
+        if repeats or all(row["is_constant"] for row in same):
             comparison.notes.append(
                 "all ranks get the same constant batch, as synthetic inputs are"
             )
