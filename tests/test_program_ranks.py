@@ -343,6 +343,24 @@ SHAPES = {
             optimizer.zero_grad()
             warm_up.step()
         """,
+    "within a closure": """
+        model = DDP(make())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+        def backward():
+            x, y = batch()
+            loss = cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+
+        for step in range(STEPS):
+            with model.no_sync():
+                backward()
+            optimizer.step(backward)
+            optimizer.zero_grad()
+        """,
     "uneven inputs": """
         from torch.distributed.algorithms.join import Join
 
@@ -646,6 +664,7 @@ SILENT = [
     "LoRA",
     "frozen BatchNorm",
     "warm-up from 0",
+    "within a closure",
     "uneven inputs",
     "accelerate",
     "lightning",
