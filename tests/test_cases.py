@@ -7,6 +7,7 @@ import pytest
 from helpers import PROJECT, finish, start
 
 from tools.texts.cases import CASES, as_typed, log_name
+from workshop.exercise.page import exercises
 from workshop.exercise.results import stored_file
 
 
@@ -27,3 +28,23 @@ def test_a_fault_is_answered_and_its_cure_too(tmp_path, number, answer):
     code, out = finish(start(*shlex.split(typed), cwd=PROJECT))
     assert code == 0
     assert f"Audit:       {answer}" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "answer"), [(1, "FAILED: ranks train different models: "), (3, "ok\n")]
+)
+def test_ranks_that_train_different_models_are_told(tmp_path, number, answer):
+    command = CASES["two_ranks"].commands[number]
+    code, out = finish(
+        start(*shlex.split(command.format(python=sys.executable, out=tmp_path)), cwd=PROJECT)
+    )
+    assert code == 0
+    assert f"Audit:       {answer}" in out
+
+
+def test_the_case_of_two_ranks_has_the_commands_of_exercise_12():
+    joined = exercises()[12].extra.text.replace("\\\n   ", "")
+    for command in CASES["two_ranks"].commands:
+        program = command.rpartition(" -- ")[2].removeprefix("{python} ")
+        assert f"{program}\n" in joined

@@ -2,6 +2,7 @@
 model."""
 
 import copy
+import importlib.util
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ from helpers import PROJECT, finish, made_once, start
 from analysis.commands.profiled_program import audit_of
 from harness.instruments.audit import Audit, AuditFinding, audit_text
 from harness.program.command import run
-from harness.program.ranks import RankComparison, broadcasts_found
+from harness.program.ranks import RankComparison, broadcasts_found, step_ms_of
 from harness.run.measurements import add_ranks
 
 # Each shape is a pair of processes, and one pair is forked after the other: torch is imported once.
@@ -255,15 +256,182 @@ SHAPES = {
         model = DDP(Checkpointed(), find_unused_parameters=True)
         train(model, lambda micro_step, is_last: is_last)
         """,
+    "ZeRO, off by one": """
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        model = DDP(make())
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+        train(model, lambda micro_step, is_last: micro_step == 0, optimizer=optimizer)
+        """,
+    "around DDP": """
+        class Inner(nn.Module):
+            def __init__(self, model):
+                super().__init__()
+                self.wrapped = DDP(model)
+
+            def forward(self, x):
+                return self.wrapped.module(x)
+
+
+        train(Inner(make()))
+        """,
+    "FSDP2 that reduces once": """
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        model = fully_shard(make(), mesh=init_device_mesh("cpu", (2,)))
+
+
+        def batch_of_last():
+            batch_of_last.calls += 1
+            model.set_requires_gradient_sync(batch_of_last.calls % ACCUMULATED == 0)
+            return batch()
+
+
+        batch_of_last.calls = 0
+        train(model, batch=batch_of_last)
+        """,
+    "LoRA": """
+        class LoRA(nn.Module):
+            def __init__(self, linear):
+                super().__init__()
+                self.linear = linear.requires_grad_(False)
+                self.down = nn.Linear(linear.in_features, 2, bias=False)
+                self.up = nn.Linear(2, linear.out_features, bias=False)
+                nn.init.zeros_(self.up.weight)
+
+            def forward(self, x):
+                return self.linear(x) + self.up(self.down(x))
+
+
+        model = make()
+        torch.manual_seed(0)
+        model[0], model[2] = LoRA(model[0]), LoRA(model[2])
+        torch.manual_seed(100 + dist.get_rank())
+        train(DDP(model), lambda micro_step, is_last: is_last)
+        """,
+    "frozen BatchNorm": """
+        class Frozen(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
+                self.norm = nn.BatchNorm1d(16).requires_grad_(False)
+                self.train()
+
+            def train(self, mode=True):
+                super().train(mode)
+                self.norm.eval()
+                return self
+
+            def forward(self, x):
+                return self.last(self.norm(self.first(x)).relu())
+
+
+        torch.manual_seed(0)
+        model = Frozen()
+        torch.manual_seed(100 + dist.get_rank())
+        train(DDP(model), lambda micro_step, is_last: is_last)
+        """,
+    "warm-up from 0": """
+        model = DDP(make())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, step / 5))
+        for step in range(STEPS):
+            x, y = batch()
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            warm_up.step()
+        """,
+    "within a closure": """
+        model = DDP(make())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+        def backward():
+            x, y = batch()
+            loss = cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+
+        for step in range(STEPS):
+            with model.no_sync():
+                backward()
+            optimizer.step(backward)
+            optimizer.zero_grad()
+        """,
+    "uneven inputs": """
+        from torch.distributed.algorithms.join import Join
+
+        model = DDP(make())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        with Join([model]):
+            for step in range(STEPS + 2 * dist.get_rank()):
+                x, y = batch()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
     "off by one on four": "train(DDP(make()), lambda micro_step, is_last: micro_step == 0)",
     "independent": "train(make())",
 }
+# Of other packages.
+ACCELERATE = """
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    for micro_step in range(STEPS * ACCUMULATED):
+        x, y = batch()
+        with accelerator.accumulate(model):
+            accelerator.backward(cross_entropy(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+    """
+LIGHTNING = """
+    import lightning
+
+
+    class Lit(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = make()
+
+        def training_step(self, batch, index):
+            return cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        use_distributed_sampler=False, accumulate_grad_batches=ACCUMULATED,
+    )
+    lit = Lit()
+    batches = [batch() for micro_step in range(STEPS * ACCUMULATED)]
+    trainer.fit(lit, torch.utils.data.DataLoader(batches, batch_size=None))
+    """
+OF_PACKAGES = {
+    "accelerate": ACCELERATE,
+    "accelerate, around DDP": ACCELERATE.replace("model(x)", "accelerator.unwrap_model(model)(x)"),
+    "lightning": LIGHTNING,
+    "lightning, with a rate each": LIGHTNING.replace("lr=0.01", "lr=0.01 * (1 + dist.get_rank())"),
+}
+for shape, source in OF_PACKAGES.items():
+    if importlib.util.find_spec(shape.partition(",")[0]):
+        SHAPES[shape] = source
 FORKS = """
 SHAPES = {shapes!r}
 
 
 def rank_main(shape, rank, size):
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
+    os.environ.update(LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     Path(f"{{os.getpid()}}.shape").write_text(shape)
     if shape != "independent":
         store = dist.FileStore(os.path.abspath(f"store {{shape}}"), size)
@@ -329,6 +497,38 @@ def test_ranks_that_step_with_other_gradients_fail_the_audit(ranks):
     begin = "ranks train different models: gradients differ from step 1 on in all 4 parameters ("
     assert finding.detail.startswith(begin)
     assert "no_sync() belongs around all micro-steps but the last, train.py:" in finding.detail
+
+
+def test_ranks_of_sharded_optimizers_fail_the_audit_too(ranks):
+    (finding,) = audit_of(ranks["ZeRO, off by one"]).findings
+    assert finding.check == "ranks_differ"
+    assert "gradients differ from step 1 on in all 4 parameters (" in finding.detail
+    assert "no_sync() belongs around all micro-steps but the last, train.py:" in finding.detail
+
+
+@pytest.mark.parametrize("shape", ["around DDP", "accelerate, around DDP"])
+def test_forward_passes_around_the_wrapper_are_named_as_the_cause(ranks, shape):
+    if shape not in ranks:
+        pytest.skip("needs accelerate")
+    audit = audit_of(ranks[shape])
+    assert audit.ok is False
+    (finding,) = audit.findings
+    assert finding.check == "ranks_differ"
+    assert "gradients differ from step 1 on in all 4 parameters (" in finding.detail
+    assert finding.detail.endswith("and there are none: call the wrapper, not its .module")
+
+
+def test_gradients_that_a_closure_computes_are_those_that_are_compared(ranks):
+    """Lightning accumulates, and the last backward pass is within the optimizer's step."""
+    if "lightning" not in ranks:
+        pytest.skip("needs lightning")
+    audit = audit_of(ranks["lightning, with a rate each"])
+    assert audit.ok is False
+    (finding,) = audit.findings
+    assert finding.check == "ranks_differ"
+    assert "parameters differ between step 1 and 2 in all 4 parameters (by " in finding.detail
+    (model,) = ranks["lightning"][0]["sketches"]["models"]
+    assert (model["micro_steps"], model["times"], model["ends_reduced"]) == (2, 1, True)
 
 
 def test_ranks_that_reduce_no_more_fail_the_audit(ranks):
@@ -419,6 +619,11 @@ def test_broadcasts_that_cost_nothing_are_not_told():
     (finding,) = broadcasts_found(sketches, step_ms=5.0)
     assert "4.0 ms of the host, though rank 0 keeps its own either way" in finding.detail
     assert not broadcasts_found(sketches, step_ms=500.0)
+    assert not broadcasts_found(sketches, step_ms=None)
+    processes = [{"times_ms": [5.0], "disturbance": {"disturbed": False}}, {"times_ms": [6.0]}]
+    assert step_ms_of(processes) == 5.0
+    processes[0]["disturbance"]["disturbed"] = True  # the other rank waited for it
+    assert step_ms_of(processes) is None
 
 
 def test_a_checkpoint_that_takes_gradients_away_is_named(ranks):
@@ -451,15 +656,25 @@ SILENT = [
     "frozen",
     "compressed",
     "FSDP2",
+    "FSDP2 that reduces once",
     "replicas of FSDP2",
     "two models",
     "saves itself",
     "independent",
+    "LoRA",
+    "frozen BatchNorm",
+    "warm-up from 0",
+    "within a closure",
+    "uneven inputs",
+    "accelerate",
+    "lightning",
 ]
 
 
 @pytest.mark.parametrize("shape", SILENT)
 def test_of_ranks_that_train_one_model_nothing_is_said(ranks, shape):
+    if shape in OF_PACKAGES and shape not in ranks:
+        pytest.skip(f"needs {shape}")
     audit = audit_of(ranks[shape])
     assert audit.ok
     assert not audit.findings
@@ -489,7 +704,8 @@ def test_ranks_at_other_steps_leave_nothing_concluded(ranks):
     assert {"check": "ranks_differ", "reason": reason} in audit.not_checked
 
 
-# Runs of ours, of two steps each; in the last one, the second rank's optimizer goes twice as far.
+# Runs of ours, of two steps each; in the last but one, both ranks have the batches of the first; in
+# the last one, the second rank's optimizer goes twice as far.
 OWN_RUNS = """
 import json, os, sys
 sys.path.insert(0, {project!r})
@@ -527,6 +743,10 @@ def rank_main(rank):
     told = {{}}
     for mode in ("ddp", "zero1", "fsdp"):
         told[mode] = compared(f"--parallel {{mode}}{{SMALL}}", rank)
+    own_batches = tiny_llama.batches
+    tiny_llama.batches = lambda *arguments: own_batches(*arguments[:3])  # of rank 0
+    told["same data"] = compared(f"--parallel ddp{{SMALL}}", rank)
+    tiny_llama.batches = own_batches
     build = tiny_llama.build
 
     def wrong(*arguments):
@@ -563,6 +783,13 @@ def own_runs(tmp_path_factory):
 @pytest.mark.parametrize(("mode", "kind"), [("ddp", "DDP"), ("zero1", "DDP"), ("fsdp", "shard")])
 def test_ranks_of_our_own_runs_are_compared(own_runs, mode, kind):
     assert own_runs[mode] == [[], [], [], [kind]]
+
+
+def test_batches_of_our_own_ranks_are_compared(own_runs):
+    (finding,), notes, not_checked, _ = own_runs["same data"]
+    assert finding["check"] == "same_data"
+    assert finding["detail"].startswith("2 ranks train on the same data, the batch of a step, ")
+    assert (notes, not_checked) == ([], [])
 
 
 def test_ranks_of_our_own_that_differ_fail_the_audit(own_runs):

@@ -1,6 +1,6 @@
 __doc__ = """\
-Run the commands of docs/cases.md and exercise 13 on this machine, and keep what they print last in
-benchmarks/results/NAME/cases/.
+Run the commands of docs/cases.md and of exercises 12 and 13 on this machine, and keep what they
+print last in benchmarks/results/NAME/cases/.
 
 python3 tools/record_cases.py NAME [CASE ...]
 """

@@ -241,12 +241,18 @@ def norms_text(of_kind: list[Split], first: Split, sketches: dict[int, dict]) ->
 
 
 def cause_text(sketches: dict[int, dict]) -> str:
-    """Where DDP's last backward pass of a step does not reduce, and an earlier one does."""
+    """Where DDP's last backward pass of a step does not reduce and an earlier one does, or no
+    forward pass is one of DDP."""
     for model in next(iter(sketches.values()))["models"]:
         if model["times"] and not model["ends_reduced"]:
             return (
                 "; the last backward pass of a step does not reduce: no_sync() belongs around all"
                 f" micro-steps but the last, {model['where']}"
+            )
+        if model["micro_steps"] == 0:
+            return (
+                "; DDP reduces what its own forward passes lead to, and there are none: call the"
+                " wrapper, not its .module"
             )
     return ""
 
@@ -291,7 +297,10 @@ def reductions_found(sketches: dict[int, dict]) -> list[AuditFinding]:
 
 
 def step_ms_of(processes: list[dict]) -> float | None:
-    """The shortest of the timed steps' medians; None where none was timed."""
+    """The shortest of the timed steps' medians; None where none was timed, or a rank waited for
+    cores: the others then wait for it, in whatever they call."""
+    if any(one.get("disturbance", {}).get("disturbed") for one in processes):
+        return None
     medians = [statistics.median(one["times_ms"]) for one in processes if one.get("times_ms")]
     return min(medians, default=None)
 
@@ -327,21 +336,21 @@ def broadcasts_found(sketches: dict[int, dict], step_ms: float | None) -> list[A
 
 
 def compare_data(sketches: dict[int, dict], comparison: RankComparison) -> None:
-    """Of DDP's models, over the ranks of each: whether all get the same batches."""
-    models = [
-        (tuple(model["ranks"]), place, model)
+    """Over the ranks that train one model, as those of DDP: whether all get the same batches."""
+    data = [
+        (tuple(row["ranks"]), place, row)
         for of_rank in sketches.values()
-        for place, model in enumerate(of_rank["models"])
+        for place, row in enumerate(of_rank["data"])
     ]
-    for (ranks, _), rows in grouped(models, lambda row: row[:2]).items():
-        same = [model for _, _, model in rows]
+    for (ranks, _), rows in grouped(data, lambda row: row[:2]).items():
+        same = [row for _, _, row in rows]
         inputs = same[0]["inputs"]
         has_others = len(ranks) > 1 and any(inputs)
-        if not has_others or any(model["inputs"] != inputs for model in same):
+        if not has_others or any(row["inputs"] != inputs for row in same):
             continue
         batches = f"{len(inputs)} batches" if len(inputs) > 1 else "the batch"
         repeats = len(inputs) > 1 and all(batch == inputs[0] for batch in inputs)
-        if repeats or all(model["is_constant"] for model in same):
+        if repeats or all(row["is_constant"] for row in same):
             comparison.notes.append(
                 "all ranks get the same constant batch, as synthetic inputs are"
             )

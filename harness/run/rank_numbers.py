@@ -4,15 +4,18 @@ step and after the last one; they are compared as those of a program of somebody
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from harness.instruments.first_step import unobserved
 from harness.program.hooks.observing.rank_sketches import (
+    Inputs,
     of_mesh,
     row_of,
     state_of_random_numbers,
+    tensors_in,
     wrappers_of,
 )
 from harness.session.session import Session
@@ -21,10 +24,11 @@ FIRST = "1"
 
 
 class RankNumbers:
-    """Of this rank's parameters, gradients and optimizer state; of a run of one rank none.
+    """Of this rank's parameters, gradients, optimizer state and batches; of a run of one rank none.
 
     Gradients are seen as the first step's optimizer phase begins, outside of the steps that are
-    averaged; parameters and the optimizer's state then, too, and once the last step is over.
+    averaged; parameters and the optimizer's state then, too, and once the last step is over;
+    batches as the first step takes them.
     """
 
     def __init__(self, session: Session):
@@ -32,13 +36,25 @@ class RankNumbers:
         self._session = weakref.ref(session)
         self.rows: dict[str, list[dict]] = {}  # by step, in the order of the model's parameters
         self.random: dict[str, int] = {}  # by step: what the next random numbers depend on
+        self.inputs = Inputs()
         if session.world_size > 1:
+            session.stream = self._noted(session.stream)
             session.audit.before_optimizer = self.look_at_first_step
 
     @property
     def session(self) -> Session:
         """None once it is gone."""
         return self._session()
+
+    def _noted(self, stream: Iterator) -> Iterator:
+        """The stream.  Of later steps only whether their batches are those of before."""
+        for batch in stream:
+            if FIRST not in self.rows:
+                with unobserved():
+                    self.inputs.note(tensors_in(batch))
+            elif self.inputs.is_repeated is not False:
+                self.inputs.note_repeated(tensors_in(batch))
+            yield batch
 
     def look_at_first_step(self) -> None:
         """Of a step with several optimizer phases, the last counts."""
@@ -66,8 +82,8 @@ class RankNumbers:
         return dict(self.session.model.named_parameters())
 
     def as_json(self) -> dict:
-        """What `harness.program.ranks` compares; data and reductions are the run's own, and not
-        looked at."""
+        """What `harness.program.ranks` compares; reductions are the run's own, and not looked
+        at."""
         model = self.session.state.model
         wrapped = wrappers_of([model] if isinstance(model, torch.nn.Module) else [])
         parameters = []
@@ -78,6 +94,7 @@ class RankNumbers:
             "parameters": parameters,
             "steps": self.rows,
             "models": [],
+            "data": [self.inputs.as_json(list(range(self.session.world_size)))],
             "collectives": [],
             "random": self.random,
             "repeated_orders": [],

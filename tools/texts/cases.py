@@ -9,7 +9,8 @@ from workshop.exercise.results import stored_file
 PROFILE = "{python} profile_program.py --output-dir {out} --"
 WATCH = "{python} profile_program.py --watch --output-dir {out} --"
 PROVE = "{python} prove_changes.py --audit-only --try compile --output-dir {out} --"
-ON_RANKS = f"{PROFILE} -m torch.distributed.run --nproc-per-node 2"
+RANKS = "-m torch.distributed.run --nproc-per-node 2"
+ON_RANKS = f"{PROFILE} {RANKS}"
 SNAPSHOT = "benchmarks/results/nvidia-h200/memory_snapshot_step.pickle.gz"
 
 
@@ -42,6 +43,17 @@ CASES["peak_of_a_snapshot"] = Case(
 )
 
 
+# Of exercise 12: ranks that train different models, and the program mended.
+TWO_RANKS = "exercises/audit/two_ranks.py"
+CASES["two_ranks"] = Case(
+    "exercise12_ranks",
+    ("rank ", "Audit:"),
+    tuple(
+        f"{how} {program}"
+        for program in (TWO_RANKS, f"{TWO_RANKS} fixed")
+        for how in (f"{{python}} {RANKS}", ON_RANKS)
+    ),
+)
 # Of exercise 13: a change that pays where tables are large.
 CASES["optimizer_of_tables"] = Case(
     "proof_tables",

@@ -32,7 +32,7 @@ def wrapped(
         a_range = enter(phase)
         try:
             if audited and stepping is not None and (watch.looks or watch.audit):
-                return watch.audited(stepping, lambda: function(*args, **kwargs))
+                return watch.audited(stepping, function, args, kwargs)
             return function(*args, **kwargs)
         finally:
             leave(phase, a_range, stepping)

@@ -141,12 +141,36 @@ class Watch:
         """Open phases in which a step may end: an optimizer that takes many passes, as LBFGS."""
         return self.depth["optimizer"] if self.settings["steps"] == "backward" else 0
 
-    def audited(self, optimizer: torch.optim.Optimizer, step: Callable[[], object]) -> object:
-        self.guarded(lambda: self.before_step(optimizer))
-        result = step()
+    def audited(
+        self, optimizer: torch.optim.Optimizer, step: Callable, args: tuple, kwargs: dict
+    ) -> object:
+        """An optimizer's step with a look before and after it.  Where it takes a closure, as in
+        Lightning, the gradients that it steps with are there once that has been called."""
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if not callable(closure):
+            self.guarded(lambda: self.before_step(optimizer))
+        elif len(args) > 1:
+            args = (args[0], self.looked_at(optimizer, closure), *args[2:])
+        else:
+            kwargs = {**kwargs, "closure": self.looked_at(optimizer, closure)}
+        result = step(*args, **kwargs)
         if self.audit:
             self.guarded(lambda: self.audit.after(optimizer))
         return result
+
+    def looked_at(self, optimizer: torch.optim.Optimizer, closure: Callable) -> Callable:
+        """The closure, and a look at the optimizer once it is called for the first time."""
+        is_first = True
+
+        def call(*args, **kwargs):
+            nonlocal is_first
+            result = closure(*args, **kwargs)
+            if is_first:
+                is_first = False
+                self.guarded(lambda: self.before_step(optimizer))
+            return result
+
+        return call
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.looks:

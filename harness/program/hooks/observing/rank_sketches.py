@@ -40,6 +40,42 @@ def numbers_of(tensor: torch.Tensor) -> list[float]:
     return padded.reshape(NUMBERS, -1).sum(1).tolist()
 
 
+def tensors_in(inputs: object) -> list[torch.Tensor]:
+    """Those in whatever holds them that have elements to compare."""
+    leaves = tree_leaves(inputs)
+    return [leaf for leaf in leaves if torch.is_tensor(leaf) and has_numbers(leaf)]
+
+
+class Inputs:
+    """What a model is trained on in a step, as a few numbers of each tensor."""
+
+    def __init__(self):
+        self.numbers: list[list[list[float]]] = []  # by micro-step: of each tensor
+        self.last: list[tuple[weakref.ref, int]] = []  # tensors, and their versions
+        self.is_repeated: bool | None = None  # the same tensors come again; None: not seen
+        self.is_uniform = True  # all elements of each tensor are the same number
+
+    def note(self, tensors: list[torch.Tensor]) -> None:
+        self.note_repeated(tensors)
+        self.numbers.append([numbers_of(tensor) for tensor in tensors])
+        for tensor in tensors:
+            self.is_uniform &= bool((tensor == tensor.reshape(-1)[:1]).all())
+        self.last = [(weakref.ref(tensor), tensor._version) for tensor in tensors]
+
+    def note_repeated(self, tensors: list[torch.Tensor]) -> None:
+        """Whether the last micro-step had these same tensors, and nothing wrote to them since."""
+        if not self.last or self.is_repeated is False:
+            return
+        self.is_repeated = len(tensors) == len(self.last)
+        for tensor, (last, version) in zip(tensors, self.last, strict=False):
+            self.is_repeated &= last() is tensor and tensor._version == version
+
+    def as_json(self, ranks: list[int]) -> dict:
+        """ranks: those that are to have other inputs each."""
+        is_constant = self.is_uniform or bool(self.is_repeated)
+        return {"ranks": ranks, "inputs": self.numbers, "is_constant": is_constant}
+
+
 class Reductions:
     """How often DDP reduces the gradients of one model between two steps of its optimizer."""
 
@@ -53,10 +89,7 @@ class Reductions:
         self.forgets_forward = False  # no_sync() around the backward pass, not the forward pass
         self.times = 0
         self.where = ""  # the program's line that calls the model
-        self.inputs: list[list[list[float]]] = []  # by micro-step: numbers of each tensor
-        self.last_inputs: list[tuple[weakref.ref, int]] = []  # and their versions
-        self.is_repeated: bool | None = None  # the same tensors are passed again; None: not seen
-        self.is_uniform = True  # all elements of each tensor are the same number
+        self.inputs = Inputs()
         self.ends_reduced = False  # the last backward pass reduced
         self.seconds_of_buffers: list[float] = []  # of the host: each broadcast of all of them
         self.buffer_bytes = 0
@@ -83,21 +116,6 @@ class Reductions:
         self.buffer_bytes = sum(buffer.numel() * buffer.element_size() for buffer in buffers)
         self.buffers = [numbers_of(buffer) for buffer in buffers if has_numbers(buffer)]
 
-    def note_inputs(self, tensors: list[torch.Tensor]) -> None:
-        self.note_repeated(tensors)
-        self.inputs.append([numbers_of(tensor) for tensor in tensors])
-        for tensor in tensors:
-            self.is_uniform &= bool((tensor == tensor.reshape(-1)[:1]).all())
-        self.last_inputs = [(weakref.ref(tensor), tensor._version) for tensor in tensors]
-
-    def note_repeated(self, tensors: list[torch.Tensor]) -> None:
-        """Whether the last call had these same tensors, and nothing wrote to them since."""
-        if not self.last_inputs or self.is_repeated is False:
-            return
-        self.is_repeated = len(tensors) == len(self.last_inputs)
-        for tensor, (last, version) in zip(tensors, self.last_inputs, strict=False):
-            self.is_repeated &= last() is tensor and tensor._version == version
-
 
 class Collective(NamedTuple):
     """A call of all_reduce that stands in the program."""
@@ -123,6 +141,7 @@ class RankSketches:
         self.models: list[Reductions] = []
         self.hooks: list[Callable[[], None]] = []  # what takes them away
         self.gradient_hooks: list[Callable[[], None]] = []  # the same
+        self.sees_forward = False  # passes of DDP
         self.is_counting = False  # reductions and inputs, in the step before the recorded ones
         self.kinds = CodeKinds()
         self.folder = watch.settings.get("folder", "")  # in which the command was started
@@ -190,7 +209,8 @@ class RankSketches:
             for module in model.modules():
                 if isinstance(module, nn.parallel.DistributedDataParallel):
                     self.count_model(module)
-        if self.models and not is_compiled_whole():
+        self.sees_forward = bool(self.models) and not is_compiled_whole()
+        if self.sees_forward:
             self.wrap_forward()
             self.wrap_buffers()
 
@@ -286,16 +306,13 @@ class RankSketches:
 
     @torch.no_grad()
     def note_call(self, counted: Reductions, module: nn.Module, inputs: tuple) -> None:
-        tensors = []
-        for leaf in tree_leaves(inputs):
-            if torch.is_tensor(leaf) and has_numbers(leaf):
-                tensors.append(leaf)
+        tensors = tensors_in(inputs)
         if not self.is_counting:
-            counted.note_repeated(tensors)
+            counted.inputs.note_repeated(tensors)
         elif counted.parameters:
             counted.begins_forward(module.require_backward_grad_sync)
             counted.where = counted.where or self.line_of_program()
-            counted.note_inputs(tensors)
+            counted.inputs.note(tensors)
 
     def line_of_program(self) -> str:
         return self.kinds.innermost_line(self.folder)
@@ -326,38 +343,38 @@ class RankSketches:
                 steps.setdefault(step, []).extend(rows)
         # A step in which not all optimizers stepped says nothing of which row is whose.
         whole = {step: rows for step, rows in steps.items() if len(rows) == len(parameters)}
-        reductions = []
+        reductions, data = [], []
         for counted in self.models:
             model = counted.model()
             if model is not None and not counted.parameters:
-                reductions.append(reductions_of(counted, model))
+                reductions.append(reductions_of(counted, self.sees_forward))
+                ranks = torch.distributed.get_process_group_ranks(model.process_group)
+                data.append(counted.inputs.as_json(ranks))
         return {
             "parameters": parameters,
             "steps": whole,
             "models": reductions,
+            "data": data,
             "collectives": told_collectives(self.collectives),
             "random": self.random,
             "repeated_orders": repeated_orders(self.orders.values()),
         }
 
 
-def reductions_of(counted: Reductions, model: nn.parallel.DistributedDataParallel) -> dict:
+def reductions_of(counted: Reductions, sees_forward: bool) -> dict:
     return {
-        "ranks": torch.distributed.get_process_group_ranks(model.process_group),
         "times": counted.times,
         "bytes": counted.bytes,
-        "micro_steps": len(counted.inputs),
+        "micro_steps": len(counted.inputs.numbers) if sees_forward else None,
         "forgets_forward": counted.forgets_forward,
         "ends_reduced": counted.ends_reduced,
         "where": counted.where,
-        "inputs": counted.inputs,
         "buffers": {
             "numbers": counted.buffers,
             "bytes": counted.buffer_bytes,
             "ms": [1e3 * seconds for seconds in counted.seconds_of_buffers],
             "flag": flag_of_buffers(),
         },
-        "is_constant": counted.is_uniform or bool(counted.is_repeated),
     }
 
 
