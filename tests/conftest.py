@@ -25,7 +25,7 @@ from conforming import conforming
 from helpers import SMALL_MODEL, exit_code, run_command
 from hypothesis import HealthCheck, settings
 from torch import nn
-from warm_python import start_server
+from warm_python import measure_briefly, start_server
 
 import tiny_llama_v1 as tiny_llama
 from analysis import answers
@@ -75,10 +75,7 @@ def measured_peaks(tmp_path_factory):
     for its user."""
     from analysis.hardware import measuring
 
-    measuring.SECONDS = 0.02
-    gpu = {"other_processes": 0, "lowered_by": {}}
-    quiet = {"disturbed": None, "disturbed_reason": "tests run beside each other", "gpu": gpu}
-    measuring.watch = lambda device_type, measure: (measure(), quiet)
+    measure_briefly(measuring)
     folder = tmp_path_factory.getbasetemp()
     shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     os.environ["XDG_CACHE_HOME"] = str(shared / "cache")
