@@ -1,7 +1,9 @@
 """Fixtures: scratch folders, commands run in this process, packages that are not there."""
 
 import builtins
+import contextlib
 import functools
+import importlib
 import importlib.util
 import multiprocessing
 import os
@@ -25,7 +27,7 @@ from conforming import conforming
 from helpers import SMALL_MODEL, exit_code, run_command
 from hypothesis import HealthCheck, settings
 from torch import nn
-from warm_python import start_server
+from warm_python import measure_briefly, start_server
 
 import tiny_llama_v1 as tiny_llama
 from analysis import answers
@@ -75,10 +77,7 @@ def measured_peaks(tmp_path_factory):
     for its user."""
     from analysis.hardware import measuring
 
-    measuring.SECONDS = 0.02
-    gpu = {"other_processes": 0, "lowered_by": {}}
-    quiet = {"disturbed": None, "disturbed_reason": "tests run beside each other", "gpu": gpu}
-    measuring.watch = lambda device_type, measure: (measure(), quiet)
+    measure_briefly(measuring)
     folder = tmp_path_factory.getbasetemp()
     shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     os.environ["XDG_CACHE_HOME"] = str(shared / "cache")
@@ -176,6 +175,29 @@ def pytest_configure_node(node):
     """Tells a worker of xdist where the warm interpreter is."""
     if WARM_PYTHON in node.config.stash:
         node.workerinput["warm_python"] = node.config.stash[WARM_PYTHON][0]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """Half of collecting is to compile the files of tests and rewrite what they assert: it is kept
+    even where PYTHONDONTWRITEBYTECODE is set, and of several workers each begins with other files.
+    """
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    try:
+        if hasattr(session.config, "workerinput") and not session.config.option.file_or_dir:
+            import_share(**session.config.workerinput)
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = before
+
+
+def import_share(workerid: str, workercount: int, **others: object) -> None:
+    """The files of tests that this worker compiles for all.  workerid: as gw0."""
+    files = sorted(Path(__file__).parent.glob("test_*.py"))
+    for file in files[int(workerid.removeprefix("gw")) :: workercount]:
+        # Why it cannot be imported, or is skipped, collecting tells.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(file.stem)
 
 
 def choose_by_need_of_the_machine(config, items: list[pytest.Item]) -> None:

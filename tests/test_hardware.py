@@ -300,6 +300,19 @@ def test_what_a_narrow_type_gains_is_timed():
     assert "512 x 512" in gain.source
 
 
+@pytest.mark.parametrize(("slower", "rounds"), [(0.5, measuring.ROUNDS), (100.0, 1)])
+def test_an_emulated_type_is_not_timed_for_long(monkeypatch, slower, rounds):
+    timed = []
+
+    def durations(device_type, work, seconds):
+        timed.append(work.args[0].dtype)
+        return [slower if timed[-1] == torch.bfloat16 else 1.0]
+
+    monkeypatch.setattr(measuring, "durations", durations)
+    assert measuring.measured_gain("cpu", "bf16").rate == 1 / slower
+    assert timed == rounds * [torch.float32, torch.bfloat16]
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [

@@ -68,6 +68,7 @@ def main() -> None:
 
     begin_command()
     from analysis.hardware import measuring
+    from tests.warm_python.server import prepare_predictions
 
     # What is measured of a card here is a figure of this CPU: briefly, only to have one.
     measuring.SECONDS, measuring.SQUARES["cuda"], measuring.COPIED_BYTES["cuda"] = (
@@ -77,6 +78,7 @@ def main() -> None:
     )
     for name in MODULES:
         importlib.import_module(name)
+    prepare_predictions()
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()

@@ -12,11 +12,21 @@ in the environment makes all starts such.
 import os
 import socket
 import subprocess
+import types
 from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parent.parent
+
+
+def measure_briefly(measuring: types.ModuleType) -> None:
+    """The rates of this machine, as nothing disturbed it: beside tests something does, and each
+    command that asks would measure them again, for seconds of a core."""
+    gpu = {"other_processes": 0, "lowered_by": {}}
+    quiet = {"disturbed": None, "disturbed_reason": "tests run beside each other", "gpu": gpu}
+    measuring.SECONDS = 0.02
+    measuring.watch = lambda device_type, measure: (measure(), quiet)
 
 
 def start_server(folder: Path, real: str) -> tuple[str, Callable[[], None]]:

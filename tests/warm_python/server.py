@@ -22,6 +22,7 @@ import types
 import warnings
 from typing import NoReturn
 
+from tests.warm_python import measure_briefly
 from tests.warm_python.client import is_watched, read_at_import
 
 # What commands and the programs of others import, some of it late.  Not DeepSpeed: it looks for a
@@ -201,12 +202,6 @@ def become(asked: dict) -> None:
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
 
 
-def measure_briefly(measuring: types.ModuleType) -> None:
-    """The rates of this machine, as the tests themselves do: beside them they are disturbed, and so
-    measured anew by each command that asks, for ten seconds of a core."""
-    measuring.SECONDS = 0.02
-
-
 def prepare_pages() -> None:
     """What takes a second of the first page of a process, once for all: plotly's script is packed,
     and matplotlib looks for fonts."""
@@ -219,6 +214,24 @@ def prepare_pages() -> None:
     figure = Figure(layout="constrained")
     figure.subplots().set_title("0.5")
     png(figure)
+
+
+def prepare_predictions() -> None:
+    """What takes most of a second of the first step on fake tensors in a process: PyTorch finds out
+    how its operators treat them.  Of a model that no test has."""
+    import torch
+
+    import tiny_llama_v1
+    from analysis.memory.predicted import predicted_memory
+    from analysis.prediction.operators import log_of
+
+    sizes = "--vocab-size 41 --hidden-dim 24 --n-layers 1 --n-heads 3 --seq-len 13 --batch-size 2"
+    parsed = tiny_llama_v1.build_parser().parse_args([*sizes.split(), "--dry-run"])
+    workload = tiny_llama_v1.resolve(parsed)[0]
+    random_state = torch.random.get_rng_state()
+    predicted_memory(workload, on_gpu=False)
+    log_of(workload, on_gpu=False, fused=False)
+    torch.random.set_rng_state(random_state)
 
 
 def pretend_a_card() -> None:
@@ -357,6 +370,7 @@ def main() -> None:
                 importlib.import_module(name)
             measure_briefly(sys.modules["analysis.hardware.measuring"])
             prepare_pages()
+            prepare_predictions()
     server = Server(of_project if project else of_programs, session)
     gc.collect()
     gc.freeze()  # a collection in a fork would copy all that it looks at
