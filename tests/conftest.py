@@ -66,8 +66,10 @@ def checked(analyze_all):
 answers.analyze_all = checked(answers.analyze_all)  # before others import it by its name
 files.explained = conforming(files.explained)
 
-# On a machine with much else to do any example may take long.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# On a machine with much else to do any example may take long.  The examples are the same in each
+# run: what others would find is not of the change that is tested (--hypothesis-profile explore).
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("tests", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("tests")
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import NamedTuple
 
 import pandas as pd
+from typing_extensions import NotRequired
 
 from analysis.attribution.components import (
     BETWEEN,
@@ -35,7 +36,9 @@ class Attribution(Document):
     steps: int = field("of which the mean is taken")
     ms_per_step: float = field("on this clock")
     unattributed_share: float = field("of it, that no component has")
-    left_out_ms: float = field("of the trace, without a GPU event: no part of the steps")
+    left_out_ms: NotRequired[float] = field(
+        "of the trace, without a GPU event: no part of the steps; absent if hardly any"
+    )
 
     @staticmethod
     def contradiction(value: dict) -> str | None:
@@ -84,8 +87,10 @@ def step_breakdown(timeline: Timeline) -> Breakdown:
         steps=steps,
         ms_per_step=step_ms,
         unattributed_share=share_of(ms.loc[UNATTRIBUTED].sum(), step_ms),
-        left_out_ms=float(left_out(timeline)["us"].sum() / 1e3) if timeline.on_gpu else 0.0,
     )
+    left_out_ms = float(left_out(timeline)["us"].sum() / 1e3)
+    if timeline.on_gpu and left_out_ms >= LEFT_OUT_FROM * step_ms:
+        attribution.left_out_ms = left_out_ms
     phases = []
     for phase, phase_ms in ms.sum().items():
         share = share_of(phase_ms, step_ms)
@@ -208,7 +213,7 @@ def mean_of(about: Attribution, marked_steps: int) -> str:
     """What the time of the step is of: 'mean of 4 steps'."""
     if marked_steps:
         return f"mean of {about.steps} steps" if about.steps > 1 else "one step"
-    if about.left_out_ms < LEFT_OUT_FROM * about.ms_per_step:
+    if not about.left_out_ms:
         return "the whole trace"
     return f"the trace but for {significant(about.left_out_ms, 3)} ms without a GPU event"
 
