@@ -6,7 +6,7 @@ import gzip
 import json
 import re
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import util
 from pathlib import Path
@@ -20,6 +20,7 @@ from analysis.report.page import (
     ALL_FINDABLE,
     PARTS_FINDABLE,
     Documents,
+    FirstScreen,
     documents_in,
     fill_template,
     first_screen,
@@ -78,10 +79,13 @@ def write_report(
     if further:
         sections += further.sections
         charts.update(further.charts)
-    text = report_text(own, documents, sections, figures, charts, step)
-    target = folder / "report.html"
-    write_bytes(target, text.encode(errors="backslashreplace"))
-    return [target, *to_tensorboard(folder, figures, sections)]
+    of_trace = step is not None and "device" in step
+    findable = ALL_FINDABLE if of_trace else PARTS_FINDABLE
+    first = first_screen(own, documents)
+    page = write_page(
+        folder, first, sections, charts, figures=figures, step=step, findable=findable
+    )
+    return [page, *to_tensorboard(folder, figures, sections)]
 
 
 def own_analyses(folder: Path, documents: Documents, left_out: list[str]) -> Analyses:
@@ -108,29 +112,36 @@ def step_to_show(trace: Path, own: OperatorAnalysis, reading: dict, left_out: li
     return step_of_document(own.step_timeline)
 
 
-def report_text(
-    own: OperatorAnalysis | None,
-    documents: Documents,
-    sections: list[Section],
-    figures: dict[str, bytes],
+def write_page(
+    folder: Path,
+    first: FirstScreen,
+    sections: Sequence[Section],
     charts: dict[str, dict],
-    step: dict | None,
-) -> str:
-    """The page with all that its script needs: figures of plotly, and the events of a step."""
+    *,
+    figures: dict[str, bytes] | None = None,
+    step: dict | None = None,
+    findable: Sequence[str] = (),
+) -> Path:
+    """Write report.html with all that its script needs; returns the file.
+
+    charts: data and layout for plotly, by name.  figures: PNG by name.  step: the events of one, of
+    a trace.  findable: titles of sections whose names its timeline finds."""
     names = [*charts, STEP_TIMELINE] if step else [*charts]
-    of_trace = step is not None and "device" in step
-    return fill_template(
+    text = fill_template(
         "page.html",
-        first_screen(own, documents),
+        first,
         sections,
         figures=figures,
         charts=names,
-        findable=ALL_FINDABLE if of_trace else PARTS_FINDABLE,
+        findable=findable,
         chart_data=charts,
         step=packed(json.dumps(step).encode()),
         plotly=packed_plotly() if names else "",
         script=script(),
     )
+    target = folder / "report.html"
+    write_bytes(target, text.encode(errors="backslashreplace"))
+    return target
 
 
 def packed(data: bytes) -> str:

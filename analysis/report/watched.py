@@ -9,9 +9,9 @@ import numpy as np
 from analysis.program.slow_steps import Cause, SlowSteps, duration, percent
 from analysis.program.watched_process import WatchedProcess
 from analysis.program.whole_run import WatchDocument, WatchedRun, watch_sections
-from analysis.report.html import packed, packed_plotly, script
-from analysis.report.page import FirstScreen, Share, fill_template
-from harness.base.files import write_bytes, writing
+from analysis.report.html import write_page
+from analysis.report.page import FirstScreen, Share
+from harness.base.files import writing
 from harness.base.sections import Section
 from harness.base.text import significant
 from harness.base.units import MB
@@ -49,19 +49,7 @@ def write_watch_report(folder: Path, run: WatchedRun) -> Path:
             " longest."
         )
         sections.insert(0, Section("All steps", note=[note], figure=CHART, unfolded=True))
-    text = fill_template(
-        "page.html",
-        first,
-        sections,
-        charts=list(charts),
-        chart_data=charts,
-        step=packed(b"null"),  # no timeline asks for it
-        plotly=packed_plotly() if charts else "",
-        script=script(),
-    )
-    target = folder / "report.html"
-    write_bytes(target, text.encode(errors="backslashreplace"))
-    return target
+    return write_page(folder, first, sections, charts)
 
 
 def write_watch_scalars(folder: Path, run: WatchedRun) -> list[Path]:

@@ -11,10 +11,9 @@ from analysis.memory.snapshot.document import SnapshotDevice
 from analysis.memory.snapshot.headline import WORDS, held_of, size_text
 from analysis.memory.snapshot.savings import lowers
 from analysis.memory.snapshot.text import snapshot_sections
-from analysis.report.html import Further, packed, packed_plotly, script
-from analysis.report.page import FirstScreen, Share, fill_template
+from analysis.report.html import Further, write_page
+from analysis.report.page import FirstScreen, Share
 from analysis.report.snapshot.charts import COLORS, memory_charts
-from harness.base.files import write_bytes
 
 
 def write_memory_report(folder: Path, analyzed: Analyzed) -> list[Path]:
@@ -44,19 +43,7 @@ def write_memory_report(folder: Path, analyzed: Analyzed) -> list[Path]:
     sections = snapshot_sections(document)
     # Memory over time is what one opens this page for.
     sections[document.devices.index(device)].unfolded = True
-    text = fill_template(
-        "page.html",
-        first,
-        sections,
-        charts=list(charts),
-        chart_data=charts,
-        step=packed(b"null"),  # no timeline asks for it
-        plotly=packed_plotly() if charts else "",
-        script=script(),
-    )
-    target = folder / "report.html"
-    write_bytes(target, text.encode(errors="backslashreplace"))
-    return [target]
+    return [write_page(folder, first, sections, charts)]
 
 
 def shares_of(device: SnapshotDevice) -> list[Share]:
