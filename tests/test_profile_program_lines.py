@@ -408,9 +408,12 @@ gc.callbacks.append(collected)
 stack_sampler.PERIOD_S = 2e-5
 sampler = stack_sampler.StackSampler(SimpleNamespace(depth={"backward": 0}))
 sampler.start()
-end = time.monotonic() + 1.5
-while time.monotonic() < end:
+least, limit = time.monotonic() + 1, time.monotonic() + 60
+while time.monotonic() < limit:
     functions[random.randrange(12)](random.randrange(20))
+    enough = sampler.n_samples > 100 and len(collections) > 100
+    if enough and time.monotonic() > least:
+        break
 sampler.stop()
 print(sampler.n_samples, len(collections), sum(collections), gc.isenabled(), sampler.error)
 '''
