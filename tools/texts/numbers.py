@@ -724,6 +724,11 @@ def tracks(number: int, flags: str, *rows: str) -> str:
     return f"{about}\n\n" + table(["quantity", "CPU track, measured", title], table_rows)
 
 
+def further_tracks(number: int, flags: str, *rows: str) -> str:
+    """The table of tracks() alone, for a page that has already named both machines."""
+    return tracks(number, flags, *rows).partition("\n\n")[2]
+
+
 # Fields of exercise 3: samples/s, peak memory, step time.
 SIZES_MEASURED = {
     "tiny": ("3.1", "3.49", "3.3"),
@@ -823,6 +828,11 @@ def printed(number: int, *begins: str, after: str = "") -> str:
         place = end
     where = machine(stored_answers(number)["environment"])
     return f"{text_block(shown)}\n*{where}, `python3 run_exercise.py {number}`.*"
+
+
+def printed_there(number: int, *begins: str, after: str = "") -> str:
+    """The block of printed() alone, for a page that has just named the machine."""
+    return printed(number, *begins, after=after).rpartition("\n*")[0]
 
 
 def run_provenance() -> str:
