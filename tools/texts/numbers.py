@@ -868,9 +868,9 @@ def profiled_h100() -> str:
     longer = " and ".join(f"{ms / others:.1f}" for ms, reason in pairs if reason == "profiled")
     text = (
         f"On an H100, the profiled steps of `medium` in bf16 with fused attention took {longer}"
-        " times as long as the others of the run. In the last of them the GPU was idle for"
-        f" {idle[0]:.0%} of the time. Its work in that step would fill {1 - idle[1]:.0%} of one of"
-        f" the others, so without the profiler it is idle for {idle[1]:.0%} of a step at most."
+        " times as long as the others. In the last of them the GPU was idle for"
+        f" {idle[0]:.0%} of the time; without the profiler it is for {idle[1]:.0%} of a step at"
+        " most."
     )
     return textwrap.fill(text, COLUMNS, break_on_hyphens=False)
 
