@@ -887,9 +887,8 @@ def steps_on_a_second_card() -> str:
         ratios = [row["ratio"] for row in limited]
         inside = sum(row["inside"] == "yes" for row in limited)
         lines.append(
-            f"- **{len(limited)} steps that {limit} limits**, by the dry run, are expected at"
-            f" {min(ratios):.2f} to {max(ratios):.2f} of what they took; {inside} lie inside their"
-            " interval."
+            f"- {len(limited)} steps that {limit} limits are expected at {min(ratios):.2f} to"
+            f" {max(ratios):.2f} of what they took; {inside} lie inside their interval."
         )
     wrapped = [
         textwrap.fill(line, COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
@@ -909,5 +908,5 @@ def steps_of_profiled_runs() -> str:
             run["steps"]["exclusion_reason"].count(None),
         )
         told.append(f"`{name.replace('_', ', ')}` {ms:.1f} ms in {n} steps")
-    begin = "- **Runs with a profiler**, minutes later on the same card, their other steps: "
+    begin = "- **Unprofiled steps of other runs**, minutes later: "
     return textwrap.fill(f"{begin}{', '.join(told)}.", COLUMNS, subsequent_indent="  ")
