@@ -3,6 +3,7 @@ analysis/hardware/achievable.ini that a prediction takes."""
 
 from __future__ import annotations
 
+import statistics
 import textwrap
 
 from analysis.hardware.achievable import (
@@ -14,6 +15,7 @@ from analysis.hardware.achievable import (
 from analysis.hardware.datasheets import Datasheet
 from analysis.hardware.matching import rows_named
 from analysis.prediction.expected_time import interval_with
+from benchmarks.published_steps import maker_of
 from harness.base.tables import COLUMNS
 from tools.texts.numbers import table
 
@@ -83,9 +85,33 @@ def where_from() -> str:
     h100, a100 = (achievable_rates(only_row(f"NVIDIA {name}")).sustained for name in CONFIRMED)
     return textwrap.fill(
         f"The share of its bf16 rate that a device keeps in a step ({h100:g} of an H100, {a100:g}"
-        " of an A100) was set by these rows and those above, to a tenth, and the interval where a"
-        f" GPU limits, {from_to(interval_of('compute'))} times the expected time, too: neither is"
-        " set anew where a source is left out.",
+        " of an A100) was set by these rows and those above, as was the interval where a GPU"
+        f" limits, {from_to(interval_of('compute'))} times the expected time.",
         COLUMNS,
         break_on_hyphens=False,
     )
+
+
+def share(chosen: list[bool]) -> str:
+    return f"{sum(chosen) / len(chosen):.0%}"
+
+
+def published_steps(rows: list[dict]) -> str:
+    """How the published steps of each maker compare with what is expected of them, and figures of
+    memory with what is predicted.  rows: of published_steps.json."""
+    cells = []
+    for maker in ("NVIDIA", "AMD"):
+        timed = [row for row in rows if row["ratio"] and maker_of(row["device"]) == maker]
+        ratios = [row["ratio"] for row in timed]
+        near = share([abs(ratio - 1) <= 0.2 for ratio in ratios])
+        corrected = share([abs(row["corrected"] - 1) <= 0.15 for row in timed])
+        inside = share([row["inside"] == "yes" for row in timed])
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        cells.append([f"time, {maker}", f"{len(timed)}", spread, near, corrected, inside])
+    for kind in ("reserved", "allocated"):
+        ratios = [row["memory_ratio"] for row in rows if row.get("memory") == kind]
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        cells.append([f"memory {kind}", f"{len(ratios)}", spread, NONE, NONE, NONE])
+    titles = ["figure", "rows", "expected / published, median (range)", "within 20%"]
+    titles += ["corrected, within 15%", "inside the interval"]
+    return table(titles, cells, left=1)

@@ -226,18 +226,6 @@ def memory_grid(shapes: Sequence[tuple[int, int]]) -> str:
     return table(titles, rows, left=0)
 
 
-def attention_memory() -> str:
-    """Bytes of one S x S matrix of exercise 6, and of one S x E tensor by head dimension: batch 8,
-    one head, fp32."""
-    heads, megabytes = (16, 32, 64, 128), 4 * 8 / MB  # of a number for each sample
-    rows = []
-    for seq_len in (256, 1024, 4096, 8192, 16384):
-        tensors = [f"{megabytes * seq_len * d_head:.3g}" for d_head in heads]
-        rows.append([f"{seq_len:,}", f"{megabytes * seq_len**2:,.0f}", *tensors])
-    titles = ["S", "S x S, MB", *(f"S x {d_head}, MB" for d_head in heads)]
-    return table(titles, rows, left=0)
-
-
 def growth_with_size() -> str:
     """What changes from size to size: FLOPs, where they are, what is kept for the backward pass."""
     rows = []

@@ -878,9 +878,9 @@ def profiled_h100() -> str:
     longer = " and ".join(f"{ms / others:.1f}" for ms, reason in pairs if reason == "profiled")
     text = (
         f"On an H100, the profiled steps of `medium` in bf16 with fused attention took {longer}"
-        " times as long as the others of the run. In the last of them the GPU was idle for"
-        f" {idle[0]:.0%} of the time. Its work in that step would fill {1 - idle[1]:.0%} of one of"
-        f" the others, so without the profiler it is idle for {idle[1]:.0%} of a step at most."
+        " times as long as the others. In the last of them the GPU was idle for"
+        f" {idle[0]:.0%} of the time; without the profiler it is for {idle[1]:.0%} of a step at"
+        " most."
     )
     return textwrap.fill(text, COLUMNS, break_on_hyphens=False)
 
@@ -897,9 +897,8 @@ def steps_on_a_second_card() -> str:
         ratios = [row["ratio"] for row in limited]
         inside = sum(row["inside"] == "yes" for row in limited)
         lines.append(
-            f"- **{len(limited)} steps that {limit} limits**, by the dry run, are expected at"
-            f" {min(ratios):.2f} to {max(ratios):.2f} of what they took; {inside} lie inside their"
-            " interval."
+            f"- {len(limited)} steps that {limit} limits are expected at {min(ratios):.2f} to"
+            f" {max(ratios):.2f} of what they took; {inside} lie inside their interval."
         )
     wrapped = [
         textwrap.fill(line, COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
@@ -919,5 +918,5 @@ def steps_of_profiled_runs() -> str:
             run["steps"]["exclusion_reason"].count(None),
         )
         told.append(f"`{name.replace('_', ', ')}` {ms:.1f} ms in {n} steps")
-    begin = "- **Runs with a profiler**, minutes later on the same card, their other steps: "
+    begin = "- **Unprofiled steps of other runs**, minutes later: "
     return textwrap.fill(f"{begin}{', '.join(told)}.", COLUMNS, subsequent_indent="  ")
