@@ -63,6 +63,7 @@ class Watch:
         self.order: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self.counts: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self.rarest: Callable[[], object] = lambda: None  # the optimizer that ends a step
+        self.is_only = False  # it is the only one
         self.foreign: weakref.WeakSet = weakref.WeakSet()  # profilers of the program's own
         self.marks = 0  # ends of steps, of which `every` are one
         self.steps = 0
@@ -123,8 +124,11 @@ class Watch:
             a_range.__exit__(None, None, None)
         self.depth[phase] -= 1
         self.open -= 1
-        if self.off or self.depth[phase]:
-            return
+        if not self.off and not self.depth[phase]:
+            self.has_ended(phase, stepping)
+
+    def has_ended(self, phase: str, stepping: torch.optim.Optimizer | None) -> None:
+        """An outermost phase."""
         ends_step = self.settings["steps"]
         if phase == "backward":
             self.passes += 1
@@ -181,6 +185,9 @@ class Watch:
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """A step ends with the optimizer that steps least often; of several, with the last.  Until
         all are known, steps do not count; one that others leave behind is done with."""
+        if self.is_only and self.rarest() is optimizer:  # to count takes a tenth of a millisecond
+            self.due = True
+            return
         count = self.counts.get(optimizer)
         if count is None:
             self.order[optimizer] = len(self.order)
@@ -214,6 +221,7 @@ class Watch:
         self.steps = 0
         self.warm = False
         self.rarest = weakref.ref(max(self.order, key=self.order.get))
+        self.is_only = len(self.order) == 1
 
     def tell_of_no_optimizer(self) -> None:
         """Once: the program may run for days without a step that we know."""
@@ -313,7 +321,9 @@ class Watch:
             self.write("counting", until=None)  # should the program be killed
             self.occasions.first_step()
         # A step is slower under a profiler of the program's own, and two profilers at once crash.
-        is_profiled = any(profile.kineto_results is None for profile in self.foreign)
+        is_profiled = self.gave_way and any(
+            profile.kineto_results is None for profile in self.foreign
+        )
         if not self.warm or is_profiled:
             self.sampler.stop()
             self.warm = not is_profiled and self.has_warmed_up(now)

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import math
 import os
 import resource
 import statistics
@@ -37,6 +38,7 @@ READINGS = 512  # after which they are half as frequent
 DEVICE_S = 0.5  # between two readings of the GPU's allocator, whose statistics take longer
 LOOKS_AT = 2  # step after which numbers of its tensors are written where there are other ranks
 TIMES = 4  # that step, and so on: the next ones
+NO_TIME = dict.fromkeys(PHASES, 0.0)
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -65,8 +67,13 @@ class WholeRunWatch(Watch):
         self.waits: CoreWaits | None = None
         self.waited_ns = 0
         self.cpu_s = 0.0  # of this thread, so far
-        self.asked_s = 0.0  # when it was last asked whether the tool is there
-        self.has_limit = any(settings.get(name) is not None for name in ("watch_steps", "minutes"))
+        # When to do next what is not done after each step, by the clock and by the number of steps:
+        # the earliest of what follows.
+        self.next_s, self.next_at = 0.0, 0
+        self.ask_s = 0.0  # whether the tool is there
+        self.find_ordinary_at = 0
+        self.looks_at = LOOKS_AT  # what ranks have in common
+        self.end_s, self.ends_at = math.inf, math.inf  # the watch, as was asked for
         self.faults = 0  # major ones, so far
         self.retries = 0  # of the GPU's allocator, so far
         self.pressure: MemoryPressure | None = None
@@ -78,9 +85,9 @@ class WholeRunWatch(Watch):
         self.n_readings = 0
         self.device_bytes = 0
         self.ours_s = 0.0  # our work after the step before
-        self.looks_at = LOOKS_AT  # the next step after which ranks are looked at
-        # Steps of other optimizers since the last of the one that ends steps.
-        self.without: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        # Steps of other optimizers since the last of the one that ends steps; a WeakKeyDictionary
+        # takes 20 us to clear.
+        self.without: dict[weakref.ref, int] = {}
 
     # ---- Phases ----------------------------------------------------------------------------------
 
@@ -88,14 +95,20 @@ class WholeRunWatch(Watch):
         """As without a watch, where nothing is recorded; in few calls, as all of them are in the
         program's steps."""
         self.open += 1
-        self.depth[phase] += 1
-        if self.depth[phase] == 1 and phase in self.phase_s:
+        depth = self.depth[phase] = self.depth[phase] + 1
+        if depth == 1 and phase in self.phase_s:
             self.phase_began_s[phase] = time.perf_counter()
 
-    def leave(self, phase: str, a_range, stepping: torch.optim.Optimizer | None) -> None:
-        if self.depth[phase] == 1 and phase in self.phase_s:
+    def leave(self, phase: str, a_range: None, stepping: torch.optim.Optimizer | None) -> None:
+        """The same."""
+        self.open -= 1
+        depth = self.depth[phase] = self.depth[phase] - 1
+        if self.off or depth:
+            return
+        if phase in self.phase_s:
             self.phase_s[phase] += time.perf_counter() - self.phase_began_s[phase]
-        super().leave(phase, a_range, stepping)
+        if stepping is not None or phase == "backward" or self.due:  # else nothing ends with it
+            self.has_ended(phase, stepping)
 
     # ---- Steps -----------------------------------------------------------------------------------
 
@@ -113,12 +126,13 @@ class WholeRunWatch(Watch):
         if optimizer not in self.order:
             self.order[optimizer] = len(self.order)
             self.files.about["optimizers"] = self.names_of_optimizers()
-        steps = self.without.get(optimizer, 0) + 1
-        self.without[optimizer] = steps
+        other = weakref.ref(optimizer)
+        steps = self.without.get(other, 0) + 1
+        self.without[other] = steps
         # One that was known before may take many steps for one of the other.
         most = SELDOM if optimizer in self.counts else 1
         if ends_steps is None or steps > most:
-            self.rarest = weakref.ref(optimizer)
+            self.rarest = other
             self.counts = weakref.WeakKeyDictionary(dict.fromkeys(self.order, 0))
             self.without.clear()
             self.due = True
@@ -146,9 +160,6 @@ class WholeRunWatch(Watch):
         self.marks += 1
         if self.marks % self.settings["every"]:
             return
-        if now - self.asked_s > LOOK_S:
-            self.asked_s = now
-            self.end_without_tool()
         self.steps += 1
         self.end_step(now)
         if self.clock.on_gpu:
@@ -161,14 +172,31 @@ class WholeRunWatch(Watch):
             self.last_s = time.perf_counter()
             return
         self.add_step(now)
-        if self.steps >= self.looks_at:
-            self.look_at_ranks()
-        if self.has_limit and self.is_over(now):
-            self.end_run()
-        elif now > self.files.due_s:
-            self.write_files(now)
+        if now >= self.next_s or self.steps >= self.next_at:
+            self.do_what_is_due(now)
         self.last_s = time.perf_counter()
         self.ours_s = self.last_s - now
+
+    def do_what_is_due(self, now: float) -> None:
+        """What is not done after each step, but after some time or so many of them."""
+        if now >= self.memory_s + self.memory_period_s:
+            self.read_memory(now)
+        if self.steps >= self.find_ordinary_at:
+            self.find_ordinary_at = self.steps + EVERY
+            self.find_ordinary()
+        if self.steps >= self.looks_at:
+            self.look_at_ranks()
+        if now >= self.ask_s:
+            self.ask_s = now + LOOK_S
+            self.end_without_tool()
+        if now >= self.end_s or self.steps >= self.ends_at:
+            self.end_run()
+            return
+        if now >= self.files.due_s:
+            self.write_files(now)
+        memory_s = self.memory_s + self.memory_period_s
+        self.next_s = min(memory_s, self.ask_s, self.end_s, self.files.due_s)
+        self.next_at = min(self.find_ordinary_at, self.looks_at, self.ends_at)
 
     def begin_run(self, now: float) -> None:
         """After the first step; again where an optimizer stepped that was not known."""
@@ -187,6 +215,12 @@ class WholeRunWatch(Watch):
         self.began_s = self.files.began_s = now
         self.recent.clear()
         self.ordinary_s, self.slow_s = None, 0.0
+        self.next_s, self.next_at = 0.0, 0
+        self.find_ordinary_at = self.steps + FEW
+        if self.settings["watch_steps"] is not None:
+            self.ends_at = self.settings["watch_steps"] + 1
+        if self.settings["minutes"] is not None:
+            self.end_s = now + 60 * self.settings["minutes"]
         self.waited_ns = self.waits.ns()
         self.cpu_s = time.thread_time()
         self.faults = major_faults()
@@ -252,27 +286,17 @@ class WholeRunWatch(Watch):
             self.clock.end(now)
             self.add_device_times()
         waited_s = self.waited_for_core(seconds)
-        phase_s = self.phase_s
-        self.files.steps.extend((seconds, *phase_s.values(), waited_s, self.ours_s))
-        spent = self.sampler.take()
+        self.files.steps.extend((seconds, *self.phase_s.values(), waited_s, self.ours_s))
         if seconds > self.slow_s:
-            self.add_slow(seconds, waited_s, spent)
+            self.add_slow(seconds, waited_s, self.sampler.take())
             self.set_slow()
         else:
             self.occasions.seen.clear()
-            self.add_typical(spent)
-            self.pressure_s = self.pressure.seconds()
-            if self.steps % EVERY == 0:  # to ask in each step takes longer
-                self.faults = major_faults()
-                self.retries = self.allocator_retries()
-        for name in PHASES:
-            phase_s[name] = 0.0
+            if self.sampler.spent:
+                self.add_typical(self.sampler.take())
+            self.n_typical += 1
+        self.phase_s.update(NO_TIME)
         self.recent.append(seconds)
-        n_recent = len(self.recent)
-        if n_recent == FEW or (n_recent > FEW and self.steps % EVERY == 0):
-            self.set_ordinary(statistics.median(self.recent))
-        if now - self.memory_s >= self.memory_period_s:
-            self.read_memory(now)
 
     def waited_for_core(self, seconds: float) -> float:
         """Of a step, with our own work before it; 0 where this thread has used a core all the time,
@@ -284,6 +308,13 @@ class WholeRunWatch(Watch):
         before_ns, self.waited_ns = self.waited_ns, self.waits.ns()
         # Since the last time that it was asked, perhaps some steps ago.
         return min(1e-9 * (self.waited_ns - before_ns), not_working_s)
+
+    def find_ordinary(self) -> None:
+        """How long an ordinary step lasts; and what is counted since, for the next slow one."""
+        self.set_ordinary(statistics.median(self.recent))
+        self.faults = major_faults()
+        self.retries = self.allocator_retries()
+        self.pressure_s = self.pressure.seconds()
 
     def set_slow(self) -> None:
         """From which time on a step is told of: each, until an ordinary one is known."""
@@ -311,7 +342,6 @@ class WholeRunWatch(Watch):
             self.sampler.start(switches_sooner=False)
 
     def add_typical(self, spent: dict[tuple, Spent]) -> None:
-        self.n_typical += 1
         for key, of_site in spent.items():
             line = self.line_of(key)
             self.typical[line] = self.typical.get(line, 0.0) + of_site.all_s
@@ -417,13 +447,6 @@ class WholeRunWatch(Watch):
             self.files.about["growth"] = self.growth.told
 
     # ---- The end ---------------------------------------------------------------------------------
-
-    def is_over(self, now: float) -> bool:
-        """Whether all steps or minutes that were asked for are done."""
-        most_steps, minutes = self.settings["watch_steps"], self.settings["minutes"]
-        if most_steps is not None and self.steps > most_steps:
-            return True
-        return minutes is not None and now - self.began_s > 60 * minutes
 
     def end_run(self) -> None:
         """After what was asked for, as --then says."""
