@@ -160,6 +160,22 @@ def test_synchronizations_are_proposed_with_their_number(tmp_path):
     assert rows["fewer synchronizations"]["share"] == pytest.approx(700 / 1000)
 
 
+def test_code_of_the_program_behind_a_wait_is_not_saved_with_it(tmp_path):
+    """Without the wait it would take as long: of the gap, the wait and the launches count."""
+    events = [
+        step(1, 0, 10_000),
+        *on_gpu("gemm", 10, 20, 3980, 1, operator=LARGE | {"ts": 9}),
+        event("cudaStreamSynchronize", 20, 4480, kind="cuda_runtime"),
+        event("aten::add", 4550, 4),  # then 2,045 us of Python
+        *on_gpu("gemm", 6600, 6610, 3390, 2, operator=LARGE | {"ts": 6599}),
+    ]
+    rows = {row["name"]: row for row in analysis_of(trace_of(tmp_path, *events))["opportunities"]}
+    gap_us, code_us = 6610 - 4000, 6599 - 4554
+    wait = rows["fewer synchronizations"]
+    assert wait["saves_ms"] == pytest.approx((gap_us - code_us) / 1e3)
+    assert wait["speedup_estimate"] == pytest.approx(1 / (1 - (gap_us - code_us) / 10_000))
+
+
 def test_a_finding_in_a_range_that_outlives_what_began_it(tmp_path):
     """Of two such ranges that overlap, each has a thread of its own, which the file has not."""
     engine = event("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 5, 21)
