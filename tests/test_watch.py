@@ -19,6 +19,7 @@ from test_profile_program_lines import line_of
 
 from analysis.compare.document import compare
 from analysis.program.memory_growth import slope_of
+from analysis.program.slow_steps import times_of_ranks
 from analysis.program.watched_process import watched_processes
 from analysis.program.whole_run import WatchDocument, watched_run
 from harness.program.hooks.observing.occasions import Occasion, Place
@@ -360,6 +361,13 @@ def test_growth_by_made_up_readings(grows):
     assert not slope.may_grow
     if grows:
         assert slope.low < 1e5 < slope.high
+
+
+def test_the_time_of_a_rank_is_that_of_all_its_starts():
+    processes = []
+    for rank, seconds in ((0, [1.0, 2.0]), (1, [3.0]), (0, [4.0]), (1, [2.0, 6.0])):
+        processes.append(SimpleNamespace(rank=rank, seconds=np.array(seconds)))
+    assert times_of_ranks(processes) == ((7.0 + 11.0) / 2, 3)
 
 
 def test_host_memory_is_short_and_the_end_counts_to_the_last_step(tmp_path):
