@@ -165,6 +165,16 @@ def test_micro_batches_are_alike_but_for_the_first():
     assert small_step(gradient_accumulation_steps=4).minimum_by_phase() == every.minimum_by_phase()
 
 
+def test_phases_of_micro_batches_count_as_often_as_they_are_repeated():
+    """The first forward and backward pass count once, the second for all others."""
+    with WorkCounter(repeats=3) as counter:
+        for phase in ("forward", "backward", "forward", "backward", "optimizer"):
+            with trace_range(phase):
+                torch.mm(a, b)
+    calls = counter.table().set_index("phase")["calls"].to_dict()
+    assert calls == {"forward": 1 + 3, "backward": 1 + 3, "optimizer": 1}
+
+
 def test_no_phase_moves_less_than_it_must():
     """Nor where a few rows of a large table are looked up."""
     config = tiny_llama.TinyLlamaConfig(30_000, 32, 1, 2, 2, 64, 8)

@@ -1,11 +1,13 @@
 """Collectives of a trace: which, how many bytes, exposed and hidden, transfer and waiting; on a GPU
 and on gloo."""
 
+import contextlib
 import errno
 import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -36,7 +38,7 @@ from analysis.vocabulary.collectives import UNKNOWN, collective_kind
 from analysis.vocabulary.operators import gpu_meaning
 from analysis.work.sent_bytes import sent_share
 from harness.base.errors import UserError
-from harness.instruments.no_sync import check_no_sync, document_of
+from harness.instruments.no_sync import check_no_sync, document_of, no_sync_steps
 from harness.ranks.parallel import ParallelConfig
 
 MB = 2**20
@@ -95,6 +97,16 @@ def rank_trace(path, rank, start, duration, **metadata):
     events += collective("_allgather_base", 40, start, duration, 2)
     world = {"distributedInfo": {"rank": rank, "world_size": 2}, "baseTimeNanoseconds": 0}
     return write_trace(path / f"t_rank{rank}.json", *events, **world, **metadata)
+
+
+def test_the_bytes_of_a_call_count_once_however_many_kernels_it_has(tmp_path):
+    first = collective("_allgather_base", 40, 100, 50, 2)
+    again = event("ncclDevKernel_Generic", 160, 50, "kernel", correlation=2, device=0, stream=20)
+    compute = on_gpu("gemm", 20, 30, 60, 1, operator=event("aten::mm", 19, 4))
+    [row] = analysis_of(trace_of(tmp_path, step(1, 0, 1000), *compute, *first, again))[
+        "collectives"
+    ]
+    assert (row["calls"], row["bytes"], row["time_ms"]) == (1, 2 * MB, pytest.approx(0.1))
 
 
 def test_a_collective_is_one_call_of_operator_note_and_kernel(tmp_path):
@@ -391,6 +403,26 @@ def test_communication_by_difference_is_the_median_of_pairs():
     assert (found["step_ms"], found["no_sync_step_ms"], found["difference_ms"]) == (12.0, 9.0, 3.0)
     assert found["difference_95_ms"] == [2.0, 30.0]
     assert found["share"] == pytest.approx(0.25)
+
+
+def test_the_first_pair_of_steps_with_and_without_reduction_is_a_warm_up():
+    kinds, records = [], []
+
+    @contextlib.contextmanager
+    def no_sync():
+        kinds.append("no_sync")
+        yield
+        kinds.pop()
+
+    def train(num_steps, meter):
+        """The first pair takes long; without reduction a step takes a millisecond less."""
+        total_ms = (500.0 if len(records) < 2 else 10.0) - len(kinds)
+        records.append(SimpleNamespace(total_ms=total_ms))
+
+    meter = SimpleNamespace(records=records, read_finished=lambda wait: None)
+    found = no_sync_steps(SimpleNamespace(no_sync=no_sync), train, meter, 2)
+    assert (found.steps, found.step_ms, found.no_sync_step_ms) == (2, 10.0, 9.0)
+    assert (found.difference_ms, found.difference_95_ms) == (1.0, [1.0, 1.0])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from analysis.compare.noise import (
     judged,
     ratio_of_medians,
 )
-from analysis.compare.parts import OTHER_PROFILER, compare_profiles
+from analysis.compare.parts import OTHER_PROFILER, compare_profiles, times_of
 from analysis.compare.text import (
     comparison_answer,
     comparison_headline,
@@ -485,6 +486,18 @@ def test_without_parts_in_common_classes_are_compared(source, components, reason
         "element-wise": NOISE,
         "copy": "new",
     }
+
+
+def test_the_error_of_a_part_is_that_of_a_mean_over_the_steps():
+    row = SimpleNamespace(component="mlp", ms_per_step=8.0, std_ms=3.0)
+    part = SimpleNamespace(class_="matmul", ms_per_step=5.0)
+    breakdown = SimpleNamespace(
+        attribution=SimpleNamespace(steps=9), components=[row], classes=[part]
+    )
+    steps = SimpleNamespace(mean_ms=10.0, std_ms=2.0, count=4)
+    found = times_of(SimpleNamespace(breakdown=breakdown, steps=steps, operators=[], clock="GPU"))
+    assert found.components == {"mlp": (8.0, pytest.approx(3.0 / 3))}
+    assert found.classes == {"matmul": (5.0, pytest.approx(5.0 * 0.2 / 2))}
 
 
 def test_what_another_profiler_adds_is_no_change_of_the_code(runs, tmp_path):

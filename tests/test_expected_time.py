@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import PROJECT
+from helpers import PROJECT, SMALL_MODEL
 from traces import answers_in
 
 import tiny_llama_v1 as tiny_llama
@@ -161,6 +161,14 @@ def test_the_operators_of_a_step_do_its_flops():
         sum(one.bytes for one in ops if one.kind == "other_kernels") for ops in (eager, compiled)
     ]
     assert moved[1] < 0.7 * moved[0]
+
+
+def test_each_micro_batch_has_a_forward_and_a_backward_pass():
+    words = " ".join(SMALL_MODEL)
+    flags = f"{words} --n-layers 1 --gradient-accumulation-steps 4"
+    operators = operators_of(resolved(flags), True)
+    names = [operator.name for operator in operators]
+    assert names.count("embedding") == names.count("embedding_dense_backward") == 4
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@ empty."""
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -14,7 +15,7 @@ from analysis.attribution.components import IDLE, OVERHEAD, UNATTRIBUTED
 from analysis.attribution.gpu_time import Queue
 from analysis.compare.document import Comparison
 from analysis.compare.text import with_short_names
-from analysis.report.figures.axes import log_axis, plain_text
+from analysis.report.figures.axes import log_axis, plain_text, stacked_bars
 from analysis.report.figures.comparison import draw_comparison
 from analysis.report.figures.memory import draw_memory_timeline
 from analysis.report.figures.roofline import draw_roofline
@@ -459,3 +460,25 @@ def test_logarithmic_axes_have_three_ticks_or_more(low, high):
         math.isfinite(float(axes.xaxis.get_major_formatter()(at, 0).replace(",", "")))
         for at in shown
     )
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_parts_of_a_ranks_bar_add_up_to_its_step(monkeypatch, is_known):
+    drawn = []
+
+    def draw(axes, names, parts_ms, colors):
+        drawn.append(parts_ms)
+        stacked_bars(axes, names, parts_ms, colors)
+
+    monkeypatch.setattr("analysis.report.figures.step.stacked_bars", draw)
+    rows = []
+    for rank, waiting_ms in enumerate((2.0, 3.0 if is_known else None)):
+        row = SimpleNamespace(rank=rank, ms_per_step=10.0 + rank, exposed_comm_ms=4.0)
+        row.waiting_ms, row.caused_waiting_ms = waiting_ms, 1.0
+        rows.append(row)
+    own = SimpleNamespace(ranks=SimpleNamespace(rows=rows))
+    own.attribution = SimpleNamespace(clock="GPU")
+    draw_ranks(own, "two ranks")
+    (parts_ms,) = drawn
+    assert sum(parts_ms.values()).tolist() == [10.0, 11.0]
+    assert parts_ms["no exposed communication"].tolist() == [6.0, 7.0]

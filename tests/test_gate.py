@@ -1,6 +1,7 @@
 """The gate on slowdowns, on made-up step times around a real summary."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ from traces import SMALL, write_trace
 
 import compare_runs
 import tiny_llama_v1 as tiny_llama
-from analysis.compare.gate import EXIT_SLOWER
-from analysis.compare.noise import UNDECIDED, noise_between_runs
+from analysis.compare.gate import EXIT_SLOWER, share_left
+from analysis.compare.noise import UNDECIDED, Disturbance, noise_between_runs
 
 SUMMARY = "performance_summary.json"
 
@@ -150,6 +151,24 @@ def test_a_disturbance_is_not_a_slowdown(write_run, tmp_path, command):
         compare_runs, "quiet/quiet0", "unknown", "--fail-if-slower", "5", "--output-dir", "out"
     )
     assert code == 0 and "could have shown: not known" in out
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "left"),
+    [
+        ([0.9], [0.6, 0.7, 0.8], 0.7),  # of one run nothing tells what a disturbance does
+        ([0.9] * 3, [0.6, 0.7, 0.8], 1.0),  # the spread of both sides does
+        ([0.9] * 3, [0.6], 0.6),
+        ([1.0] * 3, [0.6, 0.7, 0.8], 0.7),  # it came with the new runs
+        ([1.0] * 3, [1.0, 0.7, 0.8], 1.0),
+    ],
+)
+def test_repeats_on_both_sides_show_what_a_disturbance_does(base, new, left):
+    def runs(shares):
+        disturbances = [Disturbance(share < 1, 1 - share) for share in shares]
+        return [SimpleNamespace(disturbance=SimpleNamespace(of_times=one)) for one in disturbances]
+
+    assert share_left(runs(base), runs(new)) == pytest.approx(left)
 
 
 def test_what_cannot_be_judged_is_one_line(write_run, tmp_path, command):

@@ -196,6 +196,17 @@ def test_the_critical_path_of_a_step(tmp_path):
     assert path.length_ms == pytest.approx(1)
 
 
+def test_the_critical_path_is_not_that_of_the_first_step(tmp_path):
+    """Though it is of median length: the trace lacks what was before it."""
+    events = []
+    for number, (begin, length) in enumerate(((0, 100), (100, 80), (180, 120)), 1):
+        operator = event("aten::mm", begin + 9, 4)
+        events.append(step(number, begin, length))
+        events += on_gpu("gemm", begin + 10, begin + 20, 50, number, operator=operator)
+    assert critical_path(timeline_of(trace_of(tmp_path, *events))).step == 2
+    assert critical_path(timeline_of(trace_of(tmp_path, *events[:4]))).step == 1
+
+
 def test_the_critical_path_behind_a_blocking_copy(tmp_path):
     """The copy was launched as its call began, and waited for the kernel before it: that is what
     the step waits for."""

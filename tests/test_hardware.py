@@ -294,6 +294,39 @@ def test_what_is_unknown_is_not_measured_where_nothing_may_be(machine):
     assert machine == [1e10]
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"version": "1.0"},
+        {"threads": 7},
+        {"node": "another"},
+        {"device": {"name": "another CPU"}},
+        {"device": {"arch": "x86_64"}},
+        {"device": {"compute_units": 9}},
+        {"precision": "bf16"},
+    ],
+    ids=str,
+)
+def test_what_was_measured_of_something_else_is_measured_anew(machine, monkeypatch, other):
+    machine += [1e11, 2e11]
+
+    def flops(precision="fp32", **device) -> float:
+        return cache.measured(CPU | device, precision, "flops").rate
+
+    monkeypatch.setattr(measuring, "watched", lambda device_type, work: work())
+    assert flops() == flops() == 1e11
+    if "version" in other:
+        monkeypatch.setattr(torch, "__version__", other["version"])
+    if "threads" in other:
+        monkeypatch.setattr(torch, "get_num_threads", lambda: other["threads"])
+    if "node" in other:
+        monkeypatch.setattr("platform.node", lambda: other["node"])
+    device = other.get("device", {})
+    assert flops(other.get("precision", "fp32"), **device) == 2e11
+    assert flops(other.get("precision", "fp32"), **device) == 2e11
+    assert machine == []
+
+
 def test_what_a_narrow_type_gains_is_timed():
     gain = cache.measured({"type": "cpu", "name": "a CPU"}, "bf16", "gain")
     assert 0.001 < gain.rate < 1000  # other processes may disturb one of the two

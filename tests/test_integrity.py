@@ -10,6 +10,7 @@ from agreement import contradictions
 from traces import (
     H100,
     H100_PROPERTIES,
+    LARGE,
     MI300X,
     analysis_of,
     analyze_documents,
@@ -33,7 +34,12 @@ from analysis.report.page import DOCUMENT_FILES, fill_template, first_screen
 from analysis.trace.tables import read_trace
 from analysis.trust.findings import Findings
 from analysis.trust.missing_from_trace import not_recorded
-from analysis.trust.times import ProfileDisturbance, check_times, profiler_overhead
+from analysis.trust.times import (
+    ProfileDisturbance,
+    check_times,
+    profile_disturbance,
+    profiler_overhead,
+)
 from harness.base.errors import UserError
 
 MM = event("aten::mm", 0, 4)
@@ -291,6 +297,18 @@ def test_a_disturbed_profile_is_not_complete(tmp_path):
     unknown = analysis_of(read_trace(path))["integrity"]["disturbance"]
     assert unknown["text"] is None
     assert "performance_summary.json" in unknown["text_reason"]
+
+
+def test_steps_whose_disturbance_was_not_measured_are_not_undisturbed(tmp_path):
+    path = write_trace(tmp_path / "trace_step_1_3.pt.trace.json", step(2, 0, 100), LARGE)
+    summary = run_on(CPU)
+    for name in ("waited_share", "lost_share", "disturbed"):
+        summary["steps"][name] = [None] * 4
+    why = "/proc/self/task/*/schedstat is missing or empty on this system"
+    summary["disturbance"] = {"disturbed": None, "disturbed_reason": why, "reasons": []}
+    found = profile_disturbance(timeline_of(read_trace(path), summary))
+    assert (found.text, found.lost_share) == (None, None)
+    assert found.reason_of("text") == found.reason_of("lost_share") == why
 
 
 def test_graph_replays_are_named(tmp_path):

@@ -5,6 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from analysis.work.bytes_moved import WorkCounter
+from harness.instruments.memory_timeline import Allocation, StepMemory
 from harness.instruments.memory_tracker import MemoryTracker
 
 
@@ -67,3 +68,15 @@ def test_no_operator_asks_for_the_device_of_a_fake_tensor(monkeypatch, watch):
             in_the_step = [*asked]
     assert torch.ops.aten.sum.default in in_the_step
     assert torch.ops.prim.device.default not in in_the_step
+
+
+def test_the_average_weighs_memory_by_the_time_for_which_it_is_held():
+    memory = StepMemory(1, times_us=[0.0, 10.0, 40.0], places=["forward"] * 3)
+    made = {"shape": [1], "dtype": "uint8", "where": "forward", "phase": "forward"}
+    memory.allocations = [
+        Allocation(100, category="parameters", born=0, **made),
+        Allocation(50, category="temporaries", born=1, died=2, **made),
+    ]
+    found = memory.step_timeline()
+    assert found.peak_bytes == 150
+    assert found.average_bytes == pytest.approx((100 * 10 + 150 * 30) / 40)

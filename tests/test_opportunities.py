@@ -3,6 +3,7 @@
 import json
 import sys
 import sysconfig
+from types import SimpleNamespace
 
 import pytest
 from traces import (
@@ -23,8 +24,9 @@ from traces import (
 )
 
 from analysis.advice.evidence import Evidence
-from analysis.advice.opportunities import Opportunity
+from analysis.advice.opportunities import Opportunity, gains_of
 from analysis.advice.program_wide import fused_optimizer
+from analysis.advice.proposals import Proposal
 from analysis.advice.text import gain_text
 from analysis.diagnosis.text import best_three
 from analysis.hardware import measuring
@@ -158,6 +160,32 @@ def test_synchronizations_are_proposed_with_their_number(tmp_path):
     rows = {row["name"]: row for row in analysis_of(trace_of(tmp_path, *events))["opportunities"]}
     assert "1.0 synchronizing calls per step" in rows["fewer synchronizations"]["evidence"]
     assert rows["fewer synchronizations"]["share"] == pytest.approx(700 / 1000)
+
+
+def test_code_of_the_program_behind_a_wait_is_not_saved_with_it(tmp_path):
+    """Without the wait it would take as long: of the gap, the wait and the launches count."""
+    events = [
+        step(1, 0, 10_000),
+        *on_gpu("gemm", 10, 20, 3980, 1, operator=LARGE | {"ts": 9}),
+        event("cudaStreamSynchronize", 20, 4480, kind="cuda_runtime"),
+        event("aten::add", 4550, 4),  # then 2,045 us of Python
+        *on_gpu("gemm", 6600, 6610, 3390, 2, operator=LARGE | {"ts": 6599}),
+    ]
+    rows = {row["name"]: row for row in analysis_of(trace_of(tmp_path, *events))["opportunities"]}
+    gap_us, code_us = 6610 - 4000, 6599 - 4554
+    wait = rows["fewer synchronizations"]
+    assert wait["saves_ms"] == pytest.approx((gap_us - code_us) / 1e3)
+    assert wait["speedup_estimate"] == pytest.approx(1 / (1 - (gap_us - code_us) / 10_000))
+
+
+def test_a_bound_is_of_the_step_without_what_the_profiler_added():
+    """All that it added may be in other parts; an estimate takes it as spread over all."""
+    evidence = SimpleNamespace(total_us=4000.0, steps=2, slowed=2.0)
+    part = Proposal(name="a", finding="b", how="c", us=1000.0, basis="d", likely_us=400.0)
+    gains = gains_of(part, evidence)
+    assert gains.bound == pytest.approx(1 / (1 - 1000 / 2000))
+    assert gains.estimate == pytest.approx(1 / (1 - 600 / 4000))
+    assert gains.saves_ms == pytest.approx(0.3)
 
 
 def test_a_finding_in_a_range_that_outlives_what_began_it(tmp_path):

@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import struct
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from harness.base.sections import as_text
 from harness.machine import devices
 from harness.model.workload import TrainingState
 from studies.engine import isolation
+from studies.engine.columns import compared
 from studies.engine.device import unsupported_precisions
 from studies.precision import ToyModel, data_types, dtype_sections, side_by_side, types_in_a_step
 from studies.precision_parts.number_formats import accumulation, formats, squares
@@ -318,3 +320,15 @@ def test_wrong_input(scratch, capfd, flags, code, words):
     err = capfd.readouterr().err
     assert err.count("\n") == 1 and words in err
     assert not list(scratch.iterdir())
+
+
+def test_the_interval_of_two_rows_has_the_errors_of_both():
+    def row(step_ms, std_ms):
+        quiet = {"disturbed": False, "lost_share": None, "disturbance": None}
+        return SimpleNamespace(step_ms=step_ms, step_std_ms=std_ms, repetitions=10, **quiet)
+
+    steady, unsteady = row(10.0, 0.01), row(20.0, 4.0)
+    low, high = compared(steady, unsteady, "step").ratio_95
+    assert low < 0.5 < high and high / low > 1.1
+    inverse = compared(unsteady, steady, "step").ratio_95
+    assert inverse == pytest.approx([1 / high, 1 / low])

@@ -20,7 +20,14 @@ from traces import (
     write_trace,
 )
 
-from analysis.attribution.breakdown import breakdown_section
+from analysis.attribution.breakdown import (
+    Attribution,
+    Breakdown,
+    ComponentRow,
+    breakdown_section,
+    rows_with_sums,
+)
+from analysis.attribution.components import NAMED_RANGES
 from analysis.attribution.operators import OPERATOR_SUMS
 from analysis.diagnosis.document import OperatorAnalysis
 from analysis.diagnosis.sections import profile_lines
@@ -48,6 +55,25 @@ def test_every_json_file_but_our_own_may_be_a_trace(tmp_path):
     ):
         (tmp_path / name).touch()
     assert [path.name for path in find_traces(tmp_path)] == ["my_trace.json.gz", "rank0.json"]
+
+
+def test_a_group_has_the_parts_whose_names_begin_with_its_own():
+    """attention_norm is no part of attention."""
+    names = ("attention.scores", "attention.softmax", "attention_norm", "attention")
+    parts = []
+    for ms, name in enumerate(names, 1):
+        phases_ms = {"forward": float(ms)}
+        parts.append(
+            ComponentRow(
+                component=name, ms_per_step=float(ms), std_ms=None, share=0.1, phases_ms=phases_ms
+            )
+        )
+    about = Attribution(
+        clock="GPU", source=NAMED_RANGES, steps=1, ms_per_step=10.0, unattributed_share=0.0
+    )
+    rows = rows_with_sums(Breakdown(about, [], parts, []))
+    sums = {row.component: row.ms_per_step for row in rows[len(parts) :]}
+    assert sums == {"sum of attention.*": 3.0, "sum": 10.0}
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import pytest
 from helpers import PROJECT, free_port, read_until, start, time_limit
 from programs import LOOP, MODEL, PLAIN, RANKS, SHAPES, TRAIN, TRAINERS
 
+from analysis.commands.profiled_program import exit_code_of
 from harness.base.errors import UserError
 from harness.program.command import Ended, command_of, run
 
@@ -720,6 +721,22 @@ def test_what_cannot_be_measured_is_said_and_the_exit_code_is_that_of_the_progra
     assert said in ended.stderr.splitlines()[-1]
     if "1 / 0" in source:
         assert "ZeroDivisionError" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("ended", "code"),
+    [
+        (Ended(0, [{}], 1, by_tool=False), 0),
+        (Ended(3, [{}], 1, by_tool=False), 3),  # the program's own, where it was measured too
+        (Ended(3, [], 0, by_tool=False), 3),
+        (Ended(0, [], 1, by_tool=False), 1),  # nothing of it could be seen
+        (Ended(-9, [{}], 1, by_tool=True), 0),
+        (Ended(1, [{}], 1, by_tool=False, signal=signal.SIGINT), 130),
+    ],
+    ids=str,
+)
+def test_the_exit_code_tells_whether_the_program_failed(ended, code):
+    assert exit_code_of(ended) == code
 
 
 @pytest.mark.slow

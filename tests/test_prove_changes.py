@@ -121,6 +121,15 @@ def test_turns_with_nothing_changed_that_vary_more_than_a_gain_refuse_a_verdict(
     assert told.smallest > 0.75  # of what it could have told
 
 
+@pytest.mark.parametrize("nothing", [Interval(0.97, 1.0, 1.03), Interval(0.999, 1.0, 1.001)])
+def test_the_smallest_gain_is_the_one_from_which_on_a_change_is_faster(nothing):
+    smallest = gain_of(Interval(0.9995, 1.0, 1.0005), nothing).smallest
+    for gained, verdict in ((1.05 * smallest, "faster"), (0.95 * smallest, None)):
+        ratio = 1 - gained
+        told = gain_of(Interval(0.9995 * ratio, ratio, 1.0005 * ratio), nothing)
+        assert (told.verdict == "faster") == (verdict == "faster"), told
+
+
 def test_of_a_planted_gain_two_rounds_tell_and_one_does_not():
     chance = np.random.default_rng(0)
     words = {1: [], 2: []}

@@ -25,6 +25,8 @@ from harness.base.errors import (
     raise_if_signaled,
     signals_as_errors,
 )
+from harness.instruments.timing import StepRecord
+from harness.run.event_file import scalars_of
 from harness.run.run_report import RunReport
 
 SCRIPT = str(PROJECT / "tiny_llama_v1.py")
@@ -238,6 +240,19 @@ def test_a_loss_of_zero_is_a_number(train, tmp_path):
     assert "Loss = 0.0000" in out
     assert "0.0000 at the last" in out
     assert "nan" not in out
+
+
+def test_scalars_of_a_step_count_all_samples_and_all_their_tokens():
+    record = StepRecord(3, loss=2.0, total_ms=500.0, memory_bytes=3 * 2**20)
+    record.phase_ms = {"forward": 200.0}
+    assert scalars_of(record, samples=8, seq_len=128) == {
+        "loss": 2.0,
+        "step_time_ms": 500.0,
+        "step_time_ms/forward": 200.0,
+        "throughput/samples_per_sec": 16.0,
+        "throughput/tokens_per_sec": 16.0 * 128,
+        "used_memory_mb": 3.0,
+    }
 
 
 def test_a_traceback_only_for_debugging(train, monkeypatch):

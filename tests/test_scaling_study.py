@@ -83,6 +83,14 @@ def test_efficiency_refers_to_the_base():
     assert rows[1].efficiency == pytest.approx(0.8)
 
 
+def test_a_step_of_fewer_samples_computes_for_less_time():
+    """Strong scaling, as predicted: a quarter of the base's samples on each of four ranks."""
+    network = Network(8 * MB / 1e9 * 1e3, "made up")  # 8 MB in a millisecond: 1.5 in all
+    strong = row(4, 2.5, scaling="strong", batch_size=2)
+    _, found = concluded(network, row(1, 8.0, scaling="strong"), strong)
+    assert found.predicted_efficiency == pytest.approx([2 / (2 + 1.5), 1.0])
+
+
 def test_without_one_rank_the_base_is_that_of_the_mode():
     rows = concluded(
         None,

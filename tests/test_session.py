@@ -1,12 +1,14 @@
 """A training step is made ready in one place: in one order, under settings of its own; and what it
 cannot be given is an error."""
 
+import contextlib
 import dataclasses
 
 import pytest
 import torch
 
 from harness.base.errors import UserError
+from harness.instruments import compilation
 from harness.instruments.timing import NullMeter
 from harness.session.session import Preparation, Session
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
@@ -125,3 +127,12 @@ def test_memory_of_compiled_code_is_not_guessed(traced_graphs):
     session = Session(PLAIN.with_settings(compile=True), CPU)
     with pytest.raises(UserError, match="runs no separate operators"):
         session.peak_bytes()
+
+
+def test_a_compiled_pass_is_no_part_of_the_time_that_the_compiler_takes(monkeypatch):
+    times_ms = [10.0, 12.0, 11.0, 1005.0, 5.0, 4.0, 6.0]  # before, the first call, after
+    monkeypatch.setattr(compilation, "time_synced", lambda call, device: times_ms.pop(0))
+    monkeypatch.setattr(compilation, "compiling", lambda *told: contextlib.nullcontext())
+    found = compilation.compile_and_time(lambda: None, lambda: None, CPU, "nothing")
+    assert (found.uncompiled_ms, found.compiled_ms, found.compile_s) == (11.0, 5.0, 1.0)
+    assert (times_ms, found.passes) == ([], 3)

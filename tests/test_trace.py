@@ -488,6 +488,10 @@ def test_steps_are_found_where_work_repeats(tmp_path):
     links = timeline_of(trace_of(tmp_path, *unmarked(layers, 5, before=200)))
     assert links.steps_found == "repetitions of the same 19 events"
     assert links.steps["start"].tolist() == [201 + 190 * i for i in range(5)]  # at its first launch
+    # What begins as a step does is part of it, not of the one before.
+    of_each = [-1] * 20 + [number for number in range(5) for _ in range(19)]
+    for table in (links.calls, links.gpu):
+        assert table.sort_values("start")["step"].tolist() == of_each
     trust = analysis_of(links.trace)["integrity"]
     assert trust["steps"] == 5
     assert any(

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,9 +19,12 @@ from test_profile_program_lines import line_of
 
 from analysis.compare.document import compare
 from analysis.program.memory_growth import slope_of
+from analysis.program.slow_steps import times_of_ranks
 from analysis.program.watched_process import watched_processes
 from analysis.program.whole_run import WatchDocument, watched_run
-from harness.program.hooks.whole_run.step_files import StepFiles
+from harness.program.hooks.observing.occasions import Occasion, Place
+from harness.program.hooks.whole_run.occasions import WholeRunOccasions
+from harness.program.hooks.whole_run.step_files import PHASES, StepFiles
 from harness.program.hooks.whole_run.watch import WholeRunWatch
 
 pytestmark = pytest.mark.usefixtures("warm_programs")
@@ -359,6 +363,13 @@ def test_growth_by_made_up_readings(grows):
         assert slope.low < 1e5 < slope.high
 
 
+def test_the_time_of_a_rank_is_that_of_all_its_starts():
+    processes = []
+    for rank, seconds in ((0, [1.0, 2.0]), (1, [3.0]), (0, [4.0]), (1, [2.0, 6.0])):
+        processes.append(SimpleNamespace(rank=rank, seconds=np.array(seconds)))
+    assert times_of_ranks(processes) == ((7.0 + 11.0) / 2, 3)
+
+
 def test_host_memory_is_short_and_the_end_counts_to_the_last_step(tmp_path):
     files = StepFiles(tmp_path / "watch_parts" / "1")
     files.about = {
@@ -507,6 +518,30 @@ def test_what_a_step_waited_for_a_core_is_asked_where_it_did_not_work(monkeypatc
         assert len(asked) == times
     monkeypatch.setattr("time.thread_time", lambda: 3.99)
     assert watch.waited_for_core(1.0) == 0.0  # it slept: no more than before has been waited
+
+
+def test_what_happened_in_an_ordinary_step_is_no_cause_of_a_later_one(tmp_path, monkeypatch):
+    watch = object.__new__(WholeRunWatch)
+    vars(watch).update(steps=10, last_s=0.0, slow_s=0.5, ordinary_s=0.1, ours_s=0.0, memory_s=9.0)
+    vars(watch).update(phase_s=dict.fromkeys(PHASES, 0.0), pressure_s=0.0, faults=0, retries=0)
+    vars(watch).update(memory_period_s=9.0, recent=deque([0.1] * 5), settings={"folder": "."})
+    watch.clock = SimpleNamespace(on_gpu=False)
+    watch.pressure = SimpleNamespace(seconds=lambda: 0.0)
+    watch.sampler = SimpleNamespace(take=dict, sites={})
+    watch.occasions, watch.files = WholeRunOccasions(watch), StepFiles(tmp_path)
+    monkeypatch.setattr(watch, "waited_for_core", lambda seconds: 0.0)
+    monkeypatch.setattr(watch, "add_typical", lambda spent: None)
+    nowhere = Place(None, None)
+    for seconds, call in ((0.1, "generation 1"), (2.0, "torch.save"), (3.0, None)):
+        if call is not None:
+            watch.occasions.seen.append(Occasion("save", call, nowhere, watch.steps, 0, 0.01))
+        watch.add_step(watch.last_s + seconds)
+        watch.steps += 1
+    of_slow = []
+    for line in watch.files.slow:
+        row = json.loads(line)
+        of_slow.append((row["seconds"], [occasion["call"] for occasion in row["occasions"]]))
+    assert of_slow == [(2.0, ["torch.save"]), (3.0, [])]
 
 
 STEPS_OF_CALLS = """

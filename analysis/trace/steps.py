@@ -186,10 +186,8 @@ def unmarked_steps(links: Links) -> tuple[pd.DataFrame, str | None]:
     host = links.host
     work = work_in_order(links)
     steps, length = repeated_steps(work.names, work.times, work.between, links.on_gpu)
-    if len(steps) and not links.on_gpu and steps["end"].iloc[-1] == work.times[-1]:
-        # With the work that begins there
-        outermost = (host["operator_parent"] < 0) & (host["kind"] == OPERATOR)
-        steps.loc[steps.index[-1], "end"] = host["end"][outermost].max()
+    if len(steps) and steps["end"].iloc[-1] == work.times[-1]:
+        steps.loc[steps.index[-1], "end"] = end_of_work(links, work.times[-1])
     # Several within one range or operator are parts of what it does, such as layers.
     ends_in = np.searchsorted(steps["end"], host["end"] + CLOCK_TICK_US, side="right")
     in_one = ends_in - np.searchsorted(steps["start"], host["start"] - CLOCK_TICK_US)
@@ -204,6 +202,17 @@ def unmarked_steps(links: Links) -> tuple[pd.DataFrame, str | None]:
         if covered_us > COVERED * (host["end"].max() - host["start"].min()):
             return between, f"from one {often.index[0]} to the next"
     return steps.iloc[:0], None
+
+
+def end_of_work(links: Links, begin: float) -> float:
+    """Where a step ends whose last event, of the work of the trace, is begun by the host at this
+    time: behind that, as what begins at the end of the last step is in none."""
+    if links.on_gpu:
+        launches_it = links.calls["start"] == begin
+        return max(links.calls["end"][launches_it].max(), begin + CLOCK_TICK_US)
+    host = links.host
+    outermost = (host["operator_parent"] < 0) & (host["kind"] == OPERATOR)
+    return host["end"][outermost].max()
 
 
 class WorkInOrder(NamedTuple):
