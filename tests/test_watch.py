@@ -522,12 +522,12 @@ def test_what_a_step_waited_for_a_core_is_asked_where_it_did_not_work(monkeypatc
 
 def test_what_happened_in_an_ordinary_step_is_no_cause_of_a_later_one(tmp_path, monkeypatch):
     watch = object.__new__(WholeRunWatch)
-    vars(watch).update(steps=10, last_s=0.0, slow_s=0.5, ordinary_s=0.1, ours_s=0.0, memory_s=9.0)
+    vars(watch).update(steps=10, last_s=0.0, slow_s=0.5, ordinary_s=0.1, ours_s=0.0)
     vars(watch).update(phase_s=dict.fromkeys(PHASES, 0.0), pressure_s=0.0, faults=0, retries=0)
-    vars(watch).update(memory_period_s=9.0, recent=deque([0.1] * 5), settings={"folder": "."})
+    vars(watch).update(n_typical=0, recent=deque([0.1] * 5), settings={"folder": "."})
     watch.clock = SimpleNamespace(on_gpu=False)
     watch.pressure = SimpleNamespace(seconds=lambda: 0.0)
-    watch.sampler = SimpleNamespace(take=dict, sites={})
+    watch.sampler = SimpleNamespace(take=dict, sites={}, spent={})
     watch.occasions, watch.files = WholeRunOccasions(watch), StepFiles(tmp_path)
     monkeypatch.setattr(watch, "waited_for_core", lambda seconds: 0.0)
     monkeypatch.setattr(watch, "add_typical", lambda spent: None)
