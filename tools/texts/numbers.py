@@ -879,8 +879,7 @@ def profiled_h100() -> str:
     text = (
         f"On an H100, the profiled steps of `medium` in bf16 with fused attention took {longer}"
         " times as long as the others. In the last of them the GPU was idle for"
-        f" {idle[0]:.0%} of the time; without the profiler it is for {idle[1]:.0%} of a step at"
-        " most."
+        f" {idle[0]:.0%} of the time; without the profiler, for at most {idle[1]:.0%} of a step."
     )
     return textwrap.fill(text, COLUMNS, break_on_hyphens=False)
 
