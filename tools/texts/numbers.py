@@ -464,8 +464,8 @@ def needs_map() -> str:
 WORD, COMMAND, PREDICTION, FIELD, QUESTION = 1 / 150, 1.0, 1.5, 1.0, 2.0
 
 
-def minutes_needed(number: int) -> dict[str, float]:
-    """Minutes of each section of an exercise's core, for a person who types the commands that
+def minutes_needed(number: int) -> dict[str, int]:
+    """Whole minutes of each section of an exercise's core, for a person who types the commands that
     run without a GPU."""
     parts = {}
     for title, part in re.findall(
@@ -474,7 +474,7 @@ def minutes_needed(number: int) -> dict[str, float]:
         re.M | re.S,
     ):
         name = title.strip("# ").lower() or "to begin with"
-        parts[name] = minutes_of(part, number, has_questions=title == "## Questions")
+        parts[name] = round(minutes_of(part, number, has_questions=title == "## Questions"))
     return parts
 
 
@@ -545,11 +545,11 @@ def commands_of_core(number: int) -> list[dict]:
 def time_needed(number: int) -> str:
     """What minutes_needed() says, in a sentence."""
     parts = minutes_needed(number)
-    told = ", ".join(f"{name} {minutes:.0f}" for name, minutes in parts.items() if minutes >= 0.5)
+    told = ", ".join(f"{name}: {minutes}" for name, minutes in parts.items() if minutes)
     extra = minutes_of_extra(number)
     more = f" [Extra](#extra): {extra:.0f} more." if extra else ""
     return (
-        f"**Time.** About {sum(parts.values()):.0f} minutes: {told}.{more} (Reckoned, not timed:"
+        f"**Time.** About {sum(parts.values())} minutes ({told}).{more} (Reckoned, not timed:"
         " [how](README.md#minutes).)"
     )
 
