@@ -210,7 +210,17 @@ def test_communication_of_two_ranks_is_as_predicted(logs):
     assert mismatches(summary, PerformanceSummary, "summary") == []
     analyze_existing(logs / "ranks", logs.parent / "again", False, 3, None)
     again = json.loads((logs.parent / "again" / "operator_analysis.json").read_text())
-    assert again["communication"] == about and again["ranks"] == analysis["ranks"]
+    for name in ("communication", "ranks"):
+        assert in_twelve_digits(again[name]) == in_twelve_digits(analysis[name])
+
+
+def in_twelve_digits(document: dict) -> dict:
+    """Where an array lies in memory may change the last digit of its sum."""
+
+    def rounded(digits: str) -> float:
+        return float(f"{float(digits):.12g}")
+
+    return json.loads(json.dumps(document), parse_float=rounded)
 
 
 def test_kernels_of_a_gpu(tensorboard, logs):
