@@ -36,6 +36,7 @@ def main() -> None:
                 with unreduced():
                     loss.backward()
         optimizer.step()
+    del model  # else the group of processes ends with it, where gloo may wait for ever
     dist.destroy_process_group()
 
 
