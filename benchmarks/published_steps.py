@@ -11,6 +11,7 @@ maker, the steps of measured_steps.py among them, in which its own rows have no 
 """
 
 import sys
+from collections.abc import Sequence
 from configparser import SectionProxy
 from pathlib import Path
 
@@ -42,6 +43,7 @@ from harness.model.workload import Workload
 from harness.schema import Unknown
 from workshop.exercise.results import RESULTS
 
+NEAR, NEAR_CORRECTED = 0.2, 0.15  # of 1, by which a ratio may differ, as it is and corrected
 COLUMNS = [
     column("step", "name", left=True),
     column("published (ms)", "ms", ",.0f"),
@@ -168,15 +170,21 @@ def correct(timed: list[dict], measured: list[float]) -> None:
         row["corrected"] = row["ratio"] / float(np.median(others)) if others else None
 
 
+def share_near(ratios: Sequence[float], by: float) -> str:
+    """The share of ratios that differ from 1 by so much at most."""
+    return f"{np.mean(abs(np.asarray(ratios) - 1) <= by):.0%}"
+
+
 def summary_of_maker(maker: str, timed: list[dict]) -> list[str]:
     """timed: the rows of its devices that have an expected time."""
     ratios = np.array([row["ratio"] for row in timed])
     low, high = np.percentile(1 / ratios, (5, 95))
     inside = np.mean([row["inside"] == "yes" for row in timed])
-    near = [f"within 20% {np.mean(abs(ratios - 1) <= 0.2):.0%}"]
+    near = [f"within {NEAR:.0%} {share_near(ratios, NEAR)}"]
     corrected = np.array([row["corrected"] for row in timed if row["corrected"]])
     if len(corrected):
-        near.append(f"within 15% once corrected {np.mean(abs(corrected - 1) <= 0.15):.0%}")
+        share = share_near(corrected, NEAR_CORRECTED)
+        near.append(f"within {NEAR_CORRECTED:.0%} once corrected {share}")
         error = np.sqrt(np.mean(np.log(corrected) ** 2))
         near.append(f"root mean square of the logarithm with one source left out {error:.3f}")
     spread = f"{ratios.min():.2f} to {ratios.max():.2f}, standard deviation of the logarithm"

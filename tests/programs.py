@@ -603,7 +603,7 @@ SPAWNED = program(
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-        del model  # it would free the group
+        del model  # it holds the process group
         dist.destroy_process_group()
 
 

@@ -246,16 +246,6 @@ for step in range(12):
 """
 
 
-def site_of_most_time(process: dict) -> dict:
-    seen = process["observed"]
-    lines = {}
-    for row in seen["timed"]:
-        site = seen["sites"][row["site"]]
-        place = site["file"], site["line"]
-        lines.setdefault(place, [0.0, site])[0] += row["ms"]
-    return max(lines.values(), key=lambda of_line: of_line[0])[1]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["-c", "-m", "a zip", "edited", "without source"])
 def test_lines_are_named_as_far_as_they_are_known(profiled, way):  # noqa: F811

@@ -195,7 +195,7 @@ for step in range(120):
         model.module.weight.data += 1
     model(torch.randn(8, 16)).sum().backward()
     optimizer.step()
-del model  # it would free the group
+del model  # it holds the process group
 dist.destroy_process_group()
 """
 

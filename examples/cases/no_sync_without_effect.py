@@ -36,7 +36,7 @@ def main() -> None:
                 with unreduced():
                     loss.backward()
         optimizer.step()
-    del model  # else the group of processes ends with it, where gloo may wait for ever
+    del model  # it holds the process group too: freed last, it may wait for gloo's thread for ever
     dist.destroy_process_group()
 
 

@@ -41,7 +41,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
     print(f"rank {rank}: the loss falls from {losses[0]:.2f} to {losses[-1]:.2f}", flush=True)
-    del model  # else the group of processes ends with it, where gloo may wait for ever
+    del model  # it holds the process group too: freed last, it may wait for gloo's thread for ever
     dist.destroy_process_group()
 
 

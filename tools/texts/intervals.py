@@ -15,7 +15,7 @@ from analysis.hardware.achievable import (
 from analysis.hardware.datasheets import Datasheet
 from analysis.hardware.matching import rows_named
 from analysis.prediction.expected_time import interval_with
-from benchmarks.published_steps import maker_of
+from benchmarks.published_steps import NEAR, NEAR_CORRECTED, maker_of, share_near
 from harness.base.tables import COLUMNS
 from tools.texts.numbers import table
 
@@ -92,8 +92,8 @@ def where_from() -> str:
     )
 
 
-def share(chosen: list[bool]) -> str:
-    return f"{sum(chosen) / len(chosen):.0%}"
+def spread(ratios: list[float]) -> str:
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def published_steps(rows: list[dict]) -> str:
@@ -103,15 +103,13 @@ def published_steps(rows: list[dict]) -> str:
     for maker in ("NVIDIA", "AMD"):
         timed = [row for row in rows if row["ratio"] and maker_of(row["device"]) == maker]
         ratios = [row["ratio"] for row in timed]
-        near = share([abs(ratio - 1) <= 0.2 for ratio in ratios])
-        corrected = share([abs(row["corrected"] - 1) <= 0.15 for row in timed])
-        inside = share([row["inside"] == "yes" for row in timed])
-        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        cells.append([f"time, {maker}", f"{len(timed)}", spread, near, corrected, inside])
+        near = share_near(ratios, NEAR)
+        corrected = share_near([row["corrected"] for row in timed], NEAR_CORRECTED)
+        inside = f"{sum(row['inside'] == 'yes' for row in timed) / len(timed):.0%}"
+        cells.append([f"time, {maker}", f"{len(timed)}", spread(ratios), near, corrected, inside])
     for kind in ("reserved", "allocated"):
         ratios = [row["memory_ratio"] for row in rows if row.get("memory") == kind]
-        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        cells.append([f"memory {kind}", f"{len(ratios)}", spread, NONE, NONE, NONE])
-    titles = ["figure", "rows", "expected / published, median (range)", "within 20%"]
-    titles += ["corrected, within 15%", "inside the interval"]
+        cells.append([f"memory {kind}", f"{len(ratios)}", spread(ratios), NONE, NONE, NONE])
+    titles = ["figure", "rows", "expected / published, median (range)", f"within {NEAR:.0%}"]
+    titles += [f"corrected, within {NEAR_CORRECTED:.0%}", "inside the interval"]
     return table(titles, cells, left=1)

@@ -676,15 +676,35 @@ def measured_step(flags: str) -> dict | None:
     return None
 
 
+def gpu_results(number: int) -> dict | None:
+    """The answers to an exercise's worksheet on a GPU, if it was run on one."""
+    return read_document(GPU_RESULTS / f"exercise_{number}.json")
+
+
 def tracks(number: int, flags: str, *rows: str) -> str:
+    """further_tracks(), with both machines."""
+    cpu, gpu = stored_answers(number), gpu_results(number)
+    about = f"CPU track: measured on {machine(cpu['environment'])}. GPU track, `{flags}`: "
+    about += (
+        f"measured on {machine(gpu['environment'])}."
+        if gpu
+        else f"computed for {CARDS[0]}, not measured yet."
+    )
+    if not gpu and measured_step(flags):
+        about = about.removesuffix(".") + " but for what says so."
+    about = textwrap.fill(about, COLUMNS, break_long_words=False, break_on_hyphens=False)
+    return f"{about}\n\n{further_tracks(number, flags, *rows)}"
+
+
+def further_tracks(number: int, flags: str, *rows: str) -> str:
     """Fields of an exercise on both tracks, side by side: as measured on the machine of the stored
-    results, and on a GPU.  As long as that has no results, what the tools compute takes their
-    place, but for steps that were measured alone.
+    results, and on a GPU; for a page that has named both.  As long as the GPU has no results, what
+    the tools compute takes their place, but for steps that were measured alone.
 
     flags: of the GPU track.  rows: the id of a field; which cell of computed_step(), or `ratio`, is
     computed for it, if any; and further flags for that."""
     page = {field.id: field for field in fields(exercises()[number].text)}
-    cpu, gpu = stored_answers(number), read_document(GPU_RESULTS / f"exercise_{number}.json")
+    cpu, gpu = stored_answers(number), gpu_results(number)
 
     def measured_cell(document: dict, name: str) -> str:
         if name not in document["answers"]:  # a field that is newer than the results
@@ -711,22 +731,8 @@ def tracks(number: int, flags: str, *rows: str) -> str:
     for name, key, more in ((row + "  ").split(" ", 2) for row in rows):
         on_gpu = measured_cell(gpu, name) if gpu else computed_cell(key, more.strip())
         table_rows.append([f"{page[name].label} ({name})", measured_cell(cpu, name), on_gpu])
-    about = f"CPU track: measured on {machine(cpu['environment'])}. GPU track, `{flags}`: "
-    about += (
-        f"measured on {machine(gpu['environment'])}."
-        if gpu
-        else f"computed for {CARDS[0]}, not measured yet."
-    )
-    if not gpu and measured_step(flags):
-        about = about.removesuffix(".") + " but for what says so."
-    about = textwrap.fill(about, COLUMNS, break_long_words=False, break_on_hyphens=False)
     title = "GPU track, measured" if gpu else "GPU track, computed"
-    return f"{about}\n\n" + table(["quantity", "CPU track, measured", title], table_rows)
-
-
-def further_tracks(number: int, flags: str, *rows: str) -> str:
-    """The table of tracks() alone, for a page that has already named both machines."""
-    return tracks(number, flags, *rows).partition("\n\n")[2]
+    return table(["quantity", "CPU track, measured", title], table_rows)
 
 
 # Fields of exercise 3: samples/s, peak memory, step time.
@@ -813,8 +819,15 @@ def folded(title: str, text: str) -> str:
 
 
 def printed(number: int, *begins: str, after: str = "") -> str:
+    """printed_there(), with the machine."""
+    where = machine(stored_answers(number)["environment"])
+    block = printed_there(number, *begins, after=after)
+    return f"{block}\n*{where}, `python3 run_exercise.py {number}`.*"
+
+
+def printed_there(number: int, *begins: str, after: str = "") -> str:
     """Sample output of an exercise's commands: each next line that begins with one of these, and
-    what continues it.
+    what continues it; for a page that has just named the machine.
 
     after: what the line begins with from which on they are looked for, such as a command."""
     log = stored_file(f"exercise_{number}.log").read_text().splitlines()
@@ -826,13 +839,7 @@ def printed(number: int, *begins: str, after: str = "") -> str:
             end += 1
         shown += log[place:end]
         place = end
-    where = machine(stored_answers(number)["environment"])
-    return f"{text_block(shown)}\n*{where}, `python3 run_exercise.py {number}`.*"
-
-
-def printed_there(number: int, *begins: str, after: str = "") -> str:
-    """The block of printed() alone, for a page that has just named the machine."""
-    return printed(number, *begins, after=after).rpartition("\n*")[0]
+    return text_block(shown)
 
 
 def run_provenance() -> str:

@@ -185,7 +185,7 @@ class Watch:
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """A step ends with the optimizer that steps least often; of several, with the last.  Until
         all are known, steps do not count; one that others leave behind is done with."""
-        if self.is_only and self.rarest() is optimizer:  # to count takes a tenth of a millisecond
+        if self.is_only and self.rarest() is optimizer:  # then there is nothing to count
             self.due = True
             return
         count = self.counts.get(optimizer)

@@ -85,8 +85,8 @@ class WholeRunWatch(Watch):
         self.n_readings = 0
         self.device_bytes = 0
         self.ours_s = 0.0  # our work after the step before
-        # Steps of other optimizers since the last of the one that ends steps; a WeakKeyDictionary
-        # takes 20 us to clear.
+        # Steps of other optimizers since the last of the one that ends steps.  Not a
+        # WeakKeyDictionary, which is cleared in Python, item by item: this is done in each step.
         self.without: dict[weakref.ref, int] = {}
 
     # ---- Phases ----------------------------------------------------------------------------------
