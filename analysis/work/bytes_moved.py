@@ -38,6 +38,9 @@ MINIMUM = (
     " once, and all others stay in on-chip memory; for a phase, every tensor that exists before it"
     " or is used after it"
 )
+# torch.tensor() calls it, as optimizers on lists do: it moves nothing, and what it returns was not
+# there before.
+MAKES_CONSTANT = torch.ops.aten.lift_fresh.default
 ELEMENTS = "one operation per element for operators other than matmuls"
 
 
@@ -130,6 +133,9 @@ class WorkCounter(TorchDispatchMode):
             return device_of(args[0])
         out = func(*args, **kwargs)
         if self.segments[-1] != "data":
+            if func is MAKES_CONSTANT:
+                self.use_of(out, made_in=len(self.segments) - 1)
+                return out
             call = dispatched_call(func, args, kwargs, out)
             if call is not None:
                 self.count(call)
