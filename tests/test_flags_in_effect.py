@@ -19,6 +19,7 @@ import tiny_llama_v1
 from analysis.commands import run_explanations
 from harness.base.errors import UserError
 from harness.instruments.schedule import ProfilerConfig
+from harness.model.changes import ROUNDING
 from harness.model.user_code.fake_user_code import under_fake_mode
 from harness.model.user_code.user_workload import USED
 from harness.ranks.failures import exit_code_of
@@ -293,6 +294,7 @@ def test_studies_hand_every_flag_on_in_both_arms(
     monkeypatch.setattr(
         "studies.optimization_parts.turns.matmul_rate", lambda device, precision: None
     )
+    monkeypatch.setattr("studies.optimization_parts.turns.NUDGES", {ROUNDING: ("6e-8:1",)})
     monkeypatch.setattr(
         "studies.optimization.Study.profile_of", lambda study, baseline, workload: None
     )

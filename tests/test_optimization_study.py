@@ -17,6 +17,7 @@ from torch._inductor import cpu_vec_isa
 import run_study
 from harness.instruments.first_step import FirstStepAudit
 from harness.instruments.phases import median_interval
+from harness.model.changes import ROUNDING
 from harness.model.user_code.user_workload import UserWorkload, examined
 from harness.schema import Unknown
 from studies.engine.command_line import workload_of
@@ -600,6 +601,7 @@ def test_a_file_of_ones_own_has_what_needs_no_change_of_its_code(scratch, monkey
 
     monkeypatch.setattr(UserWorkload, "loss", loss)
     monkeypatch.setattr(turns, "matmul_rate", lambda device, precision: None)
+    monkeypatch.setattr(turns, "NUDGES", {ROUNDING: ("6e-8:1",)})  # one run beside the baseline's
     baseline, bf16, fused = take_turns([workloads[i] for i in (0, 2, 3)], 3, 0)
     assert baseline.status == bf16.status == fused.status == "ok", (baseline, bf16, fused)
     assert baseline.audit_ok and len(baseline.step_times_ms) == 3
