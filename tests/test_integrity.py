@@ -87,7 +87,7 @@ def without_kernels(tmp_path, mi300x, number, which):
 @pytest.mark.parametrize(
     ("number", "which"),
     [
-        *((number, "launched in it") for number in (15, 17)),
+        *((number, "launched in it") for number in (15, 16, 17)),
         (16, "running during it"),
         (17, "running during it"),
     ],
