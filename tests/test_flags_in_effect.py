@@ -16,13 +16,16 @@ from helpers import PROJECT, exit_code, made_once, run_command
 
 import run_study
 import tiny_llama_v1
+from analysis.commands import run_explanations
 from harness.base.errors import UserError
 from harness.instruments.schedule import ProfilerConfig
+from harness.model.changes import ROUNDING
 from harness.model.user_code.fake_user_code import under_fake_mode
 from harness.model.user_code.user_workload import USED
 from harness.ranks.failures import exit_code_of
 from harness.ranks.parallel import ParallelConfig
 from harness.run.flag_combinations import PredictionConfig
+from harness.schema import Unknown
 from harness.study_files import study_names
 from studies import timing, training
 from studies.engine import isolation, ranks
@@ -94,9 +97,10 @@ def test_graphs_are_captured_in_the_arm_that_has_them(filled_in):
 TINY = ["--size", "tiny", "--batch-size", "2", "--seq-len", "8"]
 # As many flags as a step takes at once: a command that loses one of them is seen.
 ASKED = (
-    "--n-layers 1 --hidden-dim 32 --deterministic --seed 7 --grad-clip 0.5 --precision bf16"
-    " --learning-rate 0.01 --gradient-accumulation-steps 2 --attention sdpa --fused-projections"
-    " --fused-norm --fused-rope --fused-loss --activation-checkpointing 2 --optimizer-impl fused"
+    "--vocab-size 64 --n-layers 1 --hidden-dim 32 --deterministic --seed 7 --grad-clip 0.5"
+    " --precision bf16 --learning-rate 0.01 --gradient-accumulation-steps 2 --attention sdpa"
+    " --fused-projections --fused-norm --fused-rope --fused-loss --activation-checkpointing 2"
+    " --optimizer-impl fused"
 )
 SET_BY_COMMANDS = {
     "num_steps",
@@ -116,7 +120,8 @@ class Enough(UserError):
 @pytest.fixture
 def steps(monkeypatch):
     """Of every call that trains or infers: its workload, and the settings of the process then.
-    Each row of a study is measured in this process, and its ranks are one rank."""
+    Each row of a study is measured in this process, and its ranks are one rank; of the smallest
+    size the steps take least.  Nothing is predicted of what is trained."""
     seen = []
 
     def watched(function):
@@ -136,6 +141,10 @@ def steps(monkeypatch):
         answer = work(ranks.RankContext(0, 1, torch.device("cpu")), *arguments)
         return "ok", [answer] * world_size
 
+    smallest = tiny_llama_v1.SIZES["tiny"] | {"vocab_size": 128, "hidden_dim": 64, "n_layers": 2}
+    monkeypatch.setitem(tiny_llama_v1.SIZES, "tiny", smallest)
+    monkeypatch.setattr(run_explanations, "expected_of_run", lambda report: Unknown("not asked"))
+    monkeypatch.setattr("studies.engine.columns.peak_bytes", lambda workload, on_gpu: 1)
     monkeypatch.setattr(TinyLlamaWorkload, "train", watched(TinyLlamaWorkload.train))
     monkeypatch.setattr(training, "infer", watched(training.infer))
     monkeypatch.setattr(isolation, "in_fresh_process", here)
@@ -265,6 +274,7 @@ def test_commands_hand_every_flag_on(command, steps, scratch, monkeypatch, capfd
         raise Enough("it trains")
 
     monkeypatch.setattr(TinyLlamaWorkload, "train", train_briefly)
+    monkeypatch.setattr(run_explanations, "explanations", lambda report, summary: [])
     monkeypatch.setattr(sys, "argv", [f"{command}.py", *COMMANDS[command]])
     main = importlib.import_module(command).main
     assert exit_code(main if command == "tiny_llama_v1" else lambda: exit_code_of(main)) == 1
@@ -284,6 +294,7 @@ def test_studies_hand_every_flag_on_in_both_arms(
     monkeypatch.setattr(
         "studies.optimization_parts.turns.matmul_rate", lambda device, precision: None
     )
+    monkeypatch.setattr("studies.optimization_parts.turns.NUDGES", {ROUNDING: ("6e-8:1",)})
     monkeypatch.setattr(
         "studies.optimization.Study.profile_of", lambda study, baseline, workload: None
     )

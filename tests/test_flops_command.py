@@ -1,11 +1,15 @@
 """run_deepspeed_flops.py: rates, traffic and roofline of a run, and of one that was kept."""
 
+import contextlib
 import importlib
+import io
 import json
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
-from helpers import SMALL_MODEL, assert_answer, exit_code
+from helpers import SMALL_MODEL, assert_answer, exit_code, made_once
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import run_deepspeed_flops
@@ -19,6 +23,8 @@ from analysis.work.sections import detail_sections, intensity_section, roofline_
 from harness.ranks.failures import exit_code_of
 
 SUMMARY = "performance_summary"
+# A step to count, one to trace and one to time, of one block.
+BRIEF = "--n-layers 1 --num-steps 5 --warmup-steps 1 --profile-steps 1".split()
 
 
 @pytest.fixture
@@ -36,6 +42,32 @@ def flops(tmp_path, monkeypatch, capfd):
 
 
 @pytest.fixture
+def finished(tmp_path_factory):
+    """The folder and the output of a run with everything that the command tells, which no test
+    changes."""
+
+    def make(folder: Path) -> str:
+        flags = "--computational-intensity --generate-roofline --verbose --output-dir run".split()
+        command = ["run_deepspeed_flops.py", *SMALL_MODEL, "--num-steps", "9", *flags]
+        said = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+            patch.chdir(folder)
+            patch.setattr(sys, "argv", command)
+            assert exit_code(lambda: exit_code_of(run_deepspeed_flops.main)) == 0
+        return said.getvalue()
+
+    folder, out = made_once(tmp_path_factory, "flops_run", make)
+    return folder / "run", out
+
+
+@pytest.fixture
+def without_pictures(monkeypatch):
+    """No report and no figure is drawn: a test that looks at neither takes half the time."""
+    monkeypatch.setattr("analysis.report.html.write_report", lambda folder: [])
+    monkeypatch.setattr("analysis.commands.flops_command.picture", lambda *figure: b"a figure")
+
+
+@pytest.fixture
 def documents(tmp_path):
     def read(folder="flops_analysis"):
         names = ("flops_profile", "computational_intensity", "roofline_data", "operator_analysis")
@@ -45,10 +77,8 @@ def documents(tmp_path):
 
 
 @pytest.mark.slow
-def test_one_run_tells_all(flops, documents, tmp_path):
-    flags = ("--computational-intensity", "--generate-roofline", "--verbose")
-    code, out, _ = flops(*SMALL_MODEL, *flags)
-    assert code == 0
+def test_one_run_tells_all(finished, documents):
+    folder, out = finished
     words = (
         "The matmul counts agree",
         "Forward FLOPs by module, with those inside it",
@@ -59,8 +89,8 @@ def test_one_run_tells_all(flops, documents, tmp_path):
     )
     assert all(word in out for word in words)
     assert_answer(out)
-    profile, intensity, roof, trace = documents()
-    summary = json.loads((tmp_path / "flops_analysis" / "performance_summary.json").read_text())
+    profile, intensity, roof, trace = documents(folder)
+    summary = json.loads((folder / "performance_summary.json").read_text())
     reasons = summary["steps"]["exclusion_reason"]
     assert reasons.count("FLOPs counted") == 1
     assert profile["performance_metrics"]["steps_averaged"] == reasons.count(None)
@@ -105,10 +135,10 @@ def test_one_run_tells_all(flops, documents, tmp_path):
             assert level == pytest.approx(slope)
         if level:
             assert row["share_of_roof"] == pytest.approx(row["operations_per_sec"] / level)
-    page = (tmp_path / "flops_analysis" / "report.html").read_text()
+    page = (folder / "report.html").read_text()
     assert 'id="flops-and-utilization"' in page
     assert 'id="roofline"' in page
-    assert (tmp_path / "flops_analysis" / "roofline.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "roofline.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_report_without_a_trace(flops, tmp_path):
@@ -158,9 +188,14 @@ def test_a_report_without_a_trace(flops, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["missing", "broken"])
-def test_without_deepspeed_the_rest_is_given(flops, documents, monkeypatch, without, how):
+def test_without_deepspeed_the_rest_is_given(
+    flops, documents, monkeypatch, without, without_pictures, tmp_path, how
+):
+    """All profilers, too, and the roofline."""
+    flags = BRIEF
     if how == "missing":
         without("deepspeed")
+        flags = [*BRIEF, "--enable-all-profiling", "--generate-roofline"]
     else:
         import_module = importlib.import_module
 
@@ -170,22 +205,25 @@ def test_without_deepspeed_the_rest_is_given(flops, documents, monkeypatch, with
             return import_module(name, *rest)
 
         monkeypatch.setattr(importlib, "import_module", broken)
-    code, out, err = flops(*SMALL_MODEL, "--num-steps", "9", "--generate-roofline", "--verbose")
+    code, out, err = flops(*SMALL_MODEL, *flags, "--verbose")
     assert (code, err) == (0, "")
     broken = "DeepSpeed cannot be imported: no compiler"
     why = "DeepSpeed is missing: pip install deepspeed" if how == "missing" else broken
     assert f"Note: {why}" in out
     assert f"No count by DeepSpeed: {why}" in out
     assert "The matmul counts agree." in out
-    profile, *_ = documents()
+    folder = tmp_path / "flops_analysis"
+    assert (folder / "memory_timeline.json").exists() == (how == "missing")
+    assert (folder / "roofline.png").exists() == (how == "missing")
+    profile = json.loads((folder / "flops_profile.json").read_text())
     assert profile["flops_analysis"]["deepspeed"] is None
     assert profile["flops_analysis"]["deepspeed_reason"] == why
     assert profile["efficiency_metrics"]["mfu_percent"] > 0
 
 
 @pytest.mark.slow
-def test_recomputation_counts_for_the_hardware_alone(flops, documents):
-    flags = ("--activation-checkpointing", "--gradient-accumulation-steps", "2", "--num-steps", "8")
+def test_recomputation_counts_for_the_hardware_alone(flops, documents, without_pictures):
+    flags = [*BRIEF, "--activation-checkpointing", "--gradient-accumulation-steps", "2"]
     code, out, _ = flops(
         *SMALL_MODEL, *flags, "--computational-intensity", "--generate-roofline", "--verbose"
     )
@@ -208,10 +246,9 @@ def test_recomputation_counts_for_the_hardware_alone(flops, documents):
 
 
 @pytest.mark.slow
-def test_a_given_peak_stands_first_and_others_beside(flops, documents):
-    code, out, _ = flops(
-        *SMALL_MODEL, "--num-steps", "3", "--peak", "2.5", "--generate-roofline", "--verbose"
-    )
+def test_a_given_peak_stands_first_and_others_beside(flops, documents, without_pictures):
+    flags = [*BRIEF, "--peak", "2.5", "--generate-roofline", "--verbose"]
+    code, out, _ = flops(*SMALL_MODEL, *flags)
     assert code == 0
     assert "given     --peak 2.5" in out
     profile, intensity, roof, _ = documents()
@@ -232,12 +269,12 @@ def test_a_peak_that_makes_no_sense(flops, tmp_path, peak):
 
 
 @pytest.mark.slow
-def test_a_ceiling_is_asked_for_what_was_reached(flops, documents, monkeypatch):
+def test_a_ceiling_is_asked_for_what_was_reached(flops, monkeypatch, without_pictures):
     """A measurement below the model's own rate is none: no MFU of 100% or more by mistake."""
     slow = Measurement(1.0, "a bad moment")
     monkeypatch.setattr("analysis.hardware.measuring.measured_flops", lambda *a: slow)
     monkeypatch.setattr("analysis.hardware.cache.cached_documents", lambda file, columns: {})
-    code, out, _ = flops(*SMALL_MODEL, "--num-steps", "3")
+    code, out, _ = flops(*SMALL_MODEL, "--n-layers", "1", "--num-steps", "3")
     assert code == 0
     assert "Model FLOPS Utilization: unknown" in out
     reached = {"type": "cpu", "name": "some CPU"}, "auto", "now"
@@ -247,18 +284,9 @@ def test_a_ceiling_is_asked_for_what_was_reached(flops, documents, monkeypatch):
 
 
 @pytest.mark.slow
-def test_all_profilers_without_deepspeed(flops, tmp_path, without):
-    without("deepspeed")
-    code, out, _ = flops(*SMALL_MODEL, "--num-steps", "9", "--enable-all-profiling", "--verbose")
-    assert code == 0
-    assert "No count by DeepSpeed" in out
-    assert (tmp_path / "flops_analysis" / "memory_timeline.json").exists()
-
-
-@pytest.mark.slow
-def test_plotting_again_overwrites_no_other_run(flops, tmp_path):
-    flops(*SMALL_MODEL, "--num-steps", "3", "--output-dir", "a")
-    flops(*SMALL_MODEL, "--num-steps", "3", "--output-dir", "b", "--computational-intensity")
+def test_plotting_again_overwrites_no_other_run(flops, finished, without_pictures, tmp_path):
+    for name in ("a", "b"):
+        shutil.copytree(finished[0], tmp_path / name)
     before = (tmp_path / "b" / "computational_intensity.json").read_bytes()
     assert (
         flops(
@@ -271,8 +299,8 @@ def test_plotting_again_overwrites_no_other_run(flops, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_plot_that_cannot_be_written_costs_no_text(flops, tmp_path):
-    flops(*SMALL_MODEL, "--num-steps", "3", "--output-dir", "a")
+def test_a_plot_that_cannot_be_written_costs_no_text(flops, finished, without_pictures, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "a")
     (tmp_path / "a" / ".roofline.png.partial").mkdir()
     code, out, err = flops("--analyze-results", "a/flops_profile.json", "--generate-roofline")
     assert (code, err.count("\n")) == (1, 1)
@@ -287,8 +315,8 @@ def test_a_peak_beside_an_earlier_file(flops, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_trace_not_to_be_trusted_is_said_so(flops, documents, tmp_path):
-    flops(*SMALL_MODEL, "--num-steps", "9", "--generate-roofline", "--output-dir", "a")
+def test_a_trace_not_to_be_trusted_is_said_so(flops, finished, without_pictures, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "a")
     file = tmp_path / "a" / "operator_analysis.json"
     trace = json.loads(file.read_text())
     trace["integrity"] |= {"trustworthy": False, "problems": ["2 of 5 steps have no kernels"]}
@@ -298,12 +326,11 @@ def test_a_trace_not_to_be_trusted_is_said_so(flops, documents, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_earlier_run_printed_and_plotted_again(flops, documents, tmp_path):
-    flops(*SMALL_MODEL, "--num-steps", "9", "--generate-roofline", "--output-dir", "run")
-    before = documents("run")
-    code, out, _ = flops(
-        "--analyze-results", "run/flops_profile.json", "--output-dir", "again", "--verbose"
-    )
+def test_an_earlier_run_printed_and_plotted_again(flops, finished, tmp_path):
+    folder, _ = finished
+    before = json.loads((folder / "roofline_data.json").read_text())
+    profile = str(folder / "flops_profile.json")
+    code, out, _ = flops("--analyze-results", profile, "--output-dir", "again", "--verbose")
     assert code == 0
     assert "Forward FLOPs by module, with those inside it" in out
     assert "\nRoofline\n" in out
@@ -314,13 +341,15 @@ def test_an_earlier_run_printed_and_plotted_again(flops, documents, tmp_path):
         "roofline.png",
     }
     again = json.loads((tmp_path / "again" / "roofline_data.json").read_text())
-    assert again == before[2]
+    assert again == before
+    assert (tmp_path / "again" / "roofline.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
-def test_a_profile_alone_gives_the_step_and_says_what_it_cannot(flops, tmp_path):
-    flops(*SMALL_MODEL, "--num-steps", "3", "--output-dir", "run")
-    (tmp_path / "alone.json").write_text((tmp_path / "run" / "flops_profile.json").read_text())
+def test_a_profile_alone_gives_the_step_and_says_what_it_cannot(
+    flops, finished, without_pictures, tmp_path
+):
+    shutil.copy(finished[0] / "flops_profile.json", tmp_path / "alone.json")
     files = set(tmp_path.iterdir())
     code, out, _ = flops("--analyze-results", "alone.json")
     assert code == 0
@@ -367,10 +396,9 @@ def test_files_that_are_no_profile(flops, tmp_path, name, text, words):
 
 @pytest.mark.slow
 def test_a_device_of_which_nothing_is_known(flops, documents, monkeypatch):
+    """Its roofline, too, is drawn, without roofs."""
     monkeypatch.setattr("analysis.hardware.cache.measured", lambda *a, **k: None)
-    code, out, _ = flops(
-        *SMALL_MODEL, "--num-steps", "9", "--computational-intensity", "--generate-roofline"
-    )
+    code, out, _ = flops(*SMALL_MODEL, *BRIEF, "--computational-intensity", "--generate-roofline")
     assert code == 0
     assert "unknown: no datasheet row for this device" in out
     profile, intensity, roof, _ = documents()
@@ -388,9 +416,8 @@ ROOFS = [(989e12, 790e12, 4.8e12, 4.2e12), (1.8e11, 1.7e11, 3.1e10, 3e10), (1e9,
 
 
 @pytest.mark.slow
-def test_a_roofline_has_readable_labels_for_every_point(flops, documents):
-    flops(*SMALL_MODEL, "--num-steps", "9", "--generate-roofline")
-    roof = documents()[2]
+def test_a_roofline_has_readable_labels_for_every_point(finished, documents):
+    roof = documents(finished[0])[2]
     for sheet, measured, wide, copied in ROOFS:
         roof["roofs"] = {
             "compute": [roof_of("datasheet", sheet), roof_of("measured", measured)],
@@ -433,9 +460,8 @@ def shown(section, title):
 
 
 @pytest.mark.slow
-def test_the_rows_of_each_table_add_up_to_its_last(flops, documents):
-    flops(*SMALL_MODEL, "--num-steps", "9", "--computational-intensity", "--generate-roofline")
-    profile, intensity, roof, trace = documents()
+def test_the_rows_of_each_table_add_up_to_its_last(finished, documents):
+    profile, intensity, roof, trace = documents(finished[0])
     times = [row["time_ms"] for row in roof["points"] if row["time_ms"]]
     times += [row["ms_per_step"] for row in roof["time_elsewhere"]]
     assert (

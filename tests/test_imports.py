@@ -1,11 +1,13 @@
 """Who imports whom, what an import does, and the sizes that the script and the README keep to."""
 
 import ast
+import functools
 import importlib.util
 import json
 import re
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from helpers import PROJECT, finish, start
@@ -36,11 +38,24 @@ def module_name(file: Path) -> str:
     return ".".join(file.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports_relatively(file: Path) -> bool:
-    return any(
-        isinstance(node, ast.ImportFrom) and node.level
-        for node in ast.walk(ast.parse(file.read_text()))
+class Facts(NamedTuple):
+    """What the tests ask of a file, which is parsed and walked once for all of them."""
+
+    imported: frozenset[str]  # as of imported_names()
+    imports_relatively: bool
+    docstrings_shown: tuple[int, ...]
+
+
+@functools.cache
+def facts_of(file: Path) -> Facts:
+    tree = ast.parse(file.read_text())
+    return Facts(
+        frozenset(imported_names(tree)), imports_relatively(tree), tuple(docstrings_shown(tree))
     )
+
+
+def imports_relatively(tree: ast.Module) -> bool:
+    return any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree))
 
 
 # ---- Direction -----------------------------------------------------------------------------------
@@ -60,7 +75,7 @@ def test_imports_go_one_way(monkeypatch, capfd):
 @pytest.mark.slow
 def test_imports_are_absolute_so_that_they_can_be_found_by_searching():
     """But for what a program of somebody else's loads under another name."""
-    loaded = {file.parent.name for file in MODULES if imports_relatively(file)}
+    loaded = {file.parent.name for file in MODULES if facts_of(file).imports_relatively}
     assert loaded == {"hooks", "observing", "whole_run"}
 
 
@@ -83,10 +98,11 @@ def test_the_script_imports_no_more_than_what_is_below_it():
     assert "analysis" not in set.union(*at_once), "it takes seconds to import: where it is used"
 
 
-@pytest.mark.slow_cases
-@pytest.mark.parametrize("file", [SCRIPT, *COMMANDS, *MODULES], ids=module_name)
-def test_nothing_imports_a_command(file):
-    assert not imported_names(ast.parse(file.read_text())) & {command.stem for command in COMMANDS}
+@pytest.mark.slow
+def test_nothing_imports_a_command():
+    commands = {command.stem for command in COMMANDS}
+    for file in (SCRIPT, *COMMANDS, *MODULES):
+        assert not facts_of(file).imported & commands, file
 
 
 @pytest.mark.slow
@@ -226,10 +242,9 @@ def test_a_trace_is_read_without_pytorch(tmp_path):
         assert (code, out.splitlines()[-1]) == (0, "0 []"), out
 
 
-def docstrings_shown(file: Path) -> list[int]:
+def docstrings_shown(tree: ast.Module) -> list[int]:
     """The lines of a file that take the text of a docstring; one that is assigned to __doc__ is
     none."""
-    tree = ast.parse(file.read_text())
     assigned = {
         ast.unparse(target)
         for node in tree.body
@@ -249,7 +264,7 @@ def docstrings_shown(file: Path) -> list[int]:
 def test_no_text_is_made_of_docstrings():
     """`python -OO` drops them.  startup.py shows those that are assigned, and does without."""
     files = (SCRIPT, *COMMANDS, *MODULES, *sorted((PROJECT / "benchmarks").glob("*.py")))
-    shown = {str(file.relative_to(PROJECT)): docstrings_shown(file) for file in files}
+    shown = {str(file.relative_to(PROJECT)): facts_of(file).docstrings_shown for file in files}
     assert [name for name, lines in shown.items() if lines] == ["harness/run/startup.py"], shown
 
 
@@ -313,4 +328,4 @@ def test_nothing_outside_of_the_tests_imports_from_them():
     for folder in ("benchmarks", "tools", "exercises", "examples", "tensorboard_plugin"):
         others += (PROJECT / folder).rglob("*.py")
     for file in others:
-        assert not imported_names(ast.parse(file.read_text())) & names, file
+        assert not facts_of(file).imported & names, file

@@ -565,7 +565,8 @@ def test_overhead_is_that_of_the_steps_in_the_trace(tmp_path):
 
 @pytest.mark.slow
 def test_overhead_of_the_profiler(train, tmp_path):
-    assert train("--enable-pytorch-profiler", "--profile-dir", "p", "--num-steps", "12")[0] == 0
+    flags = "--enable-pytorch-profiler --profile-dir p --num-steps 12 --n-layers 1".split()
+    assert train(*flags)[0] == 0
     summary = json.loads((tmp_path / "p" / "performance_summary.json").read_text())
     overhead = json.loads((tmp_path / "p" / "operator_analysis.json").read_text())["integrity"][
         "profiler_overhead"

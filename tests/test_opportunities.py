@@ -42,7 +42,9 @@ ADDS = [ADD | {"ts": 50, "dur": 500}, ADD | {"ts": 550, "dur": 400}]
 
 def opportunities(train, tmp_path, *flags):
     code, _, err = train(
-        "--enable-pytorch-profiler", "--profile-dir", "p", "--num-steps", "8", *flags, small=False
+        *"--enable-pytorch-profiler --profile-dir p --warmup-steps 1 --profile-steps 2".split(),
+        *flags,
+        small=False,
     )
     assert code == 0, err
     analysis = json.loads((tmp_path / "p" / "operator_analysis.json").read_text())
@@ -343,7 +345,8 @@ def test_on_a_cpu_a_timed_matmul_decides_on_mixed_precision(train, tmp_path, mon
     monkeypatch.setattr("analysis.advice.opportunities.WORTH_LISTING", 0.001)
     for _ in range(2):  # the second one knows it from the cache
         code, out, err = train(
-            "--profile-operators", "--verbose", "--profile-dir", "p", "--num-steps", "4"
+            *"--profile-operators --verbose --profile-dir p --n-layers 1".split(),
+            *"--warmup-steps 1 --profile-steps 1".split(),
         )
         assert code == 0, err
         analysis = json.loads((tmp_path / "p" / "operator_analysis.json").read_text())
@@ -383,7 +386,7 @@ def test_a_trace_of_another_cpu_is_told_nothing_about_mixed_precision(tmp_path):
 def test_a_dry_run_times_no_matmul(train, monkeypatch):
     for name in ("measured_gain", "measured_flops", "measured_bandwidth"):
         monkeypatch.setattr(measuring, name, None)
-    assert train("--dry-run")[0] == 0
+    assert train("--dry-run", "--n-layers", "1")[0] == 0
 
 
 @pytest.mark.parametrize(("activation", "proposed"), [("aten::silu", True), ("aten::gelu", False)])

@@ -17,6 +17,7 @@ from torch._inductor import cpu_vec_isa
 import run_study
 from harness.instruments.first_step import FirstStepAudit
 from harness.instruments.phases import median_interval
+from harness.model.changes import ROUNDING
 from harness.model.user_code.user_workload import UserWorkload, examined
 from harness.schema import Unknown
 from studies.engine.command_line import workload_of
@@ -28,7 +29,7 @@ from studies.optimization_parts.reference import ReferenceWorkload, reference_of
 from studies.optimization_parts.rows import OptimizationStudyRow, fill_beside
 from studies.optimization_parts.turns import Answer, Turns, take_turns
 from studies.optimization_parts.verdict import best_of, finding
-from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
+from tiny_llama_v1 import SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 
 study = functools.partial(run_command, run_study, "optimization")
 FAST = (
@@ -534,6 +535,7 @@ def in_this_process(monkeypatch):
 
 @pytest.mark.slow
 def test_the_study_and_its_resumption(scratch, capfd, in_this_process, monkeypatch):
+    monkeypatch.setitem(SIZES, "tiny", SIZES["tiny"] | {"n_layers": 2})
     flags = [*FAST, "--rungs", "sdpa", "checkpointing", "cuda-graphs", "--no-reference"]
     assert study(*flags, "--output-dir", "run") == 0, capfd.readouterr().err
     document = json.loads((scratch / "run" / "optimization_study.json").read_text())
@@ -598,6 +600,8 @@ def test_a_file_of_ones_own_has_what_needs_no_change_of_its_code(scratch, monkey
         return loss_of(self, model, batch)
 
     monkeypatch.setattr(UserWorkload, "loss", loss)
+    monkeypatch.setattr(turns, "matmul_rate", lambda device, precision: None)
+    monkeypatch.setattr(turns, "NUDGES", {ROUNDING: ("6e-8:1",)})  # one run beside the baseline's
     baseline, bf16, fused = take_turns([workloads[i] for i in (0, 2, 3)], 3, 0)
     assert baseline.status == bf16.status == fused.status == "ok", (baseline, bf16, fused)
     assert baseline.audit_ok and len(baseline.step_times_ms) == 3

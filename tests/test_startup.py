@@ -16,16 +16,24 @@ FIRST = {"run_study.py": ["memory"]}  # arguments without which it looks for no 
 BARE = (REAL_PYTHON, "-S")  # without site-packages
 
 
-@pytest.fixture
-def project(tmp_path):
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory):
     """A copy of the project, without .venv."""
+    folder = tmp_path_factory.mktemp("project")
     for name in ("harness", "kernels", "analysis", "studies", "workshop"):
-        shutil.copytree(
-            PROJECT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in COMMANDS:
-        shutil.copy(PROJECT / name, tmp_path)
-    return tmp_path
+        shutil.copy(PROJECT / name, folder)
+    return folder
+
+
+@pytest.fixture
+def project(copied):
+    """The copy, from which goes what a test has made in it."""
+    before = {*copied.iterdir()}
+    yield copied
+    for folder in {*copied.iterdir()} - before:
+        shutil.rmtree(folder)
 
 
 def make_venv(project, script: str, name: str = ".venv"):

@@ -11,6 +11,7 @@ import run_study
 from harness.base.errors import UserError
 from studies.engine import isolation
 from studies.engine.device import properties_of
+from tiny_llama_v1 import SIZES
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SWEEPS = {
@@ -18,7 +19,7 @@ SWEEPS = {
         "attention",
         "--dry-run --d-heads 8 --seq-lens 16 --implementations eager",
     ),
-    "memory_study": ("memory", "--dry-run --batch-sizes 1 --seq-lens 8"),
+    "memory_study": ("memory", "--dry-run --size tiny --batch-sizes 1 --seq-lens 8"),
     "precision_study": ("precision", "--dry-run --size tiny --seq-len 8 --precisions fp32"),
     "training_benchmark": ("training", "--dry-run --sizes tiny --seq-lens 8 --precisions fp32"),
     "optimization_study": (
@@ -27,9 +28,13 @@ SWEEPS = {
     ),
     "scaling_study": (
         "scaling",
-        "--dry-run --seq-len 8 --world-sizes 2 --parallel-modes ddp --scalings weak",
+        "--dry-run --size tiny --seq-len 8 --world-sizes 2 --parallel-modes ddp --scalings weak",
     ),
-    "timing_study": ("timing", "--seq-len 8 --batch-size 1 --repetitions 2 --warmup-steps 1"),
+    "timing_study": (
+        "timing",
+        "--size tiny --seq-len 8 --batch-size 1 --repetitions 2 --wrong-method-repetitions 2"
+        " --warmup-steps 1",
+    ),
 }
 
 
@@ -66,7 +71,11 @@ def gpu_for_children(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SWEEPS)
-def test_a_sweep_makes_no_context_in_its_own_process(scratch, capfd, gpu_for_children, name):
+def test_a_sweep_makes_no_context_in_its_own_process(
+    scratch, capfd, gpu_for_children, monkeypatch, name
+):
+    smallest = SIZES["tiny"] | {"vocab_size": 64, "hidden_dim": 32, "n_layers": 1}
+    monkeypatch.setitem(SIZES, "tiny", smallest)
     study, flags = SWEEPS[name]
     assert run_command(run_study, study, *flags.split(), "--output-dir", "run") == 0, (
         capfd.readouterr().err

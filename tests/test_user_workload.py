@@ -218,7 +218,7 @@ def loss(model, batch):
 
 
 def workload(masks=""):
-    shape = {"n_positions": 48, "n_embd": 32, "n_layer": 3, "n_head": 4}
+    shape = {"n_positions": 48, "n_embd": 32, "n_layer": 1, "n_head": 4}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=64, bos_token_id=0, eos_token_id=0, **shape))
     return model, torch.optim.AdamW(model.parameters()), batches(masks), loss
 
@@ -759,10 +759,10 @@ def made(hidden, layers, heads):
 
 @pytest.mark.slow
 def test_a_model_that_nobody_here_wrote(tmp_path):
-    """transformers' LLaMA by config, at three sizes: the peak to the byte, FLOPs by the formula of
+    """transformers' LLaMA by config, at two sizes: the peak to the byte, FLOPs by the formula of
     ours."""
     pytest.importorskip("transformers")
-    sizes = {"small": (32, 2, 4), "middle": (64, 3, 4), "large": (128, 4, 8)}
+    sizes = {"small": (32, 2, 4), "large": (64, 3, 8)}
     made = [f"def {name}():\n    return made{size}\n" for name, size in sizes.items()]
     (tmp_path / "llama.py").write_text(textwrap.dedent(LLAMA) + "\n\n".join(made))
     checkpointed = workload_of(tmp_path / "llama.py", "small", "--activation-checkpointing")

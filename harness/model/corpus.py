@@ -1,5 +1,6 @@
 """The tokens of a corpus: drawn from a model of language, or the bytes of a text file."""
 
+import functools
 import math
 import os
 
@@ -8,12 +9,15 @@ import numpy as np
 from harness.base.errors import UserError
 
 
+@functools.lru_cache(maxsize=1)
 def synthetic_corpus(vocab_size: int, length: int, seed: int) -> np.ndarray:
     """A token stream with something to learn: `length` tokens of a bigram model.
 
     Token frequencies follow the Zipf-Mandelbrot law of natural text, 1 / (rank + 2.7).  Four times
     out of five the next token is one of eight fixed successors of the current one, the first of
     them most likely; otherwise it is drawn from the frequencies.
+
+    A study asks for that of each of its runs, which is the same: it is kept, and read alone.
     """
     rng = np.random.default_rng(seed)
     # Permuted, so that a token's id does not reveal its rank.
@@ -31,7 +35,9 @@ def synthetic_corpus(vocab_size: int, length: int, seed: int) -> np.ndarray:
     tokens[0] = fresh[0]
     for i in range(1, steps):
         tokens[i] = np.where(follows[i], successors[tokens[i - 1], choice[i]], fresh[i])
-    return tokens.T.reshape(-1)[:length]
+    corpus = tokens.T.reshape(-1)[:length]
+    corpus.flags.writeable = False
+    return corpus
 
 
 def text_corpus(path: str, vocab_size: int, seq_len: int) -> np.ndarray:
