@@ -11,6 +11,7 @@ import io
 import json
 import multiprocessing.process
 import multiprocessing.spawn
+import multiprocessing.util
 import os
 import resource
 import runpy
@@ -256,6 +257,13 @@ def compile_modules() -> None:
         compileall.compile_dir(os.path.join(PROJECT, folder), quiet=2)
 
 
+def start_workers_without_b() -> None:
+    """Where PYTHONDONTWRITEBYTECODE is set, multiprocessing gives -B to the processes that it
+    starts, and a start with such a flag is one from nothing.  The variable tells them the same."""
+    flags = multiprocessing.util._args_from_interpreter_flags
+    multiprocessing.util._args_from_interpreter_flags = lambda: [f for f in flags() if f != "-B"]
+
+
 def hide_what_is_frozen() -> None:
     """The collector knows all that a program from nothing has.  To hooks that look at all of it,
     also at what the program has frozen, what the server had frozen would be the same: a few hundred
@@ -376,6 +384,7 @@ def main() -> None:
     """Returns once the tests have ended; forks end as their programs do."""
     sys.executable, *numbers = sys.argv[1:]
     multiprocessing.set_executable(sys.executable)
+    start_workers_without_b()
     of_project, of_programs = (socket.socket(fileno=int(number)) for number in numbers[:2])
     session = int(numbers[2])
     compile_modules()
