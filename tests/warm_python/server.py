@@ -2,6 +2,7 @@
 
 import array
 import atexit
+import base64
 import compileall
 import contextlib
 import ctypes
@@ -46,6 +47,10 @@ MODULES = (
     " analysis.hardware.measuring"
 ).split()
 FOLDERS = "analysis benchmarks harness kernels studies tools workshop".split()  # with its modules
+PIXEL = (  # a PNG of one
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJ"
+    "RU5ErkJggg=="
+)
 MOST_FILES = 250  # that one message may carry
 PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 HIDDEN = (__file__, "<string>")  # from tracebacks
@@ -237,6 +242,15 @@ def prepare_predictions() -> None:
     torch.random.set_rng_state(random_state)
 
 
+def leave_figures_unpainted() -> None:
+    """They are made, from whatever the command has found, but to turn each into pixels would take
+    most of a second; tests of figures do that, and those that set PAINT_FIGURES."""
+    from analysis.report.figures import pictures
+
+    pixel = base64.b64decode(PIXEL)
+    pictures.png = lambda figure: pixel
+
+
 def pretend_a_card() -> None:
     """What tests/pretend_gpu/sitecustomize.py does once torch is imported.  By its path: that of a
     watched program may come first."""
@@ -320,6 +334,8 @@ def run(asked: dict) -> None:
     importlib.invalidate_caches()
     if asked["environment"].get("PRETEND_GPU"):
         pretend_a_card()
+    if asked["of_project"] and not asked["environment"].get("PAINT_FIGURES"):
+        leave_figures_unpainted()
     hide_what_is_frozen()
     if is_watched(asked["environment"]):
         load_hooks(asked["folders"][0])
