@@ -90,7 +90,8 @@ def test_a_command_ends_well_and_leaves_its_file(tmp_path, known_peaks, name):
     # One starts from nothing, as all do for a user.
     python = REAL_PYTHON if name == "tiny_llama_v1.py" else sys.executable
     script, *study = name.split()
-    code, out = finish(start(python, str(PROJECT / script), *study, *words, cwd=tmp_path))
+    command = (python, str(PROJECT / script), *study, *words)
+    code, out = finish(start(*command, cwd=tmp_path, env={"PAINT_FIGURES": "yes"}))
     assert code == 0, out
     assert "Traceback" not in out
     left = tmp_path / "out" / file

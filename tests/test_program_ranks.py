@@ -27,6 +27,7 @@ import torch
 import torch._dynamo  # as optimizers do: once, before the forks
 import torch.distributed as dist
 import torch.distributed.fsdp
+import torch.distributed.optim
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -440,6 +441,9 @@ def rank_main(shape, rank, size):
 
 
 for shape in sys.argv[1:] or SHAPES:
+    package = shape.partition(",")[0]
+    if package in ("accelerate", "lightning"):  # the last shapes
+        __import__(package)
     children = []
     size = 4 if shape.endswith("on four") else 2
     for rank in range(size):
@@ -461,7 +465,8 @@ def ranks_of(folder: Path, *shapes: str) -> dict[str, list[dict]]:
     settings = {"warmup": 2, "timed": 1, "profile": 1, "first": 5, "steps": "optimizer"}
     settings |= {"every": 1, "data": [], "then": "continue", "stacks": False}
     settings["out"] = str(folder / "out")
-    ended = run([sys.executable, "train.py", *shapes], settings, dict(os.environ))
+    environment = os.environ | {"WARM_PROGRAMS": "yes"}
+    ended = run([sys.executable, "train.py", *shapes], settings, environment)
     assert ended.exit_code == 0
     ranks: dict[str, list[dict]] = {}
     for process in ended.recorded:
@@ -471,7 +476,7 @@ def ranks_of(folder: Path, *shapes: str) -> dict[str, list[dict]]:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def ranks(tmp_path_factory, warm_servers):
     before = Path.cwd()
 
     def make(folder: Path) -> dict:

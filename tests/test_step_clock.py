@@ -138,6 +138,7 @@ HIDDEN = textwrap.dedent("""
 """)
 
 
+@pytest.mark.usefixtures("warm_programs")
 @pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("source", (QUEUED, HIDDEN), ids=("queued", "hidden"))

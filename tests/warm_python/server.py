@@ -2,6 +2,8 @@
 
 import array
 import atexit
+import base64
+import compileall
 import contextlib
 import ctypes
 import gc
@@ -10,6 +12,7 @@ import io
 import json
 import multiprocessing.process
 import multiprocessing.spawn
+import multiprocessing.util
 import os
 import resource
 import runpy
@@ -43,6 +46,11 @@ MODULES = (
     " analysis.report.figures.comparison harness.model.decoder.memory analysis.hardware.rate_limits"
     " analysis.hardware.measuring"
 ).split()
+FOLDERS = "analysis benchmarks harness kernels studies tools workshop".split()  # with its modules
+PIXEL = (  # a PNG of one
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJ"
+    "RU5ErkJggg=="
+)
 MOST_FILES = 250  # that one message may carry
 PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 HIDDEN = (__file__, "<string>")  # from tracebacks
@@ -234,6 +242,15 @@ def prepare_predictions() -> None:
     torch.random.set_rng_state(random_state)
 
 
+def leave_figures_unpainted() -> None:
+    """They are made, from whatever the command has found, but to turn each into pixels would take
+    most of a second; tests of figures do that, and those that set PAINT_FIGURES."""
+    from analysis.report.figures import pictures
+
+    pixel = base64.b64decode(PIXEL)
+    pictures.png = lambda figure: pixel
+
+
 def pretend_a_card() -> None:
     """What tests/pretend_gpu/sitecustomize.py does once torch is imported.  By its path: that of a
     watched program may come first."""
@@ -244,6 +261,35 @@ def pretend_a_card() -> None:
     sitecustomize._install(None)
     if "analysis.hardware.measuring" in sys.modules:
         sitecustomize._measure_briefly(sys.modules["analysis.hardware.measuring"])
+
+
+def compile_modules() -> None:
+    """Else each process would compile for itself, for half a second, what it imports of the
+    project, where PYTHONDONTWRITEBYTECODE is set."""
+    compileall.compile_dir(PROJECT, maxlevels=0, quiet=2)
+    for folder in FOLDERS:
+        compileall.compile_dir(os.path.join(PROJECT, folder), quiet=2)
+
+
+def start_workers_without_b() -> None:
+    """Where PYTHONDONTWRITEBYTECODE is set, multiprocessing gives -B to the processes that it
+    starts, and a start with such a flag is one from nothing.  The variable tells them the same."""
+    flags = multiprocessing.util._args_from_interpreter_flags
+    multiprocessing.util._args_from_interpreter_flags = lambda: [f for f in flags() if f != "-B"]
+
+
+def hide_what_is_frozen() -> None:
+    """The collector knows all that a program from nothing has.  To hooks that look at all of it,
+    also at what the program has frozen, what the server had frozen would be the same: a few hundred
+    thousand objects that each fork would copy, three times a run, and that no program has made."""
+    freeze, count = gc.freeze, gc.get_freeze_count
+
+    def freeze_and_tell() -> None:
+        gc.get_freeze_count = count
+        freeze()
+
+    gc.get_freeze_count = lambda: 0
+    gc.freeze = freeze_and_tell
 
 
 def load_hooks(folder: str) -> None:
@@ -288,6 +334,9 @@ def run(asked: dict) -> None:
     importlib.invalidate_caches()
     if asked["environment"].get("PRETEND_GPU"):
         pretend_a_card()
+    if asked["of_project"] and not asked["environment"].get("PAINT_FIGURES"):
+        leave_figures_unpainted()
+    hide_what_is_frozen()
     if is_watched(asked["environment"]):
         load_hooks(asked["folders"][0])
     if kind == "module":
@@ -351,8 +400,10 @@ def main() -> None:
     """Returns once the tests have ended; forks end as their programs do."""
     sys.executable, *numbers = sys.argv[1:]
     multiprocessing.set_executable(sys.executable)
+    start_workers_without_b()
     of_project, of_programs = (socket.socket(fileno=int(number)) for number in numbers[:2])
     session = int(numbers[2])
+    compile_modules()
     ready, _, _ = select.select(
         [of_project, of_programs, session], [], []
     )  # for a start, which may not come
