@@ -27,11 +27,11 @@ from analysis.attribution.ledger.of_steps import (
     us_by,
 )
 from analysis.limits.timeline import timeline_of
-from analysis.trace.links import LATENCY_US
+from analysis.trace.links import LATENCY_US, link
 from analysis.trace.tables import read_trace
 
 GOLDEN = sorted((PROJECT / "tests" / "golden").glob("*.trace.json.gz"))
-SHARED = sorted(REAL.glob("*.json.gz")) + sorted(REAL.glob("nanogpt_8_ranks/*.json.gz"))
+SHARED = sorted(REAL.glob("*.json.gz")) + sorted(REAL.glob("nanogpt_8_ranks/rank[01]-*.json.gz"))
 
 
 def time_of_steps(links) -> float:
@@ -119,7 +119,7 @@ def test_of_events_that_overlap_the_first_owns_the_time():
 )
 def test_the_innermost_event_owns_the_time_of_a_thread(tmp_path_factory, parts):
     events = [event("aten::mm", s, d, thread=thread) for s, d, thread in parts]
-    host = timeline_of(trace_of(tmp_path_factory.mktemp("trace"), step(0, 0, 100), *events)).host
+    host = link(trace_of(tmp_path_factory.mktemp("trace"), step(0, 0, 100), *events)).host
     first = host["thread"].to_numpy() == host["thread"].iloc[-1]  # that of the step
     slices = innermost(host, first)
     rows = host[first]
