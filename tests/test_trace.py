@@ -45,7 +45,8 @@ from analysis.trace.nesting import parents
 from analysis.trace.readers import chrome
 from analysis.trace.readers.formats import find_traces, left_out
 from analysis.trace.shrink import write_slim
-from analysis.trace.tables import read_trace, read_traces
+from analysis.trace.tables import has_role, most_frequent, read_trace, read_traces
+from analysis.vocabulary import roles
 from analysis.vocabulary.events import ANNOTATION, CALL, KERNEL
 from benchmarks import trace_reading
 from harness.base.errors import UserError
@@ -76,6 +77,19 @@ def test_a_small_trace(tmp_path):
     )
     kernels = [KernelRow.from_json(row) for row in analysis["kernels"]]
     assert any("unknown" in line for line in as_text(kernel_section(kernels)))
+
+
+def test_a_row_whose_name_means_nothing_has_no_role(tmp_path):
+    trace = trace_of(tmp_path, *SMALL)
+    assert has_role(trace.launches, roles.LAUNCH).tolist() == [True, True]
+    assert not has_role(trace.operators, roles.LAUNCH, roles.CAPTURE_BEGIN).any()
+
+
+def test_the_most_frequent_value_of_a_group_is_one_that_is_known():
+    groups = np.array([0, 0, 0, 1, 2, 3, 3, 3, 3])
+    values = np.array(["a", "b", "b", None, "c", None, None, None, "d"], object)
+    assert most_frequent(groups, values) == {0: "b", 2: "c", 3: "d"}
+    assert most_frequent(groups[:0], values[:0]) == {}
 
 
 def test_reference_timeline_of_an_h100():
