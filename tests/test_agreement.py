@@ -23,8 +23,8 @@ from traces import (
     event,
     gpu_step,
     on_gpu,
-    real,
     real_path,
+    recorded_documents,
     shaped,
     step,
     trace_of,
@@ -62,8 +62,8 @@ def assert_agreement(documents) -> None:
         for path in RECORDED
     ],
 )
-def test_recorded_traces(path):
-    assert_agreement(document for _, document in analyze_documents([path])[0])
+def test_recorded_traces(tmp_path_factory, path):
+    assert_agreement(recorded_documents(tmp_path_factory, path))
 
 
 def test_a_trace_of_a_host_beside_the_rates_of_a_gpu():
@@ -77,11 +77,10 @@ def test_a_trace_of_a_host_beside_the_rates_of_a_gpu():
 
 
 @pytest.mark.slow
-def test_the_traces_of_eight_ranks():
-    found, refused = analyze_documents(find_traces(real_path(EIGHT_RANKS)))
+def test_the_traces_of_eight_ranks(tmp_path_factory):
+    found = recorded_documents(tmp_path_factory, real_path(EIGHT_RANKS))
     assert len(found) == 8
-    assert not refused
-    assert_agreement(document for _, document in found)
+    assert_agreement(found)
 
 
 # ---- Disagreements that were ---------------------------------------------------------------------
@@ -208,10 +207,10 @@ def test_a_long_call_that_returns_as_the_gpu_has_ended_waited_for_it(
 
 
 @pytest.mark.slow
-def test_a_path_on_the_host_beside_a_busy_gpu_says_what_makes_both_true():
+def test_a_path_on_the_host_beside_a_busy_gpu_says_what_makes_both_true(tmp_path_factory):
     """Rank 0 launches for 39.9 of the 47.0 ms of step 11, and the GPU works beside it all but 3.97
     ms."""
-    document = analysis_of(real(f"{EIGHT_RANKS}/rank0-chrome-trace.json.gz"))
+    document = recorded_documents(tmp_path_factory, real_path(EIGHT_RANKS))[0]
     path = document["critical_path"]
     assert path["length_ms"] == pytest.approx(47.0197, abs=1e-3)
     assert sum(row["ms"] for row in path["rows"] if row["where"] == "host") == pytest.approx(
@@ -393,7 +392,7 @@ def test_random_traces_agree_with_themselves(tmp_path_factory, run):
 
 
 @pytest.mark.slow
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(run=runs())
 def test_many_random_traces_agree_with_themselves(tmp_path_factory, run):
     check_run(tmp_path_factory.mktemp("run"), run)

@@ -29,7 +29,7 @@ def test_a_trace_alone_is_analyzed_into_a_folder_of_its_own(command, tmp_path):
     assert {"operator_analysis.json", "report.html"} <= {path.name for path in folder.iterdir()}
     lines = " ".join(line.strip() for line in assert_answer(out))
     assert f" -m tensorboard.main --logdir {folder.name};" in lines
-    flags = ["--analyze-existing", str(trace), "--generate-report", "--output-dir", "other"]
+    flags = ["--analyze-existing", str(trace), "--output-dir", "other"]
     assert command(run_pytorch_profiler, *flags)[0] == 0
     documents = [
         (one / "operator_analysis.json").read_text() for one in (folder, tmp_path / "other")

@@ -14,12 +14,14 @@ import pytest
 from conforming import mismatches
 from helpers import PROJECT
 from traces import (
+    EIGHT_RANKS,
     analysis_of,
     analyze_documents,
     answers_in,
     event,
     on_gpu,
     real_path,
+    recorded_documents,
     shaped,
     step,
     trace_of,
@@ -445,10 +447,10 @@ def test_steps_without_reduction_are_refused_where_they_compare_nothing(parallel
 
 
 @pytest.mark.slow
-def test_collectives_of_eight_real_ranks():
+def test_collectives_of_eight_real_ranks(tmp_path_factory):
     """The transfer takes as long on every rank, so bus bandwidths agree; rank 1 waits least, as it
     is waited for."""
-    analyses = [one for _, one in analyze_documents(find_traces(real_path("nanogpt_8_ranks")))[0]]
+    analyses = recorded_documents(tmp_path_factory, real_path(EIGHT_RANKS))
     first = analyses[0]
     rows = {(row["kind"], row["phase"]): row for row in first["collectives"]}
     assert {key: (row["calls"], row["bytes"], row["group_size"]) for key, row in rows.items()} == {

@@ -6,8 +6,18 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from traces import analysis_of, event, on_gpu, real, rows_of, step, trace_of
+from traces import (
+    analysis_of,
+    event,
+    on_gpu,
+    real_path,
+    recorded_documents,
+    rows_of,
+    step,
+    trace_of,
+)
 
+from analysis.answers import answers
 from analysis.limits.timeline import timeline_of
 from analysis.trace.tables import read_trace
 from analysis.vocabulary.operators import is_view_or_metadata_op
@@ -85,11 +95,12 @@ def test_our_ranges_on_a_gpu(train, tmp_path):
     )
     [path] = (tmp_path / "p").glob("trace_*")
     path.write_text(json.dumps(as_on_a_gpu(json.loads(path.read_text()))))
-    analysis = analysis_of(read_trace(path))
+    timeline = timeline_of(read_trace(path))
+    analysis = answers(timeline).as_json()
     about, rows = analysis["attribution"], rows_of(analysis)
     assert (about["clock"], about["source"]) == ("GPU", "named ranges")
     # By number: a core that others take makes any of them long.
-    of_kernels = timeline_of(read_trace(path)).gpu["component"]
+    of_kernels = timeline.gpu["component"]
     assert of_kernels.isna().mean() < 0.03
     assert analysis["integrity"]["kernels_linked_to_an_operator"] == 1
     assert analysis["integrity"]["trustworthy"]
@@ -370,13 +381,14 @@ def test_events_of_an_unknown_accelerator_are_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_real_trace_of_an_accelerator_of_meta():
-    analysis = analysis_of(real("mtia_async_collectives.json.gz"))
+def test_a_real_trace_of_an_accelerator_of_meta(tmp_path_factory):
+    path = real_path("mtia_async_collectives.json.gz")
+    [analysis] = recorded_documents(tmp_path_factory, path)
     assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
     assert analysis["integrity"]["problems"] == []
     assert analysis["integrity"]["gpu_events"] == 25814
     assert analysis["gpu_timeline"]["computation_ms"] == pytest.approx(7309.063, abs=1e-3)
-    trace = real("mtia_async_collectives.json.gz")
+    trace = read_trace(path)
     on_host = analysis_of(replace(trace, gpu=trace.gpu.iloc[:0], launches=trace.launches.iloc[:0]))
     assert sum(row["share"] for row in on_host["components"]) == pytest.approx(1)
 

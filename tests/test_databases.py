@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from traces import analysis_of, analyze_documents, real_path
+from traces import analysis_of, analyze_documents, real_path, recorded_documents
 
 from analysis.limits.timeline import timeline_of
 from analysis.trace.readers.databases import range_of
@@ -813,11 +813,11 @@ def sql_says(path, sql, more=()):
     }
 
 
-def check_against(path, expected):
+def check_against(tmp_path_factory, path, expected):
     """Kernels with their time, and busy time, of each process."""
-    analyses, refused = analyze_documents([path])
-    assert not refused and len(analyses) == len(expected)
-    for (_, analysis), rows in zip(analyses, expected.values(), strict=True):
+    analyses = recorded_documents(tmp_path_factory, path)
+    assert len(analyses) == len(expected)
+    for analysis, rows in zip(analyses, expected.values(), strict=True):
         kernels = [row for row in analysis["kernels"] if row["kind"] == "kernel"]
         mine = [(start, end) for start, end, kind in rows if kind == "KERNEL"]
         assert sum(row["count"] for row in kernels) == len(mine)
@@ -827,7 +827,7 @@ def check_against(path, expected):
         assert analysis["gpu_timeline"]["busy_ms"] == pytest.approx(
             busy_ms([row[:2] for row in rows]), rel=1e-6
         )
-    return [analysis for _, analysis in analyses]
+    return analyses
 
 
 @pytest.mark.slow_cases
@@ -839,41 +839,41 @@ def check_against(path, expected):
         ("nsight-2025.5.2.sqlite", [3]),
     ],
 )
-def test_public_files_of_nsys(name, kernels):
+def test_public_files_of_nsys(tmp_path_factory, name, kernels):
     path = real_path(f"system/{name}")
     expected = sql_says(path, NSYS_SQL, ("MEMCPY", "MEMSET"))
     assert [sum(kind == "KERNEL" for *_, kind in rows) for rows in expected.values()] == kernels
-    check_against(path, expected)
+    check_against(tmp_path_factory, path, expected)
 
 
 @pytest.mark.slow
-def test_operators_in_a_public_file_of_nsys():
+def test_operators_in_a_public_file_of_nsys(tmp_path_factory):
     path = real_path("system/nsys_mfu_2gpu_before.sqlite")
     traces = [read_trace(path, rank=rank) for rank in (0, 1)]
     assert sum((trace.operators["sequence"] >= 0).sum() for trace in traces) == 9231
     assert [
-        analysis_of(trace)["integrity"]["kernels_linked_to_an_operator"] for trace in traces
+        analysis["integrity"]["kernels_linked_to_an_operator"]
+        for analysis in recorded_documents(tmp_path_factory, path)
     ] == [1, 1]
     assert traces[0].device["name"] == ""
 
 
-def test_a_public_file_of_rocmprofiledata():
+def test_a_public_file_of_rocmprofiledata(tmp_path_factory):
     path = real_path("system/matmul_result.rpd")
-    [analysis] = check_against(path, sql_says(path, RPD_SQL))
+    [analysis] = check_against(tmp_path_factory, path, sql_says(path, RPD_SQL))
     kernels = [row for row in analysis["kernels"] if row["kind"] == "kernel"]
     assert sum(row["count"] for row in kernels) == 29
     assert sum(row["total_us"] for row in kernels) / 1e3 == pytest.approx(26.40, abs=0.005)
 
 
 @pytest.mark.slow
-def test_a_public_file_of_rocprofv3():
+def test_a_public_file_of_rocprofv3(tmp_path_factory):
     path = real_path("system/rocprofv3_908_results.json.gz")
     [tool] = json.loads(gzip.decompress(path.read_bytes()))["rocprofiler-sdk-tool"]
     records = tool["buffer_records"]["kernel_dispatch"]
     assert len(records) == 43_915
-    check_against(
-        path, {0: [(one["start_timestamp"], one["end_timestamp"], "KERNEL") for one in records]}
-    )
+    rows = [(one["start_timestamp"], one["end_timestamp"], "KERNEL") for one in records]
+    check_against(tmp_path_factory, path, {0: rows})
 
 
 def test_a_field_of_csv_that_does_not_end_is_one_line(tmp_path):

@@ -19,6 +19,8 @@ from traces import (
     gpu_step,
     on_gpu,
     real,
+    real_path,
+    recorded_documents,
     shaped,
     step,
     trace_of,
@@ -35,7 +37,7 @@ from analysis.limits.timeline import timeline_of
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=24)
 @given(
     st.lists(
         st.tuples(
@@ -125,8 +127,8 @@ def test_launch_delay_and_queue_depth(tmp_path):
 
 
 @pytest.mark.slow
-def test_work_launched_before_the_trace_is_no_part_of_a_step():
-    analysis = analysis_of(real(MI300X))
+def test_work_launched_before_the_trace_is_no_part_of_a_step(tmp_path_factory):
+    [analysis] = recorded_documents(tmp_path_factory, real_path(MI300X))
     assert analysis["integrity"]["gpu_events_launched_before_the_trace"] == 968
     assert analysis["attribution"]["unattributed_share"] < 0.001
     assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)

@@ -7,7 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 from test_figures_stay import GOLDEN
-from traces import SMALL, analyze_documents, answers_in, event, on_gpu, shaped, step, write_trace
+from traces import (
+    SMALL,
+    analyze_documents,
+    answers_in,
+    event,
+    on_gpu,
+    recorded_documents,
+    shaped,
+    step,
+    write_trace,
+)
 
 from analysis.diagnosis.sections import profile_lines, trace_sections
 from analysis.diagnosis.text import best_three, profile_answer
@@ -25,11 +35,12 @@ def rank_of_two(rank: int) -> list[dict]:
     )
 
 
-def documents(name: str, folder) -> list[dict]:
+def documents(name: str, tmp_path_factory) -> list[dict]:
     """Of a trace of golden/, of the smallest one, or of the ranks of a run, with what was predicted
     of it."""
     if name.endswith(".gz"):
-        return [analyze_documents([GOLDEN / name])[0][0][1]]
+        return recorded_documents(tmp_path_factory, GOLDEN / name)
+    folder = tmp_path_factory.mktemp(name)
     if name == "small":
         return [analyze_documents([write_trace(folder / "t.json", *SMALL)])[0][0][1]]
     about = [{"rank": rank, "world_size": 2} for rank in range(2)]
@@ -54,8 +65,8 @@ def as_written(row) -> str:
 
 @pytest.mark.slow_cases
 @pytest.mark.parametrize("name", ["cpu.pt.trace.json.gz", "gpu.pt.trace.json.gz", "small", "ranks"])
-def test_each_table_of_a_trace_is_shown_once(tmp_path, name):
-    analysis, *others = documents(name, tmp_path)
+def test_each_table_of_a_trace_is_shown_once(tmp_path_factory, name):
+    analysis, *others = documents(name, tmp_path_factory)
     named = [(one["trace"], answers_in(one)) for one in others]
     sections = [*walk(trace_sections(answers_in(analysis), named))]
     timeline, about = analysis["gpu_timeline"], analysis["communication"] or {}
@@ -105,9 +116,9 @@ def test_each_table_of_a_trace_is_shown_once(tmp_path, name):
 
 @pytest.mark.slow_cases
 @pytest.mark.parametrize("name", ["cpu.pt.trace.json.gz", "gpu.pt.trace.json.gz", "small", "ranks"])
-def test_every_section_can_be_shown(tmp_path, name):
+def test_every_section_can_be_shown(tmp_path_factory, name):
     """On a screen with any number of rows, and in markdown."""
-    analysis, *others = documents(name, tmp_path)
+    analysis, *others = documents(name, tmp_path_factory)
     named = [(one["trace"], answers_in(one)) for one in others]
     for top in (1, 3, 15):
         assert max(map(len, profile_lines(answers_in(analysis), top, None, named))) <= COLUMNS
@@ -117,9 +128,9 @@ def test_every_section_can_be_shown(tmp_path, name):
 
 @pytest.mark.slow_cases
 @pytest.mark.parametrize("name", ["cpu.pt.trace.json.gz", "gpu.pt.trace.json.gz", "small", "ranks"])
-def test_nothing_that_says_what_to_do_is_cut(tmp_path, name):
+def test_nothing_that_says_what_to_do_is_cut(tmp_path_factory, name):
     """Nor the verdict; and no fact stands in two of the rows."""
-    analysis, *others = documents(name, tmp_path)
+    analysis, *others = documents(name, tmp_path_factory)
     where = "runs/report.html; python3 -m tensorboard.main --logdir runs; docs/reading_a_profile.md"
     lines = profile_answer(
         answers_in(analysis), where, others=[(one["trace"], answers_in(one)) for one in others]

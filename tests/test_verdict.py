@@ -15,7 +15,8 @@ from traces import (
     event,
     gpu_step,
     on_gpu,
-    real,
+    real_path,
+    recorded_documents,
     shaped,
     step,
     trace_of,
@@ -153,9 +154,9 @@ def test_kernels_of_a_graph_are_what_their_names_say(tmp_path):
 
 
 @pytest.mark.slow
-def test_matmuls_of_a_real_compiled_program():
+def test_matmuls_of_a_real_compiled_program(tmp_path_factory):
     """Cijk kernels are 58.7% of all GPU time, by the sum of their durations."""
-    analysis = analysis_of(real("flux_compiled.json.gz"))
+    [analysis] = recorded_documents(tmp_path_factory, real_path("flux_compiled.json.gz"))
     assert sum(
         row["share"] for row in analysis["kernels"] if row["category"] == "matmul"
     ) == pytest.approx(0.585, abs=3e-3)
@@ -165,10 +166,10 @@ def test_matmuls_of_a_real_compiled_program():
     assert analysis["verdict"]["bound"] in ("gpu", "compute")
 
 
-def test_a_hole_in_a_real_trace_is_left_out():
+def test_a_hole_in_a_real_trace_is_left_out(tmp_path_factory):
     """A kernel, the first of its stream, starts 463.252 ms after its launch; what ran until then
     was not recorded.  Before the first event and after the last 0.081 ms are the host's."""
-    analysis = analysis_of(real("mi300_sglang_decode.json.gz"))
+    [analysis] = recorded_documents(tmp_path_factory, real_path("mi300_sglang_decode.json.gz"))
     assert analysis["attribution"]["ms_per_step"] == pytest.approx(
         473.831 - 463.252 - 0.081, abs=1e-3
     )
@@ -252,16 +253,22 @@ def test_the_ridge_of_every_row_in_every_precision(tmp_path, precision):
 
 @pytest.mark.slow
 def test_a_trace_alone_of_every_row_is_explained(tmp_path):
-    trace = trace_of(tmp_path, *VERDICTS["compute-bound"])
+    """By its properties; wholly, one row of each combination of rates that there are."""
+    links = link(trace_of(tmp_path, *VERDICTS["compute-bound"]))
+    rates = ("fp32", "tf32", "bf16", "fp16")
+    traces = {}
     for row in DATASHEETS:
         properties = [
             {"name": row.name, "numSms": row.compute_units, "totalGlobalMem": row.memory_mb * 2**20}
         ]
-        analysis = analysis_of(
-            replace(trace, file=replace(trace.file, metadata={"deviceProperties": properties}))
-        )
-        ridge = analysis["verdict"]["thresholds"]["ridge_flops_per_byte"]
-        assert ridge > 0
+        file = replace(links.trace.file, metadata={"deviceProperties": properties})
+        trace = replace(links.trace, file=file)
+        low, high = context_of(replace(links, trace=trace), None, DeviceFlags()).roofs.ridge()
+        assert 0 < low <= high, row.name
+        traces[tuple(getattr(row, rate) is None for rate in rates)] = trace
+    for trace in traces.values():
+        thresholds = analysis_of(trace)["verdict"]["thresholds"]
+        assert thresholds["ridge_flops_per_byte"] > 0
 
 
 @pytest.mark.slow

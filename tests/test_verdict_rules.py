@@ -17,6 +17,7 @@ from traces import (
     event,
     gpu_step,
     on_gpu,
+    recorded_documents,
     step,
     trace_of,
 )
@@ -24,7 +25,6 @@ from traces import (
 from analysis.attribution.collectives import StepCommunication
 from analysis.diagnosis.rules import RULES, Facts, ask
 from analysis.diagnosis.verdict import Verdict, rule_section, with_communication
-from analysis.trace.readers.formats import find_traces
 from harness.base.sections import as_text
 from run_pytorch_profiler import main
 
@@ -269,11 +269,11 @@ EXPERT = {
 
 @pytest.mark.slow
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real traces are not here")
-def test_real_traces_are_called_what_an_expert_calls_them():
+def test_real_traces_are_called_what_an_expert_calls_them(tmp_path_factory):
     between = []
     for name, (bounds, evidence) in EXPERT.items():
         [path] = REAL.glob(f"{name}*")
-        for _, document in analyze_documents(find_traces(path) if path.is_dir() else [path])[0]:
+        for document in recorded_documents(tmp_path_factory, path):
             found = document["verdict"]
             assert found["bound"] in bounds.split(), f"{name}: {found['line']}; {evidence}"
             assert found["runner_up"] is None or found["runner_up"] in bounds.split(), (

@@ -4,11 +4,12 @@ import json
 from typing import get_args
 
 import pytest
-from helpers import PROJECT
+from helpers import PROJECT, made_once
 
 from analysis.answers import analyze_all, answers
 from analysis.diagnosis.document import OperatorAnalysis
 from analysis.limits.timeline import timeline_of
+from analysis.trace.readers.formats import find_traces
 from analysis.trace.tables import read_trace
 from analysis.trace.timeline import DeviceFlags
 from harness.schema import ABSENT, Unknown, fields_of, is_document, known
@@ -38,6 +39,18 @@ def analyze_documents(paths, *arguments, **options):
     """As analyze_all(), with the operator_analysis.json of each trace."""
     analyses, refused = analyze_all(paths, *arguments, **options)
     return [(path, own.as_json()) for path, own in analyses], refused
+
+
+def recorded_documents(tmp_path_factory, path):
+    """The operator_analysis.json of a recorded trace, or of each in a folder, which one of the
+    workers analyzes for all: most tests of recorded traces look at no more."""
+
+    def make(folder):
+        found, refused = analyze_documents(find_traces(path) if path.is_dir() else [path])
+        assert not refused
+        return [document for _, document in found]
+
+    return made_once(tmp_path_factory, f"analysis_of_{path.name}", make)[1]
 
 
 def answers_in(document, kind=OperatorAnalysis):

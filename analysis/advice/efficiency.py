@@ -142,6 +142,8 @@ def far_shapes(evidence: Evidence, classes: list[str], realistic_share: float) -
     is_known = events["class"].isin(classes).to_numpy() & (events["signature"] >= 0).to_numpy()
     # Of these, other proposals tell.
     is_known = is_known & ~evidence.kernels(LAYOUT) & ~evidence.kernels(MISALIGNED)
+    if not is_known.any():
+        return []
     groups = events[is_known].groupby(["code", "signature", "class"], observed=True)
     far = []
     for (code, signature, kind), rows in groups:

@@ -179,6 +179,8 @@ class Evidence:
         """Among how many classes, or tokens of a vocabulary, most of the loss's time chooses; None:
         not recorded."""
         of_loss = self.events[(self.events["region"] == regions.LOSS).to_numpy()]
+        if of_loss.empty:
+            return None
         us_by_classes: dict[int, float] = {}
         for (code, signature), us in of_loss.groupby(["code", "signature"])["us"].sum().items():
             classes = self._classes_of(code, signature)

@@ -405,6 +405,8 @@ def collective_rows(
     each with its collective; cause "ranks" while it waits for them.  waiting_us: of each event,
     until the last rank arrived, NaN if unknown; None, and why, if that is not known at all.
     """
+    if events.empty:
+        return []
     if waiting_us is None:
         waiting_us = np.full(len(events), np.nan)
     exposed_us = exposed.groupby("collective")["us"].sum()

@@ -220,13 +220,16 @@ def launches_of(timeline: Timeline) -> Launches:
         return Launches(None, None)
     launched, began = np.sort(events["launched"].to_numpy()), np.sort(events["start"].to_numpy())
     depth = np.arange(1, len(launched) + 1) - np.searchsorted(began, launched, side="right")
-    times = {
-        "delay_us": kernels["start"] - kernels["launched"],
-        "queue_depth": pd.Series(depth.clip(0), events.index),
-    }
-    described = pd.DataFrame(times).describe(percentiles=[0.5, 0.95])
-    described = described.rename({"50%": "p50", "95%": "p95"})
-    return Launches(**described.loc[["mean", "p50", "p95", "max", "min"]].to_dict())
+    delay_us = (kernels["start"] - kernels["launched"]).to_numpy()
+    return Launches(delay_us=described(delay_us), queue_depth=described(depth.clip(0)))
+
+
+def described(values: np.ndarray) -> dict[str, float]:
+    """The mean, half and 95% of them, and the extremes."""
+    median, high = np.quantile(values, [0.5, 0.95])
+    found = {"mean": values.mean(), "p50": median, "p95": high}
+    found |= {"max": values.max(), "min": values.min()}
+    return {name: float(value) for name, value in found.items()}
 
 
 def launched_events(timeline: Timeline) -> pd.DataFrame:

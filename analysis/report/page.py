@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jinja2
+from jinja2.bccache import Bucket
 
 from analysis.attribution.breakdown import mean_of
 from analysis.compare.document import Comparison
@@ -206,9 +207,28 @@ def fill_template(
     )
 
 
+class CompiledOnce(jinja2.BytecodeCache):
+    """Templates as code, kept for the next page of this process: each has an environment of its
+    own, for its footnotes."""
+
+    def __init__(self):
+        self.code: dict[str, bytes] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        if bucket.key in self.code:
+            bucket.bytecode_from_string(self.code[bucket.key])
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        self.code[bucket.key] = bucket.bytecode_to_string()
+
+
+COMPILED = CompiledOnce()
+
+
 def template_environment() -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        bytecode_cache=COMPILED,
         autoescape=True,  # names come from traces of any program
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -127,7 +127,9 @@ def value_of(document: dict, key: str, kind: type) -> Any:
 
 def has_role(table: pd.DataFrame, *wanted: str) -> np.ndarray:
     """The rows whose name means one of these roles."""
-    return table["role"].isin(wanted).to_numpy()
+    role = table["role"].array
+    is_wanted = np.array([*(name in wanted for name in role.categories), False])  # of code -1, none
+    return is_wanted[role.codes]
 
 
 def by_name(
@@ -150,12 +152,13 @@ def take_or_none(column: pd.Series, rows: np.ndarray) -> np.ndarray:
 
 def most_frequent(groups: np.ndarray, values: np.ndarray) -> dict:
     """The most frequent known value of each group."""
-    known = pd.DataFrame({"group": groups, "value": values}).dropna()
-    if known.empty:
-        return {}
-    counts = known.groupby(["group", "value"], sort=False).size().reset_index(name="n")
-    top = counts.sort_values("n", kind="stable").drop_duplicates("group", keep="last")
-    return dict(zip(top["group"].tolist(), top["value"].tolist(), strict=True))
+    of_group, group_names = pd.factorize(groups)
+    of_value, value_names = pd.factorize(values)
+    known = (of_group >= 0) & (of_value >= 0)
+    pairs, which = different_pairs(of_group[known], of_value[known])
+    order = np.argsort(np.bincount(which, minlength=len(pairs)), kind="stable")
+    # The last of a group, which is its most frequent, stays.
+    return {group_names[pairs[i][0]]: value_names[pairs[i][1]] for i in order.tolist()}
 
 
 def different_pairs(a: np.ndarray, b: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray]:

@@ -8,7 +8,7 @@ import pandas as pd
 from analysis.attribution.components import COMMUNICATION, IDLE
 from analysis.attribution.intervals import Slices, slices_of
 from analysis.attribution.ledger.host_activity import occasional_times, starts_up
-from analysis.attribution.ledger.kinds import IDLE_CAUSES, WAITING
+from analysis.attribution.ledger.kinds import CAUSES, IDLE_CAUSES, NUMBER, WAITING
 from analysis.trace.tables import has_role, take_or
 from analysis.trace.timeline import Timeline, cached_on_timeline
 from analysis.vocabulary import roles
@@ -59,6 +59,7 @@ def start_up_slices(timeline: Timeline) -> pd.DataFrame:
     return found.assign(where=names)
 
 
+@cached_on_timeline
 def left_out(timeline: Timeline) -> pd.DataFrame:
     """The idle slices of the window that are no part of the steps.  The first event of a stream
     began more than LATENCY_US after its launch, so what was launched on it before the recording was
@@ -86,9 +87,11 @@ def us_by(slices: pd.DataFrame, *columns: str) -> pd.Series:
 
 def cut_to(slices: pd.DataFrame, first: float, last: float) -> pd.DataFrame:
     """The slices between two times, each with its share of `us`."""
-    inside = slices[((slices["end"] > first) & (slices["start"] < last)).to_numpy()]
-    within = inside["end"].clip(upper=last) - inside["start"].clip(lower=first)
-    return inside.assign(us=inside["us"] * within / (inside["end"] - inside["start"]))
+    start, end = slices["start"].to_numpy(), slices["end"].to_numpy()
+    inside = (end > first) & (start < last)
+    cut, start, end = slices[inside], start[inside], end[inside]
+    within = np.minimum(end, last) - np.maximum(start, first)
+    return cut.assign(us=cut["us"].to_numpy() * within / (end - start))
 
 
 @cached_on_timeline
@@ -107,8 +110,10 @@ def events_of_steps(timeline: Timeline) -> pd.DataFrame:
 
 def idle_by_cause(slices: pd.DataFrame) -> dict[str, float]:
     """Idle time of the GPU in these slices in us, by cause."""
-    idle = us_by(slices[(slices["state"] == IDLE).to_numpy()], "cause")
-    return {cause: float(idle.get(cause, 0.0)) for cause in IDLE_CAUSES}
+    is_idle = (slices["state"] == IDLE).to_numpy()
+    cause, us = slices["cause"].cat.codes.to_numpy()[is_idle], slices["us"].to_numpy()[is_idle]
+    sums = np.bincount(cause, us, minlength=len(CAUSES))
+    return {cause: float(sums[NUMBER[cause]]) for cause in IDLE_CAUSES}
 
 
 def named_slices(timeline: Timeline, slices: pd.DataFrame) -> pd.DataFrame:
