@@ -2,18 +2,20 @@
 
 import re
 import types
+from dataclasses import replace
 
 import pytest
 import torch
-from test_prediction import TINY, read, workload_of
+from test_prediction import TINY, read, without_search, workload_of  # noqa: F401 (a fixture)
 from traces import answers_in
 
 import tiny_llama_v1 as tiny_llama
 from analysis.hardware.datasheets import DATASHEETS
-from analysis.memory.predicted import predicted_memory
+from analysis.memory.predicted import peak_bytes, predicted_memory
 from analysis.prediction.capacity import CONTEXT, RESERVES, capacity_elsewhere, capacity_of
 from analysis.prediction.document import Prediction, memory_prediction
 from analysis.prediction.text import prediction_lines, what_fits
+from harness.base.units import MB
 from harness.machine import host_limits
 from harness.machine.devices import memory_of_a_rank
 from harness.machine.environment import Device
@@ -118,7 +120,7 @@ def test_without_proc_only_this_process_is_counted(tmp_path, monkeypatch):
     assert 2**20 < in_use < total
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("without_search")
 def test_a_fit_that_may_be_spoiled_is_told():
     memory = CONTEXT.least + RESERVES["cuda"].least + 144 * 2**20
     document = memory_prediction(
@@ -203,21 +205,22 @@ def test_what_others_leave_no_room_for_is_not_told_to_be_too_large(monkeypatch):
 
 @pytest.mark.slow
 def test_a_size_that_cannot_fit_is_refused_with_what_would(train, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "analysis.prediction.preflight.memory_of_a_rank", lambda device: (80 * 2**20, 0)
-    )
-    memory = 80 * 2**20 + RESERVES["cpu"].least
+    model = ("--n-layers", "1", "--hidden-dim", "64")
+    needed = peak_bytes(workload_of(replace(TINY, n_layers=1, hidden_dim=64)), False)
+    size = needed * 2 // 3
+    monkeypatch.setattr("analysis.prediction.preflight.memory_of_a_rank", lambda device: (size, 0))
+    memory = size + RESERVES["cpu"].least
     monkeypatch.setattr("analysis.prediction.capacity.memory_of_a_rank", lambda device: (memory, 0))
-    code, out, err = train("--output-dir", "run", small=False)
+    code, out, err = train(*model, "--output-dir", "run", small=False)
     assert (code, err.count("\n")) == (1, 1)
     assert "Step 1/" not in out
     batch = int(
         re.search(r"lower to --batch-size (\d+) or --seq-len \d+; --force trains anyway", err)[1]
     )
-    assert "a step needs 136 MB (activations 95," in err
+    assert f"a step needs {needed / MB:.0f} MB (activations " in err
     assert read(tmp_path / "run" / "performance_summary.json")["status"] == "failed"
-    assert train("--batch-size", str(batch), small=False)[0] == 0
-    assert train("--force", small=False)[0] == 0
+    assert train(*model, "--batch-size", str(batch), small=False)[0] == 0
+    assert train(*model, "--force", small=False)[0] == 0
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ from studies.attention_parts.implementations import AttentionCall, AttentionInpu
 from studies.attention_parts.prediction import predicted_tensors
 from studies.engine.command_line import workload_of
 from studies.training import predicted_pass
-from tools.texts.numbers import table, text_block
+from tools.texts.numbers import rows_of, table, text_block
 from workshop.exercise.page import exercises, fields
 from workshop.exercise.results import RESULTS, Answer, machine, stored_file
 
@@ -261,20 +261,24 @@ def forward_passes(*rows: str) -> str:
 
 def snapshot_peaks(size: str, *lengths: int) -> str:
     """The peaks that `--memory-snapshot` is to show, predicted, with the batch size of the size."""
-    lines = []
-    for seq_len in lengths:
+
+    def row(seq_len: int) -> list[str]:
         workload = workload_of(size=size, seq_len=seq_len)
-        whole_step, _ = watched_step(workload)
-        peaks = [
-            predicted_pass(workload, "forward", True),
-            whole_step.live_bytes_at_allocations().max(),
-        ]
-        lines.append([f"{seq_len}", *(f"{peak / MB:,.0f}" for peak in peaks)])
+        of_forward = predicted_pass(workload, "forward", True) / MB
+        return [f"{seq_len}", f"{of_forward:,.0f}", whole_step_mb(workload)]
+
     about = (
-        f"`{size}`, batch {workload.batch_size}, fp32: predicted, without what the matmul libraries"
-        " take."
+        f"`{size}`, batch {workload_of(size=size).batch_size}, fp32: predicted, without what the"
+        " matmul libraries take."
     )
-    return above(about, table(["tokens", "forward pass only, MB", "whole step, MB"], lines, left=0))
+    titles = ["tokens", "forward pass only, MB", "whole step, MB"]
+    return above(about, table(titles, rows_of(row, lengths), left=0))
+
+
+def whole_step_mb(workload: Workload) -> str:
+    """Its predicted peak."""
+    memory, _ = watched_step(workload)
+    return f"{memory.live_bytes_at_allocations().max() / MB:,.0f}"
 
 
 # ---- Computed: attention and matmuls -------------------------------------------------------------
