@@ -24,6 +24,9 @@ from harness.ranks.failures import explain_error
 # --- what there is ---
 
 
+ONE_LAYER = replace(TINY, n_layers=1)
+
+
 class Gpu:
     """Another process has 20 of 64 GB, and the allocator of this one has reserved 4."""
 
@@ -183,10 +186,11 @@ def test_out_of_memory_names_the_memory_of_the_device_that_ran_out(monkeypatch, 
     assert ("the machine has" in line) == ("the machine has" in words)
 
 
+@pytest.mark.usefixtures("without_search")
 def test_what_fits_by_prediction_is_not_told_to_be_too_large():
     """'a step needs 56,445 MB, cuda has 65,536 MB; lower --size' helps nobody."""
     document = memory_prediction(
-        workload_of(TINY), torch.device("cpu"), capacity_elsewhere(64 * 2**30)
+        workload_of(ONE_LAYER), torch.device("cpu"), capacity_elsewhere(64 * 2**30)
     ).as_json()
     assert "other processes took the rest" in what_fits(answers_in(document, Prediction))
     assert "--size" not in what_fits(answers_in(document, Prediction))
@@ -196,7 +200,7 @@ def test_what_others_leave_no_room_for_is_not_told_to_be_too_large(monkeypatch):
     monkeypatch.setattr(
         "analysis.prediction.capacity.memory_of_a_rank", lambda device: (64 * 2**30, 64 * 2**30)
     )
-    line = what_fits(memory_prediction(workload_of(TINY), torch.device("cpu")))
+    line = what_fits(memory_prediction(workload_of(ONE_LAYER), torch.device("cpu")))
     assert (
         "has 0 MB for it (65,536 MB are in use); it would fit without other processes: stop"
         " those, or" in line
@@ -205,8 +209,8 @@ def test_what_others_leave_no_room_for_is_not_told_to_be_too_large(monkeypatch):
 
 @pytest.mark.slow
 def test_a_size_that_cannot_fit_is_refused_with_what_would(train, tmp_path, monkeypatch):
-    model = ("--n-layers", "1", "--hidden-dim", "64")
-    needed = peak_bytes(workload_of(replace(TINY, n_layers=1, hidden_dim=64)), False)
+    model = ("--n-layers", "1")
+    needed = peak_bytes(workload_of(ONE_LAYER), False)
     size = needed * 2 // 3
     monkeypatch.setattr("analysis.prediction.preflight.memory_of_a_rank", lambda device: (size, 0))
     memory = size + RESERVES["cpu"].least
@@ -223,7 +227,7 @@ def test_a_size_that_cannot_fit_is_refused_with_what_would(train, tmp_path, monk
     assert train(*model, "--force", small=False)[0] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("without_search")
 def test_running_out_of_memory_is_told_with_the_prediction(train, tmp_path, monkeypatch):
     def fails(*arguments):
         raise torch.OutOfMemoryError(
@@ -231,10 +235,11 @@ def test_running_out_of_memory_is_told_with_the_prediction(train, tmp_path, monk
         )
 
     monkeypatch.setattr(tiny_llama.StepMeter, "add_loss", fails)
-    code, _, err = train("--output-dir", "run", small=False)
+    code, _, err = train("--n-layers", "1", "--output-dir", "run", small=False)
     assert (code, err.count("\n")) == (1, 1)
     assert "Tried to allocate 2.00 GiB" in err
-    assert "predicted: a step needs 136 MB" in err
+    needed = peak_bytes(workload_of(ONE_LAYER), False)
+    assert f"predicted: a step needs {needed / MB:.0f} MB" in err
     assert "other processes took the rest" in err
     summary = read(tmp_path / "run" / "performance_summary.json")
     assert summary["status"] == "failed"

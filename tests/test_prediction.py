@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import importlib
 import json
 import re
 import subprocess
@@ -12,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import PROJECT, SMALL_MODEL, finish, start
+from helpers import PROJECT, SMALL_MODEL, finish, run_command, start
 from traces import answers_in
 
 import tiny_llama_v1 as tiny_llama
@@ -76,7 +77,7 @@ def without_search(monkeypatch):
         "--n-layers 3 --batch-size 2 --activation-checkpointing 2 --precision bf16-true",
         "--batch-size 2 --activation-checkpointing op --attention sdpa --precision bf16-true",
         "--batch-size 2 --fused-projections --fused-norm --fused-rope --fused-loss --vocab-size 90",
-        "--size small --hidden-dim 72 --batch-size 1 --seq-len 40 --precision bf16",
+        "--size small --hidden-dim 128 --batch-size 1 --seq-len 40 --precision bf16",
     ],
 )
 def test_the_predicted_peak_is_the_measured_one(train, tmp_path, without, flags):
@@ -453,33 +454,21 @@ def test_the_largest_size_is_predicted_in_little_memory(tmp_path):
 @pytest.mark.parametrize(
     "script", ["run_pytorch_profiler.py", "run_deepspeed_flops.py", "launch_performance_study.py"]
 )
-def test_the_other_commands_predict_too(tmp_path, script):
-    size = ["tiny"] if script.startswith("launch") else [*SMALL_MODEL, "--n-layers", "1"]
-    command = [
-        sys.executable,
-        str(PROJECT / script),
-        *size,
-        "--dry-run",
-        "--peak",
-        "1",
-        "--output-dir",
-        "run",
-    ]
-    code, out = finish(start(*command, cwd=tmp_path))
-    assert code == 0, out
+def test_the_other_commands_predict_too(scratch, capfd, without_search, script):
+    size = ["tiny"] if script.startswith("launch") else SMALL_MODEL
+    flags = [*size, "--n-layers", "1", "--dry-run", "--peak", "1", "--output-dir", "run"]
+    assert run_command(importlib.import_module(script.removesuffix(".py")), *flags) == 0
+    out = capfd.readouterr().out
     assert "Prediction, nothing was allocated or trained" in out
     assert "COMPLETE" not in out
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["prediction.json"]
+    assert [path.name for path in (scratch / "run").iterdir()] == ["prediction.json"]
 
 
 # --- several ranks ---
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "flags", ["", "--gradient-accumulation-steps 2 --precision bf16 --activation-checkpointing"]
-)
-def test_the_predicted_peak_of_a_rank_is_the_measured_one(tmp_path, flags):
+def test_the_predicted_peak_of_a_rank_is_the_measured_one(tmp_path):
     """Buckets of DistributedDataParallel included, to the byte."""
     launcher = [
         sys.executable,
@@ -497,9 +486,8 @@ def test_the_predicted_peak_of_a_rank_is_the_measured_one(tmp_path, flags):
         "2",
         "--seq-len",
         "64",
-        "--n-layers",
-        "2",
-        *flags.split(),
+        *"--n-layers 2 --hidden-dim 64 --vocab-size 100".split(),
+        *"--gradient-accumulation-steps 2 --precision bf16 --activation-checkpointing".split(),
     ]
     code, out = finish(
         start(
