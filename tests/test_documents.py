@@ -28,13 +28,14 @@ def run_folders(tmp_path_factory):
     small = [*SMALL_MODEL, "--n-layers", "1"]
     argv = sys.argv
     try:
-        flags = [*small, "--num-steps", "9", "--include-memory", "--peak", "1"]
+        flags = [*small, "--num-steps", "4", "--warmup-steps", "1", "--profile-steps", "2"]
+        flags += ["--include-memory", "--peak", "1"]
         flags += ["--no-generate-report", "--profile-dir", str(folder / "profiled")]
         assert run_command(run_pytorch_profiler, *flags) == 0
         flags = [
             *small,
             "--num-steps",
-            "8",
+            "4",
             "--peak",
             "1",
             "--computational-intensity",

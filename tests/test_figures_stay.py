@@ -53,6 +53,8 @@ RENAMED: dict[str, str] = {
 
 # Measures the peaks of this machine, which takes seconds and enters no figure compared here.
 PEAK_MEASUREMENT = "analysis.hardware.cache.measured"
+# Draws what memory was held when.
+PICTURE = "analysis.report.figures.pictures.picture"
 
 # All of its dimensions differ, and so do samples and tokens, lest a formula be right by accident.
 SMALL_MODEL = "--vocab-size 100 --hidden-dim 32 --n-layers 3 --n-heads 4 --intermediate-dim 80"
@@ -82,6 +84,7 @@ def run(program: str, flags: str, folder: Path) -> None:
         with (
             mock.patch.object(sys, "argv", command),
             mock.patch(PEAK_MEASUREMENT, return_value=None),
+            mock.patch(PICTURE, return_value=None),
         ):
             exit_code = module.main()
     except SystemExit as stop:

@@ -67,7 +67,7 @@ def test_the_script_ends_with_its_answer(train, flags, first):
 @pytest.mark.slow
 def test_a_screen_and_a_half_is_enough(train):
     code, out, err = train(
-        *SMALL_MODEL, "--enable-all-profiling", "--num-steps", "100", "--device", "cpu", small=False
+        *ONE_LAYER, "--enable-all-profiling", "--num-steps", "100", "--device", "cpu", small=False
     )
     assert code == 0, err
     assert len(out.splitlines()) <= 120

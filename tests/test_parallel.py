@@ -20,6 +20,7 @@ from analysis.prediction.communication import communication
 from analysis.prediction.document import Prediction
 from analysis.prediction.network import Network, links_inside_node
 from analysis.prediction.search import (
+    LargestSizes,
     Room,
     changes_that_fit,
     first_world_size,
@@ -382,7 +383,9 @@ def test_the_fewest_ranks_that_fit(mode):
 
 
 @pytest.mark.slow
-def test_a_dry_run_for_ranks_that_do_not_exist(train, tmp_path):
+def test_a_dry_run_for_ranks_that_do_not_exist(train, tmp_path, monkeypatch):
+    name = "analysis.prediction.document.largest_sizes"  # of which nothing is looked at
+    monkeypatch.setattr(name, lambda *arguments: LargestSizes(7, 77))
     flags = (
         f"--dry-run --world-size 16 {ONE} fsdp --target-device MI300X --network 100"
         " --output-dir run --verbose"
