@@ -179,6 +179,14 @@ def pytest_configure_node(node):
         node.workerinput["warm_python"] = node.config.stash[WARM_PYTHON][0]
 
 
+def pytest_ignore_collect(collection_path: Path, config) -> bool | None:
+    """Of the tests that need the machine, only the files that have some are imported.  None: as
+    pytest decides."""
+    if config.getoption("alone") != "only" or collection_path.suffix != ".py":
+        return None
+    return None if "mark.alone" in collection_path.read_text() else True
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session):
     """Half of collecting is to compile the files of tests and rewrite what they assert: it is kept

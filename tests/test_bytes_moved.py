@@ -226,3 +226,9 @@ def test_the_roof_is_above_what_a_kernel_must_do():
     assert (
         point(row, roofs, 1000.0, 1000.0, "").share_of_roof == 0.8
     )  # of the full scores it would be 1.6
+
+
+def test_a_constant_of_the_optimizer_is_not_what_a_step_finds():
+    # On a GPU it updates lists of parameters, and makes such a constant in each step.
+    assert small_step(on_gpu=True).minimum() == small_step().minimum()
+    assert "aten::lift_fresh" not in set(small_step(on_gpu=True).table()["operator"])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-
 from analysis.work.fake_step import GpuMemoryTracker, fake_step
+from analysis.work.kept_steps import KeptByStep
 from harness.base.units import MB
 from harness.instruments.memory_timeline import StepMemory, kept_by_component
 from harness.instruments.memory_tracker import MemoryTracker
@@ -23,12 +22,16 @@ class KeptRow(Document):
     )
 
 
-@functools.lru_cache(maxsize=8)
+@KeptByStep
 def predicted_memory(workload: Workload, on_gpu: bool) -> StepMemory:
     """The tensors of a step of rank 0, as --profile-memory would count them,
     by a fake-tensor run."""
-    tracker = GpuMemoryTracker if on_gpu else MemoryTracker
-    return fake_step(workload, on_gpu, tracker, ranks=True).timeline
+    return fake_step(workload, on_gpu, tracker_of(on_gpu), ranks=True).timeline
+
+
+def tracker_of(on_gpu: bool) -> type[MemoryTracker]:
+    """Of the memory of a step on fake tensors."""
+    return GpuMemoryTracker if on_gpu else MemoryTracker
 
 
 def peak_bytes(workload: Workload, on_gpu: bool) -> int:

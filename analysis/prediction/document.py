@@ -32,6 +32,7 @@ from analysis.prediction.expected_time import expected_step_time, multiplies_in
 from analysis.prediction.network import Network, links_inside_node, network_of
 from analysis.prediction.search import ONE_RANK, FitRow, Room, changes_that_fit, largest_sizes
 from analysis.prediction.time_bounds import ALONE, BoundsOfRank, TimeBounds, time_bounds
+from analysis.prediction.watched_step import watch_step
 from analysis.work.flop_counts import flops_of_step
 from analysis.work.sent_bytes import sent_bytes
 from harness.base.units import MB
@@ -140,6 +141,7 @@ def predict(
     if measured is not None:
         rates = carried_rates(measured, meant.about, multiplies_in(workload))
     link = network_between(workload, device, meant.about, network, elsewhere)
+    watch_step(workload, capacity.on_gpu)
     memory = memory_prediction(workload, device, capacity, targets)
     bounds = time_bounds(workload, meant.about, peak, meant.measure)
     sending = None

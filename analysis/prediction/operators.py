@@ -3,7 +3,6 @@ its kernels do and move."""
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +13,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from analysis.vocabulary.kernel_classes import ATTENTION, CONVOLUTION, MATMUL
-from analysis.work.bytes_moved import WorkCounter
+from analysis.work.bytes_moved import WorkCounter, at_most_two_micro_batches
 from analysis.work.dispatched_costs import DispatchedCall, dispatched_call, tensors_in
 from analysis.work.fake_step import fake_step
+from analysis.work.kept_steps import KeptByStep
 from harness.instruments.memory_tracker import ASKS_FOR_DEVICE, device_of, local_part
 from harness.model.workload import Workload
 from harness.ranks.collective_calls import CollectiveCounter, kind_of_collective
@@ -185,23 +185,19 @@ class OperatorLog(WorkCounter):
         self.began = None
 
 
-@functools.lru_cache(maxsize=8)
+@KeptByStep
 def operators_of(workload: Workload, on_gpu: bool) -> list[Operator]:
-    """Of a step of rank 0.  All micro-batches but the last do the same: of several, two are run.  A
-    compiled step is told from the one that is not."""
-    micro_steps, fused = workload.micro_steps, workload.compiled
-    workload = workload.with_settings(compile=False)
-    if micro_steps <= 2:
-        return log_of(workload, on_gpu, fused).operators
-    size = workload.batch_size // micro_steps * 2
-    workload = workload.with_settings(batch_size=size, gradient_accumulation_steps=2)
-    log = log_of(workload, on_gpu, fused)
-    if "backward" not in log.segments:
+    """Of a step of rank 0, by a fake-tensor run.  A compiled step is predicted from the one that is
+    not."""
+    part = at_most_two_micro_batches(workload)
+    log = fake_step(part, on_gpu, lambda *model: OperatorLog(workload.compiled), ranks=True)
+    return operators_in(log, workload.micro_steps)
+
+
+def operators_in(log: OperatorLog, micro_steps: int) -> list[Operator]:
+    """Of a step of so many micro-batches.  log: of the first two of them."""
+    if micro_steps <= 2 or "backward" not in log.segments:
         return log.operators
     first = log.segments.index("backward") + 1
     of_first = [operator for operator in log.operators if operator.segment <= first]
     return of_first * (micro_steps - 2) + log.operators
-
-
-def log_of(workload: Workload, on_gpu: bool, fused: bool) -> OperatorLog:
-    return fake_step(workload, on_gpu, lambda *model: OperatorLog(fused), ranks=True)

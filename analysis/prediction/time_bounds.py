@@ -50,7 +50,7 @@ def time_bounds(
     workload: Workload, device: dict, peak: str | float, measure: str = "kept"
 ) -> BoundsOfRank:
     """device: as in environment.json.  measure: as for the ceilings."""
-    work = step_work(workload)
+    work = step_work(workload, device.get("type") != "cpu")
     # What a step finds and leaves is read and written once; that which is sharded, by one of the
     # ranks.  The optimizer of a file may keep less than that.
     least_bytes = max(0, work.minimum() - 2 * bytes_on_other_ranks(workload))

@@ -3,7 +3,7 @@ class of operators: computational_intensity.json."""
 
 from __future__ import annotations
 
-import functools
+import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from analysis.vocabulary.kernel_classes import CONVOLUTION, VECTOR_CLASSES, cate
 from analysis.vocabulary.operators import operator_class
 from analysis.work.dispatched_costs import DispatchedCall, dispatched_call
 from analysis.work.fake_step import fake_step
+from analysis.work.kept_steps import KeptByStep
 from harness.base.ranges import range_observers
 from harness.documents.flops import ClassBytes, ComputationalIntensity, OperatorBytes, PhaseBytes
 from harness.instruments.memory_tracker import ASKS_FOR_DEVICE, device_of
@@ -37,6 +38,9 @@ MINIMUM = (
     " once, and all others stay in on-chip memory; for a phase, every tensor that exists before it"
     " or is used after it"
 )
+# torch.tensor() calls it, as optimizers on lists do: it moves nothing, and what it returns was not
+# there before.
+MAKES_CONSTANT = torch.ops.aten.lift_fresh.default
 ELEMENTS = "one operation per element for operators other than matmuls"
 
 
@@ -45,7 +49,7 @@ class StorageUse:
     """In which segments of the step a storage was used: what one segment leaves to
     another must be moved."""
 
-    storage: torch.UntypedStorage  # a reference, so that no other storage gets its address
+    size: int  # bytes
     made_in: int | None  # None: it existed before the step
     read: Counter = field(default_factory=Counter)  # bytes by segment; repeated reads count again
     written: Counter = field(default_factory=Counter)
@@ -55,13 +59,13 @@ class StorageUse:
         fetched = self.read[segment] if self.made_in != segment else 0
         used_later = self.made_in is None or max(self.read, default=-1) > segment
         stored = self.written[segment] if used_later else 0
-        return min(fetched, self.storage.nbytes()) + min(stored, self.storage.nbytes())
+        return min(fetched, self.size) + min(stored, self.size)
 
     def minimum_bytes_moved_by_step(self) -> int:
         if self.made_in is not None:
             return 0
-        size = self.storage.nbytes()
-        return min(sum(self.read.values()), size) + min(sum(self.written.values()), size)
+        read, written = sum(self.read.values()), sum(self.written.values())
+        return min(read, self.size) + min(written, self.size)
 
 
 class Operation(NamedTuple):
@@ -98,7 +102,9 @@ class WorkCounter(TorchDispatchMode):
         self.repeats = repeats
         self.operations: list[Operation] = []
         self.segments: list[str] = ["between phases"]  # phases in the order in which they ran
-        self.uses: dict[int, StorageUse] = {}
+        self.uses: list[StorageUse] = []
+        # By address, of storages that are there: another may have the address later.
+        self._live: dict[int, tuple[weakref.ref, StorageUse]] = {}
 
     def range_push(self, name: str) -> None:
         if name in PHASES:
@@ -127,6 +133,9 @@ class WorkCounter(TorchDispatchMode):
             return device_of(args[0])
         out = func(*args, **kwargs)
         if self.segments[-1] != "data":
+            if func is MAKES_CONSTANT:
+                self.use_of(out, made_in=len(self.segments) - 1)
+                return out
             call = dispatched_call(func, args, kwargs, out)
             if call is not None:
                 self.count(call)
@@ -153,7 +162,12 @@ class WorkCounter(TorchDispatchMode):
 
     def use_of(self, x: torch.Tensor, made_in: int | None) -> StorageUse:
         storage = x.untyped_storage()
-        return self.uses.setdefault(storage._cdata, StorageUse(storage, made_in))
+        key = storage._cdata
+        if key not in self._live:
+            use = StorageUse(storage.nbytes(), made_in)
+            self.uses.append(use)
+            self._live[key] = (weakref.ref(storage, lambda _: self._live.pop(key)), use)
+        return self._live[key][1]
 
     def table(self) -> pd.DataFrame:
         """A row for each operator and phase: calls, FLOPs of matmuls, those of scores that a causal
@@ -183,28 +197,37 @@ class WorkCounter(TorchDispatchMode):
         """The minimum bytes that each phase moves."""
         minimum: Counter = Counter()
         for segment in {operation.segment for operation in self.operations}:
-            moved = sum(use.minimum_bytes_moved(segment) for use in self.uses.values())
+            moved = sum(use.minimum_bytes_moved(segment) for use in self.uses)
             minimum[self.segments[segment]] += self.weight(segment) * moved
         return dict(minimum)
 
     def minimum(self) -> int:
         """The minimum bytes that the step moves."""
-        return sum(use.minimum_bytes_moved_by_step() for use in self.uses.values())
+        return sum(use.minimum_bytes_moved_by_step() for use in self.uses)
 
 
-@functools.lru_cache(maxsize=8)
-def step_work(workload: Workload, on_gpu: bool = False) -> WorkCounter:
-    """Bytes and operations of one training step, by a fake-tensor run."""
-    micro_steps = workload.micro_steps
-    counted = min(micro_steps, 2)
-    part = workload.with_settings(
-        batch_size=workload.batch_size // micro_steps * counted,
+def at_most_two_micro_batches(workload: Workload) -> Workload:
+    """Its step, not compiled, so that operators are as they are before any are fused; of several
+    micro-batches two, since all but the first do the same."""
+    counted = min(workload.micro_steps, 2)
+    return workload.with_settings(
+        batch_size=workload.batch_size // workload.micro_steps * counted,
         gradient_accumulation_steps=counted,
-        compile=False,  # operators as they are before any are fused
+        compile=False,
     )
+
+
+def work_counter(workload: Workload) -> WorkCounter:
+    """That of its step of at most two micro-batches."""
     # A step of a file's own may have several micro-batches too: all are counted.
-    repeats = max(1, micro_steps - 1)
-    return fake_step(part, on_gpu, lambda *model: WorkCounter(repeats))
+    return WorkCounter(repeats=max(1, workload.micro_steps - 1))
+
+
+@KeptByStep
+def step_work(workload: Workload, on_gpu: bool) -> WorkCounter:
+    """Bytes and operations of one training step of one rank, by a fake-tensor run."""
+    part = at_most_two_micro_batches(workload)
+    return fake_step(part, on_gpu, lambda *model: work_counter(workload))
 
 
 def computational_intensity(profile: dict, workload: Workload) -> ComputationalIntensity:
