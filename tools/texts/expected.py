@@ -14,7 +14,6 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from analysis.memory.predicted import predicted_memory
 from analysis.prediction.capacity import workspaces_by_default
 from analysis.prediction.expected_time import Setting, bound_of, expected_parts, setting_of
 from analysis.prediction.operators import Operator, OperatorLog, operators_of
-from analysis.work.fake_step import GpuMemoryTracker, fake_step
+from analysis.prediction.watched_step import watch_step
 from harness import PROJECT
 from harness.base.documents import read_document
 from harness.base.tables import COLUMNS
@@ -136,34 +135,18 @@ def seen(number: int, *ids: str, on_gpu: bool = False) -> str:
 # ---- Computed: training steps --------------------------------------------------------------------
 
 
-class BothWatchers(AbstractContextManager):
-    """Watches the memory and the operators of one step."""
-
-    def __init__(self, *model: object):
-        self.memory, self.operators = GpuMemoryTracker(*model), OperatorLog(fused=False)
-
-    def __enter__(self) -> BothWatchers:
-        self.memory.__enter__()
-        self.operators.__enter__()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.operators.__exit__(*exception)
-        self.memory.__exit__(*exception)
-
-
 @cache
 def watched_step(workload: Workload) -> tuple[StepMemory, list[Operator]]:
-    """predicted_memory() and operators_of() of a step that is not compiled, of one run on fake
-    tensors: steps of large models take seconds."""
-    watchers = fake_step(workload, True, BothWatchers, ranks=True)
-    return watchers.memory.timeline, watchers.operators.operators
+    """predicted_memory() and operators_of(), of one run on fake tensors where that is enough: steps
+    of large models take seconds."""
+    watch_step(workload, on_gpu=True)
+    return predicted_memory(workload, True), operators_of(workload, True)
 
 
 @cache
 def operators(flags: str) -> list[Operator]:
     workload = workload_of(flags.split())
-    if workload.compiled or workload.micro_steps > 1:  # these are not those of one whole run
+    if workload.compiled or workload.micro_steps > 1:  # the memory would be that of another run
         return operators_of(workload, on_gpu=True)
     return watched_step(workload)[1]
 

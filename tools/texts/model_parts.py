@@ -14,6 +14,7 @@ from dataclasses import replace
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
 from analysis.hardware.roofs import ridge_of_row
 from analysis.memory.predicted import persistent_bytes, predicted_memory
+from analysis.prediction.watched_step import watch_step
 from analysis.work.bytes_moved import WorkCounter, step_work
 from analysis.work.fake_step import fake_forward, fake_step
 from harness.base.text import flag_of, significant
@@ -114,6 +115,7 @@ def kernel_costs() -> str:
 
     def row(settings: dict[str, bool | str]) -> list[str]:
         workload = workload_of(["--size", "small", "--precision", "bf16"]).with_settings(**settings)
+        watch_step(workload, on_gpu=True)  # of one run, both that follow
         work, memory = step_work(workload, on_gpu=True).table(), predicted_memory(workload, True)
         kept = sum(map(sum, workload.formulas.kept_for_backward(True).values()))
         sizes = (work["bytes"].sum(), kept, memory.live_bytes_at_allocations().max())

@@ -26,6 +26,7 @@ from analysis.memory.tables import place_of_peak
 from analysis.prediction.capacity import capacity_elsewhere
 from analysis.prediction.expected_time import expected_step_time
 from analysis.prediction.time_bounds import time_bounds
+from analysis.prediction.watched_step import watch_step
 from analysis.trace.tables import read_trace
 from analysis.work.bytes_moved import step_work
 from analysis.work.flop_counts import flops_of_step
@@ -622,6 +623,7 @@ def peak_on_gpu(flags: str) -> int:
 def computed_step(flags: str, card: str) -> dict[str, str]:
     """A step with these flags on a card, computed on fake tensors: cells of the tables below."""
     workload, target = workload_of(flags.split()), rows_named(card)[0]
+    watch_step(workload, on_gpu=True)  # of one run, what is asked below
     peak = peak_on_gpu(flags) + capacity_elsewhere(None, target).workspaces.get(
         workload.precision, 0
     )
