@@ -2,24 +2,29 @@
 
 import re
 import types
+from dataclasses import replace
 
 import pytest
 import torch
-from test_prediction import TINY, read, workload_of
+from test_prediction import TINY, read, without_search, workload_of  # noqa: F401 (a fixture)
 from traces import answers_in
 
 import tiny_llama_v1 as tiny_llama
 from analysis.hardware.datasheets import DATASHEETS
-from analysis.memory.predicted import predicted_memory
+from analysis.memory.predicted import peak_bytes, predicted_memory
 from analysis.prediction.capacity import CONTEXT, RESERVES, capacity_elsewhere, capacity_of
 from analysis.prediction.document import Prediction, memory_prediction
 from analysis.prediction.text import prediction_lines, what_fits
+from harness.base.units import MB
 from harness.machine import host_limits
 from harness.machine.devices import memory_of_a_rank
 from harness.machine.environment import Device
 from harness.ranks.failures import explain_error
 
 # --- what there is ---
+
+
+ONE_LAYER = replace(TINY, n_layers=1)
 
 
 class Gpu:
@@ -118,7 +123,7 @@ def test_without_proc_only_this_process_is_counted(tmp_path, monkeypatch):
     assert 2**20 < in_use < total
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("without_search")
 def test_a_fit_that_may_be_spoiled_is_told():
     memory = CONTEXT.least + RESERVES["cuda"].least + 144 * 2**20
     document = memory_prediction(
@@ -181,10 +186,11 @@ def test_out_of_memory_names_the_memory_of_the_device_that_ran_out(monkeypatch, 
     assert ("the machine has" in line) == ("the machine has" in words)
 
 
+@pytest.mark.usefixtures("without_search")
 def test_what_fits_by_prediction_is_not_told_to_be_too_large():
     """'a step needs 56,445 MB, cuda has 65,536 MB; lower --size' helps nobody."""
     document = memory_prediction(
-        workload_of(TINY), torch.device("cpu"), capacity_elsewhere(64 * 2**30)
+        workload_of(ONE_LAYER), torch.device("cpu"), capacity_elsewhere(64 * 2**30)
     ).as_json()
     assert "other processes took the rest" in what_fits(answers_in(document, Prediction))
     assert "--size" not in what_fits(answers_in(document, Prediction))
@@ -194,7 +200,7 @@ def test_what_others_leave_no_room_for_is_not_told_to_be_too_large(monkeypatch):
     monkeypatch.setattr(
         "analysis.prediction.capacity.memory_of_a_rank", lambda device: (64 * 2**30, 64 * 2**30)
     )
-    line = what_fits(memory_prediction(workload_of(TINY), torch.device("cpu")))
+    line = what_fits(memory_prediction(workload_of(ONE_LAYER), torch.device("cpu")))
     assert (
         "has 0 MB for it (65,536 MB are in use); it would fit without other processes: stop"
         " those, or" in line
@@ -203,24 +209,25 @@ def test_what_others_leave_no_room_for_is_not_told_to_be_too_large(monkeypatch):
 
 @pytest.mark.slow
 def test_a_size_that_cannot_fit_is_refused_with_what_would(train, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "analysis.prediction.preflight.memory_of_a_rank", lambda device: (80 * 2**20, 0)
-    )
-    memory = 80 * 2**20 + RESERVES["cpu"].least
+    model = ("--n-layers", "1")
+    needed = peak_bytes(workload_of(ONE_LAYER), False)
+    size = needed * 2 // 3
+    monkeypatch.setattr("analysis.prediction.preflight.memory_of_a_rank", lambda device: (size, 0))
+    memory = size + RESERVES["cpu"].least
     monkeypatch.setattr("analysis.prediction.capacity.memory_of_a_rank", lambda device: (memory, 0))
-    code, out, err = train("--output-dir", "run", small=False)
+    code, out, err = train(*model, "--output-dir", "run", small=False)
     assert (code, err.count("\n")) == (1, 1)
     assert "Step 1/" not in out
     batch = int(
         re.search(r"lower to --batch-size (\d+) or --seq-len \d+; --force trains anyway", err)[1]
     )
-    assert "a step needs 136 MB (activations 95," in err
+    assert f"a step needs {needed / MB:.0f} MB (activations " in err
     assert read(tmp_path / "run" / "performance_summary.json")["status"] == "failed"
-    assert train("--batch-size", str(batch), small=False)[0] == 0
-    assert train("--force", small=False)[0] == 0
+    assert train(*model, "--batch-size", str(batch), small=False)[0] == 0
+    assert train(*model, "--force", small=False)[0] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("without_search")
 def test_running_out_of_memory_is_told_with_the_prediction(train, tmp_path, monkeypatch):
     def fails(*arguments):
         raise torch.OutOfMemoryError(
@@ -228,10 +235,11 @@ def test_running_out_of_memory_is_told_with_the_prediction(train, tmp_path, monk
         )
 
     monkeypatch.setattr(tiny_llama.StepMeter, "add_loss", fails)
-    code, _, err = train("--output-dir", "run", small=False)
+    code, _, err = train("--n-layers", "1", "--output-dir", "run", small=False)
     assert (code, err.count("\n")) == (1, 1)
     assert "Tried to allocate 2.00 GiB" in err
-    assert "predicted: a step needs 136 MB" in err
+    needed = peak_bytes(workload_of(ONE_LAYER), False)
+    assert f"predicted: a step needs {needed / MB:.0f} MB" in err
     assert "other processes took the rest" in err
     summary = read(tmp_path / "run" / "performance_summary.json")
     assert summary["status"] == "failed"

@@ -294,14 +294,17 @@ def unseen(monkeypatch):
 
 @pytest.mark.slow
 def test_auto_trains_on_the_cpu_with_a_warning(train, unseen, tmp_path):
-    code, out, _ = train("--output-dir", "run")
+    code, out, _ = train("--n-layers", "1", "--output-dir", "run")
     assert code == 0
     assert "Using device: cpu" in out
     assert "Warning: this machine has a GPU, but: the cause\n" in out
     assert (
         '"this machine has a GPU, but: the cause"' in (tmp_path / "run" / "config.json").read_text()
     )
-    assert "Warning: this machine has a GPU, but: the cause" in train("--dry-run")[1]
+    assert (
+        "Warning: this machine has a GPU, but: the cause"
+        in train("--n-layers", "1", "--dry-run")[1]
+    )
 
 
 def test_cuda_and_validate_setup_end_with_the_cause(train, unseen):
@@ -458,7 +461,7 @@ def test_tasks_of_node(variables, count):
 
 
 IN_RANK_0 = """
-import gc, torch
+import gc, runpy, sys, torch
 import analysis.commands.run_explanations
 analysis.commands.run_explanations.SHARED_FOLDER_WAIT_S = 0.5
 destroy = torch.distributed.destroy_process_group
@@ -467,6 +470,8 @@ def checked():  # see process_group()
     assert "DistributedDataParallel" not in alive, "outlives its group"
     destroy()
 torch.distributed.destroy_process_group = checked
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
@@ -483,7 +488,7 @@ def test_two_processes_with_slurm_variables_train_together(tmp_path):
         "--profile-dir",
         "p",
     ]
-    command = [sys.executable, str(PROJECT / "tiny_llama_v1.py"), *flags, "--validate-setup"]
+    command = [str(PROJECT / "tiny_llama_v1.py"), *flags, "--validate-setup"]
     step = STEP | {
         "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_STEP_TASKS_PER_NODE": "2",
@@ -494,10 +499,11 @@ def test_two_processes_with_slurm_variables_train_together(tmp_path):
     for rank in (0, 1):
         folder = tmp_path / str(rank)
         folder.mkdir()
-        (folder / "sitecustomize.py").write_text(IN_RANK_0)
+        (folder / "checked.py").write_text(IN_RANK_0)
         variables = step | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
-        path = f"{folder}:{PROJECT}" if rank == 0 else str(PROJECT)
-        processes.append(start(*command, cwd=folder, env=variables | {"PYTHONPATH": path}))
+        program = command if rank else ["checked.py", *command]
+        variables |= {"PYTHONPATH": str(PROJECT)}
+        processes.append(start(sys.executable, *program, cwd=folder, env=variables))
     results = [finish(process) for process in processes]
     assert [code for code, _ in results] == [0, 0], results
     out = results[0][1]

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 from conforming import mismatches
-from helpers import PROJECT, documents, run_command, unregistered
+from helpers import PROJECT, SMALL_MODEL, documents, run_command, unregistered
 from typing_extensions import NotRequired
 
 import run_deepspeed_flops
@@ -25,20 +25,17 @@ from tools.texts.file_reference import document_types
 def run_folders(tmp_path_factory):
     """A run with every profiler, a prediction, and the limits of a run."""
     folder = tmp_path_factory.mktemp("runs")
-    small = (
-        "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --seq-len 16 --batch-size 4"
-    ).split()
+    small = [*SMALL_MODEL, "--n-layers", "1"]
     argv = sys.argv
     try:
-        flags = [*small, "--num-steps", "9", "--include-memory", "--peak", "1"]
-        assert (
-            run_command(run_pytorch_profiler, *flags, "--profile-dir", str(folder / "profiled"))
-            == 0
-        )
+        flags = [*small, "--num-steps", "4", "--warmup-steps", "1", "--profile-steps", "2"]
+        flags += ["--include-memory", "--peak", "1"]
+        flags += ["--no-generate-report", "--profile-dir", str(folder / "profiled")]
+        assert run_command(run_pytorch_profiler, *flags) == 0
         flags = [
             *small,
             "--num-steps",
-            "8",
+            "4",
             "--peak",
             "1",
             "--computational-intensity",

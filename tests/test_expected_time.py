@@ -575,7 +575,7 @@ STORED = {
 # Small ones: an expected time on cards of each kind, and one that is not known.
 CHEAP = ["2 x 128", "64 x 128", "8 x 512"]
 EXPECTED = [f"BERT layer of 1024, {size}, MI250X GCD" for size in CHEAP]
-LARGER = ["GPT-2 760M, 1 x MI300X, eager, batch 4", "GPT-2 124M, 8 x A100"]
+LARGER = ["Llama 3 70B of 4 layers, 8 x MI300X, compiled, 2024"]
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,8 @@ RENAMED: dict[str, str] = {
 
 # Measures the peaks of this machine, which takes seconds and enters no figure compared here.
 PEAK_MEASUREMENT = "analysis.hardware.cache.measured"
+# Draws what memory was held when.
+PICTURE = "analysis.report.figures.pictures.picture"
 
 # All of its dimensions differ, and so do samples and tokens, lest a formula be right by accident.
 SMALL_MODEL = "--vocab-size 100 --hidden-dim 32 --n-layers 3 --n-heads 4 --intermediate-dim 80"
@@ -68,9 +70,7 @@ VARIANTS = {
     "foreach optimizer": "--optimizer-impl foreach",
     "fused optimizer": "--optimizer-impl fused",
 }
-PREDICTED_VARIANTS = ("fp32", "bf16 sdpa checkpointing")
 COUNTED_VARIANTS = ("fp32", "accumulation", "bf16 sdpa checkpointing")
-SIZES = ("tiny", "very_large")
 
 
 def run(program: str, flags: str, folder: Path) -> None:
@@ -84,6 +84,7 @@ def run(program: str, flags: str, folder: Path) -> None:
         with (
             mock.patch.object(sys, "argv", command),
             mock.patch(PEAK_MEASUREMENT, return_value=None),
+            mock.patch(PICTURE, return_value=None),
         ):
             exit_code = module.main()
     except SystemExit as stop:
@@ -336,8 +337,8 @@ def trace(name: str, folder: Path) -> dict:
 KINDS: dict[str, tuple[Callable[[str, Path], dict], dict[str, str]]] = {
     "predictions": (
         prediction,
-        {f"default {name}": VARIANTS[name] for name in PREDICTED_VARIANTS}
-        | {f"size {size}": f"--size {size}" for size in SIZES}
+        {"default fp32": "", "two layers": f"--n-layers 2 {VARIANTS['bf16 sdpa checkpointing']}"}
+        | {"one layer of very_large": "--size very_large --n-layers 1"}
         | {"one layer, compiled": f"{SMALL} --n-layers 1 --compile --device-memory 1.1"},
     ),
     "losses": (
@@ -357,11 +358,13 @@ KINDS: dict[str, tuple[Callable[[str, Path], dict], dict[str, str]]] = {
     "attention_benchmark": (
         attention_benchmark,
         {
-            "fp32": "--dtypes fp32",
-            "bf16 causal": "--dtypes bf16 --causal --implementations eager sdpa",
+            "fp32": "--dtypes fp32 --d-heads 16 --seq-lens 256 1024",
+            "bf16 causal": (
+                "--dtypes bf16 --causal --implementations eager sdpa --d-heads 64 --seq-lens 4096"
+            ),
         },
     ),
-    "training_benchmark": (training_benchmark, {"fp32": "--sizes tiny small gpt2-small"}),
+    "training_benchmark": (training_benchmark, {"fp32": "--sizes tiny small"}),
     "memory_study": (
         memory_study,
         {"small model": f"{SMALL_MODEL} --batch-sizes 4 --seq-lens 8 16 24"},

@@ -11,6 +11,7 @@ import torch
 from helpers import PROJECT, finish, start
 
 from analysis.hardware.achievable import interval_of
+from analysis.prediction.search import LargestSizes
 from benchmarks import measured_steps
 from benchmarks.measured_steps import beside
 from harness.base.documents import read_document
@@ -29,7 +30,15 @@ run_command(m.main)
 """
 
 
+@pytest.fixture
+def without_search(monkeypatch):
+    """Predictions without the largest sizes that would fit, which no row has."""
+    name = "analysis.prediction.document.largest_sizes"
+    monkeypatch.setattr(name, lambda *arguments: LargestSizes(7, 77))
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_search")
 def test_a_step_is_measured_and_predicted_again_on_another_machine(command, scratch):
     path = os.pathsep.join([str(PROJECT), str(PROJECT / "tests/pretend_gpu")])
     card = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PRETEND_GPU": "h100"}
@@ -60,6 +69,7 @@ def test_without_a_gpu_one_line_says_what_would_do(command, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_search")
 def test_what_an_h100_took_is_as_expected():
     """The docs say so of the stored rows."""
     path = PROJECT / "benchmarks" / "results" / "nvidia-h100-80gb-hbm3" / "measured_steps.json"

@@ -20,6 +20,7 @@ from analysis.prediction.communication import communication
 from analysis.prediction.document import Prediction
 from analysis.prediction.network import Network, links_inside_node
 from analysis.prediction.search import (
+    LargestSizes,
     Room,
     changes_that_fit,
     first_world_size,
@@ -42,7 +43,6 @@ COPIES = "--parallel ddp --reduce-precision bf16 --bucket-mb 0.02"
 BYTES_OF_COPY = 10_000  # at most
 MODES = (
     "--parallel ddp",
-    "--parallel ddp --gradient-accumulation-steps 2",
     COPIES,
     "--parallel ddp --no-gradient-as-bucket-view",
     "--parallel zero1 --no-gradient-as-bucket-view --gradient-accumulation-steps 2",
@@ -54,7 +54,6 @@ MODES = (
     "--parallel fsdp --activation-checkpointing --gradient-accumulation-steps 2",
 )
 CAST = (  # parameters are in bf16, or computed with in it
-    "--parallel fsdp --param-precision bf16",
     "--parallel fsdp --param-precision bf16 --attention sdpa --activation-checkpointing op",
     (
         "--parallel fsdp --param-precision bf16 --reduce-precision bf16 --fsdp-wrap sublayer"
@@ -83,6 +82,9 @@ def predicted(flags: str, world_size: int):
     return resolved(f"{flags} --dry-run --world-size {world_size}")
 
 
+ONE = "--n-layers 1 --parallel"  # for what does not depend on the number of layers
+
+
 def on_ranks(world_size: int, modes) -> dict[str, dict]:
     """What tests/train_on_ranks.py measured, by flags."""
     every = [
@@ -107,7 +109,7 @@ def on_one_rank(steps: int, flags: str = "") -> tuple[list[float], list[float]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("world_size", "modes"), [(2, MODES + CAST + CLIPPED), (4, FEW + CAST[1::2])]
+    ("world_size", "modes"), [(2, MODES + CAST + CLIPPED), (4, FEW + CAST[::2])]
 )
 def test_every_mode_trains_alike_and_as_predicted(world_size, modes):
     """Over the same global batch: losses and norms of gradients as of one rank, within the rounding
@@ -256,8 +258,10 @@ def test_flags_without_sense_are_refused(train, tmp_path, flags, words):
     assert not list(tmp_path.iterdir())
 
 
+# With torch in it, it starts warm: tests/warm_python.
 BY_RANK = """
 import os, sys
+import torch
 sys.path.insert(0, {project!r})
 value = {values!r}[int(os.environ["RANK"])]
 sys.argv = ["tiny_llama_v1.py", *{flags!r}, "--batch-size", value, "--output-dir", "run"]
@@ -312,36 +316,28 @@ def test_shards_become_smaller_with_more_ranks():
             "bytes_by_category"
         ]
 
-    parameters = 4 * resolved("").parameter_count()
-    for ranks in (2, 8):
-        ddp, zero1, fsdp = (peak(f"--parallel {mode}", ranks) for mode in ("ddp", "zero1", "fsdp"))
-        assert ddp["parameters"] == ddp["gradients"] == zero1["parameters"] == parameters
-        assert (
-            ddp["optimizer"]
-            > 2 * parameters
-            > zero1["optimizer"]
-            > fsdp["optimizer"]
-            > 2 * parameters / ranks
-        )
+    parameters = 4 * resolved("--n-layers 1").parameter_count()
+    for ranks, modes in ((2, ["fsdp"]), (8, ["fsdp", "ddp", "zero1"])):
+        fsdp, *others = (peak(f"{ONE} {mode}", ranks) for mode in modes)
+        assert fsdp["optimizer"] > 2 * parameters / ranks
         assert fsdp["parameters"] == parameters / ranks
-    assert (
-        predicted_memory(predicted("--parallel fsdp", 64), False).collectives.calls[
-            "reduce_scatter"
-        ]
-        == 3
-    )
+    ddp, zero1 = others
+    assert ddp["parameters"] == ddp["gradients"] == zero1["parameters"] == parameters
+    assert ddp["optimizer"] > 2 * parameters > zero1["optimizer"] > fsdp["optimizer"]
+    collectives = predicted_memory(predicted("--parallel fsdp", 64), False).collectives
+    assert collectives.calls["reduce_scatter"] == 3
 
 
 @pytest.mark.slow
 def test_bytes_by_the_book():
     """2 (W-1)/W P for a data parallel step, and 3 (W-1)/W P for a fully sharded one: one less where
     PyTorch keeps what it gathered of the whole model."""
-    parameters = 4 * resolved("").parameter_count()
+    parameters = 4 * resolved("--n-layers 1").parameter_count()
     sharded = 3 if reshards_models() else 2
     for world_size in (2, 16):
         share = (world_size - 1) / world_size
-        for mode, passes in (("--parallel ddp", 2), ("--parallel fsdp --fsdp-wrap model", sharded)):
-            tracker = predicted_memory(predicted(mode, world_size), False)
+        for mode, passes in (("ddp", 2), ("fsdp --fsdp-wrap model", sharded)):
+            tracker = predicted_memory(predicted(f"{ONE} {mode}", world_size), False)
             sent = sent_bytes(tracker.document()["collectives"], world_size)
             assert sent == pytest.approx(passes * share * parameters + 8 * share), (
                 mode
@@ -371,7 +367,7 @@ def test_where_communication_bounds_the_step():
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["zero1", "fsdp"])
 def test_the_fewest_ranks_that_fit(mode):
-    workload = predicted(f"--parallel {mode} --batch-size 1", 2)
+    workload = predicted(f"{ONE} {mode} --batch-size 1", 2)
 
     def peak(ranks: int) -> int:
         return int(
@@ -387,9 +383,11 @@ def test_the_fewest_ranks_that_fit(mode):
 
 
 @pytest.mark.slow
-def test_a_dry_run_for_ranks_that_do_not_exist(train, tmp_path):
+def test_a_dry_run_for_ranks_that_do_not_exist(train, tmp_path, monkeypatch):
+    name = "analysis.prediction.document.largest_sizes"  # of which nothing is looked at
+    monkeypatch.setattr(name, lambda *arguments: LargestSizes(7, 77))
     flags = (
-        "--dry-run --world-size 16 --parallel fsdp --target-device MI300X --network 100"
+        f"--dry-run --world-size 16 {ONE} fsdp --target-device MI300X --network 100"
         " --output-dir run --verbose"
     )
     code, out, _ = train(*flags.split())
@@ -412,12 +410,12 @@ def test_a_dry_run_for_ranks_that_do_not_exist(train, tmp_path):
     )
     hidden, apart = found["overlapped_ms"], found["not_overlapped_ms"]
     assert f"at least {hidden:.2f} ms if communication is hidden, {apart:.2f} ms if not" in out
-    assert re.search(r"^reduce_scatter +16 +3 ", out, re.M)
+    assert re.search(r"^reduce_scatter +16 +2 ", out, re.M)
 
 
 @pytest.mark.slow
 def test_what_would_fit_is_told():
-    workload = predicted("--parallel fsdp --batch-size 8", 2)
+    workload = predicted(f"{ONE} fsdp --batch-size 8", 2)
     peak = int(predicted_memory(workload, False).live_bytes_at_allocations().max())
     rows = what_would_fit(workload, Room(False, peak - 50_000))
     assert [row.flags for row in rows] == [
@@ -432,7 +430,7 @@ def test_what_would_fit_is_told():
 
 @pytest.mark.slow
 def test_all_remedies_on_more_ranks_are_told_where_neither_is_enough():
-    workload = predicted("--parallel fsdp --batch-size 4", 2)
+    workload = predicted(f"{ONE} fsdp --batch-size 4", 2)
     together = workload.with_settings(
         activation_checkpointing=True, attention="sdpa", precision="bf16"
     )
@@ -466,7 +464,7 @@ def test_a_step_of_a_thousand_ranks_is_predicted_without_them():
         "--size very_large --dry-run --world-size 1024 --parallel fsdp --activation-checkpointing"
     ).split()
     workload, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(args))
-    workload = replace(workload, config=replace(workload.config, n_layers=2))
+    workload = replace(workload, config=replace(workload.config, n_layers=1))
     memory = predicted_memory(workload, True)
     document = memory.document()
     parameters = document["peak"]["bytes_by_category"]["parameters"]
@@ -478,9 +476,7 @@ def test_a_step_of_a_thousand_ranks_is_predicted_without_them():
 @pytest.mark.slow
 def test_what_is_sent_has_the_type_of_what_is_gathered_and_reduced():
     def sent(flags: str) -> dict[str, int]:
-        rows = predicted_memory(predicted(f"--parallel {flags}", 4), False).document()[
-            "collectives"
-        ]
+        rows = predicted_memory(predicted(f"{ONE} {flags}", 4), False).document()["collectives"]
         return {
             row["kind"]: row["bytes"]
             for row in rows
@@ -493,7 +489,7 @@ def test_what_is_sent_has_the_type_of_what_is_gathered_and_reduced():
     gathered, reduced = whole["all_gather"], whole["reduce_scatter"]
     assert cast == {"all_gather": gathered // 2, "reduce_scatter": reduced}
     assert true == {"all_gather": gathered // 2, "reduce_scatter": reduced // 2}
-    parameters = resolved("").parameter_count()
+    parameters = resolved("--n-layers 1").parameter_count()
     assert [sent(f"ddp {flags}")["all_reduce"] - 4 for flags in ("", "--precision bf16-true")] == [
         4 * parameters,
         2 * parameters,

@@ -49,7 +49,6 @@ TABLE = read_document(PROJECT / "benchmarks" / "results" / "published_steps.json
 SMALL = (
     "BERT layer of 1024, 2 x 128, MI250X GCD",
     "GPT 6 layers of 384, batch 32, MI350X",
-    "GPT-2 760M, 1 x MI300X, eager, batch 4",
     "16 layers of 1024, 2 x MI300A, fp32",
     "Tiny LLaMA 8 x 512, MI325X, fp32 eager",
     "GPT-2 124M, 8 x A100",

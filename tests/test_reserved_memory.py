@@ -12,6 +12,7 @@ from analysis.memory.allocator import CachingAllocator, reserved_bytes
 from analysis.memory.predicted import predicted_memory
 from analysis.prediction.capacity import capacity_elsewhere
 from analysis.prediction.document import Prediction, memory_prediction
+from analysis.prediction.search import LargestSizes
 from analysis.prediction.text import fit_facts, how_to_fit
 from harness.base.units import MB
 from harness.instruments.memory_timeline import Allocation, Phase, StepMemory
@@ -116,7 +117,9 @@ def test_a_replay_knows_the_first_step_and_the_streams():
     assert reserved_bytes(step_of(parameters, activation), [32 * MB, 32 * MB]) == 134 * MB
 
 
-SMALL = "--hidden-dim 256 --n-layers 3 --batch-size 4 --seq-len 256 --vocab-size 4000"
+SMALL = "--hidden-dim 256 --n-layers 1 --batch-size 4 --seq-len 256 --vocab-size 4000"
+# Of what is not looked at, the largest sizes that fit.
+NO_SEARCH = ("analysis.prediction.document.largest_sizes", lambda *arguments: LargestSizes(7, 77))
 
 
 def resolved(flags: str):
@@ -140,10 +143,12 @@ def test_fsdp_reserves_for_each_of_its_streams():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("short_mb", [-1, 1])
-def test_what_fits_is_judged_by_what_is_reserved(short_mb):
+def test_what_fits_is_judged_by_what_is_reserved(short_mb, monkeypatch):
     """A device that has 1 MB more than is reserved, or 1 MB less: more than is live either way."""
     workload = resolved(f"--dry-run {SMALL}")
-    before = memory_prediction(workload, torch.device("cpu"), capacity_elsewhere(2**40))
+    with monkeypatch.context() as patched:
+        patched.setattr(*NO_SEARCH)
+        before = memory_prediction(workload, torch.device("cpu"), capacity_elsewhere(2**40))
     reserved, live = before.reserved_memory_mb, before.peak_memory_mb
     assert live < reserved
     overhead = before.in_use_mb + before.reserve_mb
@@ -159,7 +164,8 @@ def test_what_fits_is_judged_by_what_is_reserved(short_mb):
 
 
 @pytest.mark.slow
-def test_a_cpu_reserves_nothing():
+def test_a_cpu_reserves_nothing(monkeypatch):
+    monkeypatch.setattr(*NO_SEARCH)
     document = memory_prediction(resolved(f"--dry-run {SMALL}"), torch.device("cpu")).as_json()
     assert document["reserved_memory_mb"] is None
     assert "no caching allocator" in document["reserved_memory_mb_reason"]

@@ -11,6 +11,7 @@ from helpers import run_command
 import run_study
 from analysis.prediction.capacity import CONTEXT, RESERVES
 from analysis.prediction.document import predict
+from analysis.prediction.search import LargestSizes
 from analysis.work.fake_step import fake_forward
 from harness.base.errors import UserError, out_of_memory
 from harness.base.ranges import trace_range
@@ -241,9 +242,12 @@ def test_a_row_is_skipped_by_the_rule_of_a_dry_run(scratch, monkeypatch):
     monkeypatch.setattr(
         "analysis.prediction.capacity.memory_of_a_rank", lambda device: (memory + 2**20, 6 * 2**20)
     )
-    assert bench("--sizes", "tiny", "--device", "cpu", "--dry-run", "--output-dir", "run") == 0
+    flags = "--sizes tiny --modes train --device cpu --dry-run --output-dir run".split()
+    assert bench(*flags) == 0
     (train,) = (row for row in rows_in(scratch / "run") if row["mode"] == "train")
     assert train["reason"].startswith("would not fit: 135.8 MB predicted, 135.0 MB available")
+    name = "analysis.prediction.document.largest_sizes"
+    monkeypatch.setattr(name, lambda *arguments: LargestSizes(1, 1))
     prediction = predict(workload_of(size="tiny", device="cpu"), torch.device("cpu"))
     assert prediction.fits is False and prediction.margin_mb == pytest.approx(
         135 - 135.757, abs=1e-3

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from analysis.memory.predicted import predicted_memory
 from analysis.prediction.capacity import workspaces_by_default
 from analysis.prediction.expected_time import Setting, bound_of, expected_parts, setting_of
 from analysis.prediction.operators import Operator, OperatorLog, operators_of
-from analysis.work.fake_step import GpuMemoryTracker, fake_step
+from analysis.prediction.watched_step import watch_step
 from harness import PROJECT
 from harness.base.documents import read_document
 from harness.base.tables import COLUMNS
@@ -39,7 +38,7 @@ from studies.attention_parts.implementations import AttentionCall, AttentionInpu
 from studies.attention_parts.prediction import predicted_tensors
 from studies.engine.command_line import workload_of
 from studies.training import predicted_pass
-from tools.texts.numbers import table, text_block
+from tools.texts.numbers import rows_of, table, text_block
 from workshop.exercise.page import exercises, fields
 from workshop.exercise.results import RESULTS, Answer, machine, stored_file
 
@@ -136,34 +135,18 @@ def seen(number: int, *ids: str, on_gpu: bool = False) -> str:
 # ---- Computed: training steps --------------------------------------------------------------------
 
 
-class BothWatchers(AbstractContextManager):
-    """Watches the memory and the operators of one step."""
-
-    def __init__(self, *model: object):
-        self.memory, self.operators = GpuMemoryTracker(*model), OperatorLog(fused=False)
-
-    def __enter__(self) -> BothWatchers:
-        self.memory.__enter__()
-        self.operators.__enter__()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.operators.__exit__(*exception)
-        self.memory.__exit__(*exception)
-
-
 @cache
 def watched_step(workload: Workload) -> tuple[StepMemory, list[Operator]]:
-    """predicted_memory() and operators_of() of a step that is not compiled, of one run on fake
-    tensors: steps of large models take seconds."""
-    watchers = fake_step(workload, True, BothWatchers, ranks=True)
-    return watchers.memory.timeline, watchers.operators.operators
+    """predicted_memory() and operators_of(), of one run on fake tensors where that is enough: steps
+    of large models take seconds."""
+    watch_step(workload, on_gpu=True)
+    return predicted_memory(workload, True), operators_of(workload, True)
 
 
 @cache
 def operators(flags: str) -> list[Operator]:
     workload = workload_of(flags.split())
-    if workload.compiled or workload.micro_steps > 1:  # these are not those of one whole run
+    if workload.compiled or workload.micro_steps > 1:  # the memory would be that of another run
         return operators_of(workload, on_gpu=True)
     return watched_step(workload)[1]
 
@@ -261,20 +244,24 @@ def forward_passes(*rows: str) -> str:
 
 def snapshot_peaks(size: str, *lengths: int) -> str:
     """The peaks that `--memory-snapshot` is to show, predicted, with the batch size of the size."""
-    lines = []
-    for seq_len in lengths:
+
+    def row(seq_len: int) -> list[str]:
         workload = workload_of(size=size, seq_len=seq_len)
-        whole_step, _ = watched_step(workload)
-        peaks = [
-            predicted_pass(workload, "forward", True),
-            whole_step.live_bytes_at_allocations().max(),
-        ]
-        lines.append([f"{seq_len}", *(f"{peak / MB:,.0f}" for peak in peaks)])
+        of_forward = predicted_pass(workload, "forward", True) / MB
+        return [f"{seq_len}", f"{of_forward:,.0f}", whole_step_mb(workload)]
+
     about = (
-        f"`{size}`, batch {workload.batch_size}, fp32: predicted, without what the matmul libraries"
-        " take."
+        f"`{size}`, batch {workload_of(size=size).batch_size}, fp32: predicted, without what the"
+        " matmul libraries take."
     )
-    return above(about, table(["tokens", "forward pass only, MB", "whole step, MB"], lines, left=0))
+    titles = ["tokens", "forward pass only, MB", "whole step, MB"]
+    return above(about, table(titles, rows_of(row, lengths), left=0))
+
+
+def whole_step_mb(workload: Workload) -> str:
+    """Its predicted peak."""
+    memory, _ = watched_step(workload)
+    return f"{memory.live_bytes_at_allocations().max() / MB:,.0f}"
 
 
 # ---- Computed: attention and matmuls -------------------------------------------------------------

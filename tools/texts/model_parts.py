@@ -14,13 +14,14 @@ from dataclasses import replace
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
 from analysis.hardware.roofs import ridge_of_row
 from analysis.memory.predicted import persistent_bytes, predicted_memory
+from analysis.prediction.watched_step import watch_step
 from analysis.work.bytes_moved import WorkCounter, step_work
 from analysis.work.fake_step import fake_forward, fake_step
 from harness.base.text import flag_of, significant
 from harness.base.units import MB
 from harness.instruments.memory_tracker import MemoryTracker
 from studies.engine.command_line import workload_of
-from tools.texts.numbers import DEFAULT, table
+from tools.texts.numbers import DEFAULT, rows_of, table
 
 SIZES = ("tiny", "small", "medium", "large", "very_large")
 FASTEST = ("AMD Instinct MI300X", "NVIDIA H100 80GB HBM3")
@@ -96,39 +97,40 @@ def layer_parts() -> str:
 def fused_loss_memory() -> str:
     """The predicted peak of the default model with other vocabularies,
     with and without --fused-loss."""
-    rows = []
-    for vocab_size in (1000, 32_000, 128_000):
+
+    def row(vocab_size: int) -> list[str]:
         workload = workload_of(vocab_size=vocab_size)
         logits = 4 * workload.batch_size * workload.seq_len * vocab_size
         both = [workload.with_settings(fused_loss=fused) for fused in (False, True)]
         peaks = [predicted_memory(one, False).live_bytes_at_allocations().max() for one in both]
-        rows.append([f"{vocab_size:,}", *(f"{size / MB:,.0f}" for size in (logits, *peaks))])
-    return table(
-        ["vocabulary", "all logits, MB", "peak of a step, MB", "with `--fused-loss`, MB"], rows
-    )
+        return [f"{vocab_size:,}", *(f"{size / MB:,.0f}" for size in (logits, *peaks))]
+
+    titles = ["vocabulary", "all logits, MB", "peak of a step, MB", "with `--fused-loss`, MB"]
+    return table(titles, rows_of(row, (1000, 32_000, 128_000)))
 
 
 def kernel_costs() -> str:
     """Operators, bytes and memory of a step on a GPU with each kind of norm
     and SwiGLU, as predicted."""
-    rows = []
-    for settings in ({}, {"fused_norm": True}, {"kernels": "triton"}):
+
+    def row(settings: dict[str, bool | str]) -> list[str]:
         workload = workload_of(["--size", "small", "--precision", "bf16"]).with_settings(**settings)
+        watch_step(workload, on_gpu=True)  # of one run, both that follow
         work, memory = step_work(workload, on_gpu=True).table(), predicted_memory(workload, True)
         kept = sum(map(sum, workload.formulas.kept_for_backward(True).values()))
         sizes = (work["bytes"].sum(), kept, memory.live_bytes_at_allocations().max())
         flags = [f"`{flag_of(*setting)}`" for setting in settings.items()] or ["none"]
-        rows.append([*flags, f"{work['calls'].sum():,}", *(f"{size / MB:,.0f}" for size in sizes)])
-    return table(
-        [
-            "flags",
-            "operators of a step",
-            "bytes they move, MB",
-            "kept for backward, MB",
-            "peak, MB",
-        ],
-        rows,
-    )
+        return [*flags, f"{work['calls'].sum():,}", *(f"{size / MB:,.0f}" for size in sizes)]
+
+    titles = [
+        "flags",
+        "operators of a step",
+        "bytes they move, MB",
+        "kept for backward, MB",
+        "peak, MB",
+    ]
+    rows = rows_of(row, ({}, {"fused_norm": True}))
+    return table(titles, rows + rows_of(row, ({"kernels": "triton"},)))
 
 
 def ridge_point(device: Datasheet, precision: str) -> float:
@@ -211,19 +213,19 @@ def training_and_inference() -> str:
 
 def memory_grid(shapes: Sequence[tuple[int, int]]) -> str:
     """Predicted peaks of the default model at (batch size, tokens)."""
-    rows = []
-    for batch_size, seq_len in shapes:
+
+    def row(shape: tuple[int, int]) -> list[str]:
+        batch_size, seq_len = shape
         memory = predicted_memory(
             DEFAULT.with_settings(batch_size=batch_size, seq_len=seq_len), False
         ).document()
         peak, parts = memory["peak_bytes"], memory["peak"]["bytes_by_category"]
         per_token = peak / batch_size / seq_len / 1024
         shares = [f"{parts[name] / peak:.0%}" for name in ("activations", "temporaries")]
-        rows.append(
-            [f"{batch_size}", f"{seq_len}", f"{peak / MB:,.1f}", f"{per_token:,.1f}", *shares]
-        )
+        return [f"{batch_size}", f"{seq_len}", f"{peak / MB:,.1f}", f"{per_token:,.1f}", *shares]
+
     titles = ["batch", "tokens", "peak, MB", "peak per token, KB", "activations", "temporaries"]
-    return table(titles, rows, left=0)
+    return table(titles, rows_of(row, shapes), left=0)
 
 
 def growth_with_size() -> str:

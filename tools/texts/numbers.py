@@ -11,10 +11,11 @@ import functools
 import operator
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields as fields_of
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from analysis.answers import answers
 from analysis.attribution.components import IDLE
@@ -25,6 +26,7 @@ from analysis.memory.tables import place_of_peak
 from analysis.prediction.capacity import capacity_elsewhere
 from analysis.prediction.expected_time import expected_step_time
 from analysis.prediction.time_bounds import time_bounds
+from analysis.prediction.watched_step import watch_step
 from analysis.trace.tables import read_trace
 from analysis.work.bytes_moved import step_work
 from analysis.work.flop_counts import flops_of_step
@@ -60,6 +62,7 @@ from workshop.exercise.results import (
 )
 from workshop.exercise.shell_blocks import duration
 
+T = TypeVar("T")
 DEFAULT = TinyLlamaWorkload(TinyLlamaConfig(), TrainingConfig())
 MULTI_HEAD = replace(
     DEFAULT, config=replace(DEFAULT.config, n_kv_heads=DEFAULT.config.n_heads)
@@ -74,6 +77,12 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -
         Column(title, operator.itemgetter(i), left=i < left) for i, title in enumerate(titles)
     ]
     return "\n".join(markdown_table(columns, rows))
+
+
+def rows_of(row: Callable[[T], list[str]], keys: Sequence[T]) -> list[list[str]]:
+    """The rows of a table of which each takes a step on fake tensors or several.  A test of a whole
+    page replaces this: it computes the last row of each such table."""
+    return [row(key) for key in keys]
 
 
 def text_block(lines: Sequence[str]) -> str:
@@ -207,44 +216,42 @@ CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporarie
 
 def memory_peak() -> str:
     """The predicted peak of a step on a CPU, by category."""
-    rows = []
-    for name in ("tiny", "small", "medium"):
+
+    def row(name: str) -> list[str]:
         workload = workload_of(size=name)
         memory = predicted_memory(workload, on_gpu=False).document()
         peak, parts = memory["peak_bytes"], memory["peak"]["bytes_by_category"]
         cells = [
             f"{size / MB:,.1f}" for size in (*(parts[category] for category in CATEGORIES), peak)
         ]
-        rows.append(
-            [name, *cells, f"{peak / (4 * workload.parameter_count()):.1f}x", place_of_peak(memory)]
-        )
+        of_weights = f"{peak / (4 * workload.parameter_count()):.1f}x"
+        return [name, *cells, of_weights, place_of_peak(memory)]
+
     titles = [f"{category}, MB" for category in CATEGORIES]
-    return table(["size", *titles, "peak, MB", "peak / weights", "where"], rows)
+    titles = ["size", *titles, "peak, MB", "peak / weights", "where"]
+    return table(titles, rows_of(row, ("tiny", "small", "medium")))
 
 
 def modes() -> str:
     """The predicted memory of rank 0 and what it sends in a step, by mode and number of ranks."""
-    rows = []
-    for ranks in (2, 32):
-        for mode in ("ddp", "zero1", "fsdp"):
-            workload = DEFAULT.with_settings(world_size=ranks, parallel=mode)
-            memory = predicted_memory(workload, on_gpu=False).document()
-            parts, collectives = memory["peak"]["bytes_by_category"], memory["collectives"]
-            sizes = [
-                parts["parameters"],
-                parts.get("gathered parameters", 0),
-                parts["gradients"],
-                parts["optimizer"],
-            ]
-            sizes += [memory["peak_bytes"], sent_bytes(collectives, ranks)]
-            rows.append(
-                [
-                    mode,
-                    calls_text(map(CollectiveRow.from_json, collectives)),
-                    f"{ranks}",
-                    *(f"{size / MB:.2f}" for size in sizes),
-                ]
-            )
+
+    def row(ranks_and_mode: tuple[int, str]) -> list[str]:
+        ranks, mode = ranks_and_mode
+        workload = DEFAULT.with_settings(world_size=ranks, parallel=mode)
+        memory = predicted_memory(workload, on_gpu=False).document()
+        parts, collectives = memory["peak"]["bytes_by_category"], memory["collectives"]
+        sizes = [
+            parts["parameters"],
+            parts.get("gathered parameters", 0),
+            parts["gradients"],
+            parts["optimizer"],
+        ]
+        sizes += [memory["peak_bytes"], sent_bytes(collectives, ranks)]
+        calls = calls_text(map(CollectiveRow.from_json, collectives))
+        return [mode, calls, f"{ranks}", *(f"{size / MB:.2f}" for size in sizes)]
+
+    few, many = ([(ranks, mode) for mode in ("ddp", "zero1", "fsdp")] for ranks in (2, 32))
+    rows = rows_of(row, few) + rows_of(row, many)
     titles = ["parameters", "gathered", "gradients", "optimizer", "peak", "sent"]
     return table(["mode", "collectives", "W", *(f"{title}, MB" for title in titles)], rows, left=2)
 
@@ -616,6 +623,7 @@ def peak_on_gpu(flags: str) -> int:
 def computed_step(flags: str, card: str) -> dict[str, str]:
     """A step with these flags on a card, computed on fake tensors: cells of the tables below."""
     workload, target = workload_of(flags.split()), rows_named(card)[0]
+    watch_step(workload, on_gpu=True)  # of one run, what is asked below
     peak = peak_on_gpu(flags) + capacity_elsewhere(None, target).workspaces.get(
         workload.precision, 0
     )
