@@ -227,9 +227,9 @@ def launches_of(timeline: Timeline) -> Launches:
 def described(values: np.ndarray) -> dict[str, float]:
     """The mean, half and 95% of them, and the extremes."""
     median, high = np.quantile(values, [0.5, 0.95])
-    found = {"mean": values.mean(), "p50": median, "p95": high}
-    found |= {"max": values.max(), "min": values.min()}
-    return {name: float(value) for name, value in found.items()}
+    statistics = {"mean": values.mean(), "p50": median, "p95": high}
+    statistics |= {"max": values.max(), "min": values.min()}
+    return {name: float(value) for name, value in statistics.items()}
 
 
 def launched_events(timeline: Timeline) -> pd.DataFrame:
