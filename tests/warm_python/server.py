@@ -230,15 +230,13 @@ def prepare_predictions() -> None:
     import torch
 
     import tiny_llama_v1
-    from analysis.memory.predicted import predicted_memory
-    from analysis.prediction.operators import log_of
+    from analysis.prediction.watched_step import watch_step
 
     sizes = "--vocab-size 41 --hidden-dim 24 --n-layers 1 --n-heads 3 --seq-len 13 --batch-size 2"
     parsed = tiny_llama_v1.build_parser().parse_args([*sizes.split(), "--dry-run"])
     workload = tiny_llama_v1.resolve(parsed)[0]
     random_state = torch.random.get_rng_state()
-    predicted_memory(workload, on_gpu=False)
-    log_of(workload, on_gpu=False, fused=False)
+    watch_step(workload, on_gpu=False)
     torch.random.set_rng_state(random_state)
 
 
@@ -416,6 +414,8 @@ def main() -> None:
         project = (
             os.fork() == 0
         )  # in a server of its own: the programs of others know no module of the project
+        # Where one of the two ends, who asks it for a process is refused instead of left waiting.
+        (of_programs if project else of_project).close()
         if project:
             for name in MODULES:
                 importlib.import_module(name)
