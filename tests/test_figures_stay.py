@@ -84,7 +84,7 @@ def run(program: str, flags: str, folder: Path) -> None:
         with (
             mock.patch.object(sys, "argv", command),
             mock.patch(PEAK_MEASUREMENT, return_value=None),
-            mock.patch(PICTURE, return_value=None),
+            mock.patch(PICTURE, return_value=b""),
         ):
             exit_code = module.main()
     except SystemExit as stop:

@@ -4,8 +4,7 @@ import pytest
 
 import tiny_llama_v1 as tiny_llama
 from analysis.memory.predicted import predicted_memory
-from analysis.prediction import watched_step
-from analysis.prediction.operators import operators_of
+from analysis.prediction.operators import operators_of, watch_step
 from analysis.work import fake_step
 from analysis.work.bytes_moved import step_work
 
@@ -65,7 +64,7 @@ def test_a_step_watched_once_is_the_one_watched_for_each_question(
     for function in (predicted_memory, step_work, operators_of):
         function.cache_clear()
     runs.clear()
-    watched_step.watch_step(workload, on_gpu)
+    watch_step(workload, on_gpu)
     assert len(runs) == together
     assert recorded(workload, on_gpu) == alone
     assert len(runs) == together + more

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from analysis.work.fake_step import GpuMemoryTracker, fake_step
-from analysis.work.kept_steps import KeptByStep
+from analysis.work.fake_step import GpuMemoryTracker, KeptByStep, fake_step
 from harness.base.units import MB
 from harness.instruments.memory_timeline import StepMemory, kept_by_component
 from harness.instruments.memory_tracker import MemoryTracker

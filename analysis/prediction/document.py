@@ -30,9 +30,9 @@ from analysis.prediction.communication import (
 )
 from analysis.prediction.expected_time import expected_step_time, multiplies_in
 from analysis.prediction.network import Network, links_inside_node, network_of
+from analysis.prediction.operators import watch_step
 from analysis.prediction.search import ONE_RANK, FitRow, Room, changes_that_fit, largest_sizes
 from analysis.prediction.time_bounds import ALONE, BoundsOfRank, TimeBounds, time_bounds
-from analysis.prediction.watched_step import watch_step
 from analysis.work.flop_counts import flops_of_step
 from analysis.work.sent_bytes import sent_bytes
 from harness.base.units import MB

@@ -17,8 +17,7 @@ from analysis.hardware.nearer_roof import COMPUTE, MEMORY, is_beyond_ridge, ridg
 from analysis.vocabulary.kernel_classes import CONVOLUTION, VECTOR_CLASSES, category
 from analysis.vocabulary.operators import operator_class
 from analysis.work.dispatched_costs import DispatchedCall, dispatched_call
-from analysis.work.fake_step import fake_step
-from analysis.work.kept_steps import KeptByStep
+from analysis.work.fake_step import KeptByStep, fake_step
 from harness.base.ranges import range_observers
 from harness.documents.flops import ClassBytes, ComputationalIntensity, OperatorBytes, PhaseBytes
 from harness.instruments.memory_tracker import ASKS_FOR_DEVICE, device_of

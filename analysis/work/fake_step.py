@@ -12,7 +12,7 @@ import logging
 import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,8 @@ COLLECTIVES = (  # that DistributedDataParallel, FSDP and ZeRO-1 call
     " allreduce_coalesced_ allgather_into_tensor_coalesced_ reduce_scatter_tensor_coalesced_"
 ).split()
 Watcher = TypeVar("Watcher", bound=AbstractContextManager)
+Recorded = TypeVar("Recorded")
+MOST_KEPT = 8  # steps, of which several questions are asked
 
 
 class FakeRunError(UserError):
@@ -66,6 +68,33 @@ def fake_step(
     kernels = gpu_kernels() if on_gpu and not workload.compiled else contextlib.nullcontext()
     with group, fake_tensors("the step", workload), kernels:
         return _fake_step(workload, on_gpu, watch, several)
+
+
+class KeptByStep(Generic[Recorded]):
+    """Decorates a function of (workload, on_gpu): its results for the last steps are kept.
+
+    Beside what functools.lru_cache does, a result can be kept that another run has shown.
+    """
+
+    def __init__(self, record: Callable[[Workload, bool], Recorded]):
+        functools.update_wrapper(self, record)
+        self._record = record
+        self._kept: dict[tuple[Workload, bool], Recorded] = {}  # what was asked for last, last
+
+    def __call__(self, workload: Workload, on_gpu: bool = False) -> Recorded:
+        key = (workload, on_gpu)
+        recorded = self._kept.pop(key) if key in self._kept else self._record(workload, on_gpu)
+        self.keep(recorded, workload, on_gpu)
+        return recorded
+
+    def keep(self, recorded: Recorded, workload: Workload, on_gpu: bool) -> None:
+        """As what the function returns for this step."""
+        self._kept[workload, on_gpu] = recorded
+        if len(self._kept) > MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+
+    def cache_clear(self) -> None:
+        self._kept.clear()
 
 
 @contextlib.contextmanager

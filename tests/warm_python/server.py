@@ -230,7 +230,7 @@ def prepare_predictions() -> None:
     import torch
 
     import tiny_llama_v1
-    from analysis.prediction.watched_step import watch_step
+    from analysis.prediction.operators import watch_step
 
     sizes = "--vocab-size 41 --hidden-dim 24 --n-layers 1 --n-heads 3 --seq-len 13 --batch-size 2"
     parsed = tiny_llama_v1.build_parser().parse_args([*sizes.split(), "--dry-run"])

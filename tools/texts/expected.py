@@ -25,8 +25,7 @@ from analysis.hardware.datasheets import DATASHEETS, Datasheet
 from analysis.memory.predicted import predicted_memory
 from analysis.prediction.capacity import workspaces_by_default
 from analysis.prediction.expected_time import Setting, bound_of, expected_parts, setting_of
-from analysis.prediction.operators import Operator, OperatorLog, operators_of
-from analysis.prediction.watched_step import watch_step
+from analysis.prediction.operators import Operator, OperatorLog, operators_of, watch_step
 from harness import PROJECT
 from harness.base.documents import read_document
 from harness.base.tables import COLUMNS

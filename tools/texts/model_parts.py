@@ -14,7 +14,7 @@ from dataclasses import replace
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
 from analysis.hardware.roofs import ridge_of_row
 from analysis.memory.predicted import persistent_bytes, predicted_memory
-from analysis.prediction.watched_step import watch_step
+from analysis.prediction.operators import watch_step
 from analysis.work.bytes_moved import WorkCounter, step_work
 from analysis.work.fake_step import fake_forward, fake_step
 from harness.base.text import flag_of, significant

@@ -25,8 +25,8 @@ from analysis.memory.predicted import predicted_memory
 from analysis.memory.tables import place_of_peak
 from analysis.prediction.capacity import capacity_elsewhere
 from analysis.prediction.expected_time import expected_step_time
+from analysis.prediction.operators import watch_step
 from analysis.prediction.time_bounds import time_bounds
-from analysis.prediction.watched_step import watch_step
 from analysis.trace.tables import read_trace
 from analysis.work.bytes_moved import step_work
 from analysis.work.flop_counts import flops_of_step
