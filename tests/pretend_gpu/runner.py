@@ -84,6 +84,7 @@ def main() -> None:
         "hidden_dim": 32,
         "n_layers": 1,
         "n_heads": 4,
+        "n_kv_heads": 2,
         "intermediate_dim": 64,
         "vocab_size": 64,
     }
