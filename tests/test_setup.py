@@ -8,7 +8,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from helpers import PROJECT, REAL_PYTHON
+from helpers import PROJECT, REAL_PYTHON, made_once
 
 # A python3 with packages of its own: what it has are metadata folders, and pip makes more of them.
 # Of torch there is also version.py, which names the build: that of the index, or STUB_BUILD.
@@ -29,6 +29,9 @@ elif [ "$1 $2" != "-m pip" ]; then
     paths=$site
     base=$site/base_environment.pth
     [ ! -f "$base" ] || paths=$paths:$(paste -sd : "$base")
+    case $1 in
+    */packages.py) [ -n "${REAL_METADATA:-}" ] || set -- "$QUICK_METADATA" "$@" ;;
+    esac
     PYTHONPATH=$paths exec "$REAL_PYTHON" -S "$@"
 fi
 shift 2
@@ -88,6 +91,29 @@ done
 """
 
 
+# Runs a script that asks importlib.metadata for versions, and answers for it: to import the real
+# one takes longer than all that the script does, and a setup asks a dozen times.
+QUICK_METADATA = """
+import importlib, os, sys, types
+class PackageNotFoundError(Exception):
+    pass
+def version(name):
+    begins = name.replace("-", "_") + "-"
+    for folder in sys.path:
+        for info in os.listdir(folder) if os.path.isdir(folder) else ():
+            if info.startswith(begins) and info.endswith(".dist-info"):
+                with open(os.path.join(folder, info, "METADATA")) as file:
+                    return file.read().split("\\nVersion: ")[1].split("\\n")[0]
+    raise PackageNotFoundError(name)
+quick = types.ModuleType("importlib.metadata")
+quick.version, quick.PackageNotFoundError = version, PackageNotFoundError
+importlib.metadata = sys.modules["importlib.metadata"] = quick
+del sys.argv[0]
+with open(sys.argv[0]) as file:
+    exec(compile(file.read(), sys.argv[0], "exec"))
+"""
+
+
 # What needs a PyTorch is made up.
 HARDWARE_SEEN = f"""
 import os, runpy, sys
@@ -117,6 +143,8 @@ class Machine:
         self.bin = folder / "base" / "bin"
         self.bin.mkdir(parents=True)
         self.command("python3", STUB_PYTHON)
+        self.quick_metadata = folder / "quick_metadata.py"
+        self.quick_metadata.write_text(QUICK_METADATA)
         self.site = folder / "base" / "site-packages"
         self.site.mkdir()
         for name, version in base_packages.items():
@@ -164,10 +192,16 @@ class Machine:
         )
         return self.run("bash", "-c", f"{script}; echo PYTHON=$PYTHON", **variables)
 
+    def install_torch(self, **variables: str):
+        """The step of setup that chooses the build, alone: into the python3 on PATH."""
+        script = f". {self.project}/setup/launcher_common.sh; find_base; PYTHON=$BASE"
+        return self.run("bash", "-c", f"{script}; install_torch $PYTHON", **variables)
+
     def run(self, *command: str, **variables: str):
         environment = {
             "PATH": f"{self.bin}:/usr/bin:/bin",
             "REAL_PYTHON": REAL_PYTHON,
+            "QUICK_METADATA": str(self.quick_metadata),
             "STUB_LOG": str(self.log),
             "ROCM_PATH": str(self.project / "no-rocm"),
             "TINY_LLAMA_ROOT": str(self.root),
@@ -190,6 +224,20 @@ class Machine:
         )
 
 
+@pytest.fixture
+def has_venv(tmp_path, tmp_path_factory) -> Machine:
+    """A machine on which setup has made .venv, for CPUs."""
+
+    def make(folder):
+        code, out = Machine(folder).set_up()
+        assert code == 0, out
+
+    folder, _ = made_once(tmp_path_factory, "machine_with_venv", make)
+    machine = Machine(tmp_path)
+    shutil.copytree(folder / "project" / ".venv", machine.project / ".venv")
+    return machine
+
+
 HAS_ALL = dict.fromkeys(
     "deepspeed tensorboard torch_tb_profiler numpy matplotlib jinja2 plotly flit_core".split()
     + ["msgspec", "pandas", "tabulate", "tqdm"],
@@ -199,7 +247,7 @@ HAS_ALL = dict.fromkeys(
 
 def test_an_interpreter_that_has_everything_is_used_as_it_is(tmp_path):
     machine = Machine(tmp_path, torch="2.7.1+rocm6.4.4", **HAS_ALL)
-    code, out = machine.set_up(STUB_NO_NETWORK="1")
+    code, out = machine.set_up(STUB_NO_NETWORK="1", REAL_METADATA="1")
     assert code == 0
     assert out == f"PYTHON={machine.bin / 'python3'}\n"
     assert machine.log.read_text() == ""
@@ -207,7 +255,7 @@ def test_an_interpreter_that_has_everything_is_used_as_it_is(tmp_path):
 
 def test_a_machine_without_a_gpu_gets_the_cpu_build(tmp_path):
     machine = Machine(tmp_path)
-    code, out = machine.set_up()
+    code, out = machine.set_up(REAL_METADATA="1")
     assert code == 0, out
     assert out.endswith(f"PYTHON={machine.project}/.venv/bin/python\n")
     assert "torch==2.13.0+cpu" in machine.pip_calls()[0]
@@ -220,7 +268,7 @@ def test_a_machine_without_a_gpu_gets_the_cpu_build(tmp_path):
 @pytest.mark.slow
 def test_without_a_cpu_build_at_hand_its_wheel_source_is_asked(tmp_path):
     machine = Machine(tmp_path)
-    code, _ = machine.set_up(STUB_FAILS="torch==2.13.0+cpu")
+    code, _ = machine.install_torch(STUB_FAILS="torch==2.13.0+cpu")
     assert code == 0
     assert (
         "--index-url https://download.pytorch.org/whl/cpu torch==2.13.0" in machine.pip_calls()[1]
@@ -261,7 +309,7 @@ def test_the_nearest_published_index(tmp_path):
 def test_without_uv_the_driver_decides(tmp_path):
     machine = Machine(tmp_path)
     machine.nvidia("550.144.03")
-    code, out = machine.set_up()
+    code, out = machine.install_torch()
     assert code == 0, out
     assert (
         "--index-url https://download.pytorch.org/whl/cu126 torch==2.13.0" in machine.torch_call()
@@ -292,7 +340,7 @@ def test_uv_is_asked_first(tmp_path, on_path):
     machine.nvidia("550.144.03")
     machine.command("uv" if on_path else "uv-for-pip", STUB_UV)
     uv_from_pip = {} if on_path else {"STUB_UV": str(machine.bin / "uv-for-pip")}
-    code, out = machine.set_up(STUB_BUILDS="2.9.1+cu128 2.13.0+cu126", **uv_from_pip)
+    code, out = machine.install_torch(STUB_BUILDS="2.9.1+cu128 2.13.0+cu126", **uv_from_pip)
     assert code == 0, out
     (question,) = [line for line in machine.log.read_text().splitlines() if line.startswith("uv ")]
     assert question.startswith("uv 550.144.03 pip install --dry-run --python ")
@@ -315,7 +363,7 @@ def test_uv_that_has_the_pinned_version_for_cpus_only(tmp_path, builds, requirem
     machine.command("uv", STUB_UV)
     machine.amd(0, 0, 90402)
     machine.file(machine.project / "rocm" / ".info" / "version", "6.4.1-83")
-    code, out = machine.set_up(STUB_BUILDS=builds, **rocm_path(machine))
+    code, out = machine.install_torch(STUB_BUILDS=builds, **rocm_path(machine))
     assert code == 0, out
     assert "uv gfx942 pip install" in machine.log.read_text()
     assert machine.torch_call().endswith(
@@ -327,7 +375,7 @@ def test_uv_that_has_the_pinned_version_for_cpus_only(tmp_path, builds, requirem
 def test_nvidia_where_only_its_tool_answers(tmp_path):
     machine = Machine(tmp_path)
     machine.command("nvidia-smi", "#!/bin/sh\necho 550.54.15\necho 550.54.15\n")
-    code, out = machine.set_up()
+    code, out = machine.install_torch()
     assert code == 0, out
     assert "whl/cu126 torch==2.13.0" in machine.torch_call()
 
@@ -336,7 +384,7 @@ def test_nvidia_where_only_its_tool_answers(tmp_path):
 def test_a_driver_tool_that_fails_is_no_gpu(tmp_path):
     machine = Machine(tmp_path)
     machine.command("nvidia-smi", "#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
-    machine.set_up()
+    machine.install_torch()
     assert "torch==2.13.0+cpu" in machine.pip_calls()[0]
 
 
@@ -354,7 +402,7 @@ def rocm_path(machine: Machine) -> dict:
 @pytest.mark.slow
 def test_without_uv_the_installed_rocm_decides(tmp_path):
     machine = Machine(tmp_path)
-    code, out = machine.set_up(**rocm(machine, "6.2.4-129"))
+    code, out = machine.install_torch(**rocm(machine, "6.2.4-129"))
     assert code == 0, out
     assert (
         "--index-url https://download.pytorch.org/whl/rocm6.2.4 torch==2.13.0"
@@ -365,7 +413,7 @@ def test_without_uv_the_installed_rocm_decides(tmp_path):
 @pytest.mark.slow
 def test_an_index_without_the_pinned_version(tmp_path):
     machine = Machine(tmp_path)
-    code, out = machine.set_up(**rocm(machine, "6.4.4"), STUB_FAILS="torch==2.13.0")
+    code, out = machine.install_torch(**rocm(machine, "6.4.4"), STUB_FAILS="torch==2.13.0")
     assert code == 0, out
     assert machine.torch_call().endswith("whl/rocm6.4 torch>=2.6")
 
@@ -376,7 +424,7 @@ def test_rocminfo_that_is_not_on_path(tmp_path):
     variables = rocm(machine, "7.0.2")
     (machine.project / "rocm" / "bin").mkdir()
     (machine.bin / "rocminfo").rename(machine.project / "rocm" / "bin" / "rocminfo")
-    code, out = machine.set_up(**variables)
+    code, out = machine.install_torch(**variables)
     assert code == 0, out
     assert "whl/rocm7.0" in machine.torch_call()
 
@@ -385,7 +433,7 @@ def test_rocminfo_that_is_not_on_path(tmp_path):
 def test_gpus_that_no_wheel_is_built_for_are_named(tmp_path):
     machine = Machine(tmp_path)
     machine.amd(0, 100306, 100301)
-    code, out = machine.set_up()
+    code, out = machine.install_torch()
     assert code == 0, out
     assert "torch==2.13.0+cpu" in machine.pip_calls()[0]
     assert (
@@ -448,9 +496,8 @@ def venv_line(machine: Machine) -> str:
 
 
 @pytest.mark.slow
-def test_an_environment_from_a_login_node_is_noticed_and_kept(tmp_path):
-    machine = Machine(tmp_path)
-    machine.set_up()
+def test_an_environment_from_a_login_node_is_noticed_and_kept(has_venv):
+    machine = has_venv
     made = (machine.project / ".venv" / "made").read_text()
     assert made.startswith("cpu Python 3.")
     machine.amd(0, 90010)
@@ -480,9 +527,8 @@ def test_a_build_for_a_gpu_may_be_used_without_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_environment_whose_python_does_not_run_here(tmp_path):
-    machine = Machine(tmp_path)
-    machine.set_up()
+def test_an_environment_whose_python_does_not_run_here(has_venv):
+    machine = has_venv
     (machine.project / ".venv" / "bin" / "python").unlink()
     code, out = machine.set_up()
     assert (code, out.count("\n")) == (1, 1)
@@ -667,9 +713,8 @@ def test_a_tab_that_cannot_be_installed_stops_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_torch_on_path_beats_the_one_in_a_venv(tmp_path):
-    machine = Machine(tmp_path)
-    machine.set_up()
+def test_a_torch_on_path_beats_the_one_in_a_venv(has_venv):
+    machine = has_venv
     machine.package("torch", "2.7.1+rocm6.4.4")
     code, out = machine.set_up()
     assert code == 0, out
@@ -678,10 +723,9 @@ def test_a_torch_on_path_beats_the_one_in_a_venv(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_environment_whose_making_was_interrupted_is_created_again(tmp_path):
-    machine = Machine(tmp_path)
+def test_an_environment_whose_making_was_interrupted_is_created_again(has_venv):
+    machine = has_venv
     venv = machine.project / ".venv"
-    machine.set_up()
     (venv / "made").rename(venv / "making")
     (venv / "half").touch()
     code, out = machine.set_up()
