@@ -804,9 +804,12 @@ except KeyboardInterrupt:
 
 
 def started(
-    scratch: Path, source: str = UNTIL_ENDED, words=("train.py",)
+    scratch: Path, source: str = UNTIL_ENDED, words=("train.py",), warm: bool = False
 ) -> tuple[subprocess.Popen, int]:
-    """The whole command with a program that does not end, and the program's process id."""
+    """The whole command with a program that does not end, and the program's process id.  warm: the
+    command may be a fork, to which a signal is passed on; the program starts from nothing.  Not
+    where the command is killed, or signalled as a group: the fork is in another.
+    """
     Path("train.py").write_text(source)
     Path("train.sh").write_text(f"{sys.executable} train.py\necho goes on\n")
     command = [
@@ -817,9 +820,7 @@ def started(
         "--warmup-steps",
         "100000",
     ]
-    process = start(
-        *command, "--", *words, env={"WARM_PYTHON": "no"}
-    )  # signals to it and the program as to a group
+    process = start(*command, "--", *words, env={} if warm else {"WARM_PYTHON": "no"})
     read_until(process, "Steps")
     with time_limit(process):
         return process, int(process.stdout.readline().split()[1])
@@ -852,7 +853,7 @@ def test_ctrl_c_reaches_the_program_once(scratch):
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["train.py"], ["bash", "train.sh"]])
 def test_sigterm_ends_the_program(scratch, words):
-    process, pid = started(scratch, words=words)
+    process, pid = started(scratch, words=words, warm=True)
     process.send_signal(signal.SIGTERM)
     with time_limit(process):
         out, _ = process.communicate()
