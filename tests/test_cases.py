@@ -20,6 +20,7 @@ def test_answers_are_those_of_the_commands(name):
     assert len(lines) > len(typed) + 1  # what they printed, and where
 
 
+@pytest.mark.usefixtures("warm_programs")
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "answer"), enumerate(("FAILED: 24 of 26", "ok\n")))
 def test_a_fault_is_answered_and_its_cure_too(tmp_path, number, answer):
@@ -30,6 +31,7 @@ def test_a_fault_is_answered_and_its_cure_too(tmp_path, number, answer):
     assert f"Audit:       {answer}" in out
 
 
+@pytest.mark.usefixtures("warm_programs")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "answer"), [(1, "FAILED: ranks train different models: "), (3, "ok\n")]
