@@ -40,6 +40,7 @@ from unittest import mock
 
 import pytest
 import torch
+from warm_python import PIXEL
 
 PROJECT = Path(__file__).resolve().parent.parent
 GOLDEN = Path(__file__).resolve().parent / "golden"
@@ -84,7 +85,7 @@ def run(program: str, flags: str, folder: Path) -> None:
         with (
             mock.patch.object(sys, "argv", command),
             mock.patch(PEAK_MEASUREMENT, return_value=None),
-            mock.patch(PICTURE, return_value=b""),
+            mock.patch(PICTURE, return_value=PIXEL),
         ):
             exit_code = module.main()
     except SystemExit as stop:

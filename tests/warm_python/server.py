@@ -2,7 +2,6 @@
 
 import array
 import atexit
-import base64
 import compileall
 import contextlib
 import ctypes
@@ -25,7 +24,7 @@ import types
 import warnings
 from typing import NoReturn
 
-from tests.warm_python import measure_briefly
+from tests.warm_python import PIXEL, measure_briefly
 from tests.warm_python.client import is_watched, read_at_import
 
 # What commands and the programs of others import, some of it late.  Not DeepSpeed: it looks for a
@@ -47,10 +46,6 @@ MODULES = (
     " analysis.hardware.measuring"
 ).split()
 FOLDERS = "analysis benchmarks harness kernels studies tools workshop".split()  # with its modules
-PIXEL = (  # a PNG of one
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJ"
-    "RU5ErkJggg=="
-)
 MOST_FILES = 250  # that one message may carry
 PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 HIDDEN = (__file__, "<string>")  # from tracebacks
@@ -245,8 +240,7 @@ def leave_figures_unpainted() -> None:
     most of a second; tests of figures do that, and those that set PAINT_FIGURES."""
     from analysis.report.figures import pictures
 
-    pixel = base64.b64decode(PIXEL)
-    pictures.png = lambda figure: pixel
+    pictures.png = lambda figure: PIXEL
 
 
 def pretend_a_card() -> None:
