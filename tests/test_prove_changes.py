@@ -396,6 +396,18 @@ def test_ranks_are_audited(scratch):
     assert names <= {*trial.found["gradients"]}
 
 
+@pytest.mark.parametrize(("plan", "steps"), [((), 4), ((("bf16",),), 4 + 6)])
+def test_ranks_end_with_the_same_step(scratch, tmp_path_factory, plan, steps):
+    # A rank that goes on waits in the next step for one that has ended.
+    begun = tmp_path_factory.mktemp("begun")
+    note = f"open(f'{begun}/{{dist.get_rank()}}', 'a').write('.')"
+    source = RANKS["DDP with ZeRO"].replace("batches(STEPS):\n", f"batches(STEPS):\n    {note}\n")
+    launcher = [*TORCHRUN, str(free_port())]
+    trial = one_run(source, launcher=launcher, plan=plan, audit=not plan)
+    assert trial.error == ""
+    assert [len(path.read_text()) for path in sorted(begun.iterdir())] == [steps, steps]
+
+
 @pytest.mark.slow
 def test_without_an_overlay_the_folder_is_copied(scratch, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)

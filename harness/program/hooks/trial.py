@@ -340,7 +340,7 @@ class TrialWatch(Watch):
             self.end_with_ranks()
             return
         if self.state == "waiting":
-            self.write("counting", until=None)
+            self.write("counting", until=self.last_step())
         step_ms = 1e3 * (now - self.last_s)
         if self.trial["audit"]:
             self.results["times_ms"].append(step_ms)
@@ -351,6 +351,13 @@ class TrialWatch(Watch):
         else:
             self.take_turns(step_ms)
         self.last_s = time.perf_counter()
+
+    def last_step(self) -> int:
+        """Its number.  A rank that is there first waits for the others: in another step they would
+        wait for each other."""
+        if self.trial["audit"]:
+            return AUDIT_STEPS
+        return UNTIMED + TURN * len(self.trial["plan"])
 
     def compare_step(self) -> None:
         """Steps count anew when an optimizer that was not known has stepped: the first is then that
