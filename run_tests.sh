@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set up what is missing, check format and lint, and run the tests.
 #   ./run_tests.sh [flags of pytest]            every module and every command: about three minutes on two cores
-#   ./run_tests.sh --all [flags of pytest]      everything: 18 to 27 minutes
+#   ./run_tests.sh --all [flags of pytest]      everything: a quarter of an hour
 . "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/setup/launcher_common.sh" || exit 1
 
 MARKED=(-m "not slow")

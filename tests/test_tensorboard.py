@@ -45,9 +45,8 @@ def write_logs(folder: Path) -> None:
     at hand; markup."""
     flags = [*SMALL_MODEL, "--num-steps", "9", "--profile-steps", "2"]
     command = [sys.executable, str(PROJECT / "run_pytorch_profiler.py"), *flags]
-    code, out = finish(
-        start(*command, "--profile-dir", "run", "--profile-stacks", "--profile-memory", cwd=folder)
-    )
+    views = ["--profile-dir", "run", "--profile-stacks", "--profile-memory"]
+    code, out = finish(start(*command, *views, cwd=folder, env={"PAINT_FIGURES": "yes"}))
     assert code == 0, out
     torchrun = [
         "-m",
