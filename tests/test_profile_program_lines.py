@@ -405,6 +405,9 @@ while time.monotonic() < limit:
     if enough and time.monotonic() > least:
         break
 sampler.stop()
+# The thread that samples may look at a frame still.
+while not gc.isenabled() and time.monotonic() < limit:
+    time.sleep(1e-3)
 print(sampler.n_samples, len(collections), sum(collections), gc.isenabled(), sampler.error)
 '''
 
