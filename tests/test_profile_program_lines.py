@@ -310,7 +310,7 @@ def place_in(source: str, words: str) -> str:
 def test_the_first_screen_leads_to_each_of_two_planted_slownesses(scratch, known_peaks, name):
     source, slownesses = SLOW[name]
     Path("train.py").write_text(source)
-    ended = tool("--profile-steps", "2", "--timed-steps", "10", "--", "train.py")
+    ended = tool("--profile-steps", "3", "--timed-steps", "10", "--", "train.py")
     assert ended.returncode == 0, ended.stderr
     screen = " ".join(ended.stdout.split())
     for leads in slownesses:
