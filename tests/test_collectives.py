@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 from conforming import mismatches
 from helpers import PROJECT
 from traces import (
@@ -41,6 +42,7 @@ from analysis.vocabulary.operators import gpu_meaning
 from analysis.work.sent_bytes import sent_share
 from harness.base.errors import UserError
 from harness.instruments.no_sync import check_no_sync, document_of, no_sync_steps
+from harness.ranks.collective_calls import CollectiveCounter
 from harness.ranks.parallel import ParallelConfig
 
 MB = 2**20
@@ -501,3 +503,12 @@ def test_combining_the_parts_of_attention_is_no_communication():
         "moe::dispatch_rows",
     ):
         assert gpu_meaning(name).named_category != "communication"
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("_allgather_base_", (8, 4)), ("_reduce_scatter_base_", (4, 8))]
+)
+def test_a_collective_has_the_bytes_of_its_larger_side(name, sizes):
+    call = SimpleNamespace(_schema=SimpleNamespace(name=f"c10d::{name}"))
+    counter = CollectiveCounter()
+    assert counter.count(call, tuple(torch.zeros(size) for size in sizes)) == 4 * 8

@@ -28,6 +28,7 @@ from analysis.attribution.ledger.of_steps import (
 )
 from analysis.limits.timeline import timeline_of
 from analysis.trace.links import LATENCY_US, link
+from analysis.trace.nesting import parents
 from analysis.trace.tables import read_trace
 
 GOLDEN = sorted((PROJECT / "tests" / "golden").glob("*.trace.json.gz"))
@@ -583,3 +584,10 @@ def test_a_profiled_h100_looks_launch_bound_and_is_not():
         times = [ms if why else factor * work_ms for ms, why in reasons]
         quick = analysis_of(trace, summary | {"steps": steps | {"time_ms": times}})
         assert (quick["verdict"]["bound"], quick["verdict"]["strength"]) == ("memory", "is")
+
+
+def test_an_interval_ends_with_its_parent_at_the_latest():
+    start, end, thread = np.array([0.0, 1.0, 2.0]), np.array([5.0, 9.0, 3.0]), np.zeros(3, int)
+    parent, ends = parents(start, end, thread)
+    assert parent.tolist() == [-1, 0, 1]
+    assert ends.tolist() == [5.0, 5.0, 3.0]

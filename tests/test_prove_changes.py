@@ -620,3 +620,13 @@ def test_the_optimizer_within_that_of_zero_is_fused(scratch):
     assert not trial.error
     assert trial.found["signs"]["fused optimizer"] > 0
     assert {note["name"] for note in trial.found["notes"]} == {"AdamW"}
+
+
+def test_of_more_contests_each_has_a_wider_interval(monkeypatch):
+    # A share of the draws is then that share of 1, and all intervals hold together.
+    monkeypatch.setattr("analysis.prove.turns.t_draws", lambda freedom: np.linspace(0, 1, 10_001))
+    ratios = [0.9, 1.0, 1.1, 1.2]
+    alone = intervals({"one": ratios})["one"]
+    of_ten = intervals({str(number): ratios for number in range(10)})["0"]
+    widths = [math.log(interval.high / interval.low) for interval in (alone, of_ten)]
+    assert widths[1] / widths[0] == pytest.approx(0.9995 / 0.995, rel=1e-4)

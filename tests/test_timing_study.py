@@ -10,6 +10,7 @@ import torch
 from helpers import run_command
 
 import run_study
+from harness.machine import clock
 from harness.machine.clock import time_synced
 from harness.session.session import Session
 from studies import timing
@@ -208,3 +209,9 @@ def test_both_arms_are_warmed_up(monkeypatch):
     timing.interleaved(*pair, repetitions=3, wrong_repetitions=2, warmup=7)
     both = [7, 1, 1, 1, "step", "step", 2]  # warmed up, in turn, dispatched, profiled
     assert steps == {"baseline": [*both, "step", "step"], "changed": [*both, 2]}
+
+
+def test_a_call_between_two_looks_at_the_clock_is_in_milliseconds(monkeypatch):
+    looks = iter([1.0, 1.25])
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: next(looks))
+    assert time_synced(lambda: None, torch.device("cpu")) == 250.0
