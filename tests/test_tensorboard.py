@@ -196,6 +196,9 @@ def test_communication_of_two_ranks_is_as_predicted(logs):
     }  # that of the loss is in no phase
     assert about["by_difference"] == summary["no_sync"] and summary["no_sync"]["steps"] == 2
     assert [one["rank"] for one in summary["ranks"]] == [0, 1]
+    speed = summary["performance"]  # of both ranks
+    samples = 2 * summary["training"]["batch_size"]
+    assert speed["samples_per_sec"] == pytest.approx(1e3 * samples / speed["avg_step_time_ms"])
     peaks = [row["peak_memory_mb"] for row in analysis["ranks"]["rows"]]
     assert peaks == [one["peak_memory_mb"] for one in summary["ranks"]]
     types = {

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from analysis.program.slow_steps import Cause, SlowSteps
+from analysis.program.slow_steps import Cause, SlowSteps, slow_steps
 from analysis.report.watched import MOST_POINTS, slow_points, steps_chart
 
 
@@ -38,3 +38,11 @@ def test_points_are_few_and_the_longest_is_among_them(n_steps):
         assert trace["x"][-1] == n_steps + 1  # steps begin with 2, and the last is the longest
         assert trace["y"][-1] == pytest.approx(1e3 * process.seconds[-1], abs=1e-3)
     assert (memory["x"], memory["y"]) == ([2.0], [1.0])
+
+
+def test_a_step_is_slow_beyond_five_standard_deviations_of_the_others():
+    seconds = np.tile([0.9, 1.0, 1.1], 67)  # of which that is 1.4826 x 0.1
+    seconds[[50, 150]] = 1.7, 1.8
+    steps = {name: np.zeros(len(seconds)) for name in ("data", "waited")}
+    process = SimpleNamespace(seconds=seconds, steps=steps, slow={})
+    assert np.flatnonzero(slow_steps(process).is_slow).tolist() == [150]
