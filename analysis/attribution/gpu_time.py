@@ -225,7 +225,7 @@ def launches_of(timeline: Timeline) -> Launches:
 
 
 def described(values: np.ndarray) -> dict[str, float]:
-    """The mean, half and 95% of them, and the extremes."""
+    """Mean, median, 95th percentile, largest and smallest of values [N]."""
     median, high = np.quantile(values, [0.5, 0.95])
     statistics = {"mean": values.mean(), "p50": median, "p95": high}
     statistics |= {"max": values.max(), "min": values.min()}

@@ -353,8 +353,8 @@ class TrialWatch(Watch):
         self.last_s = time.perf_counter()
 
     def last_step(self) -> int:
-        """Its number.  A rank that is there first waits for the others: in another step they would
-        wait for each other."""
+        """The number of the step that the trial ends with.  A rank that is there first waits for
+        the others to get there: in one step more it would wait for ranks that have ended."""
         if self.trial["audit"]:
             return AUDIT_STEPS
         return UNTIMED + TURN * len(self.trial["plan"])
